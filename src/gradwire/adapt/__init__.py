@@ -1,0 +1,1 @@
+"""Controllers: when to measure again, when to change the plan."""

@@ -1,0 +1,1 @@
+"""Codecs: tensor to payload and back; stateless and local."""

@@ -1,0 +1,1 @@
+"""The only way out of the process: five verbs and their implementations."""

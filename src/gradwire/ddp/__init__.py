@@ -1,0 +1,1 @@
+"""The hook, the worker, the verdict and attach."""

@@ -1,0 +1,1 @@
+"""Slow networks on one machine."""

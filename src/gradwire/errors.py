@@ -1,0 +1,17 @@
+"""The errors that are gradwire's own; wrong configuration is a plain `ValueError`."""
+
+
+class GradwireError(RuntimeError):
+    """Base of what gradwire raises at run time."""
+
+
+class RanksDisagree(GradwireError):
+    """Ranks differ in configuration or in the order of collectives; raised on all of them."""
+
+
+class PeerFailed(GradwireError):
+    """Another rank failed to encode or decode in this step; raised on every rank that did not fail itself."""
+
+
+class WireError(GradwireError):
+    """Bytes from a peer are not what they claim to be."""

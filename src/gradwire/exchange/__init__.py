@@ -1,0 +1,1 @@
+"""Agreement over a unit: one file per pattern."""

@@ -1,0 +1,1 @@
+"""Hot loops, each beside a plain-torch reference."""

@@ -1,0 +1,1 @@
+"""Pure functions from measured facts to a plan."""

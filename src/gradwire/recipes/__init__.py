@@ -1,0 +1,1 @@
+"""Named compositions, one paper and one file each."""
