@@ -15,3 +15,7 @@ class PeerFailed(GradwireError):
 
 class WireError(GradwireError):
     """Bytes from a peer are not what they claim to be."""
+
+
+class TransportError(GradwireError):
+    """The process group could not carry a collective: a peer died, or its time ran out."""

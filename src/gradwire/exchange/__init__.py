@@ -1,1 +1,11 @@
-"""Agreement over a unit: one file per pattern."""
+"""Agreement over a unit: one file per pattern, and the combinators that compose them."""
+
+from gradwire.exchange.base import Exchange, Finish, run
+from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.dense import dense
+from gradwire.exchange.every import every
+from gradwire.exchange.gather import gather
+from gradwire.exchange.leader import leader
+from gradwire.exchange.reduce import reduce
+
+__all__ = ["Exchange", "Finish", "dense", "every", "gather", "leader", "reduce", "remember", "run", "warm"]

@@ -1,1 +1,79 @@
-"""Hot loops, each beside a plain-torch reference."""
+"""Hot loops, each beside a plain-torch reference; callers need not know which one runs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.kernels import cpu, reference
+
+__all__ = ["Folded", "fold", "prepare", "sample_indices", "topk_indices"]
+
+
+class Folded(NamedTuple):
+    """What one fold saw."""
+
+    any_gradient: bool
+    """Whether any element of the gradient was non-zero."""
+    finite: bool
+    """Whether memory plus gradient is finite everywhere."""
+
+
+def _is_fast(*tensors: Tensor) -> bool:
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+
+
+def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, scale: float = 1.0) -> Folded:
+    """working = coefficient · committed + scale · grad in one pass; all three are (numel,).
+
+    >>> import torch
+    >>> working = torch.empty(2)
+    >>> fold(working, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), 0.5)
+    Folded(any_gradient=True, finite=True)
+    >>> working
+    tensor([1., 1.])
+    """
+    if not _is_fast(working, committed, grad):
+        return Folded(*reference.fold(working, committed, grad, coefficient, scale))
+    arrays = (working.numpy(), committed.numpy(), grad.numpy())
+    return Folded(*cpu.fold(*arrays, np.float32(coefficient), np.float32(scale)))
+
+
+def topk_indices(x: Tensor, k: int) -> Tensor:
+    """Indices (k,) int64, ascending, of the k largest magnitudes of x (n,); ties to the lowest index.
+
+    >>> import torch
+    >>> topk_indices(torch.tensor([1.0, -3.0, 2.0, 3.0]), 2)
+    tensor([1, 3])
+    """
+    if not 0 <= k <= x.numel():
+        raise ValueError(f"k={k} is outside 0 … {x.numel()}, the number of elements")
+    if not _is_fast(x):
+        return reference.topk_indices(x, k)
+    return torch.from_numpy(cpu.topk_indices(x.numpy(), k))
+
+
+@lru_cache(maxsize=32)
+def sample_indices(n: int, k: int, seed: int) -> Tensor:
+    """k of n indices (k,) int64, ascending, uniformly without replacement; equal seeds give equal draws.
+
+    Cached, because encoding and both decodings of a unit ask for the same draw: do not write into it.
+
+    >>> sample_indices(10, 10, seed=1).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    if not 0 <= k <= n:
+        raise ValueError(f"k={k} is outside 0 … n={n}")
+    return torch.from_numpy(cpu.sample_indices(n, k, seed))
+
+
+def prepare() -> None:
+    """Compile (or load from the cache) every kernel now: compilation holds the interpreter lock."""
+    x = torch.arange(4 * cpu._SAMPLE, dtype=torch.float32)
+    fold(torch.empty_like(x), x, x, 1.0)
+    topk_indices(x, 16)
+    sample_indices(64, 8, 0)

@@ -1,0 +1,44 @@
+"""What a codec promises. Each flag has a test that runs over every codec (`tests/laws`)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradwire.moment import Moment
+
+
+class Codec(Protocol):
+    """Tensor to payload and back. Stateless and local; payload sizes depend on `numel` alone.
+
+    - `linear`: payloads of all ranks may be summed before decoding, so they ride an all-reduce.
+    - `lossless`: decode(encode(x)) == x for every finite x.
+    - `contractive`: ‖x − decode(encode(x))‖² ≤ γ‖x‖² with γ < 1, so error feedback stays bounded.
+    - `may_overflow`: a finite x can have a non-finite image.
+    - `covers`: every element travels, so that without a memory nothing is forgotten.
+    """
+
+    @property
+    def linear(self) -> bool: ...
+    @property
+    def lossless(self) -> bool: ...
+    @property
+    def contractive(self) -> bool: ...
+    @property
+    def may_overflow(self) -> bool: ...
+    @property
+    def covers(self) -> bool: ...
+
+    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """Elements and dtype of the payload of a tensor of `numel` elements."""
+        ...
+
+    def encode(self, x: Tensor, at: Moment) -> Tensor:
+        """The payload of `x` (numel,), a new tensor."""
+        ...
+
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+        """out += weight · decode(payload)."""
+        ...

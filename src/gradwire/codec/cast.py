@@ -1,0 +1,46 @@
+"""Every element in a shorter floating-point type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Round to nearest in `dtype`. float16 overflows above 65504; bfloat16 has float32's range."""
+
+    dtype: torch.dtype
+    linear: bool = True
+    lossless: bool = False
+    contractive: bool = True
+    covers: bool = True
+    may_overflow: bool = True
+
+    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """See `Codec.payload`."""
+        return numel, self.dtype
+
+    def encode(self, x: Tensor, at: Moment) -> Tensor:
+        """See `Codec.encode`."""
+        return x.to(self.dtype, copy=True)
+
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+        """See `Codec.add_decoded`."""
+        out.add_(payload.to(out.dtype), alpha=weight)
+
+
+def cast(dtype: torch.dtype) -> Cast:
+    """Send float16 or bfloat16 instead of the gradient's own type.
+
+    >>> import torch
+    >>> cast(torch.bfloat16).payload(10, torch.float32)
+    (10, torch.bfloat16)
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"cannot cast to {dtype}; choose torch.float16 or torch.bfloat16")
+    return Cast(dtype)

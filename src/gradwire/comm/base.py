@@ -1,0 +1,107 @@
+"""The five verbs through which a payload leaves the process, and what they cost on the wire.
+
+Vocabulary: a *round* is one collective of one unit; *bytes on the wire* are the bytes that a rank
+sends, averaged over ranks (what one rank sends another receives, so the mean received is the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One collective: the verb, and the payload that *each* rank hands in (elements and dtype)."""
+
+    verb: Verb
+    numel: int
+    dtype: torch.dtype
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that one rank hands in."""
+        return self.numel * self.dtype.itemsize
+
+    def wire_bytes(self, world: int) -> float:
+        """Bytes sent per rank, averaged over `world` ranks, by the algorithms that gloo and NCCL run.
+
+        Ring all-reduce 2(N-1)/N·M, ring all-gather (N-1)·M, tree broadcast (N-1)/N·M in the mean,
+        pairwise all-to-all (N-1)/N·M, shift M (nothing when alone).
+
+        >>> Round("all_reduce", 1000, torch.float32).wire_bytes(4)
+        6000.0
+        """
+        others = world - 1
+        share = {
+            "all_reduce": 2 * others / world,
+            "all_gather": others,
+            "broadcast": others / world,
+            "all_to_all": others / world,
+            "shift": min(others, 1),
+        }[self.verb]
+        return float(share * self.payload_bytes)
+
+
+class Pending(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Block until the result is in place. Raises `TransportError` when the transport broke."""
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, from any thread, when the collective has ended well or badly.
+
+        The callback must neither block nor issue a collective.
+        """
+
+
+class Done:
+    """Nothing is under way."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call back at once."""
+        callback()
+
+
+DONE = Done()
+
+
+class Comm(Protocol):
+    """What an exchange may use to talk to its peers. All verbs are asynchronous.
+
+    Every rank must issue the same verbs with the same sizes in the same order. Buffers belong to the
+    caller and must not be touched until the returned `Pending` has been waited for.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank's number within the group."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks in the group."""
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        """Sum `tensor` over all ranks, in place."""
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
+        """Fill `out` (world, numel) with every rank's `tensor` (numel,)."""
+
+    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+        """Overwrite `tensor` with that of rank `src`."""
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
+        """Send row r of `tensor` (world, n) to rank r; row r of `out` comes from rank r."""
+
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+        """Send `tensor` to rank + by and receive `out` from rank - by (modulo the world)."""

@@ -1,0 +1,88 @@
+"""The verbs over a `torch.distributed` process group: the one file that talks to c10d."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.comm.base import DONE, Pending
+from gradwire.errors import TransportError
+
+# torch 2.13 renamed the flat all-gather and warns about the old name; 2.11 has only the old one.
+_all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class WorkPending:
+    """One or several c10d works that end together."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Block until all works are done; a broken transport raises `TransportError`."""
+        for work in self._works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise TransportError(f"a collective failed: {error}") from error
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call back when the last work has ended."""
+        # Works of one rank may end in any order; waiting in the event loop for all of them but the
+        # last is brief, because shift's send and receive end at nearly the same moment.
+        self._works[-1].get_future().then(lambda _future: callback())
+
+
+class ProcessGroupComm:
+    """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank: int = group.rank()
+        self.world: int = group.size()
+
+    def _issue(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
+        try:
+            return WorkPending([verb(*args, group=self._group, async_op=True, **kwargs)])
+        except RuntimeError as error:
+            raise TransportError(f"a collective could not be issued: {error}") from error
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        """See `Comm.all_reduce`."""
+        return self._issue(dist.all_reduce, tensor)
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
+        """See `Comm.all_gather`."""
+        return self._issue(_all_gather_flat, out.view(-1), tensor)
+
+    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+        """See `Comm.broadcast`."""
+        return self._issue(dist.broadcast, tensor, group_src=src)
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
+        """See `Comm.all_to_all`."""
+        return self._issue(dist.all_to_all_single, out, tensor)
+
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+        """See `Comm.shift`. A shift onto oneself is a copy."""
+        target, source = (self.rank + by) % self.world, (self.rank - by) % self.world
+        if target == self.rank:
+            out.copy_(tensor)
+            return DONE
+        try:
+            send = dist.isend(tensor, group=self._group, group_dst=target)
+            receive = dist.irecv(out, group=self._group, group_src=source)
+        except RuntimeError as error:
+            raise TransportError(f"a shift could not be issued: {error}") from error
+        return ShiftPending([send, receive])
+
+
+class ShiftPending(WorkPending):
+    """gloo's point-to-point works have no future, so the end cannot be announced, only waited for."""
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Announce at once: whoever is called back waits, briefly, in `wait`."""
+        callback()

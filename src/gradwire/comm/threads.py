@@ -1,0 +1,137 @@
+"""Ranks as threads of one process: every law runs on this, and misuse raises instead of hanging.
+
+All verbs are one rendezvous: each rank lays down what it wants (verb, shape, dtype, argument) and a
+copy of its payload; when all are there the wishes are compared, and every rank computes its own result
+from the same payloads in rank order. Real transports add in other orders, which the laws allow for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import DONE, Pending
+from gradwire.errors import RanksDisagree
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Wish:
+    verb: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int
+
+
+class _Meeting:
+    """Where the threads of one world meet. Two barriers, so that a slot is never reused too early."""
+
+    def __init__(self, world: int, timeout_s: float) -> None:
+        self.world = world
+        self.wishes: list[_Wish | None] = [None] * world
+        self.payloads: list[Tensor | None] = [None] * world
+        self._enter = threading.Barrier(world, timeout=timeout_s)
+        self._leave = threading.Barrier(world, timeout=timeout_s)
+
+    def exchange(self, rank: int, wish: _Wish, payload: Tensor) -> list[Tensor]:
+        self.wishes[rank], self.payloads[rank] = wish, payload.clone()
+        self._await(self._enter)
+        wishes, payloads = list(self.wishes), list(self.payloads)
+        self._await(self._leave)
+        if any(other != wishes[0] for other in wishes):
+            raise RanksDisagree(f"ranks issued different collectives: {dict(enumerate(wishes))}")
+        return [payload for payload in payloads if payload is not None]
+
+    def _await(self, barrier: threading.Barrier) -> None:
+        try:
+            barrier.wait()
+        except threading.BrokenBarrierError:
+            raise RanksDisagree("a rank stopped issuing collectives while others wait for it") from None
+
+    def abort(self) -> None:
+        """Free the ranks that wait for one that will not come."""
+        self._enter.abort()
+        self._leave.abort()
+
+
+class ThreadComm:
+    """`Comm` between threads. Verbs complete before they return."""
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        self.rank = rank
+        self.world = meeting.world
+        self._meeting = meeting
+
+    def _meet(self, verb: str, payload: Tensor, argument: int = 0) -> list[Tensor]:
+        wish = _Wish(verb, tuple(payload.shape), payload.dtype, argument)
+        return self._meeting.exchange(self.rank, wish, payload)
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        """See `Comm.all_reduce`; adds in rank order."""
+        first, *rest = self._meet("all_reduce", tensor)
+        for other in rest:
+            first = first + other
+        tensor.copy_(first)
+        return DONE
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
+        """See `Comm.all_gather`."""
+        out.copy_(torch.stack(self._meet("all_gather", tensor)).view_as(out))
+        return DONE
+
+    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+        """See `Comm.broadcast`."""
+        tensor.copy_(self._meet("broadcast", tensor, src)[src])
+        return DONE
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
+        """See `Comm.all_to_all`."""
+        payloads = self._meet("all_to_all", tensor)
+        out.copy_(torch.stack([payload[self.rank] for payload in payloads]))
+        return DONE
+
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+        """See `Comm.shift`."""
+        out.copy_(self._meet("shift", tensor, by)[(self.rank - by) % self.world])
+        return DONE
+
+
+def run_ranks(world: int, body: Callable[[ThreadComm], T], timeout_s: float = 30.0) -> list[T]:
+    """Run `body(comm)` on `world` threads and return the results in rank order.
+
+    The first exception that is not a mere consequence of another rank's is raised again here.
+
+    >>> run_ranks(3, lambda comm: comm.rank)
+    [0, 1, 2]
+    """
+    meeting = _Meeting(world, timeout_s)
+    results: list[Any] = [None] * world
+    errors: list[BaseException | None] = [None] * world
+
+    def rank_main(rank: int) -> None:
+        try:
+            results[rank] = body(ThreadComm(rank, meeting))
+        except BaseException as error:
+            errors[rank] = error
+            meeting.abort()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    _raise_first(errors)
+    return results
+
+
+def _raise_first(errors: Sequence[BaseException | None]) -> None:
+    raised = [error for error in errors if error is not None]
+    causes = [error for error in raised if not isinstance(error, RanksDisagree)]
+    for error in causes or raised:
+        raise error

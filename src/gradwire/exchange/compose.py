@@ -1,0 +1,113 @@
+"""Combinators: from exchanges to exchanges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.dense import Dense
+from gradwire.memory import Memory, Residual
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Give an exchange a memory; the arena folds it in before `start` and commits what is left."""
+
+    inner: Exchange
+    memory: Memory | None
+    in_place: bool = False
+
+    @property
+    def grain(self) -> int:
+        """As the inner exchange."""
+        return self.inner.grain
+
+    @property
+    def contractive(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.contractive
+
+    @property
+    def may_overflow(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.may_overflow
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`."""
+        return self.inner.start(x, mean, comm, at)
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`."""
+        return self.inner.rounds(numel, dtype, at)
+
+
+@dataclass(frozen=True)
+class Warm:
+    """Dense for the first committed steps, then the inner exchange.
+
+    The step number is part of the state, so a resumed run does not warm up again.
+    """
+
+    steps: int
+    inner: Exchange
+    dense: Exchange = field(default_factory=Dense)
+    in_place: bool = False
+
+    @property
+    def grain(self) -> int:
+        """As the inner exchange."""
+        return self.inner.grain
+
+    @property
+    def contractive(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.contractive
+
+    @property
+    def may_overflow(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.may_overflow
+
+    @property
+    def memory(self) -> Memory | None:
+        """As the inner exchange."""
+        return self.inner.memory
+
+    def _now(self, at: Moment) -> Exchange:
+        return self.dense if at.step < self.steps else self.inner
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`."""
+        return self._now(at).start(x, mean, comm, at)
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`."""
+        return self._now(at).rounds(numel, dtype, at)
+
+
+def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
+    """Add error feedback to `inner`; refuses what is not contractive, because it diverges.
+
+    >>> from gradwire.codec import sparse, top_k
+    >>> from gradwire.exchange import gather
+    >>> remember(gather(sparse(top_k(0.01)))).memory
+    Residual(start=1.0, rise=0.0, every=1)
+    """
+    if not inner.contractive:
+        raise ValueError(
+            f"{inner} is not contractive: what it leaves can be larger than what came, and with error "
+            "feedback that grows without bound. Use it without a memory, or a biased codec."
+        )
+    return Remember(inner, memory or Residual())
+
+
+def warm(steps: int, inner: Exchange) -> Warm:
+    """Send the first `steps` committed steps densely."""
+    if steps < 0:
+        raise ValueError(f"steps={steps} must not be negative")
+    return Warm(steps, inner)

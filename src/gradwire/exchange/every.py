@@ -1,0 +1,64 @@
+"""A coarse filter: each unit travels every I-th step (COVAP, Meng et al. 2023, section III-B)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import Exchange, Finish
+from gradwire.memory import Memory
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Every:
+    """Unit t is exchanged at step s iff (t + s) mod I = 0; the others hand zeros to the optimizer."""
+
+    interval: int
+    inner: Exchange
+    in_place: bool = False
+
+    @property
+    def grain(self) -> int:
+        """As the inner exchange."""
+        return self.inner.grain
+
+    @property
+    def contractive(self) -> bool:
+        """Over a cycle of I steps everything is sent."""
+        return self.inner.contractive
+
+    @property
+    def may_overflow(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.may_overflow
+
+    @property
+    def memory(self) -> Memory | None:
+        """As the inner exchange."""
+        return self.inner.memory
+
+    def sends(self, at: Moment) -> bool:
+        """Whether the unit travels in this step: no data dependency, every rank decides alone."""
+        return (at.unit + at.step) % self.interval == 0
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`."""
+        if self.sends(at):
+            return self.inner.start(x, mean, comm, at)
+        mean.zero_()
+        return lambda: None
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`."""
+        return self.inner.rounds(numel, dtype, at) if self.sends(at) else ()
+
+
+def every(interval: int, inner: Exchange) -> Every:
+    """Exchange each unit every `interval` steps."""
+    if interval < 1:
+        raise ValueError(f"interval={interval} must be at least 1 step; 1 sends everything always")
+    return Every(interval, inner)

@@ -1,0 +1,58 @@
+"""All-gather of payloads: every rank decodes everybody's, in rank order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.base import Codec
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import Finish
+from gradwire.memory import Memory
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Works with any codec; traffic and decoding grow with the world."""
+
+    codec: Codec
+    grain: int = 1
+    memory: Memory | None = None
+    in_place: bool = False
+
+    @property
+    def contractive(self) -> bool:
+        """As the codec."""
+        return self.codec.contractive
+
+    @property
+    def may_overflow(self) -> bool:
+        """As the codec."""
+        return self.codec.may_overflow
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`. One all-gather of the payload, W decodes."""
+        payload = self.codec.encode(x, at)
+        self.codec.add_decoded(payload, x, -1.0, at)
+        payloads = payload.new_empty(comm.world, payload.numel())
+        pending = comm.all_gather(payloads, payload)
+
+        def finish() -> None:
+            pending.wait()
+            mean.zero_()
+            for received in payloads:
+                self.codec.add_decoded(received, mean, 1.0 / comm.world, at)
+
+        return finish
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`."""
+        return (Round("all_gather", *self.codec.payload(numel, dtype)),)
+
+
+def gather(codec: Codec) -> Gather:
+    """All-gather the payloads of any codec."""
+    return Gather(codec)

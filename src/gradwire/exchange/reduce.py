@@ -1,0 +1,66 @@
+"""All-reduce of payloads that may be summed before they are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.base import Codec
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import Finish
+from gradwire.memory import Memory
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Encode x/W, sum, decode. What the codec dropped of x stays unsent."""
+
+    codec: Codec
+    grain: int = 1
+    memory: Memory | None = None
+
+    @property
+    def contractive(self) -> bool:
+        """As the codec."""
+        return self.codec.contractive
+
+    @property
+    def in_place(self) -> bool:
+        """Only if every element travels."""
+        return self.codec.covers
+
+    @property
+    def may_overflow(self) -> bool:
+        """As the codec."""
+        return self.codec.may_overflow
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`. One all-reduce of the payload."""
+        # 1/W before the cast: the sum of W payloads then stays within the range of one.
+        payload = self.codec.encode(x * (1.0 / comm.world), at)
+        if mean.data_ptr() != x.data_ptr():
+            self.codec.add_decoded(payload, x, -float(comm.world), at)
+        return self._finish(payload, mean, comm.all_reduce(payload).wait, at)
+
+    def _finish(self, payload: Tensor, mean: Tensor, wait: Callable[[], None], at: Moment) -> Finish:
+        def finish() -> None:
+            wait()
+            mean.zero_()
+            self.codec.add_decoded(payload, mean, 1.0, at)
+
+        return finish
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`."""
+        return (Round("all_reduce", *self.codec.payload(numel, dtype)),)
+
+
+def reduce(codec: Codec) -> Reduce:
+    """All-reduce the payloads of a linear codec."""
+    if not codec.linear:
+        raise ValueError(f"payloads of {codec} cannot be summed before decoding; use gather(codec)")
+    return Reduce(codec)

@@ -1,0 +1,50 @@
+"""Plain torch: slow, obvious, the oracle of the tests and the fallback on every other device or type."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def fold(
+    working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, scale: float
+) -> tuple[bool, bool]:
+    """working = coefficient · committed + scale · grad; returns (any gradient, all of working finite)."""
+    torch.mul(committed, coefficient, out=working)
+    working.add_(grad.to(working.dtype), alpha=scale)
+    # NaN counts as non-zero: a poisoned gradient is not an idle one.
+    return bool((grad != 0).any()), bool(working.isfinite().all())
+
+
+def topk_indices(x: Tensor, k: int) -> Tensor:
+    """Indices (k,) int64, ascending, of the largest magnitudes of x (n,).
+
+    Among equals the lowest index wins; NaN and Inf count as the largest of all.
+    """
+    magnitude = x.abs().nan_to_num(nan=torch.inf)
+    order = torch.sort(magnitude, descending=True, stable=True).indices
+    return order[:k].sort().values
+
+
+def splitmix64(state: int) -> tuple[int, int]:
+    """One step of Vigna's SplitMix64 generator: (next state, 64 random bits)."""
+    mask = (1 << 64) - 1
+    state = (state + 0x9E3779B97F4A7C15) & mask
+    z = state
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return state, z ^ (z >> 31)
+
+
+def sample_indices(n: int, k: int, seed: int) -> Tensor:
+    """k of n indices, ascending, uniformly without replacement (Floyd's algorithm, O(k) draws).
+
+    The modulo's bias is below n / 2^63.
+    """
+    chosen: set[int] = set()
+    state = seed
+    for top in range(n - k, n):
+        state, bits = splitmix64(state)
+        draw = (bits >> 1) % (top + 1)
+        chosen.add(top if draw in chosen else draw)
+    return torch.tensor(sorted(chosen), dtype=torch.int64)
