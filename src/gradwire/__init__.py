@@ -5,6 +5,25 @@ One line on top of `DistributedDataParallel`::
     wire = gradwire.attach(ddp, optimizer)
 """
 
+from gradwire import recipes
+from gradwire.ddp.attach import attach
+from gradwire.ddp.report import Report
+from gradwire.ddp.wire import Wire
+from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
+from gradwire.recipes import Recipe, recipe
 from gradwire.version import __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "GradwireError",
+    "PeerFailed",
+    "RanksDisagree",
+    "Recipe",
+    "Report",
+    "TransportError",
+    "Wire",
+    "WireError",
+    "__version__",
+    "attach",
+    "recipe",
+    "recipes",
+]

@@ -1,0 +1,152 @@
+"""Flat memory in which unsent gradient lives, keyed by parameter and never by bucket.
+
+Vocabulary: a *slot* is where one parameter lies; a *lane* is a run of slots that share an exchange; a
+*cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time. The layout is
+a pure function of the module (reverse registration order, roughly the order in which backward delivers)
+so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import nn
+
+from gradwire.exchange.base import Exchange
+
+Cutter = Callable[[int], Sequence[int]]
+"""From the number of elements of a lane to its inner cut points, ascending."""
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What the layout needs to know of a parameter; equal on all ranks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    numel: int
+
+    @property
+    def plane_dtype(self) -> torch.dtype:
+        """The type in which its gradient accumulates: float32, or float64 for float64."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterSpec, ...]:
+    """The trainable parameters of `module` in reverse registration order."""
+    skip = set(ignored)
+    specs = [
+        ParameterSpec(name, tuple(p.shape), p.dtype, p.numel())
+        for name, p in module.named_parameters()
+        if p.requires_grad and name not in skip
+    ]
+    return tuple(reversed(specs))
+
+
+def layout_hash(specs: Sequence[ParameterSpec]) -> str:
+    """16 hexadecimal digits over names, shapes and dtypes in layout order."""
+    text = "\n".join(f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a parameter lies in its lane: elements [start, stop)."""
+
+    spec: ParameterSpec
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + self.spec.numel
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part [start, stop) of a slot's parameter that lies in a unit."""
+
+    slot: Slot
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Elements [start, stop) of a lane, exchanged together."""
+
+    lane: int
+    index: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"lane {self.lane} unit {self.index}"
+
+
+class Lane:
+    """The slots of one exchange with their two planes.
+
+    `committed` is what the last good step left unsent; `working` belongs to the step under way.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        specs: Sequence[ParameterSpec],
+        exchange: Exchange,
+        cutter: Cutter,
+        device: torch.device,
+    ) -> None:
+        self.number = number
+        self.exchange = exchange
+        starts = accumulate((spec.numel for spec in specs), initial=0)
+        self.slots = tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
+        self.numel = sum(spec.numel for spec in specs)
+        self.dtype = specs[0].plane_dtype
+        self.units = _units(number, self.slots, self.numel, cutter, exchange.grain)
+        self.units_of = {
+            slot.spec.name: tuple(u for u in self.units if any(p.slot is slot for p in u.pieces))
+            for slot in self.slots
+        }
+        self.committed = torch.zeros(self.numel, dtype=self.dtype, device=device)
+        self.working = torch.zeros_like(self.committed)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of both planes."""
+        return 2 * self.numel * self.dtype.itemsize
+
+    def commit(self, idle: Iterable[Slot]) -> None:
+        """Make this step's unsent part the memory; `idle` slots keep what they had."""
+        for slot in idle:
+            self.working[slot.start : slot.stop] = self.committed[slot.start : slot.stop]
+        self.committed, self.working = self.working, self.committed
+
+
+def _units(lane: int, slots: Sequence[Slot], numel: int, cutter: Cutter, grain: int) -> tuple[Unit, ...]:
+    inner = {cut // grain * grain for cut in cutter(numel) if 0 < cut < numel}
+    bounds = sorted({0, numel} | inner)
+    return tuple(
+        Unit(lane, index, start, stop, _pieces(slots, start, stop))
+        for index, (start, stop) in enumerate(pairwise(bounds))
+    )
+
+
+def _pieces(slots: Sequence[Slot], start: int, stop: int) -> tuple[Piece, ...]:
+    overlapping = [slot for slot in slots if slot.start < stop and slot.stop > start]
+    return tuple(
+        Piece(slot, max(start, slot.start) - slot.start, min(stop, slot.stop) - slot.start)
+        for slot in overlapping
+    )

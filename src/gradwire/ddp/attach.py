@@ -1,0 +1,155 @@
+"""The one line: check everything, agree on it, register the hook."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire import kernels
+from gradwire.arena import ParameterSpec, layout_hash, specs_of
+from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.ddp.agree import require_agreement
+from gradwire.ddp.arrival import BucketMap
+from gradwire.ddp.engine import Engine
+from gradwire.ddp.hook import gradwire_hook
+from gradwire.ddp.layout import Policy, chooser
+from gradwire.ddp.observe import observe
+from gradwire.ddp.session import Session
+from gradwire.ddp.wire import Wire
+from gradwire.ddp.worker import Worker
+from gradwire.recipes import Recipe, recipe
+from gradwire.version import __version__
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer | None = None,
+    recipe: str | Recipe = "auto",
+    *,
+    policy: Policy | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    target: float = 0.95,
+    seed: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+) -> Wire:
+    """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
+
+    - `optimizer`: watched, to warn when several backward passes precede one step.
+    - `recipe`: `name` or `name(key=value, …)`; see `gradwire.recipes.names()`.
+    - `policy`: another recipe for some parameters: glob patterns over names, or a function of the
+      parameter; by default vectors and tiny tensors travel densely beside a lossy recipe.
+    - `scaler`: the `GradScaler` in use, so that memory stays free of the loss scale.
+    - `target`: the share of the no-communication speed of backward at which "auto" is content.
+    - `seed`: of all random choices, equal on all ranks.
+    - `process_group`: by default a new group over the same ranks, which only gradwire uses.
+
+    Raises `ValueError` when something is configured wrongly and `RanksDisagree`, on all ranks, when they
+    differ in recipe, policy, seed, version, or the names, shapes and dtypes of parameters.
+
+    Example::
+
+        ddp = DistributedDataParallel(model)
+        wire = gradwire.attach(ddp, optimizer)
+    """
+    _check_model(ddp)
+    chosen = _chosen(recipe, target)
+    specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+    comm = ProcessGroupComm(process_group or _own_group(ddp))
+    require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None), comm)
+    kernels.prepare()
+    session, worker = _assemble(ddp, comm, specs, chosen, policy, seed)
+    observe(ddp, optimizer, scaler, session)
+    ddp.register_comm_hook(session, gradwire_hook)
+    return Wire(ddp.module, session, worker)
+
+
+def _assemble(
+    ddp: DistributedDataParallel,
+    comm: Comm,
+    specs: tuple[ParameterSpec, ...],
+    chosen: Recipe,
+    policy: Policy | None,
+    seed: int,
+) -> tuple[Session, Worker]:
+    worker = Worker(crashed=lambda error: session.engine.crash(error))
+    session = Session(BucketMap(ddp.module, specs), worker)
+    session.engine = Engine(
+        comm, specs, chosen, post=worker.post, concluded=session.deliver, policy=policy, seed=seed
+    )
+    # The thread must not outlive the interpreter's C++ side, nor keep a forgotten model alive.
+    weakref.finalize(ddp, worker.stop)
+    atexit.register(worker.stop)
+    return session, worker
+
+
+def _check_model(ddp: DistributedDataParallel) -> None:
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ValueError(
+            f"need a DistributedDataParallel module, got {type(ddp).__name__}; wrap the model first"
+        )
+    if not dist.is_initialized():
+        raise ValueError("no process group: call torch.distributed.init_process_group first")
+    if getattr(ddp, "_comm_hooks", None) or getattr(ddp, "mixed_precision", None) is not None:
+        raise ValueError(
+            "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
+        )
+    devices = {p.device.type for p in ddp.module.parameters() if p.requires_grad}
+    if devices != {"cpu"}:
+        raise ValueError(f"parameters are on {sorted(devices)}; this version carries CPU tensors only")
+    for name, module in ddp.module.named_modules():
+        if getattr(module, "sparse", False):
+            raise ValueError(f"module {name!r} has sparse gradients; build it with sparse=False")
+
+
+def _chosen(text: str | Recipe, target: float) -> Recipe:
+    chosen = recipe(text)
+    if not 0.0 < target <= 1.0:
+        raise ValueError(f"target={target} is outside (0, 1]; 0.95 means 95 % of the no-communication speed")
+    if chosen.name == "auto" and "target" not in chosen.options:
+        return recipe(Recipe("auto", {"target": target}))
+    return chosen
+
+
+def _own_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = ddp.process_group
+    options: dict[str, Any] = {}
+    with_options = group._get_backend(torch.device("cpu"))
+    if hasattr(with_options, "options"):
+        options["timeout"] = with_options.options._timeout
+    else:
+        warnings.warn(
+            "cannot read the process group's timeout; gradwire's own group uses the default", stacklevel=3
+        )
+    own: dist.ProcessGroup = dist.new_group(
+        dist.get_process_group_ranks(group),
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+        **options,
+    )
+    return own
+
+
+def _fingerprint(
+    chosen: Recipe, specs: tuple[ParameterSpec, ...], policy: Policy | None, seed: int, scaled: bool
+) -> dict[str, str]:
+    choose = chooser(policy)
+    lanes = ",".join(choose(spec) or "-" for spec in specs)
+    shapes = ";".join(str(spec.shape) for spec in specs)
+    dtypes = ";".join(str(spec.dtype) for spec in specs)
+    return {
+        "gradwire version": __version__,
+        "recipe": str(chosen),
+        "seed": str(seed),
+        "policy": "default" if policy is None else lanes,
+        "scaler": "given" if scaled else "none",
+        "parameter names": " ".join(spec.name for spec in specs),
+        "parameter shapes": shapes,
+        "parameter dtypes": dtypes,
+        "layout": layout_hash(specs),
+    }

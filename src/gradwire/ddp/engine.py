@@ -1,0 +1,261 @@
+"""From arriving buckets to committed means: the agreed order, the exchanges, the verdict.
+
+Everything here runs on one thread (the ordered worker, or a test's own), so that every rank issues the
+same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.adapt import Settler
+from gradwire.arena import Lane, ParameterSpec, Slot, Unit
+from gradwire.comm import Comm, Metered
+from gradwire.ddp.arrival import Arrival, Entry
+from gradwire.ddp.layout import Layout, Policy, build, plain, settled
+from gradwire.ddp.runner import Post, Runner
+from gradwire.ddp.step import Step, Task
+from gradwire.ddp.tail import SMALL_BYTES, Tail
+from gradwire.ddp.verdict import Row, Verdict, plan_number
+from gradwire.errors import TransportError
+from gradwire.exchange.base import Exchange
+from gradwire.measure import TimedComm, now_s
+from gradwire.moment import Moment
+from gradwire.plan import Facts
+from gradwire.recipes import Composition, Recipe
+
+
+class Engine:
+    """The state of one attached model on one rank.
+
+    `post` runs a function on the engine's thread; `concluded` is called there once per step. Without a
+    fixed recipe the engine runs dense and measures until its `Settler` has decided, on the same step on
+    all ranks, because it sees only numbers from verdicts.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        specs: Sequence[ParameterSpec],
+        recipe: Recipe,
+        *,
+        post: Post,
+        concluded: Callable[[Step, str], None] = lambda _step, _plan: None,
+        policy: Policy | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.comm, self.specs, self.recipe = comm, tuple(specs), recipe
+        self.step = 0
+        self.facts: Facts | None = None
+        self.loss_scale: Callable[[], float] = lambda: 1.0
+        self.backward_started_s: Callable[[], float] = now_s
+        self.runner = Runner(post, self._progress)
+        self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
+        self._now: Step | None = None
+        self._settler: Settler | None = None
+        self.start_over()
+
+    # -- plans: changed between steps only, on all ranks in the same one
+
+    def start_over(self) -> None:
+        """Install the recipe, or dense steps that measure what it needs to decide."""
+        fixed = settled(self.recipe)
+        self._settler = Settler() if fixed is None else None
+        self.runner.one_by_one = fixed is None
+        self.layout = self._build(fixed or plain())
+
+    def _build(self, composition: Composition) -> Layout:
+        return build(self.specs, composition, self._policy, torch.device("cpu"))
+
+    def install(self, composition: Composition) -> None:
+        """Change what runs. Memory moves along by parameter name; it may not be dropped."""
+        old, self.layout = self.layout, self._build(composition)
+        for name, (lane, slot) in old.slots.items():
+            memory = lane.committed[slot.start : slot.stop]
+            if name in self.layout.slots:
+                self.layout.memory(name).copy_(memory)
+            else:
+                assert not memory.any(), f"{name}: flush before it loses its memory"
+        self._settler, self.runner.one_by_one = None, False
+
+    def forget(self) -> None:
+        """Zero all memory. For whoever has carried it elsewhere first."""
+        for lane in self.layout.lanes:
+            lane.committed.zero_()
+
+    @property
+    def measuring(self) -> bool:
+        """Whether dense steps still find out what to do."""
+        return self._settler is not None
+
+    @property
+    def plan_number(self) -> int:
+        """Fingerprint of all that must agree between ranks before a step counts."""
+        cuts = tuple(unit.start for lane in self.layout.lanes for unit in lane.units)
+        return plan_number(self.step, self.layout.main.text, cuts, self.measuring)
+
+    # -- arrival: fold, and start what is complete
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Take in a bucket. Raises nothing: errors go to the step, which `concluded` delivers."""
+        if self._now is None:
+            self._now = Step(self.step, self.loss_scale(), self.backward_started_s())
+        step = self._now
+        step.arrive(arrival)
+        for run in self._direct_runs(arrival):
+            self._launch_direct(step, arrival, run)
+        ready: list[Unit] = []
+        for entry in arrival.entries:
+            if entry.name in self.layout.slots:
+                lane, slot = self.layout.slots[entry.name]
+                self._fold(step, lane, slot, arrival.buffer[entry.offset : entry.offset + entry.numel])
+                ready += step.completed(lane.units_of[entry.name])
+        for unit in sorted(ready, key=lambda unit: (unit.lane, unit.index)):
+            self._launch_unit(step, unit)
+        step.all_arrived = arrival.is_last
+        self._progress(step)
+
+    def arrive_all(self, arrivals: Sequence[Arrival]) -> None:
+        """Take in several buckets, in order."""
+        for arrival in arrivals:
+            self.arrive(arrival)
+
+    def _fold(self, step: Step, lane: Lane, slot: Slot, grad: Tensor) -> None:
+        memory = lane.exchange.memory
+        assert memory is not None, "only lanes with memory live in the arena"
+        working, committed = (plane[slot.start : slot.stop] for plane in (lane.working, lane.committed))
+        try:
+            with step.trace.compressing("encode", slot.spec.name):
+                seen = memory.fold(working, committed, grad, 1.0 / step.scale, step.number)
+        except Exception as error:
+            step.fail(error, f"fold of {slot.spec.name}", self.comm.rank)
+            return
+        step.finite &= seen.finite
+        if not seen.any_gradient:
+            # DDP throws away what a hook returns for unused parameters, and join() sends zeros from
+            # finished ranks: no memory may be spent on them.
+            working.zero_()
+            step.idle.append((lane, slot))
+
+    def _direct_runs(self, arrival: Arrival) -> list[list[Entry]]:
+        """Neighbours in the bucket that bypass the arena with the same exchange."""
+        runs: list[list[Entry]] = []
+        previous: Exchange | None = None
+        for entry in arrival.entries:
+            exchange = self.layout.direct.get(entry.name)
+            if exchange is not None and exchange is previous:
+                runs[-1].append(entry)
+            elif exchange is not None:
+                runs.append([entry])
+            previous = exchange
+        return runs
+
+    def _launch_direct(self, step: Step, arrival: Arrival, run: list[Entry]) -> None:
+        first, last = run[0], run[-1]
+        region = arrival.buffer[first.offset : last.offset + last.numel]
+        wide = region.dtype == torch.float64 or region.numel() * region.element_size() >= SMALL_BYTES
+        if not wide and not self.layout.is_plain:
+            step.tail_regions.append(region)
+            return
+        label = f"{first.name} …" if len(run) > 1 else first.name
+        at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self._seed, lane=-1)
+        step.direct.append(region)
+        comm = self._metered(step, label)
+        self.runner.launch(step, Task(label, self.layout.direct[first.name], region, region, at, comm))
+
+    def _launch_unit(self, step: Step, unit: Unit) -> None:
+        lane = self.layout.lanes[unit.lane]
+        x = lane.working[unit.start : unit.stop]
+        at = Moment(step.number, unit.index, self.comm.rank, self.comm.world, self._seed, unit.lane)
+        mean = step.landing(unit, x)
+        task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)))
+        task.land = lambda: step.land(unit, mean)
+        self.runner.launch(step, task)
+
+    def _metered(self, step: Step, label: str) -> Metered:
+        return Metered(TimedComm(self.comm, step.trace, label))
+
+    # -- verdict: agree, then commit or leave everything as it was
+
+    def _progress(self, step: Step) -> None:
+        """Issue the tail when it may go, judge when it has come back, give up when nothing can."""
+        if step.closed or not step.all_arrived:
+            return
+        try:
+            if self.runner.broken is not None:
+                raise self.runner.broken
+            # A plain all-reduce has no decode that could fail, so its verdict need not wait for it.
+            if step.tail is None and (step.outstanding == 0 or self._decodes_nothing):
+                self._send_tail(step)
+            if step.tail is not None and step.tail_ended and step.outstanding == 0 and not step.closed:
+                self._judge(step, step.tail)
+        except TransportError as error:
+            self.runner.broken = step.error = error
+            self._close(step)
+
+    @property
+    def _decodes_nothing(self) -> bool:
+        return self.layout.is_dense and not self.measuring
+
+    def _send_tail(self, step: Step) -> None:
+        facts: tuple[float, ...] = ()
+        if self.measuring:
+            facts = (step.last_arrival_s - step.started_s, *step.durations_s)
+        row = Row(step.finite, step.failure is not None, self.plan_number, facts)
+        step.tail = Tail(step.tail_regions, row, self._metered(step, "tail"), step.arrivals[0].buffer.device)
+
+        def ended() -> None:
+            step.tail_ended = True
+            self._progress(step)
+
+        step.tail.then(lambda: self._post(ended))
+
+    def _judge(self, step: Step, tail: Tail) -> None:
+        verdict = tail.verdict()
+        step.record_tail(tail)
+        step.error = step.failure or verdict.error()
+        if step.error is None:
+            if self._is_finite(step, tail, verdict):
+                self._commit(step, tail)
+            else:
+                step.poison()
+            self._observe(verdict)
+        self._close(step)
+
+    def _is_finite(self, step: Step, tail: Tail, verdict: Verdict) -> bool:
+        """The same answer on all ranks: verdicts and reduced values are. Plain steps protect nothing."""
+        if self.layout.is_plain:
+            return True
+        return verdict.finite and tail.is_finite() and all(bool(x.isfinite().all()) for x in step.direct)
+
+    def _commit(self, step: Step, tail: Tail) -> None:
+        tail.land()
+        for lane in self.layout.lanes:
+            lane.commit(slot for owner, slot in step.idle if owner is lane)
+        self.step += 1
+        step.committed = True
+
+    def _observe(self, verdict: Verdict) -> None:
+        """Let the settler see the facts of a measuring step, and act on what it decides."""
+        if self._settler is None:
+            return
+        self.facts = self._settler.observe([row.facts for row in verdict.rows])
+        if self.facts is not None:
+            decide = self.recipe.build()
+            assert not isinstance(decide, Composition), "a fixed recipe does not measure"
+            self.install(decide(self.facts))
+
+    def crash(self, error: Exception) -> None:
+        """An error of our own outside any exchange: the order is lost, so nothing can go on."""
+        self.runner.broken = TransportError(f"internal error: {error!r}")
+        self.runner.broken.__cause__ = error
+        if self._now is not None:
+            self._progress(self._now)
+
+    def _close(self, step: Step) -> None:
+        step.closed = True
+        self._now = None
+        self._concluded(step, self.layout.main.text)

@@ -1,0 +1,68 @@
+"""What the last steps cost, for the report."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import fmean
+
+from gradwire.ddp.step import Step
+from gradwire.measure import Span
+
+WINDOW = 50
+
+
+@dataclass
+class Cost:
+    """One step: bytes sent per rank, and seconds."""
+
+    metered_bytes: float
+    predicted_bytes: float
+    compress_s: float
+    backward_s: float
+    exposed_comm_s: float
+
+
+class History:
+    """The last 50 steps under the plan in force, and the spans of the very last."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.started_s = 0.0
+        self.skipped = 0
+        self._plan = ""
+        self._costs: deque[Cost] = deque(maxlen=WINDOW)
+
+    def add(self, step: Step, plan: str) -> None:
+        """Note a step that ran under `plan`; forgets older steps of another plan."""
+        if plan != self._plan:
+            self._plan = plan
+            self._costs.clear()
+        self.skipped += not step.committed
+        self.spans, self.started_s = step.trace.spans, step.started_s
+        self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
+        backward_s = step.last_arrival_s - step.started_s
+        costs = Cost(step.metered_bytes, step.predicted_bytes, step.trace.compress_s, backward_s, 0.0)
+        self._costs.append(costs)
+
+    def waited(self, start_s: float, stop_s: float) -> None:
+        """Note that the end of the last backward pass waited for the verdict."""
+        if self._costs:
+            self._costs[-1].exposed_comm_s = stop_s - start_s
+        self.spans.append(Span("wait", "", start_s, stop_s))
+
+    def mean(self, field: str) -> float:
+        """Mean of a field of `Cost` over the window; 0 before the first step."""
+        return fmean(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
+
+    def timeline(self) -> list[dict[str, object]]:
+        """The last step's spans in seconds from the start of its backward pass."""
+        return [
+            {
+                "what": span.what,
+                "unit": span.unit,
+                "start_s": span.start_s - self.started_s,
+                "stop_s": span.stop_s - self.started_s,
+            }
+            for span in sorted(self.spans, key=lambda span: span.start_s)
+        ]

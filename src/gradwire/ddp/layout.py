@@ -1,0 +1,130 @@
+"""Who travels how: from recipe and policy to lanes, and the parameters that bypass the arena."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import Lane, ParameterSpec, Slot
+from gradwire.exchange.base import Exchange
+from gradwire.exchange.dense import Dense
+from gradwire.recipes import Composition, Recipe, recipe
+from gradwire.recipes.dense import dense
+
+Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
+"""Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default."""
+
+TINY_ELEMENTS = 2048
+
+
+def by_size(smallest: int = TINY_ELEMENTS) -> Callable[[ParameterSpec], str | None]:
+    """The default policy: vectors (norm scales, biases) and anything tiny travel densely.
+
+    In one report exempting 0.29 % of the elements cut the mean relative error of an fp8 all-reduce
+    from 10.9 % to 2.1 %.
+    """
+
+    def choose(spec: ParameterSpec) -> str | None:
+        return "dense" if len(spec.shape) < 2 or spec.numel < smallest else None
+
+    return choose
+
+
+def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
+    """Turn any form of policy into a function of the parameter."""
+    if policy is None:
+        return by_size()
+    if callable(policy):
+        return policy
+    patterns = dict(policy)
+
+    def choose(spec: ParameterSpec) -> str | None:
+        for pattern, text in patterns.items():
+            if fnmatch.fnmatchcase(spec.name, pattern):
+                return text
+        return None
+
+    return choose
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What runs where: lanes with memory in the arena, and the exchange of everybody else."""
+
+    main: Composition
+    lanes: tuple[Lane, ...]
+    slots: Mapping[str, tuple[Lane, Slot]]
+    direct: Mapping[str, Exchange]
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is remembered: whole buckets travel in place."""
+        return not self.lanes
+
+    @property
+    def is_dense(self) -> bool:
+        """Plain, and every exchange is DDP's own."""
+        return self.is_plain and all(isinstance(exchange, Dense) for exchange in self.direct.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all planes."""
+        return sum(lane.memory_bytes for lane in self.lanes)
+
+    def memory(self, name: str) -> Tensor:
+        """The committed memory of a parameter, flat; a view."""
+        lane, slot = self.slots[name]
+        return lane.committed[slot.start : slot.stop]
+
+
+def build(
+    specs: Sequence[ParameterSpec], main: Composition, policy: Policy | None, device: torch.device
+) -> Layout:
+    """Assign every parameter to a lane.
+
+    The default policy is for lossy lanes only: a recipe without memory takes whole buckets in place.
+    """
+    choose = chooser(policy) if policy is not None or main.exchange.memory is not None else lambda _: None
+    compositions: dict[str, Composition] = {}
+    members: dict[tuple[str, torch.dtype], list[ParameterSpec]] = {}
+    direct: dict[str, Exchange] = {}
+    for spec in specs:
+        text = choose(spec)
+        composition = main if text is None else compositions.setdefault(text, _fixed(text))
+        if composition.exchange.memory is not None:
+            members.setdefault((composition.text, spec.plane_dtype), []).append(spec)
+            compositions.setdefault(composition.text, composition)
+        elif composition.exchange.in_place:
+            direct[spec.name] = composition.exchange
+        else:
+            raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")
+    lanes = tuple(
+        Lane(number, group, compositions[text].exchange, compositions[text].cutter, device)
+        for number, ((text, _dtype), group) in enumerate(members.items())
+    )
+    slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
+    return Layout(main, lanes, slots, direct)
+
+
+def _fixed(text: str) -> Composition:
+    built = recipe(text).build()
+    if not isinstance(built, Composition):
+        raise ValueError(f"policy: {text!r} must measure before it can decide; give it fixed options")
+    return built
+
+
+def settled(chosen: Recipe) -> Composition | None:
+    """The composition of a recipe that needs no facts, else `None`."""
+    built = chosen.build()
+    return built if isinstance(built, Composition) else None
+
+
+def plain() -> Composition:
+    """What runs while facts are being measured, and after `detach`."""
+    composition = dense()
+    assert isinstance(composition, Composition)
+    return composition

@@ -1,0 +1,104 @@
+"""What gradwire watches beside the gradients: when backward starts, the loss scale, the optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.ddp.session import Session
+from gradwire.measure import now_s
+
+
+def observe(
+    ddp: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler | None,
+    session: Session,
+) -> None:
+    """Hang the observers on the model and the optimizer."""
+    if scaler is not None:
+        session.engine.loss_scale = scaler.get_scale
+    start = BackwardStart()
+    session.engine.backward_started_s = start.take
+    ddp.register_forward_hook(_forward_hook(session, start, scaled=scaler is not None))
+    if optimizer is not None:
+        optimizer.register_step_post_hook(_AccumulationCheck(session))
+
+
+class BackwardStart:
+    """When the gradient of the model's output arrived: the loss is behind, the backward pass begins."""
+
+    def __init__(self) -> None:
+        self._at_s: float | None = None
+
+    def mark(self, _gradient: Tensor | None = None) -> None:
+        """Note that it is now."""
+        self._at_s = now_s()
+
+    def take(self) -> float:
+        """The last mark, once; without one (under `join()`), now."""
+        at_s, self._at_s = self._at_s, None
+        return now_s() if at_s is None else at_s
+
+
+def _forward_hook(session: Session, start: BackwardStart, scaled: bool) -> Callable[..., None]:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def hook(module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if not getattr(module, "_divide_by_initial_world_size", True):
+            raise ValueError("join(divide_by_initial_world_size=False) has no effect under a hook; drop it")
+        layout = session.engine.layout
+        remembers = session.engine.measuring or not layout.is_plain
+        if remembers and not scaled and _float16_autocast():
+            raise ValueError(
+                "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
+                "gradwire.attach(…, scaler=GradScaler), or autocast to bfloat16."
+            )
+        for tensor in _tensors(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(start.mark)  # type: ignore[no-untyped-call]
+                return
+
+    return cast("Callable[..., None]", hook)
+
+
+def _float16_autocast() -> bool:
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """Tensors inside lists, tuples, mappings and dataclass-like outputs, depth first."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for value in outputs.values():
+            yield from _tensors(value)
+    elif isinstance(outputs, list | tuple):
+        for value in outputs:
+            yield from _tensors(value)
+
+
+class _AccumulationCheck:
+    """Warns once when several exchanged backward passes precede one optimizer step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._last_step = session.engine.step
+        self._warned = False
+
+    def __call__(self, *_: Any) -> None:
+        passes = self._session.engine.step - self._last_step
+        self._last_step = self._session.engine.step
+        if passes > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{passes} backward passes were exchanged before one optimizer step: each micro-batch was "
+                "compressed and sent. Wrap all but the last in ddp.no_sync().",
+                stacklevel=3,
+            )

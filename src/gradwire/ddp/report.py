@@ -1,0 +1,62 @@
+"""A printable, JSON-able account: what was chosen and why, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
+
+    Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
+    which unsent gradient lives, which plain DDP does not need.
+    """
+
+    recipe: str
+    why: str
+    step: int
+    world: int
+    skipped_steps: int
+    wire_bytes_per_step: float
+    metered_bytes_per_step: float
+    dense_bytes_per_step: float
+    compress_s: float
+    backward_s: float
+    exposed_comm_s: float
+    memory_bytes: int
+    units: int
+    facts: dict[str, float] | None
+    timeline: list[dict[str, object]]
+
+    @property
+    def ratio(self) -> float:
+        """Bytes on the wire as a share of what plain all-reduce sends."""
+        return self.wire_bytes_per_step / self.dense_bytes_per_step if self.dense_bytes_per_step else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain numbers, strings, lists and dictionaries."""
+        return {**asdict(self), "ratio": self.ratio}
+
+    def __str__(self) -> str:
+        lines = [
+            f"gradwire: {self.recipe}, step {self.step}, {self.world} ranks",
+            f"  why          {self.why}",
+            f"  on the wire  {_mib(self.wire_bytes_per_step)} per rank and step, "
+            f"{self.ratio:.1%} of plain all-reduce (metered {_mib(self.metered_bytes_per_step)})",
+            f"  per step     backward {_ms(self.backward_s)}, encode and decode {_ms(self.compress_s)}, "
+            f"exposed communication {_ms(self.exposed_comm_s)}",
+            f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
+        ]
+        if self.skipped_steps:
+            lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
+        return "\n".join(lines)
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:.2f} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,79 @@
+"""Runs exchanges in the agreed order, whatever goes wrong inside them.
+
+An exception in encode or decode must not change which collectives this rank issues, or its peers would
+hang: it pays the rest of the agreed rounds with zeros, and the verdict tells everybody. A broken
+transport is different: nothing can be issued any more, and every later task is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gradwire.comm import owe_zeros
+from gradwire.ddp.step import Step, Task
+from gradwire.errors import TransportError
+from gradwire.measure import now_s
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Runner:
+    """Starts and finishes tasks on the engine's thread. `landed` is called after each one that ended.
+
+    `one_by_one` waits for each task before the next, so that the duration of its collective is the
+    wire's own; used while measuring.
+    """
+
+    def __init__(self, post: Post, landed: Callable[[Step], None]) -> None:
+        self._post, self._landed = post, landed
+        self.broken: TransportError | None = None
+        self.one_by_one = False
+
+    def launch(self, step: Step, task: Task) -> None:
+        """Encode and issue `task`; its last round stays in flight."""
+        if self.broken is not None:
+            return
+        step.outstanding += 1
+        try:
+            self._start(step, task)
+        except TransportError as error:
+            self.broken = error
+
+    def _start(self, step: Step, task: Task) -> None:
+        try:
+            with step.trace.compressing("encode", task.label):
+                task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
+        except TransportError:
+            raise
+        except Exception as error:
+            step.fail(error, f"encode of {task.label}", task.at.rank)
+            owe_zeros(task.comm, task.agreed, task.x.device)
+        if self.one_by_one or task.finish is None or task.comm.last is None:
+            issued_s = now_s()
+            self._finish(step, task)
+            step.durations_s.append(now_s() - issued_s)
+        else:
+            task.comm.last.then(lambda: self._post(lambda: self._ended(step, task)))
+
+    def _ended(self, step: Step, task: Task) -> None:
+        try:
+            if self.broken is None:
+                self._finish(step, task)
+        except TransportError as error:
+            self.broken = error
+        self._landed(step)
+
+    def _finish(self, step: Step, task: Task) -> None:
+        try:
+            with step.trace.compressing("decode", task.label):
+                if task.finish is not None:
+                    task.finish()
+                    task.land()
+                if task.exchange.may_overflow and not task.mean.isfinite().all():
+                    step.finite = False
+        except TransportError:
+            raise
+        except Exception as error:
+            step.fail(error, f"decode of {task.label}", task.at.rank)
+        step.record(task)
+        step.outstanding -= 1

@@ -1,0 +1,81 @@
+"""Between DDP's threads and the engine's: buckets in, futures out, errors to `backward()`."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from gradwire.ddp.arrival import Arrival, BucketMap
+from gradwire.ddp.engine import Engine
+from gradwire.ddp.history import History
+from gradwire.ddp.step import Step
+from gradwire.ddp.worker import Worker
+from gradwire.errors import GradwireError
+from gradwire.measure import now_s
+
+
+class Session:
+    """One backward pass at a time. `take` runs on autograd's thread, `deliver` on the engine's.
+
+    A callback queued at the first bucket waits for the verdict at the very end of the backward pass and
+    raises there, so that errors keep their type. Under `join()` a finished rank's hook runs outside a
+    backward pass, where no callback can be queued: its error waits for the next call.
+    """
+
+    def __init__(self, buckets: BucketMap, worker: Worker) -> None:
+        self.engine: Engine  # set by `attach`, because the engine in turn needs `deliver`
+        self.overlap = True
+        self.history = History()
+        self._buckets, self._worker = buckets, worker
+        self._futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
+        self._held: list[Arrival] = []
+        self._ended = threading.Event()
+        self._ended.set()
+        self._error: Exception | None = None
+
+    def take(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Queue a bucket for the engine and promise its mean."""
+        if bucket.index() == 0:
+            self._open()
+        arrival = self._buckets.arrival(bucket)
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._futures.append((future, arrival.buffer))
+        self._held.append(arrival)
+        if self.overlap or arrival.is_last:
+            held, self._held = self._held, []
+            self._worker.post(lambda: self.engine.arrive_all(held))
+        return future
+
+    def _open(self) -> None:
+        self._raise_pending()
+        if not self._ended.is_set():
+            raise GradwireError("the previous backward pass broke off: its step never got a verdict")
+        self._ended.clear()
+        with suppress(RuntimeError):  # "can only be installed during backward pass": see `join()` above
+            Variable._execution_engine.queue_callback(self._wait)
+
+    def _wait(self) -> None:
+        start_s = now_s()
+        self._ended.wait()
+        self.history.waited(start_s, now_s())
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def deliver(self, step: Step, plan: str) -> None:
+        """End a step: set every future, whatever happened, and let `backward()` go on."""
+        self._error = step.error
+        self.history.add(step, plan)
+        futures, self._futures = self._futures, []
+        # Before the futures, because a finished rank under `join()` waits for nothing else.
+        self._ended.set()
+        for future, buffer in futures:
+            future.set_result(buffer)

@@ -1,0 +1,112 @@
+"""Exact checkpoints: plain tensors, per rank, keyed by parameter name, versioned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import layout_hash
+from gradwire.ddp.agree import require_agreement
+from gradwire.ddp.engine import Engine
+from gradwire.recipes import Composition, recipe
+
+FORMAT = 1
+State = Mapping[str, Any]
+
+
+def save(engine: Engine) -> dict[str, Any]:
+    """This rank's state; the tensors are copies."""
+    memory = {
+        spec.name: engine.layout.memory(spec.name).clone().view(spec.shape)
+        for spec in engine.specs
+        if spec.name in engine.layout.slots
+    }
+    return {
+        "format": FORMAT,
+        "rank": engine.comm.rank,
+        "world": engine.comm.world,
+        "layout": layout_hash(engine.specs),
+        "plan": None if engine.measuring else engine.layout.main.text,
+        "why": engine.layout.main.why,
+        "step": engine.step,
+        "memory": memory,
+    }
+
+
+def save_mean(engine: Engine) -> dict[str, Any]:
+    """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter."""
+    state = save(engine)
+    for memory in state["memory"].values():
+        memory.mul_(1.0 / engine.comm.world)
+        engine.comm.all_reduce(memory.view(-1)).wait()
+    return {**state, "rank": None, "world": None}
+
+
+def load(engine: Engine, state: State | Sequence[State]) -> None:
+    """Take up a state, on all ranks together.
+
+    One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
+    world everybody takes his own, of another everybody starts with the mean, so that what was unsent in
+    total stays the same. Raises `ValueError` when a state does not belong here.
+    """
+    mine = _choose(engine, state)
+    if mine.get("format") != FORMAT:
+        raise ValueError(f"state has format {mine.get('format')!r}; this version reads {FORMAT}")
+    if mine["layout"] != layout_hash(engine.specs):
+        raise ValueError(_different_model(engine, mine))
+    facts = {"step": str(mine["step"]), "plan": str(mine["plan"])}
+    require_agreement(facts, engine.comm)
+    _restore(engine, mine)
+
+
+def _restore(engine: Engine, state: State) -> None:
+    if state["plan"] is None:
+        engine.start_over()
+    else:
+        # A loaded state compresses from its first step on, with the plan it was saved under.
+        composition = recipe(state["plan"]).build()
+        assert isinstance(composition, Composition), "a saved plan is always a decided one"
+        engine.forget()
+        engine.install(replace(composition, why=f"loaded; {state['why']}"))
+    for name, memory in state["memory"].items():
+        if name in engine.layout.slots:
+            engine.layout.memory(name).copy_(memory.reshape(-1))
+        elif memory.any():
+            raise ValueError(
+                f"state has memory for {name!r}, which this policy sends densely; keep the policy"
+            )
+    engine.step = state["step"]
+
+
+def _choose(engine: Engine, state: State | Sequence[State]) -> State:
+    if isinstance(state, Mapping):
+        if state["world"] is None or (state["world"], state["rank"]) == (engine.comm.world, engine.comm.rank):
+            return state
+        raise ValueError(
+            f"state is rank {state['rank']}'s of {state['world']}, this is rank {engine.comm.rank} of "
+            f"{engine.comm.world}; load its own, a list of all ranks', or a state_dict(kind='mean')"
+        )
+    states = sorted(state, key=lambda each: int(each["rank"]))
+    world = states[0]["world"] if states else 0
+    if [each["rank"] for each in states] != list(range(world)):
+        raise ValueError(f"need the states of all {world} old ranks, got ranks {[s['rank'] for s in states]}")
+    if world == engine.comm.world:
+        return states[engine.comm.rank]
+    if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
+        raise ValueError("the states are of different steps, plans or models")
+    return {**states[0], "memory": _mean([each["memory"] for each in states])}
+
+
+def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([m[name] for m in memories]).mean(0) for name in memories[0]}
+
+
+def _different_model(engine: Engine, state: State) -> str:
+    mine, theirs = {spec.name for spec in engine.specs}, set(state["memory"])
+    unknown = sorted(theirs - mine)[:3]
+    hint = f"; it has {', '.join(unknown)}, which this model has not" if unknown else ""
+    return f"state belongs to a model with other parameter names, shapes, dtypes or order{hint}"

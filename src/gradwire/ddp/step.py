@@ -1,0 +1,137 @@
+"""What one step carries from its first bucket to its verdict; dropped as a whole afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import Lane, Slot, Unit
+from gradwire.comm import Metered, Round
+from gradwire.ddp.arrival import Arrival, Entry
+from gradwire.ddp.tail import Tail
+from gradwire.exchange.base import Exchange, Finish
+from gradwire.measure import Trace, now_s
+from gradwire.moment import Moment
+
+
+@dataclass
+class Task:
+    """One exchange under way: `x` in, `mean` out; `land` carries the mean to the buckets."""
+
+    label: str
+    exchange: Exchange
+    x: Tensor
+    mean: Tensor
+    at: Moment
+    comm: Metered
+    land: Callable[[], None] = lambda: None
+    finish: Finish | None = None
+
+    @property
+    def agreed(self) -> tuple[Round, ...]:
+        """The rounds that every rank issues for it."""
+        return self.exchange.rounds(self.x.numel(), self.x.dtype, self.at)
+
+
+@dataclass
+class Step:
+    """The step under way. only the engine's thread writes to it."""
+
+    number: int
+    scale: float
+    started_s: float
+    trace: Trace = field(default_factory=Trace)
+    arrivals: list[Arrival] = field(default_factory=list)
+    places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
+    missing: dict[tuple[int, int], int] = field(default_factory=dict)
+    idle: list[tuple[Lane, Slot]] = field(default_factory=list)
+    direct: list[Tensor] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
+    tail_regions: list[Tensor] = field(default_factory=list)
+    tail: Tail | None = None
+    tail_ended: bool = False
+    all_arrived: bool = False
+    outstanding: int = 0
+    finite: bool = True
+    committed: bool = False
+    closed: bool = False
+    failure: Exception | None = None
+    error: Exception | None = None
+    metered_bytes: float = 0.0
+    predicted_bytes: float = 0.0
+    last_arrival_s: float = 0.0
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Note a bucket and where its parameters lie."""
+        self.arrivals.append(arrival)
+        self.last_arrival_s = now_s()
+        for entry in arrival.entries:
+            self.places[entry.name] = (arrival.buffer, entry)
+
+    def completed(self, units: Sequence[Unit]) -> list[Unit]:
+        """Note that one more piece of each of `units` is folded; returns those complete now."""
+        ready = []
+        for unit in units:
+            key = (unit.lane, unit.index)
+            self.missing[key] = self.missing.get(key, len(unit.pieces)) - 1
+            if self.missing[key] == 0:
+                ready.append(unit)
+        return ready
+
+    def landing(self, unit: Unit, like: Tensor) -> Tensor:
+        """Where the mean of `unit` may be written: its own run of one bucket if it has one, else scratch."""
+        view = self._view(unit)
+        if view is not None and view.dtype == like.dtype and self.scale == 1.0:
+            return view
+        return torch.empty_like(like)
+
+    def _view(self, unit: Unit) -> Tensor | None:
+        first = unit.pieces[0]
+        buffer, entry = self.places[first.slot.spec.name]
+        begin = expected = entry.offset + first.start
+        for piece in unit.pieces:
+            other, place = self.places[piece.slot.spec.name]
+            if other is not buffer or place.offset + piece.start != expected:
+                return None
+            expected += piece.stop - piece.start
+        return buffer[begin:expected]
+
+    def land(self, unit: Unit, mean: Tensor) -> None:
+        """Carry the mean of `unit` to the buckets, times the loss scale that the fold divided out."""
+        view = self._view(unit)
+        if view is not None and view.data_ptr() == mean.data_ptr():
+            return
+        if self.scale != 1.0:
+            mean *= self.scale
+        done = 0
+        for piece in unit.pieces:
+            buffer, entry = self.places[piece.slot.spec.name]
+            size = piece.stop - piece.start
+            begin = entry.offset + piece.start
+            buffer[begin : begin + size].copy_(mean[done : done + size])
+            done += size
+
+    def fail(self, error: Exception, where: str, rank: int) -> None:
+        """Keep the first failure, with its context added once."""
+        if self.failure is None:
+            error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")
+            self.failure = error
+
+    def record(self, task: Task) -> None:
+        """Add a finished task's bytes: as metered, and as its exchange predicts them."""
+        self.metered_bytes += task.comm.wire_bytes
+        self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in task.agreed)
+
+    def record_tail(self, tail: Tail) -> None:
+        """Add the tail's bytes."""
+        self.metered_bytes += tail.comm.wire_bytes
+        tail_round = Round("all_reduce", tail.buffer.numel(), tail.buffer.dtype)
+        self.predicted_bytes += tail_round.wire_bytes(tail.comm.world)
+
+    def poison(self) -> None:
+        """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""
+        for arrival in self.arrivals:
+            arrival.buffer.fill_(torch.nan)

@@ -1,0 +1,134 @@
+"""What `attach` returns: the handle on one attached model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+from torch import nn
+
+from gradwire.comm import Round
+from gradwire.ddp import state
+from gradwire.ddp.engine import Engine
+from gradwire.ddp.layout import plain
+from gradwire.ddp.report import Report
+from gradwire.ddp.session import Session
+from gradwire.ddp.worker import Worker
+
+
+class Wire:
+    """The handle on one attached model. Its methods are for the training thread, between steps.
+
+    `state_dict(kind="mean")`, `load_state_dict`, `flush` and `detach` are collectives: call them on all
+    ranks.
+    """
+
+    def __init__(self, module: nn.Module, session: Session, worker: Worker) -> None:
+        self._parameters = dict(module.named_parameters())
+        self._session, self._worker = session, worker
+
+    @property
+    def _engine(self) -> Engine:
+        return self._session.engine
+
+    @property
+    def overlap(self) -> bool:
+        """Whether exchanges run under the backward pass (the default) or all after it."""
+        return self._session.overlap
+
+    @overlap.setter
+    def overlap(self, value: bool) -> None:
+        self._session.overlap = value
+
+    @property
+    def settled(self) -> bool:
+        """Whether the recipe is decided; `False` while an adaptive one still measures."""
+        return not self._engine.measuring
+
+    def report(self) -> Report:
+        """An account of what runs, why, and what it costs.
+
+        Example::
+
+            print(wire.report())
+            json.dump(wire.report().as_dict(), file)
+        """
+        engine, history = self._engine, self._session.history
+        dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
+        facts = None if engine.facts is None else {**asdict(engine.facts), "ccr": engine.facts.ccr}
+        main = engine.layout.main
+        measuring = engine.measuring
+        return Report(
+            recipe=f"{engine.recipe} (measuring, dense so far)" if measuring else main.text,
+            why="three dense steps are being measured" if measuring else main.why,
+            step=engine.step,
+            world=engine.comm.world,
+            skipped_steps=history.skipped,
+            wire_bytes_per_step=history.mean("predicted_bytes"),
+            metered_bytes_per_step=history.mean("metered_bytes"),
+            dense_bytes_per_step=dense,
+            compress_s=history.mean("compress_s"),
+            backward_s=history.mean("backward_s"),
+            exposed_comm_s=history.mean("exposed_comm_s"),
+            memory_bytes=engine.layout.memory_bytes,
+            units=sum(len(lane.units) for lane in engine.layout.lanes),
+            facts=facts,
+            timeline=history.timeline(),
+        )
+
+    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
+        """This rank's state as plain tensors, or (a collective) the mean over ranks.
+
+        Save one per rank for an exact resume; the mean is for savers that write from rank 0 only.
+        """
+        if kind not in ("rank", "mean"):
+            raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
+        save = state.save if kind == "rank" else state.save_mean
+        return self._worker.call(lambda: save(self._engine))
+
+    def load_state_dict(self, saved: state.State | Sequence[state.State]) -> None:
+        """Resume: from this rank's state, a mean, or the list of all ranks' states of any world.
+
+        Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
+        when ranks load different steps or plans.
+        """
+        self._worker.call(lambda: state.load(self._engine, saved))
+
+    def flush(self) -> None:
+        """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.
+
+        Follow it by `optimizer.step()`. One all-reduce of the memory.
+
+        Example, at the end of training::
+
+            optimizer.zero_grad()
+            wire.flush()
+            optimizer.step()
+        """
+        self._worker.call(self._flush)
+
+    def _flush(self) -> None:
+        engine = self._engine
+        for lane in engine.layout.lanes:
+            lane.working.copy_(lane.committed).mul_(1.0 / engine.comm.world)
+            engine.comm.all_reduce(lane.working).wait()
+            lane.committed.zero_()
+            for slot in lane.slots:
+                parameter = self._parameters[slot.spec.name]
+                late = lane.working[slot.start : slot.stop].view(parameter.shape) * engine.loss_scale()
+                if parameter.grad is None:
+                    parameter.grad = late.to(parameter.dtype)
+                else:
+                    parameter.grad += late
+
+    def detach(self) -> None:
+        """Flush, and from then on run plain all-reduce: DDP cannot unregister a hook.
+
+        Follow it by `optimizer.step()`, as `flush`.
+        """
+        self._worker.call(self._detach)
+
+    def _detach(self) -> None:
+        self._flush()
+        self._engine.install(plain())

@@ -1,0 +1,54 @@
+"""The one thread that issues collectives, so that their order is the program's on every rank."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+Job = Callable[[], None]
+
+
+class Worker:
+    """Runs jobs in the order in which they were posted, from any thread, on a thread of its own."""
+
+    def __init__(self, crashed: Callable[[Exception], None]) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._crashed = crashed
+        self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
+        self._thread.start()
+
+    def post(self, job: Job) -> None:
+        """Queue `job`; returns at once."""
+        self._jobs.put(job)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the worker and return its result, or raise what it raised."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self.post(job)
+        return future.result()
+
+    def stop(self) -> None:
+        """End the thread once the jobs queued so far are done. Idempotent."""
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                self._crashed(error)

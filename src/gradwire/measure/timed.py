@@ -1,0 +1,62 @@
+"""A `Comm` whose waits are timed, so that the wire's share of a step can be told from the codec's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.comm.base import Comm, Pending
+from gradwire.measure.clock import Trace, now_s
+
+
+@dataclass
+class _TimedPending:
+    inner: Pending
+    trace: Trace
+    start_s: float
+    unit: str
+
+    def wait(self) -> None:
+        with self.trace.waiting():
+            self.inner.wait()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        def ended() -> None:
+            self.trace.add("wire", self.unit, self.start_s, now_s())
+            callback()
+
+        self.inner.then(ended)
+
+
+class TimedComm:
+    """Wraps the verbs of one unit; spans of rounds that are announced (`then`) go to the trace."""
+
+    def __init__(self, comm: Comm, trace: Trace, unit: str) -> None:
+        self._comm, self._trace, self._unit = comm, trace, unit
+        self.rank, self.world = comm.rank, comm.world
+
+    def _timed(self, issue: Callable[[], Pending]) -> Pending:
+        start_s = now_s()
+        return _TimedPending(issue(), self._trace, start_s, self._unit)
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        """See `Comm.all_reduce`."""
+        return self._timed(lambda: self._comm.all_reduce(tensor))
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
+        """See `Comm.all_gather`."""
+        return self._timed(lambda: self._comm.all_gather(out, tensor))
+
+    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+        """See `Comm.broadcast`."""
+        return self._timed(lambda: self._comm.broadcast(tensor, src))
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
+        """See `Comm.all_to_all`."""
+        return self._timed(lambda: self._comm.all_to_all(out, tensor))
+
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+        """See `Comm.shift`."""
+        return self._timed(lambda: self._comm.shift(out, tensor, by))

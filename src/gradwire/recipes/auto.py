@@ -1,0 +1,40 @@
+"""auto: the least compression that hides communication behind the backward pass.
+
+Simple for now: it looks at CCR alone and knows three answers. Linear cost of bytes is assumed, latency
+and the codec's own time are not weighed.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from gradwire.plan import Facts
+from gradwire.recipes.base import Composition, Decide, register
+from gradwire.recipes.dense import dense
+from gradwire.recipes.fp16 import fp16
+from gradwire.recipes.leader_topk import leader_topk
+
+
+@register
+def auto(target: float = 0.95) -> Decide:
+    """Measure, then choose dense, fp16 or leader_topk: the least that reaches linear scaling."""
+    if not 0.0 < target <= 1.0:
+        raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
+    return partial(from_facts, target=target)
+
+
+def from_facts(facts: Facts, target: float) -> Composition:
+    """The least compression under which the wire needs at most 1/target of the backward pass."""
+    share = 1.0 / (target * facts.ccr) if facts.ccr > 0 else 1.0
+    if share >= 1.0:
+        return _because(dense(), facts, "communication hides behind backward as it is")
+    if share >= 0.5:
+        return _because(fp16(), facts, "half the bytes hide behind backward")
+    # An element costs a 4-byte value and a 4-byte index: half of the byte budget buys indices.
+    ratio = round(share / 2.0, 4)
+    return _because(leader_topk(ratio), facts, f"{share:.0%} of the bytes hide behind backward")
+
+
+def _because(chosen: Composition | Decide, facts: Facts, reason: str) -> Composition:
+    assert isinstance(chosen, Composition)
+    times = f"all-reduce {facts.allreduce_s * 1e3:.0f} ms, backward {facts.backward_s * 1e3:.0f} ms"
+    return replace(chosen, why=f"CCR {facts.ccr:.2f} ({times}): {reason}")

@@ -1,0 +1,56 @@
+"""What a recipe is, and the one list of all of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.arena import Cutter
+from gradwire.exchange import Exchange
+from gradwire.plan import Facts, sized_cuts
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report."""
+
+    text: str
+    exchange: Exchange
+    cutter: Cutter = sized_cuts
+    why: str = "as configured"
+
+
+Decide = Callable[[Facts], Composition]
+"""What an adaptive recipe makes of the facts that dense steps have measured."""
+
+Builder = Callable[..., Composition | Decide]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered recipe: its builder's signature is its list of options."""
+
+    name: str
+    build: Builder
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option names with their defaults."""
+        parameters = inspect.signature(self.build).parameters.values()
+        return {parameter.name: parameter.default for parameter in parameters}
+
+    @property
+    def summary(self) -> str:
+        """First line of the builder's docstring."""
+        return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+
+REGISTRY: dict[str, Entry] = {}
+
+
+def register(build: Builder) -> Builder:
+    """Make `build` a recipe under its own name; every option needs a default."""
+    REGISTRY[build.__name__] = Entry(build.__name__, build)
+    return build

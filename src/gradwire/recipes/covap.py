@@ -1,0 +1,41 @@
+"""covap: send each unit every I-th step, I as large as communication is longer than computation.
+
+Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient
+Compression". Differences from the paper: cuts are placed so that each phase carries equal bytes,
+spread over the whole backward pass, instead of sharding units above the median; norms, biases and
+other tiny tensors travel densely every step.
+"""
+
+from functools import partial
+
+from gradwire.exchange import dense, every, remember
+from gradwire.memory import Residual
+from gradwire.plan import Facts, interval_for, phased_cuts
+from gradwire.recipes.base import Composition, Decide, register
+
+
+@register
+def covap(interval: int | None = None) -> Composition | Decide:
+    """Each unit every I-th step with error feedback; without an interval, I from the measured CCR."""
+    return from_facts if interval is None else compose(interval)
+
+
+def compose(interval: int, why: str = "as configured") -> Composition:
+    """The filter with its scheduled memory and cuts; at interval 1 nothing is filtered or remembered."""
+    if interval == 1:
+        return Composition("covap(interval=1)", dense(), why=why)
+    exchange = remember(every(interval, dense()), schedule(interval))
+    cutter = partial(phased_cuts, interval=interval)
+    return Composition(f"covap(interval={interval})", exchange, cutter, why)
+
+
+def schedule(interval: int) -> Residual:
+    """The two settings of the authors' code: the paper gives no values (section III-D)."""
+    return Residual(0.5, 0.1, 50) if interval <= 8 else Residual(0.2, 0.1, 100)
+
+
+def from_facts(facts: Facts) -> Composition:
+    """I = ⌈CCR⌉, so that what is sent takes as long as the backward pass."""
+    interval = interval_for(facts.ccr)
+    stale = "; above 5 gradients get stale, consider leader_topk" if interval > 5 else ""
+    return compose(interval, f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step{stale}")

@@ -1,0 +1,87 @@
+"""Recipe strings: `name` or `name(key=value, …)` with Python literals as values."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire.recipes.base import REGISTRY, Composition, Decide
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with its options checked; `str()` gives the canonical text."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return f"{self.name}({inside})" if inside else self.name
+
+    def build(self) -> Composition | Decide:
+        """The composition, or the function that decides on one when facts have been measured."""
+        return REGISTRY[self.name].build(**self.options)
+
+
+def recipe(text: str | Recipe) -> Recipe:
+    """Parse and check a recipe string.
+
+    Raises `ValueError` for an unknown name or key, with the nearest valid one, and for a value out of
+    its range.
+
+    >>> str(recipe("covap( interval = 4 )"))
+    'covap(interval=4)'
+    >>> recipe("covapp")
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown recipe 'covapp'; did you mean 'covap'? Known: auto, bf16, covap, dense, fp16, \
+leader_topk, randomk, topk
+    """
+    if isinstance(text, Recipe):
+        return text
+    name, options = _split(text)
+    if name not in REGISTRY:
+        raise ValueError(f"unknown recipe {name!r}{_nearest(name, REGISTRY)}")
+    known = REGISTRY[name].options
+    for key in options:
+        if key not in known:
+            raise ValueError(f"recipe {name!r} has no option {key!r}{_nearest(key, known)}")
+    parsed = Recipe(name, options)
+    try:
+        parsed.build()
+    except TypeError as error:
+        raise ValueError(f"recipe {text!r}: an option has the wrong type ({error})") from error
+    return parsed
+
+
+def _split(text: str) -> tuple[str, dict[str, Any]]:
+    malformed = ValueError(f"cannot read recipe {text!r}; write name or name(key=value, key=value)")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise malformed from None
+    match tree:
+        case ast.Name(id=name):
+            return name, {}
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+            return name, {keyword.arg or "**": _literal(keyword.value, text) for keyword in keywords}
+    raise malformed
+
+
+def _literal(node: ast.expr, text: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        # Bare words stand for strings, so that a shell needs no second pair of quotes.
+        if isinstance(node, ast.Name):
+            return node.id
+        raise ValueError(f"recipe {text!r}: {ast.unparse(node)!r} is not a plain value") from None
+
+
+def _nearest(word: str, known: dict[str, Any]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{hint} Known: {', '.join(sorted(known)) or 'none'}"

@@ -1,0 +1,14 @@
+"""randomk: the same random elements on all ranks, from a shared seed, so that no index travels.
+
+(Stich et al. 2018, "Sparsified SGD with memory".) Differences from the paper: the choice is made per unit.
+"""
+
+from gradwire.codec import random_k, values
+from gradwire.exchange import reduce, remember
+from gradwire.recipes.base import Composition, register
+
+
+@register
+def randomk(ratio: float = 0.01) -> Composition:
+    """Random elements from a shared seed with error feedback, all-reduced without indices."""
+    return Composition(f"randomk(ratio={ratio!r})", remember(reduce(values(random_k(ratio)))))
