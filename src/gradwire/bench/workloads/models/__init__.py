@@ -1,0 +1,1 @@
+"""Small models in plain torch, one per file."""

@@ -1,0 +1,71 @@
+"""Residual networks (He, Zhang, Ren, Sun 2015, section 4.2) for images of about 32x32 pixels."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) -> (n, outputs, h / stride, w / stride)."""
+        y = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """3x3 stem without pooling, then stages of residual blocks that halve the image and a linear layer.
+
+    Args:
+        widths: channels of every stage; all stages but the first halve height and width.
+        blocks: residual blocks of every stage.
+        stem_stride: 2 quarters the work of everything after the stem.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        classes: int,
+        widths: tuple[int, ...],
+        blocks: tuple[int, ...],
+        stem_stride: int = 1,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, widths[0], 3, stem_stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(widths[0])
+        stages: list[nn.Module] = []
+        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            before = widths[max(stage - 1, 0)]
+            stages.append(Block(before, width, 1 if stage == 0 else 2))
+            stages += [Block(width, width, 1) for _ in range(count - 1)]
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, channels, h, w) -> (n, classes)."""
+        y = self.stages(functional.relu(self.norm(self.stem(x))))
+        out: Tensor = self.head(y.mean(dim=(2, 3)))
+        return out
+
+
+def resnet18(channels: int, classes: int) -> ResNet:
+    """ResNet-18 for 32x32 images: 11.17 M parameters with one channel and ten classes."""
+    return ResNet(channels, classes, (64, 128, 256, 512), (2, 2, 2, 2))
+
+
+def resnet_demo(channels: int, classes: int) -> ResNet:
+    """A residual network with many parameters per multiply-add, so that two CPU cores train it at a
+    speed at which a slow network hurts."""
+    return ResNet(channels, classes, (32, 64, 128, 256), (1, 1, 1, 1), stem_stride=2)
