@@ -1,1 +1,27 @@
-"""Slow networks on one machine."""
+"""Slow networks on one machine: namespaces that the kernel shapes, or a process group that waits.
+
+    mode = emulate.enter()                       # the command continues inside of a sandbox
+    with emulate.Network(4, emulate.Link(emulate.parse_rate("200mbit")), mode) as network:
+        ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(4)]
+
+Nothing here imports torch, except `backend` where the delaying process group is needed.
+"""
+
+from gradwire.emulate.inside import backend, counters
+from gradwire.emulate.link import Counters, Link, parse_delay, parse_rate
+from gradwire.emulate.modes import MODES, why_not
+from gradwire.emulate.network import Network
+from gradwire.emulate.sandbox import enter
+
+__all__ = [
+    "MODES",
+    "Counters",
+    "Link",
+    "Network",
+    "backend",
+    "counters",
+    "enter",
+    "parse_delay",
+    "parse_rate",
+    "why_not",
+]

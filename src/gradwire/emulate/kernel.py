@@ -1,0 +1,69 @@
+"""The few kernel calls that the standard library lacks, and running code in a network namespace.
+
+Linux gives every *thread* its own network namespace. So a namespace is entered by a short-lived thread: what the
+thread opens or starts belongs there, and the rest of the process never leaves home. A namespace made so has no
+name; it lives as long as a descriptor or a process holds it, and leaves nothing to clean up.
+"""
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends. Linux only; elsewhere a no-op."""
+    if hasattr(_libc, "prctl"):
+        _checked(_libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "prctl")
+
+
+def _in_thread(work: Callable[[], T]) -> T:
+    result: list[T] = []
+    error: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            result.append(work())
+        except BaseException as caught:
+            error.append(caught)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if error:
+        raise error[0]
+    return result[0]
+
+
+def new_netns() -> int:
+    """A descriptor of a fresh network namespace; closing it (with no process inside) destroys the namespace."""
+
+    def work() -> int:
+        _checked(_libc.unshare(CLONE_NEWNET), "unshare(CLONE_NEWNET)")
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    return _in_thread(work)
+
+
+def in_netns(netns: int, work: Callable[[], T]) -> T:
+    """The result of `work()`, run by a thread inside the namespace; processes it starts are born there."""
+
+    def inside() -> T:
+        _checked(_libc.setns(netns, CLONE_NEWNET), "setns")
+        return work()
+
+    return _in_thread(inside)

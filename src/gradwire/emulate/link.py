@@ -1,0 +1,79 @@
+"""What a link is: its rate, its delay, and the bytes that went through it."""
+
+import math
+import re
+from dataclasses import dataclass
+
+_PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?:bit(?:/s|ps)?|bps)")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_DELAY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>us|ms|s)")
+UNLIMITED = frozenset({"unlimited", "none"})
+
+
+@dataclass(frozen=True)
+class Link:
+    """One rank's connection to the switch.
+
+    `rate_bit_per_s` holds in each direction (None: unshaped); `delay_s` is added once to every packet on its
+    way from one rank to another, so a round trip takes twice as long.
+
+    >>> Link(200e6, 0.005).delay_s
+    0.005
+    """
+
+    rate_bit_per_s: float | None = None
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        rate = self.rate_bit_per_s
+        if rate is not None and not (math.isfinite(rate) and rate >= 8e3):
+            raise ValueError(f"rate_bit_per_s={rate}: must be None (unshaped) or at least 8000 bit/s")
+        if not (math.isfinite(self.delay_s) and 0 <= self.delay_s <= 10):
+            raise ValueError(f"delay_s={self.delay_s}: must lie between 0 and 10 seconds")
+
+    def __str__(self) -> str:
+        rate = "unlimited" if self.rate_bit_per_s is None else f"{self.rate_bit_per_s / 1e6:g} Mbit/s"
+        return f"{rate}, {self.delay_s * 1e3:g} ms" if self.delay_s else rate
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Bytes that one rank's interface has received and sent since it exists, headers included."""
+
+    rx_bytes: int
+    tx_bytes: int
+
+    def __sub__(self, earlier: "Counters") -> "Counters":
+        return Counters(self.rx_bytes - earlier.rx_bytes, self.tx_bytes - earlier.tx_bytes)
+
+
+def parse_rate(text: str | None) -> float | None:
+    """Bits per second from `200mbit`, `1.5 Gbit/s`, `64kbps`; None from None, `none` and `unlimited`.
+
+    >>> parse_rate("200mbit")
+    200000000.0
+    """
+    if text is None or text.strip().lower() in UNLIMITED:
+        return None
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(
+            f"rate={text!r}: expected a number with kbit, mbit or gbit, such as 200mbit, or unlimited"
+        )
+    rate = float(match["number"]) * _PREFIX[match["prefix"]]
+    return Link(rate).rate_bit_per_s
+
+
+def parse_delay(text: str | None) -> float:
+    """Seconds from `5ms`, `250us`, `0.1s`; 0 from None, `none` and `0`.
+
+    >>> parse_delay("5ms")
+    0.005
+    """
+    if text is None or text.strip().lower() in {"none", "0"}:
+        return 0.0
+    match = _DELAY.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"delay={text!r}: expected a number with us, ms or s, such as 5ms")
+    return Link(None, float(match["number"]) * _SECONDS[match["unit"]]).delay_s

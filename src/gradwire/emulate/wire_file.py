@@ -1,0 +1,48 @@
+"""The link of backend mode, in sixteen bytes of shared memory: workers follow a change at their next transfer."""
+
+import math
+import mmap
+import os
+import struct
+import tempfile
+from typing import Self
+
+from gradwire.emulate.link import Link
+
+_FORMAT = struct.Struct("dd")  # bits per second (infinite: unshaped), seconds
+
+
+class WireFile:
+    """A small mapped file. Two doubles are written one after the other; a reader may see the new rate with the
+    old delay once, which is as harmless as having started a moment earlier."""
+
+    def __init__(self, path: str, *, owner: bool) -> None:
+        self.path, self._owner = path, owner
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+
+    @classmethod
+    def create(cls, link: Link) -> Self:
+        """A new file, removed again by `close`."""
+        descriptor, path = tempfile.mkstemp(prefix="gradwire-wire-")
+        os.write(descriptor, bytes(_FORMAT.size))
+        os.close(descriptor)
+        wire = cls(path, owner=True)
+        wire.write(link)
+        return wire
+
+    def write(self, link: Link) -> None:
+        """Make `link` what every worker sees from its next transfer on."""
+        rate = math.inf if link.rate_bit_per_s is None else link.rate_bit_per_s
+        _FORMAT.pack_into(self._memory, 0, rate, link.delay_s)
+
+    def read(self) -> tuple[float, float]:
+        """Rate in bit/s (may be infinite) and delay in seconds."""
+        rate, delay_s = _FORMAT.unpack_from(self._memory)
+        return rate, delay_s
+
+    def close(self) -> None:
+        """Unmap, and remove the file if it is ours."""
+        self._memory.close()
+        if self._owner:
+            os.unlink(self.path)
