@@ -2,12 +2,17 @@
 
 import typer
 
+from gradwire.cli import net
+from gradwire.cli.recipes import recipes
+
 app = typer.Typer(
     name="gradwire",
     help="Near-linear data-parallel PyTorch training on slow networks.",
     no_args_is_help=True,
     add_completion=False,
 )
+app.add_typer(net.app, name="net")
+app.command()(recipes)
 
 
 @app.callback()
