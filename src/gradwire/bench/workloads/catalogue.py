@@ -5,24 +5,28 @@ from typing import Any
 
 from gradwire.bench.data import load_images, load_text
 from gradwire.bench.workloads.base import Workload
+from gradwire.bench.workloads.emulated import EmulatedWorkload
 from gradwire.bench.workloads.images import ImageWorkload, Recipe
 from gradwire.bench.workloads.models.convnet import ConvNet
 from gradwire.bench.workloads.models.resnet import resnet18, resnet_demo
 from gradwire.bench.workloads.parse import nearest, parse
+from gradwire.bench.workloads.profile import load, models
 from gradwire.bench.workloads.shards import Shards, check_shards
 from gradwire.bench.workloads.text import Size, TextWorkload
+from gradwire.bench.workloads.timing import timing
 
 _IMAGES = {
     "resnet18": Recipe(resnet18, batch_size=8, learning_rate=0.02),
-    "resnet_demo": Recipe(resnet_demo, batch_size=16, learning_rate=0.05),
+    "resnet_demo": Recipe(resnet_demo, batch_size=32, learning_rate=0.05),
     "convnet": Recipe(ConvNet, batch_size=16, learning_rate=0.02),
 }
+_EMULATED = ("shrink", "time_scale")
 _TEXT = {"chargpt": (Size(), 8)}
 
 
 def names() -> list[str]:
     """Every workload; those of the form emulated(model) stand for one model each."""
-    return [*_IMAGES, *_TEXT]
+    return [*_IMAGES, *_TEXT, *(f"emulated({model})" for model in models())]
 
 
 def workload(
@@ -46,6 +50,8 @@ def workload(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     name, arguments, options = parse(spec)
+    if name == "emulated":
+        return _emulated(arguments, options)
     if name not in (*_IMAGES, *_TEXT):
         raise ValueError(f"workload={name!r} is unknown; {nearest(name, names())}")
     if arguments or options:
@@ -63,3 +69,18 @@ def _trained(name: str, data: Path | None, shards: Shards, batch_size: int | Non
     recipe = _IMAGES[name]
     images = load_images(data, full=full)
     return ImageWorkload(name, recipe, images, batch_size=batch_size or recipe.batch_size, **options)
+
+
+def _emulated(arguments: list[Any], options: dict[str, Any]) -> EmulatedWorkload:
+    """`emulated(model, shrink=1, time_scale=1)`; data, shards and batch size mean nothing to it."""
+    if len(arguments) != 1 or arguments[0] not in models():
+        given = ", ".join(map(str, arguments))
+        raise ValueError(f"emulated({given}) names no single known network; {nearest(given, models())}")
+    for key, value in options.items():
+        if key not in _EMULATED:
+            raise ValueError(f"emulated({arguments[0]}, {key}=…) is unknown; {nearest(key, _EMULATED)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"emulated: {key}={value!r} must be a number")
+    profile = load(arguments[0])
+    shrink, time_scale = (float(options.get(key, 1)) for key in _EMULATED)
+    return EmulatedWorkload(profile, timing(profile), shrink, time_scale)

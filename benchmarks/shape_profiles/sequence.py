@@ -1,0 +1,85 @@
+"""Networks over text and speech; `places` is the number of positions per sample."""
+
+from __future__ import annotations
+
+from sketch import Sketch
+
+
+def bert_base() -> Sketch:
+    net = Sketch("BERT-base, uncased (Devlin et al. 2018), with pooler and without task head, 128 tokens")
+    width, places = 768, 128
+    for name, entries in (("words", 30522), ("positions", 512), ("segments", 2)):
+        net.embedding(f"embeddings.{name}", entries, width)
+    net.norm("embeddings.norm", width)
+    for layer in range(12):
+        name = f"layer{layer}"
+        _attention(net, name, width, places)
+        net.norm(f"{name}.norm1", width)
+        _perceptron(net, name, width, places)
+        net.norm(f"{name}.norm2", width)
+    net.linear("pooler", width, width)
+    return net
+
+
+def gpt2() -> Sketch:
+    # 1000 positions rather than 1024 give exactly the 81,894,144 parameters of COVAP's Table VI
+    net = Sketch("GPT-2 with 6 layers (COVAP, Table VI), output tied to the embedding, 1000 positions")
+    width, places, words = 768, 1000, 50257
+    net.embedding("words", words, width)
+    net.embedding("positions", 1000, width)
+    for layer in range(6):
+        name = f"layer{layer}"
+        net.norm(f"{name}.norm1", width)
+        net.linear(f"{name}.query_key_value", width, 3 * width, places, extra=2 * places * places * width)
+        net.linear(f"{name}.attended", width, width, places)
+        net.norm(f"{name}.norm2", width)
+        _perceptron(net, name, width, places)
+    # the tied output layer's arithmetic has no parameter of its own: it delays what comes before it
+    net.add("norm", words * width * places, (width,), (width,))
+    return net
+
+
+def transformer_base() -> Sketch:
+    net = Sketch(
+        "Transformer, base (Vaswani et al. 2017): 37,000 shared sub-words, 32 + 32 tokens; 65 M as published"
+    )
+    width, places, words = 512, 32, 37000
+    net.embedding("words", words, width)
+    for side, attentions in (("encoder", ("self",)), ("decoder", ("self", "cross"))):
+        for layer in range(6):
+            name = f"{side}.layer{layer}"
+            for attention in attentions:
+                _attention(net, f"{name}.{attention}", width, places)
+                net.norm(f"{name}.{attention}.norm", width)
+            _perceptron(net, name, width, places)
+            net.norm(f"{name}.norm", width)
+    net.add("output", words * width * places, (words,))  # the bias; the matrix is the embedding
+    return net
+
+
+def bilstm4() -> Sketch:
+    net = Sketch(
+        "4 bidirectional LSTM layers of 2 x 512 cells for SWB300 (after Cui, Picheny 2017), 21 frames"
+    )
+    inputs, cells, frames = 260, 512, 21
+    for layer in range(4):
+        for direction in ("forward", "backward"):
+            macs = 4 * cells * (inputs + cells) * frames
+            biases = ((4 * cells,), (4 * cells,))
+            net.add(f"layer{layer}.{direction}", macs, (4 * cells, inputs), (4 * cells, cells), *biases)
+        inputs = 2 * cells
+    net.linear("bottleneck", inputs, 256, frames)
+    net.linear("states", 256, 32000, frames)
+    return net
+
+
+def _attention(net: Sketch, name: str, width: int, places: int) -> None:
+    """Four projections; the products of queries, keys and values are charged to the output projection."""
+    for part in ("query", "key", "value"):
+        net.linear(f"{name}.{part}", width, width, places)
+    net.linear(f"{name}.attended", width, width, places, extra=2 * places * places * width)
+
+
+def _perceptron(net: Sketch, name: str, width: int, places: int) -> None:
+    net.linear(f"{name}.widen", width, 4 * width, places)
+    net.linear(f"{name}.narrow", 4 * width, width, places)
