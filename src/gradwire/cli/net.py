@@ -94,13 +94,12 @@ def _tell(account: dict[str, Any], outcome: Outcome) -> None:
         f"gradwire net: {account['workers']} ranks, mode {account['mode']}, {seconds:.2f} s", file=sys.stderr
     )
     for row in account["ranks"]:
-        if "rx_bytes" in row:
-            print(
-                f"  rank {row['rank']}: received {row['rx_bytes']:,} bytes "
-                f"({row['before']['rx_bytes']:,} → {row['after']['rx_bytes']:,}), "
-                f"sent {row['tx_bytes']:,} bytes ({row['before']['tx_bytes']:,} → {row['after']['tx_bytes']:,})",
-                file=sys.stderr,
-            )
+        if "before" in row:
+            told = [
+                f"{verb} {row[key]:,} bytes ({row['before'][key]:,} → {row['after'][key]:,})"
+                for verb, key in (("received", "rx_bytes"), ("sent", "tx_bytes"))
+            ]
+            print(f"  rank {row['rank']}: {', '.join(told)}", file=sys.stderr)
     if outcome.failed_rank is not None:
         print(
             f"gradwire net: rank {outcome.failed_rank} failed with exit code {outcome.exit_code}; "

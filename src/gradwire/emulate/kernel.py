@@ -1,8 +1,8 @@
 """The few kernel calls that the standard library lacks, and running code in a network namespace.
 
-Linux gives every *thread* its own network namespace. So a namespace is entered by a short-lived thread: what the
-thread opens or starts belongs there, and the rest of the process never leaves home. A namespace made so has no
-name; it lives as long as a descriptor or a process holds it, and leaves nothing to clean up.
+Linux gives every *thread* its own network namespace. So a namespace is entered by a short-lived thread:
+what the thread opens or starts belongs there, and the rest of the process never leaves home. A namespace
+made so has no name; it lives as long as a descriptor or a process holds it, and leaves nothing to clean up.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def _checked(result: int, what: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends. Linux only; elsewhere a no-op."""
+    """Ask the kernel to kill this process when the thread that started it ends; a no-op off Linux."""
     if hasattr(_libc, "prctl"):
         _checked(_libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "prctl")
 
@@ -50,7 +50,7 @@ def _in_thread(work: Callable[[], T]) -> T:
 
 
 def new_netns() -> int:
-    """A descriptor of a fresh network namespace; closing it (with no process inside) destroys the namespace."""
+    """A descriptor of a fresh network namespace, which lives while this is open or a process is inside."""
 
     def work() -> int:
         _checked(_libc.unshare(CLONE_NEWNET), "unshare(CLONE_NEWNET)")

@@ -15,7 +15,7 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: exit codes as a shell would report them, and the first rank that failed, if any did."""
+    """How a run ended: exit codes as a shell reports them, and the first rank that failed, if any did."""
 
     exit_codes: tuple[int, ...]
     failed_rank: int | None
@@ -45,7 +45,7 @@ def run_on_all(network: Network, argv: Sequence[str], grace_s: float = _GRACE_S)
 
 
 def _wait(ranks: "list[subprocess.Popen[Any]]", deadline_s: float | None) -> int | None:
-    """Wait until all have ended or `deadline_s`; without a deadline also until one fails. Returns the failed."""
+    """The first failed rank: once all have ended, at `deadline_s`, or (without one) when one fails."""
     while True:
         codes = [process.poll() for process in ranks]
         failed = next((rank for rank, code in enumerate(codes) if code not in (None, 0)), None)

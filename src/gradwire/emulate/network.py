@@ -24,8 +24,8 @@ class Network:
 
     `mode` is what `enter` returned. In `root` and `user` mode every rank is a network namespace; in `backend`
     mode ranks share the machine's loopback and a delaying process group slows what they send, so only Python
-    programs can be run and there are no counters. Several sets of workers may use the network at once, each with
-    its own `master_port`. Leaving the block ends everything that was started through it.
+    programs can be run and there are no counters. Several sets of workers may use the network at once, each
+    with its own `master_port`. Leaving the block ends everything that was started through it.
 
     >>> with Network(2, Link(200e6), enter()) as network:  # doctest: +SKIP
     ...     ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
@@ -59,8 +59,9 @@ class Network:
     ) -> "subprocess.Popen[Any]":
         """Start a program as `rank`; like `subprocess.Popen`, with the rank's variables added to `env`.
 
-        The process leads a session of its own, so that Ctrl-C reaches the launcher only and the whole family of
-        the process can be ended. Raises `ValueError` in backend mode if the program is not Python.
+        The process leads a session of its own, so that Ctrl-C reaches the launcher only and the whole
+        family of the process can be ended. Raises `ValueError` in backend mode if the program is not
+        Python.
         """
         if not 0 <= rank < self.workers:
             raise ValueError(f"rank={rank}: must lie between 0 and {self.workers - 1}")

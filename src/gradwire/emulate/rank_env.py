@@ -1,4 +1,4 @@
-"""The environment of a rank: what torchrun would set for one worker per node, and where to find the network."""
+"""A rank's environment: what torchrun sets for one worker per node, and where to find the network."""
 
 from collections.abc import Mapping
 

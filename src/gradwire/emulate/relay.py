@@ -1,12 +1,14 @@
 """A long cable in user space: holds every packet for the delay. For kernels without netem.
 
 Run as a program of its own (`relay.py TUN_FD CONTROL_FD`), so it imports nothing but the standard library and
-starts in milliseconds. Packets are read from a TUN device and written back to the same device later; the kernel
-then routes them on to the rank they are for. The device hands over a 10-byte header (virtio_net_hdr) that says
-what the sender's kernel left undone (checksum, segmentation). It goes back unchanged with the packet, so that
-large segments cross in one piece and nothing arrives with a checksum that was never computed.
+starts in milliseconds. Packets are read from a TUN device and written back to the same device later; the
+kernel then routes them on to the rank they are for. The device hands over a 10-byte header (virtio_net_hdr)
+that says what the sender's kernel left undone (checksum, segmentation). It goes back unchanged with the
+packet, so that large segments cross in one piece and nothing arrives with a checksum that was never
+computed.
 """
 
+import contextlib
 import ctypes
 import os
 import select
@@ -86,8 +88,6 @@ def run(tun: int, control: int) -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: wake on time, not up to 50 µs late
-    try:
+    with contextlib.suppress(OSError):  # only real root may
         os.setpriority(os.PRIO_PROCESS, 0, -10)  # a cable does not wait for a free processor
-    except OSError:
-        pass  # only real root may
     run(int(sys.argv[1]), int(sys.argv[2]))

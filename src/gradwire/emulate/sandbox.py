@@ -1,9 +1,9 @@
 """Running a command where it may build networks, and where nothing can outlive it.
 
-The command runs itself again as the first process of a process namespace of its own. When that process ends, for
-whatever reason, the kernel kills every other process in there, and the network namespaces vanish with the
-processes that held them. `kill -9` of what the user started takes the same way: the kernel is asked beforehand to
-kill the child with its parent.
+The command runs itself again as the first process of a process namespace of its own. When that process
+ends, for whatever reason, the kernel kills every other process in there, and the network namespaces vanish
+with the processes that held them. `kill -9` of what the user started takes the same way: the kernel is
+asked beforehand to kill the child with its parent.
 """
 
 import os
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from gradwire.emulate.kernel import die_with_parent
 from gradwire.emulate.modes import choose, sandbox_command
@@ -27,9 +27,9 @@ _PATIENCE_S = 20.0
 def enter(mode: str = "auto") -> str:
     """Make the current command run where it may build networks; returns `root`, `user` or `backend`.
 
-    The first call runs the same command line again inside the sandbox, waits for it and exits with its code, so
-    code before the call runs twice: call early. Inside, and in backend mode, it returns at once, any number of
-    times. Raises `ValueError` where the requested mode is not possible, with the reason.
+    The first call runs the same command line again inside the sandbox, waits for it and exits with its
+    code, so code before the call runs twice: call early. Inside, and in backend mode, it returns at once,
+    any number of times. Raises `ValueError` where the requested mode is not possible, with the reason.
     """
     inside = os.environ.get(INSIDE)
     if inside is not None:
@@ -37,9 +37,9 @@ def enter(mode: str = "auto") -> str:
             _behave_as_first_process()
         return "backend" if mode == "backend" else inside
     chosen = choose(mode)
-    if chosen == "backend":
-        return chosen
-    _run_again(chosen)
+    if chosen != "backend":
+        raise SystemExit(_run_again(chosen))
+    return chosen
 
 
 def _behave_as_first_process() -> None:
@@ -48,7 +48,8 @@ def _behave_as_first_process() -> None:
     last_s = float("-inf")
 
     def once(number: int, frame: FrameType | None) -> None:
-        # Ctrl-C reaches the whole foreground group and is forwarded as well: the echo must not interrupt cleanup.
+        # Ctrl-C reaches the whole foreground group and is forwarded as well: the echo must not interrupt
+        # cleanup.
         nonlocal last_s
         now_s = time.monotonic()
         if now_s - last_s < 1.0:
@@ -69,7 +70,8 @@ def _same_command() -> list[str]:
     return [sys.executable, *words]
 
 
-def _run_again(mode: str) -> NoReturn:
+def _run_again(mode: str) -> int:
+    """Exit code of the same command inside of the sandbox."""
     launcher = os.getpid()
 
     def bind_to_launcher() -> None:
@@ -85,7 +87,7 @@ def _run_again(mode: str) -> NoReturn:
         preexec_fn=bind_to_launcher,
         close_fds=False,
     )
-    raise SystemExit(_wait_and_forward(child))
+    return _wait_and_forward(child)
 
 
 def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:

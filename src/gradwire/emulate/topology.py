@@ -1,17 +1,16 @@
 """A switch and one namespace per rank, joined by cables (veth pairs) that are shaped at both ends.
 
-The switch routes between point-to-point cables instead of bridging: a packet that arrives from a rank can then be
-sent through the delaying relay by a routing rule, while processes run, without touching the cables.
+The switch routes between point-to-point cables instead of bridging: a packet that arrives from a rank can
+then be sent through the delaying relay by a routing rule, while processes run, without touching the cables.
 """
 
 import os
-import subprocess
 from pathlib import Path
 
 from gradwire.emulate.kernel import in_netns, new_netns
 from gradwire.emulate.link import Counters, Link
 from gradwire.emulate.relay_host import Relay
-from gradwire.emulate.tools import ToolFailed, batch
+from gradwire.emulate.tools import batch
 
 INTERFACE = "eth0"
 MTU_BYTES = 9000  # jumbo frames: TCP, IP and Ethernet headers stay below 1 % of the payload
@@ -83,7 +82,8 @@ class Topology:
         window = _window_bytes(link)
         queue_bytes = window * max(len(self.ranks) - 1, 1)
         for netns in self.ranks:
-            in_netns(netns, lambda: (_allow_windows(window), self._shape([INTERFACE], link, queue_bytes)))
+            in_netns(netns, lambda: _allow_windows(window))
+            in_netns(netns, lambda: self._shape([INTERFACE], link, queue_bytes))
         ports = [f"port{rank}" for rank in range(len(self.ranks))]
         in_netns(self.switch, lambda: self._shape(ports, link, queue_bytes))
         self._set_delay(link.delay_s)
@@ -128,7 +128,7 @@ class Topology:
 
 
 def _window_bytes(link: Link) -> int:
-    """TCP's largest window: four bandwidth-delay products, so that the rate is reached over the longest path."""
+    """TCP's largest window: four bandwidth-delay products, so that the rate can be reached."""
     product = (link.rate_bit_per_s or 1e9) / 8 * 2 * link.delay_s
     return int(max(4 * 1024**2, 4 * product))
 

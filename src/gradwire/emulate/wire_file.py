@@ -1,4 +1,4 @@
-"""The link of backend mode, in sixteen bytes of shared memory: workers follow a change at their next transfer."""
+"""The link of backend mode in sixteen shared bytes: workers follow a change at their next transfer."""
 
 import math
 import mmap
@@ -13,7 +13,8 @@ _FORMAT = struct.Struct("dd")  # bits per second (infinite: unshaped), seconds
 
 
 class WireFile:
-    """A small mapped file. Two doubles are written one after the other; a reader may see the new rate with the
+    """A small mapped file. Two doubles are written one after the other; a reader may see the new rate with
+    the
     old delay once, which is as harmless as having started a moment earlier."""
 
     def __init__(self, path: str, *, owner: bool) -> None:
