@@ -22,12 +22,14 @@ def recipes(
 ) -> None:
     """List all recipes: what travels, bytes per element and rounds on four ranks."""
     rows = [describe(entry) for entry in entries()]
-    table = Table("recipe", "options", "bytes/element", "rounds/unit", "keeps unsent", "what it does")
+    table = Table("recipe", "bytes per element", "rounds per unit", "keeps unsent", box=None)
     for row in rows:
         options = ", ".join(f"{key}={value!r}" for key, value in row["options"].items())
-        cells = (_number(row["wire_bytes_per_element"]), _number(row["rounds"]), row["memory"] or "no")
-        table.add_row(row["name"], options, *cells, row["summary"])
-    Console().print(table)
+        name = f"[bold]{row['name']}[/bold]({options})" if options else f"[bold]{row['name']}[/bold]"
+        memory = row["memory"] or "when decided"
+        table.add_row(name, _number(row["wire_bytes_per_element"]), _number(row["rounds"]), memory)
+        table.add_row(f"  [dim]{row['summary']}[/dim]")
+    Console(width=110).print(table)
     if json_path is not None:
         json_path.write_text(json.dumps(rows, indent=2) + "\n")
 
@@ -46,7 +48,7 @@ def describe(entry: Entry, world: int = 4) -> dict[str, Any]:
         rounds = exchange.rounds(NUMEL, torch.float32, at)
         row["wire_bytes_per_element"] = sum(round_.wire_bytes(world) for round_ in rounds) / NUMEL
         row["rounds"] = len(rounds)
-        row["memory"] = "yes" if exchange.memory is not None else None
+        row["memory"] = "yes" if exchange.memory is not None else "no"
     return row
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from gradwire.arena import ParameterSpec
+from gradwire.measure import now_s
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Gradients that are ready: the bucket's flat buffer, which receives the mean in place."""
+    """Gradients that are ready since `at_s`: the bucket's flat buffer, which receives the mean in place.
+
+    The time is that of the hook; the engine may get to it later.
+    """
 
     buffer: Tensor
     entries: tuple[Entry, ...]
     is_last: bool
+    at_s: float = field(default_factory=now_s)
 
 
 class Bucket(Protocol):

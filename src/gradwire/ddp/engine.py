@@ -43,7 +43,7 @@ class Engine:
         recipe: Recipe,
         *,
         post: Post,
-        concluded: Callable[[Step, str], None] = lambda _step, _plan: None,
+        concluded: Callable[[Step], None] = lambda _step: None,
         policy: Policy | None = None,
         seed: int = 0,
     ) -> None:
@@ -102,7 +102,8 @@ class Engine:
     def arrive(self, arrival: Arrival) -> None:
         """Take in a bucket. Raises nothing: errors go to the step, which `concluded` delivers."""
         if self._now is None:
-            self._now = Step(self.step, self.loss_scale(), self.backward_started_s())
+            plan = self.layout.main.text
+            self._now = Step(self.step, plan, self.loss_scale(), self.backward_started_s())
         step = self._now
         step.arrive(arrival)
         for run in self._direct_runs(arrival):
@@ -258,4 +259,4 @@ class Engine:
     def _close(self, step: Step) -> None:
         step.closed = True
         self._now = None
-        self._concluded(step, self.layout.main.text)
+        self._concluded(step)

@@ -33,10 +33,10 @@ class History:
         self._plan = ""
         self._costs: deque[Cost] = deque(maxlen=WINDOW)
 
-    def add(self, step: Step, plan: str) -> None:
-        """Note a step that ran under `plan`; forgets older steps of another plan."""
-        if plan != self._plan:
-            self._plan = plan
+    def add(self, step: Step) -> None:
+        """Note a step; forgets older ones that ran under another plan."""
+        if step.plan != self._plan:
+            self._plan = step.plan
             self._costs.clear()
         self.skipped += not step.committed
         self.spans, self.started_s = step.trace.spans, step.started_s

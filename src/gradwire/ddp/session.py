@@ -70,10 +70,10 @@ class Session:
         if error is not None:
             raise error
 
-    def deliver(self, step: Step, plan: str) -> None:
+    def deliver(self, step: Step) -> None:
         """End a step: set every future, whatever happened, and let `backward()` go on."""
         self._error = step.error
-        self.history.add(step, plan)
+        self.history.add(step)
         futures, self._futures = self._futures, []
         # Before the futures, because a finished rank under `join()` waits for nothing else.
         self._ended.set()

@@ -13,7 +13,7 @@ from gradwire.comm import Metered, Round
 from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.tail import Tail
 from gradwire.exchange.base import Exchange, Finish
-from gradwire.measure import Trace, now_s
+from gradwire.measure import Trace
 from gradwire.moment import Moment
 
 
@@ -41,6 +41,7 @@ class Step:
     """The step under way. only the engine's thread writes to it."""
 
     number: int
+    plan: str
     scale: float
     started_s: float
     trace: Trace = field(default_factory=Trace)
@@ -67,7 +68,7 @@ class Step:
     def arrive(self, arrival: Arrival) -> None:
         """Note a bucket and where its parameters lie."""
         self.arrivals.append(arrival)
-        self.last_arrival_s = now_s()
+        self.last_arrival_s = arrival.at_s
         for entry in arrival.entries:
             self.places[entry.name] = (arrival.buffer, entry)
 
