@@ -54,10 +54,13 @@ class _Meeting:
         except threading.BrokenBarrierError:
             raise RanksDisagree("a rank stopped issuing collectives while others wait for it") from None
 
-    def abort(self) -> None:
-        """Free the ranks that wait for one that will not come."""
+    def depart(self) -> None:
+        """Free the ranks that wait for one that will not come.
+
+        Whoever departs has passed the last `_leave`, so nobody is still within `_enter` of a round that
+        can end; those who drain from `_leave` must not be disturbed.
+        """
         self._enter.abort()
-        self._leave.abort()
 
 
 class ThreadComm:
@@ -119,7 +122,8 @@ def run_ranks(world: int, body: Callable[[ThreadComm], T], timeout_s: float = 30
             results[rank] = body(ThreadComm(rank, meeting))
         except BaseException as error:
             errors[rank] = error
-            meeting.abort()
+        finally:
+            meeting.depart()
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(world)]
     for thread in threads:

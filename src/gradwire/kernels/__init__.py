@@ -37,6 +37,9 @@ def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, s
     >>> working
     tensor([1., 1.])
     """
+    if not working.shape == committed.shape == grad.shape:
+        # The kernel checks no bounds: it would read beyond the shorter one.
+        raise ValueError(f"shapes differ: {working.shape}, {committed.shape}, {grad.shape}")
     if not _is_fast(working, committed, grad):
         return Folded(*reference.fold(working, committed, grad, coefficient, scale))
     arrays = (working.numpy(), committed.numpy(), grad.numpy())

@@ -62,14 +62,20 @@ def _compact(bits: Any, threshold: Any, indices: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
+def _ordered(bits: Any) -> Any:
+    """The magnitude as an integer, with every NaN equal to Inf: their bits would order them."""
+    return min(np.int32(bits & _MAGNITUDE), _INFINITY)
+
+
+@njit(nogil=True, cache=True)
 def _finish(bits: Any, candidates: Any, threshold: Any, out: Any) -> None:
     """Keep candidates above `threshold`, and the first of those equal to it until `out` is full."""
     above = 0
     for i in candidates:
-        above += (bits[i] & _MAGNITUDE) > threshold
+        above += _ordered(bits[i]) > threshold
     ties, count = out.size - above, 0
     for i in candidates:
-        magnitude = bits[i] & _MAGNITUDE
+        magnitude = _ordered(bits[i])
         if magnitude > threshold:
             out[count] = i
             count += 1
@@ -83,7 +89,7 @@ def _finish(bits: Any, candidates: Any, threshold: Any, out: Any) -> None:
 def _magnitudes(bits: Any, indices: Any) -> Any:
     out = np.empty(indices.size, np.int32)
     for j in range(indices.size):
-        out[j] = bits[indices[j]] & _MAGNITUDE
+        out[j] = _ordered(bits[indices[j]])
     return out
 
 
@@ -115,7 +121,7 @@ def _candidates(bits: NDArray[np.int32], k: int) -> Ints:
         sample = bits[:: max(1, n // _SAMPLE) | 1] & _MAGNITUDE
         expected = k / n * sample.size
         rank = min(int(expected + 4 * expected**0.5) + 4, sample.size - 1)
-        guess = np.partition(sample, sample.size - 1 - rank)[sample.size - 1 - rank]
+        guess = min(np.partition(sample, sample.size - 1 - rank)[sample.size - 1 - rank], _INFINITY)
         buffer = np.empty(min(n, 2 * k + 16 * n // _SAMPLE + 64) + 1, np.int64)
         count = _compact(bits, guess, buffer)
         if count >= k:

@@ -21,7 +21,7 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
 
     Among equals the lowest index wins; NaN and Inf count as the largest of all.
     """
-    magnitude = x.abs().nan_to_num(nan=torch.inf)
+    magnitude = x.abs().masked_fill(x.isnan(), torch.inf)
     order = torch.sort(magnitude, descending=True, stable=True).indices
     return order[:k].sort().values
 

@@ -1,0 +1,22 @@
+"""What all tests share: one thread per rank, and the seed of the sampled laws in the header."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import torch
+
+# Set before workers of pytest-xdist start, so that all of them sample the same rows.
+os.environ.setdefault("GRADWIRE_LAWS_SEED", str(random.SystemRandom().randrange(10**6)))
+
+# Ranks are threads: a pool of more threads under each of them only makes them wait for each other.
+torch.set_num_threads(1)
+
+
+def pytest_report_header() -> str:
+    """How to run the same sample of the laws again."""
+    if os.environ.get("GRADWIRE_LAWS") == "full":
+        return "laws: in full"
+    seed = os.environ["GRADWIRE_LAWS_SEED"]
+    return f"laws: pairwise sample, repeat it with GRADWIRE_LAWS_SEED={seed} (GRADWIRE_LAWS=full for all)"

@@ -1,0 +1,101 @@
+"""The meter notes every round once, and owes what a failed rank did not send."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
+from gradwire.errors import RanksDisagree
+from tests.unit.comm.verbs import CALLS, SIZE, Call
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_verbs_pass_through_unchanged(call: Call, world: int) -> None:
+    for rank, result in enumerate(run_ranks(world, lambda comm: call.issue(Metered(comm)))):
+        assert torch.equal(result, call.expected(rank, world))
+
+
+def test_rounds_are_noted_in_order_with_the_payload_each_rank_hands_in() -> None:
+    def body(comm: ThreadComm) -> Metered:
+        metered = Metered(comm)
+        for call in CALLS[:5]:
+            call.issue(metered)
+        return metered
+
+    f32 = torch.float32
+    for metered in run_ranks(3, body):
+        assert metered.rounds == [
+            Round("all_reduce", SIZE, f32),
+            Round("all_gather", SIZE, f32),
+            Round("broadcast", SIZE, f32),
+            Round("all_to_all", 3 * SIZE, f32),
+            Round("shift", SIZE, f32),
+        ]
+        assert metered.wire_bytes == sum(noted.wire_bytes(3) for noted in metered.rounds)
+
+
+def test_round_that_could_not_be_issued_is_not_counted() -> None:
+    def body(comm: ThreadComm) -> list[Round]:
+        metered = Metered(comm)
+        with pytest.raises(RanksDisagree):
+            metered.all_reduce(torch.zeros(1 + comm.rank))
+        return metered.rounds
+
+    assert run_ranks(2, body) == [[], []]
+
+
+AGREED = (
+    Round("all_reduce", 4, torch.float32),
+    Round("all_gather", 3, torch.uint8),
+    Round("all_to_all", 6, torch.float16),
+    Round("shift", 5, torch.float64),
+)
+
+
+def issue(comm: Metered, round_: Round) -> None:
+    ones = torch.ones(round_.numel, dtype=round_.dtype)
+    if round_.verb == "all_reduce":
+        comm.all_reduce(ones)
+    elif round_.verb == "all_gather":
+        comm.all_gather(ones.new_empty(comm.world, round_.numel), ones)
+    elif round_.verb == "all_to_all":
+        comm.all_to_all(torch.empty_like(ones.view(comm.world, -1)), ones.view(comm.world, -1))
+    else:
+        comm.shift(torch.empty_like(ones), ones)
+
+
+@pytest.mark.parametrize("sent", range(len(AGREED) + 1))
+def test_failed_rank_keeps_the_order_with_zeros(sent: int) -> None:
+    def body(comm: ThreadComm) -> list[Round]:
+        metered = Metered(comm)
+        for round_ in AGREED[: sent if comm.rank == 1 else len(AGREED)]:
+            issue(metered, round_)
+        if comm.rank == 1:
+            owe_zeros(metered, AGREED, torch.device("cpu"))
+        return metered.rounds
+
+    assert run_ranks(3, body) == [list(AGREED)] * 3
+
+
+def test_owed_payload_is_zero() -> None:
+    def body(comm: ThreadComm) -> float:
+        metered, tensor = Metered(comm), torch.ones(1)
+        if comm.rank == 0:
+            owe_zeros(metered, [Round("all_reduce", 1, torch.float32)], torch.device("cpu"))
+        else:
+            metered.all_reduce(tensor).wait()
+        return tensor.item()
+
+    assert run_ranks(3, body)[1:] == [2.0, 2.0]
+
+
+def test_broadcast_cannot_be_owed() -> None:
+    with pytest.raises(AssertionError, match="root"):
+        run_ranks(
+            1,
+            lambda comm: owe_zeros(
+                Metered(comm), [Round("broadcast", 1, torch.float32)], torch.device("cpu")
+            ),
+        )

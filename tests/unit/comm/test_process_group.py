@@ -1,0 +1,59 @@
+"""The verbs over real gloo ranks give what the slow computation gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.comm import ProcessGroupComm
+from tests.unit.comm.verbs import CALLS
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_rank(rank: int, world: int, meeting_file: str) -> None:
+    """Body of one process: every verb, compared with what this rank must hold."""
+    store = dist.FileStore(meeting_file, world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    comm = ProcessGroupComm(dist.group.WORLD)
+    for call in CALLS:
+        assert torch.equal(call.issue(comm), call.expected(rank, world)), f"{call.name} on rank {rank}"
+    called = []
+    pending = comm.all_reduce(torch.ones(1))
+    pending.then(lambda: called.append(True))
+    pending.wait()
+    dist.barrier()
+    assert called == [True]
+    dist.destroy_process_group()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("world", [1, 3])
+def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:
+    code = "import sys; from tests.unit.comm.test_process_group import run_rank as run; "
+    code += "run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), str(world), str(tmp_path / "meeting")],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, output in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, output

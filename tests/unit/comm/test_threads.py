@@ -1,0 +1,135 @@
+"""Ranks as threads: the verbs, and what misuse raises."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from gradwire.comm import ThreadComm, run_ranks
+from gradwire.errors import RanksDisagree
+from tests.unit.comm.verbs import CALLS, Call
+
+WORLDS = (1, 2, 3, 4, 5, 7)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_verb(call: Call, world: int) -> None:
+    for rank, result in enumerate(run_ranks(world, call.issue)):
+        assert torch.equal(result, call.expected(rank, world))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_results_are_private_to_each_rank(world: int) -> None:
+    def body(comm: ThreadComm) -> torch.Tensor:
+        tensor = torch.ones(3)
+        comm.all_reduce(tensor).wait()
+        return tensor.add_(comm.rank)
+
+    for rank, result in enumerate(run_ranks(world, body)):
+        assert result.tolist() == [world + rank] * 3
+
+
+def test_sum_is_in_rank_order() -> None:
+    # 1 + 1e8 rounds to 1e8 in float32, so each order of addition has a result of its own.
+    terms = torch.tensor([1e8, -1e8, 1.0])
+
+    def body(comm: ThreadComm) -> float:
+        tensor = terms[comm.rank].clone().view(1)
+        comm.all_reduce(tensor).wait()
+        return tensor.item()
+
+    assert run_ranks(3, body) == [1.0] * 3
+
+
+def test_no_elements_are_a_round_too() -> None:
+    def body(comm: ThreadComm) -> int:
+        comm.all_reduce(torch.zeros(0)).wait()
+        comm.all_gather(torch.zeros(comm.world, 0), torch.zeros(0)).wait()
+        return comm.rank
+
+    assert run_ranks(3, body) == [0, 1, 2]
+
+
+def issue_mismatched(comm: ThreadComm, what: str) -> None:
+    odd = comm.rank == 1
+    if what == "verb":
+        tensor = torch.zeros(4)
+        comm.broadcast(tensor, 0) if odd else comm.all_reduce(tensor)
+    elif what == "size":
+        comm.all_reduce(torch.zeros(5 if odd else 4))
+    elif what == "shape":
+        comm.all_reduce(torch.zeros((2, 2) if odd else (4,)))
+    elif what == "dtype":
+        comm.all_reduce(torch.zeros(4, dtype=torch.float64 if odd else torch.float32))
+    elif what == "root":
+        comm.broadcast(torch.zeros(4), 1 if odd else 0)
+    elif what == "distance":
+        comm.shift(torch.zeros(4), torch.zeros(4), 2 if odd else 1)
+
+
+@pytest.mark.parametrize("world", [2, 3, 7])
+@pytest.mark.parametrize("what", ["verb", "size", "shape", "dtype", "root", "distance"])
+def test_mismatch_raises_on_all_ranks_and_shows_what_each_wanted(what: str, world: int) -> None:
+    raised: list[str] = []
+
+    def body(comm: ThreadComm) -> None:
+        try:
+            issue_mismatched(comm, what)
+        except RanksDisagree as error:
+            raised.append(str(error))
+            raise
+
+    with pytest.raises(RanksDisagree, match="ranks issued different collectives"):
+        run_ranks(world, body)
+    assert len(raised) == world
+    assert all("different collectives" in text for text in raised)
+
+
+def test_rank_that_raises_frees_the_others_and_its_error_wins() -> None:
+    def body(comm: ThreadComm) -> None:
+        if comm.rank == 2:
+            raise ZeroDivisionError("a rank of its own mind")
+        comm.all_reduce(torch.zeros(1)).wait()
+
+    started = time.perf_counter()
+    with pytest.raises(ZeroDivisionError, match="of its own mind"):
+        run_ranks(3, body)
+    assert time.perf_counter() - started < 5
+
+
+def test_rank_that_returns_early_frees_the_others() -> None:
+    def body(comm: ThreadComm) -> None:
+        for _ in range(1 if comm.rank == 0 else 2):
+            comm.all_reduce(torch.zeros(1)).wait()
+
+    started = time.perf_counter()
+    with pytest.raises(RanksDisagree, match="stopped issuing collectives"):
+        run_ranks(3, body)
+    assert time.perf_counter() - started < 5
+
+
+def test_rank_that_never_comes_is_waited_for_no_longer_than_the_timeout() -> None:
+    def body(comm: ThreadComm) -> None:
+        if comm.rank == 0:
+            time.sleep(1.0)
+        else:
+            comm.all_reduce(torch.zeros(1)).wait()
+
+    with pytest.raises(RanksDisagree, match="stopped issuing collectives"):
+        run_ranks(2, body, timeout_s=0.1)
+
+
+def test_many_rounds_in_a_row_do_not_mix() -> None:
+    def body(comm: ThreadComm) -> list[float]:
+        sums = []
+        for number in range(200):
+            tensor = torch.full((1,), float(number + comm.rank))
+            comm.all_reduce(tensor).wait()
+            sums.append(tensor.item())
+        return sums
+
+    for sums in run_ranks(4, body):
+        assert sums == [4.0 * number + 6.0 for number in range(200)]

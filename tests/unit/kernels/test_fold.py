@@ -1,0 +1,106 @@
+"""The one-pass fold against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import Folded, fold, reference
+
+SIZES = (0, 1, 2, 4095, 4096, 4097, 12_289, 100_003)
+INF, NAN = float("inf"), float("nan")
+
+
+def pair(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, generator=generator), torch.randn(n, generator=generator)
+
+
+def both(committed: Tensor, grad: Tensor, coefficient: float, scale: float) -> tuple[Tensor, Tensor]:
+    fast, slow = torch.full_like(committed, NAN), torch.full_like(committed, NAN)
+    flags = fold(fast, committed, grad, coefficient, scale)
+    assert flags == Folded(*reference.fold(slow, committed, grad, coefficient, scale))
+    return fast, slow
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("coefficient", "scale"), [(1.0, 1.0), (0.7, 1.0), (0.0, 1.0), (0.5, 0.25)])
+def test_bits_of_the_reference_when_the_scale_is_a_power_of_two(
+    n: int, coefficient: float, scale: float
+) -> None:
+    # Then the product of scale and gradient is exact, and one rounding is left on either path.
+    fast, slow = both(*pair(n), coefficient, scale)
+    assert torch.equal(fast, slow)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_within_one_rounding_of_the_reference_for_any_scale(n: int) -> None:
+    # The reference may fuse multiply and add, which saves the rounding of scale · gradient: half an ulp.
+    committed, grad = pair(n)
+    fast, slow = both(committed, grad, 0.9, 0.3)
+    magnitude = 0.9 * committed.abs() + 0.3 * grad.abs()
+    assert ((fast - slow).abs() <= torch.finfo(torch.float32).eps * magnitude).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4095, 4096, 4097, 100_003])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("where", ["memory", "gradient"])
+def test_one_poisoned_element_is_seen_wherever_it_is(n: int, value: float, where: str) -> None:
+    for position in {0, n // 2, n - 1}:
+        committed, grad = torch.zeros(n), torch.zeros(n)
+        (committed if where == "memory" else grad)[position] = value
+        folded = fold(torch.empty(n), committed, grad, 1.0)
+        assert folded == Folded(any_gradient=where == "gradient", finite=False)
+
+
+def test_sum_that_overflows_is_not_finite() -> None:
+    big = torch.full((5,), 3e38)
+    assert not fold(torch.empty(5), big, big, 1.0).finite
+
+
+@pytest.mark.parametrize("n", [1, 4096, 4097])
+def test_smallest_gradient_counts_and_zeros_of_either_sign_do_not(n: int) -> None:
+    committed, grad = torch.ones(n), torch.zeros(n)
+    grad[n // 2] = -0.0
+    assert not fold(torch.empty(n), committed, grad, 1.0).any_gradient
+    grad[-1] = 1e-45
+    assert fold(torch.empty(n), committed, grad, 1.0).any_gradient
+
+
+def test_subnormals_survive() -> None:
+    tiny = torch.full((9,), 1e-44)
+    working = torch.empty(9)
+    fold(working, tiny, tiny, 1.0)
+    assert torch.equal(working, tiny + tiny)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
+    committed, grad = (half.to(dtype) for half in pair(101))
+    fast, slow = both(committed, grad, 0.6, 1.5)
+    assert fast.dtype == dtype
+    assert torch.equal(fast, slow)
+
+
+def test_strided_views_take_the_reference_path_and_leave_the_gaps_alone() -> None:
+    buffer = torch.full((200,), 7.0)
+    committed, grad = pair(100)
+    fold(buffer[::2], committed, grad, 1.0)
+    assert torch.equal(buffer[::2], committed + grad)
+    assert (buffer[1::2] == 7.0).all()
+
+
+def test_slices_of_larger_memory_are_written_nowhere_else() -> None:
+    buffer = torch.full((5002,), 7.0)
+    committed, grad = pair(5000)
+    fold(buffer[1:-1], committed, grad, 1.0)
+    assert torch.equal(buffer[1:-1], committed + grad)
+    assert buffer[0] == buffer[-1] == 7.0
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_unequal_sizes_raise_instead_of_reading_beyond_the_end(short: int) -> None:
+    tensors = [torch.zeros(9 if number == short else 10) for number in range(3)]
+    with pytest.raises(ValueError, match="shapes differ"):
+        fold(*tensors, 1.0)
