@@ -4,6 +4,7 @@ The package carries a class-balanced slice, so that tests and the demo run offli
 `dataset-fashion-mnist` is installed, the full 60,000 + 10,000 images are used instead.
 """
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ def fashion_mnist(*, full: bool = True) -> ImageSet:
     """The full set where it is installed and `full` is true, else the slice in this package."""
     if full and idx_files(INSTALLED):
         return idx_folder(INSTALLED, "Fashion-MNIST, full set")
-    return idx_folder(VENDORED, "Fashion-MNIST, vendored slice of 1,200 + 200 images per class")
+    return _vendored()
 
 
 def idx_files(folder: Path) -> list[Path]:
@@ -46,6 +47,11 @@ def write_slice(full: Path, target: Path) -> None:
         chosen = np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in range(CLASSES)]))
         write_idx(target / f"{part}-images-idx3-ubyte.xz", images[chosen])
         write_idx(target / f"{part}-labels-idx1-ubyte.xz", labels[chosen])
+
+
+@cache
+def _vendored() -> ImageSet:
+    return idx_folder(VENDORED, "Fashion-MNIST, vendored slice of 1,200 + 200 images per class")
 
 
 def _stems() -> list[str]:

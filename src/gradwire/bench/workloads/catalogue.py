@@ -21,7 +21,7 @@ _IMAGES = {
     "convnet": Recipe(ConvNet, batch_size=16, learning_rate=0.02),
 }
 _EMULATED = ("shrink", "time_scale")
-_TEXT = {"chargpt": (Size(), 8)}
+_TEXT = {"chargpt": (Size(), 6)}
 
 
 def names() -> list[str]:

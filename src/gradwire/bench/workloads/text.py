@@ -20,9 +20,9 @@ _TEST_WINDOWS = 64
 class Size:
     """The transformer's shape; `length` is the number of characters that it sees."""
 
-    width: int = 192
-    depth: int = 6
-    heads: int = 6
+    width: int = 256
+    depth: int = 3
+    heads: int = 4
     length: int = 64
 
 

@@ -44,7 +44,8 @@ class CharGPT(nn.Module):
             if parameter.dim() == 2:
                 # what is added to the residual stream 2·depth times starts smaller by the root of that
                 onto_stream = name.endswith(("attended.weight", "narrow.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * depth) if onto_stream else 0.02)
+                std = 1 / math.sqrt(2 * depth * width if onto_stream else width)
+                nn.init.normal_(parameter, std=std)
 
     def forward(self, codes: Tensor) -> Tensor:
         """(n, length) character codes -> (n, length, vocabulary) logits."""
