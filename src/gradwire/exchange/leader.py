@@ -14,7 +14,9 @@ from torch import Tensor
 
 from gradwire.codec.select import Selector
 from gradwire.comm.base import Comm, Round
+from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
+from gradwire.kernels import put, take
 from gradwire.memory import Memory
 from gradwire.moment import Moment
 
@@ -44,15 +46,12 @@ class Leader:
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Two all-reduces (indices, values), three when norms elect the leader."""
         indices = self._spread(x, self._leader(x, comm, at), comm, at)
-        values = x[indices]
-        x[indices] = 0.0
-        values *= 1.0 / comm.world
+        values = take(x, indices, 1.0 / comm.world)
         pending = comm.all_reduce(values)
 
         def finish() -> None:
             pending.wait()
-            mean.zero_()
-            mean[indices] = values
+            put(mean, indices, values)
 
         return finish
 
@@ -71,13 +70,20 @@ class Leader:
         else:
             indices = torch.zeros(self.selector.count(x.numel()), dtype=torch.int32, device=x.device)
         comm.all_reduce(indices).wait()
-        return indices.long()
+        _check_range(indices, x.numel())
+        return indices
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
         count = self.selector.count(numel)
         election = () if self.elect == "round_robin" else (Round("all_reduce", at.world, torch.float32),)
         return (*election, Round("all_reduce", count, torch.int32), Round("all_reduce", count, dtype))
+
+
+def _check_range(indices: Tensor, numel: int) -> None:
+    """The kernels do not check bounds; what comes from a peer is checked here, once."""
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel:
+        raise WireError(f"the leader sent indices outside 0 … {numel - 1}")
 
 
 def leader(selector: Selector, elect: Elect = "round_robin") -> Leader:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.kernels import cpu, reference
 
-__all__ = ["Folded", "fold", "prepare", "sample_indices", "topk_indices"]
+__all__ = ["Folded", "fold", "prepare", "put", "sample_indices", "take", "topk_indices"]
 
 
 class Folded(NamedTuple):
@@ -60,6 +60,38 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     return torch.from_numpy(cpu.topk_indices(x.numpy(), k))
 
 
+def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
+    """weight · x[indices] (k,), leaving zeros in x (n,) where it was taken.
+
+    `indices` (k,) are int32 or int64 within 0 … n - 1; they are not checked again here.
+
+    >>> import torch
+    >>> x = torch.tensor([1.0, 2.0, 3.0])
+    >>> take(x, torch.tensor([0, 2]), 0.5), x
+    (tensor([0.5000, 1.5000]), tensor([0., 2., 0.]))
+    """
+    if not (_is_fast(x) and indices.is_contiguous()):
+        return reference.take(x, indices.long(), weight)
+    values = torch.empty(indices.numel(), dtype=x.dtype)
+    cpu.take(x.numpy(), indices.numpy(), np.float32(weight), values.numpy())
+    return values
+
+
+def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Make `out` (n,) zero but for out[indices] = values (k,); indices as for `take`.
+
+    >>> import torch
+    >>> out = torch.ones(3)
+    >>> put(out, torch.tensor([1]), torch.tensor([5.0]))
+    >>> out
+    tensor([0., 5., 0.])
+    """
+    if not (_is_fast(out, values) and indices.is_contiguous()):
+        reference.put(out, indices.long(), values)
+        return
+    cpu.put(out.numpy(), indices.numpy(), values.numpy())
+
+
 @lru_cache(maxsize=32)
 def sample_indices(n: int, k: int, seed: int) -> Tensor:
     """k of n indices (k,) int64, ascending, uniformly without replacement; equal seeds give equal draws.
@@ -80,3 +112,6 @@ def prepare() -> None:
     fold(torch.empty_like(x), x, x, 1.0)
     topk_indices(x, 16)
     sample_indices(64, 8, 0)
+    for dtype in (torch.int32, torch.int64):
+        indices = torch.arange(4, dtype=dtype)
+        put(x, indices, take(x, indices))

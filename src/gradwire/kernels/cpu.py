@@ -122,11 +122,31 @@ def _candidates(bits: NDArray[np.int32], k: int) -> Ints:
         expected = k / n * sample.size
         rank = min(int(expected + 4 * expected**0.5) + 4, sample.size - 1)
         guess = min(np.partition(sample, sample.size - 1 - rank)[sample.size - 1 - rank], _INFINITY)
+        # Mostly zeros: what is not zero is few, and may be enough.
+        guess = max(guess, np.int32(1))
         buffer = np.empty(min(n, 2 * k + 16 * n // _SAMPLE + 64) + 1, np.int64)
         count = _compact(bits, guess, buffer)
         if count >= k:
             return buffer[:count]
     return np.arange(n, dtype=np.int64)
+
+
+@njit(nogil=True, cache=True)
+def take(x: Any, indices: Any, weight: Any, values: Any) -> None:
+    """float32: values = weight · x[indices], then x[indices] = 0."""
+    for j in range(indices.size):
+        values[j] = weight * x[indices[j]]
+    # A second pass, so that an index that occurs twice counts twice, as in the reference.
+    for j in range(indices.size):
+        x[indices[j]] = 0.0
+
+
+@njit(nogil=True, cache=True)
+def put(out: Any, indices: Any, values: Any) -> None:
+    """float32: zero `out` but for out[indices] = values."""
+    out[:] = 0.0
+    for j in range(indices.size):
+        out[indices[j]] = values[j]
 
 
 @njit(nogil=True, cache=True)

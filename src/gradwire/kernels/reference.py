@@ -26,6 +26,19 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     return order[:k].sort().values
 
 
+def take(x: Tensor, indices: Tensor, weight: float) -> Tensor:
+    """weight · x[indices]; zeroes what it took."""
+    values = x[indices] * weight
+    x[indices] = 0.0
+    return values
+
+
+def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Zero `out` but for out[indices] = values."""
+    out.zero_()
+    out[indices] = values
+
+
 def splitmix64(state: int) -> tuple[int, int]:
     """One step of Vigna's SplitMix64 generator: (next state, 64 random bits)."""
     mask = (1 << 64) - 1

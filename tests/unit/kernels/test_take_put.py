@@ -1,0 +1,31 @@
+"""take and put against their references."""
+
+import pytest
+import torch
+
+from gradwire.kernels import put, reference, take
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("indices", [[], [0], [4, 1, 3], [0, 1, 2, 3, 4], [2, 2]])
+def test_take_leaves_zeros_where_it_took(indices: list[int], dtype: torch.dtype) -> None:
+    fast, slow = torch.arange(1.0, 6.0), torch.arange(1.0, 6.0)
+    which = torch.tensor(indices, dtype=dtype)
+    assert torch.equal(take(fast, which, 0.5), reference.take(slow, which.long(), 0.5))
+    assert torch.equal(fast, slow)
+    assert not fast[which.long()].any()
+
+
+@pytest.mark.parametrize("value_type", [torch.float32, torch.float64])
+def test_put_overwrites_everything_else_with_zero(value_type: torch.dtype) -> None:
+    out = torch.full((100,), torch.nan, dtype=value_type)
+    put(out, torch.tensor([3, 99]), torch.tensor([1.0, -2.0], dtype=value_type))
+    expected = torch.zeros(100, dtype=value_type)
+    expected[3], expected[99] = 1.0, -2.0
+    assert torch.equal(out, expected)
+
+
+def test_take_on_a_strided_tensor_takes_the_reference_path() -> None:
+    x = torch.arange(10.0)[::2]
+    assert torch.equal(take(x, torch.tensor([1, 2])), torch.tensor([2.0, 4.0]))
+    assert torch.equal(x, torch.tensor([0.0, 0.0, 0.0, 6.0, 8.0]))
