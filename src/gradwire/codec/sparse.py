@@ -44,7 +44,8 @@ class Values:
 class Sparse:
     """Indices (int32) and values in one byte buffer: one collective per unit, not two.
 
-    Layout: count int32 indices, padded to a multiple of 8 bytes, then the values.
+    Layout: count int32 indices, padded to a multiple of 8 bytes, then the values, padded to a multiple
+    of 4 so that in a gathered (world, bytes) buffer every rank's indices are aligned.
     """
 
     selector: Selector
@@ -61,28 +62,41 @@ class Sparse:
     def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""
         count = self.selector.count(numel)
-        return _index_bytes(count) + count * dtype.itemsize, torch.uint8
+        return _index_bytes(count) + _padded(count * dtype.itemsize, 4), torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
         indices = self.selector.select(x, at)
         size, dtype = self.payload(x.numel(), x.dtype)
         payload = torch.zeros(size, dtype=dtype, device=x.device)
-        start = _index_bytes(indices.numel())
-        payload[: 4 * indices.numel()].view(torch.int32).copy_(indices)
-        payload[start:].view(x.dtype).copy_(x[indices])
+        kept, values = self._parts(payload, indices.numel(), x.dtype)
+        kept.copy_(indices)
+        values.copy_(x[indices])
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""
-        count = self.selector.count(out.numel())
-        indices = payload[: 4 * count].view(torch.int32).long()
-        values = payload[_index_bytes(count) :].view(out.dtype)
-        out.index_add_(0, indices, values, alpha=weight)
+        if out.numel() == 0:
+            return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
+        indices, values = self._parts(payload, self.selector.count(out.numel()), out.dtype)
+        out.index_add_(0, indices.long(), values, alpha=weight)
+
+    @staticmethod
+    def _parts(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The indices and the values within a payload, as views."""
+        start = _index_bytes(count)
+        return (
+            payload[: 4 * count].view(torch.int32),
+            payload[start : start + count * dtype.itemsize].view(dtype),
+        )
+
+
+def _padded(size: int, grain: int) -> int:
+    return -(-size // grain) * grain
 
 
 def _index_bytes(count: int) -> int:
-    return (4 * count + 7) // 8 * 8
+    return _padded(4 * count, 8)
 
 
 def values(selector: Selector) -> Values:

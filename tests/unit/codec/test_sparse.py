@@ -1,0 +1,72 @@
+"""Values alone, and values with indices: the bytes, and what comes out again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.codec import everything, random_k, sparse, top_k, values
+from gradwire.moment import Moment
+
+AT = Moment(step=4, unit=1, rank=0, world=3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ratio", "size"),
+    [
+        (torch.float32, 0.2, 8 + 2 * 4),
+        (torch.float32, 0.3, 16 + 3 * 4),  # three indices fill 12 bytes, padded to 16
+        (torch.float64, 0.3, 16 + 3 * 8),
+        (torch.float16, 0.3, 16 + 8),  # three values fill 6 bytes, padded to 8
+        (torch.bfloat16, 0.2, 8 + 4),
+    ],
+)
+def test_layout(dtype: torch.dtype, ratio: float, size: int) -> None:
+    x = torch.tensor([0, 0, 7, 0, -9, 0, 0, 0, 8, 0], dtype=dtype)
+    codec = sparse(top_k(ratio))
+    payload = codec.encode(x, AT)
+    count = round(10 * ratio)
+    kept = [2, 4, 8] if count == 3 else [4, 8]
+    start = -(-4 * count // 8) * 8
+    assert codec.payload(10, dtype) == (size, torch.uint8)
+    assert payload.shape == (size,)
+    assert payload[: 4 * count].view(torch.int32).tolist() == kept
+    assert payload[start : start + count * dtype.itemsize].view(dtype).tolist() == x[kept].tolist()
+
+
+def test_padding_is_zero_so_that_equal_tensors_have_equal_bytes() -> None:
+    payload = sparse(top_k(0.3)).encode(torch.arange(10.0).half(), AT)
+    assert payload[12:16].tolist() == [0] * 4
+    assert payload[22:].tolist() == [0] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("numel", [0, 1, 30, 50])
+def test_every_row_of_a_gathered_buffer_decodes(dtype: torch.dtype, numel: int) -> None:
+    # A row starts where the one before ends: a view as int32 needs that to be a multiple of 4.
+    codec, x = sparse(top_k(0.1)), torch.arange(numel).to(dtype)
+    payload = codec.encode(x, AT)
+    rows = torch.stack([payload] * 3)
+    for row in rows:
+        out = torch.zeros_like(x)
+        codec.add_decoded(row, out, 1.0, AT)
+        assert torch.equal(out, torch.where(x >= numel - codec.selector.count(numel), x, 0))
+
+
+def test_values_alone_come_back_to_their_places() -> None:
+    codec, x, out = values(random_k(0.2)), torch.arange(1.0, 101.0), torch.zeros(100)
+    payload = codec.encode(x, AT)
+    codec.add_decoded(payload, out, 2.0, AT)
+    assert payload.shape == (20,)
+    assert torch.equal(out[out != 0], 2 * payload)
+    assert torch.equal(out[out != 0], 2 * x[out != 0])
+
+
+def test_values_of_everything_are_the_tensor() -> None:
+    x = torch.arange(5.0)
+    assert torch.equal(values(everything()).encode(x, AT), x)
+
+
+def test_values_alone_need_a_selector_that_chooses_alike_everywhere() -> None:
+    with pytest.raises(ValueError, match="differs between ranks"):
+        values(top_k(0.1))

@@ -1,0 +1,85 @@
+"""Who leads, and what the others send."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.codec import random_k, top_k
+from gradwire.comm import Round
+from gradwire.exchange import leader
+from tests.unit.exchange.steps import step
+
+WORLDS = (1, 2, 3, 4, 5, 7)
+
+
+def own_peak(rank: int) -> torch.Tensor:
+    """Largest at the element with the rank's number, so that the choice shows who made it."""
+    x = torch.ones(10)
+    x[rank] = 5.0
+    return x
+
+
+def chosen(results) -> int:
+    choices = {int(result.mean.nonzero().item()) for result in results}
+    assert len(choices) == 1
+    return choices.pop()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ranks_lead_in_turn(world: int) -> None:
+    exchange = leader(top_k(0.1))
+    leaders = [chosen(step(exchange, own_peak, world, number)) for number in range(2 * world)]
+    assert leaders == [number % world for number in range(2 * world)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_largest_norm_leads(world: int) -> None:
+    for strongest in range(world):
+        results = step(
+            leader(top_k(0.1), "norm"),
+            lambda rank, strongest=strongest: own_peak(rank) * (3.0 if rank == strongest else 1.0),
+            world,
+            number=world + 1,
+        )
+        assert chosen(results) == strongest
+
+
+def test_norm_counts_the_whole_vector_and_not_its_peak() -> None:
+    flat, peak = torch.full((100,), 1.0), torch.zeros(100)
+    peak[7] = 9.0
+    results = step(leader(top_k(0.01), "norm"), [flat, peak].__getitem__, 2)
+    assert chosen(results) == 0
+
+
+def test_lowest_rank_leads_among_equal_norms() -> None:
+    assert chosen(step(leader(top_k(0.1), "norm"), own_peak, 4)) == 0
+
+
+def test_chosen_elements_are_averaged_and_the_rest_stays() -> None:
+    first, second = step(leader(top_k(0.1)), own_peak, 2, number=1)
+    assert first.mean.tolist() == second.mean.tolist() == [0.0, 3.0] + [0.0] * 8
+    assert first.unsent.tolist() == [5.0, 0.0] + [1.0] * 8
+    assert second.unsent.tolist() == [1.0, 0.0] + [1.0] * 8
+
+
+@pytest.mark.parametrize("elect", ["round_robin", "norm"])
+def test_poisoned_rank_keeps_the_order_of_rounds(elect) -> None:
+    exchange = leader(random_k(0.1), elect)
+    for result in step(exchange, lambda rank: own_peak(rank) * (torch.nan if rank == 1 else 1.0), 3):
+        assert len(result.rounds) == (2 if elect == "round_robin" else 3)
+
+
+def test_rounds_do_not_grow_with_the_world_but_for_the_norms() -> None:
+    results = step(leader(top_k(0.1), "norm"), own_peak, 5)
+    f32, i32 = torch.float32, torch.int32
+    assert results[0].rounds == [
+        Round("all_reduce", 5, f32),
+        Round("all_reduce", 1, i32),
+        Round("all_reduce", 1, f32),
+    ]
+
+
+def test_unknown_election_raises() -> None:
+    with pytest.raises(ValueError, match="none of round_robin, norm"):
+        leader(top_k(0.1), "strongest")

@@ -1,0 +1,39 @@
+"""All-reduce of payloads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.codec import cast, random_k, sparse, top_k, values
+from gradwire.exchange import reduce
+from tests.unit.exchange.steps import step
+
+
+def test_what_the_cast_dropped_stays_with_its_rank() -> None:
+    # bfloat16 keeps 8 bits: of 257 it keeps 256 on rank 0, and of 1 everything on rank 1.
+    inputs = [torch.tensor([2 * 257.0]), torch.tensor([2 * 1.0])]
+    first, second = step(reduce(cast(torch.bfloat16)), inputs.__getitem__, 2)
+    assert first.mean.item() == second.mean.item() == 256.0
+    assert (first.unsent.item(), second.unsent.item()) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sum_of_half_precision_payloads_stays_in_the_range_of_one(world: int) -> None:
+    for result in step(reduce(cast(torch.float16)), lambda rank: torch.full((1,), 65000.0), world):
+        assert result.mean.isfinite().all()
+
+
+def test_only_shared_random_elements_travel() -> None:
+    results = step(reduce(values(random_k(0.25))), lambda rank: torch.full((40,), float(rank + 1)), 3)
+    sent = results[0].mean != 0
+    assert int(sent.sum()) == 10
+    for rank, result in enumerate(results):
+        assert result.mean[sent].tolist() == pytest.approx([2.0] * 10, rel=1e-6)
+        assert (result.unsent[~sent] == rank + 1).all()
+        assert result.unsent[sent].abs().max() < 1e-6
+
+
+def test_payloads_that_cannot_be_summed_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"use gather\(codec\)"):
+        reduce(sparse(top_k(0.1)))
