@@ -3,6 +3,7 @@
 import typer
 
 from gradwire.cli import net
+from gradwire.cli.bench import bench
 from gradwire.cli.recipes import recipes
 
 app = typer.Typer(
@@ -13,6 +14,7 @@ app = typer.Typer(
 )
 app.add_typer(net.app, name="net")
 app.command()(recipes)
+app.command()(bench)
 
 
 @app.callback()

@@ -1,0 +1,79 @@
+"""JSON lines between the launcher and one worker: commands on its stdin, answers on a pipe of their own.
+
+Standard output stays free for whatever a workload prints: it cannot corrupt an answer.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+REPLY_FD = "GRADWIRE_BENCH_REPLY_FD"
+
+Message = dict[str, Any]
+
+
+def encode(message: Message) -> bytes:
+    """One line of UTF-8; NaN and infinities become null, which JSON can carry."""
+    return (json.dumps(_finite(message), separators=(",", ":")) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return (
+            value if value - value == 0.0 else None
+        )  # NaN and ±Inf are the floats that differ from themselves
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+class Lines:
+    """Reassembles lines from a non-blocking descriptor; owns the descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.closed = False
+        self._rest = b""
+
+    def read(self) -> list[Message]:
+        """All complete messages available now; sets `closed` when the other side is gone."""
+        try:
+            chunk = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return []
+        self.closed = not chunk
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [json.loads(line) for line in lines if line]
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.fd)
+
+
+class WorkerEnd:
+    """The worker's side: iterate over commands, `send` answers."""
+
+    def __init__(self, commands: TextIO, reply_fd: int) -> None:
+        self._commands = commands
+        self._reply_fd = reply_fd
+
+    @classmethod
+    def from_environment(cls) -> "WorkerEnd":
+        """Stdin and the descriptor that the launcher named."""
+        return cls(sys.stdin, int(os.environ[REPLY_FD]))
+
+    def __iter__(self) -> Iterator[Message]:
+        """Commands until the launcher closes its side: a worker never outlives its launcher while idle."""
+        for line in self._commands:
+            yield json.loads(line)
+
+    def send(self, message: Message) -> None:
+        """Write one whole line (blocking)."""
+        data = encode(message)
+        while data:
+            data = data[os.write(self._reply_fd, data) :]

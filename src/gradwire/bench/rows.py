@@ -1,0 +1,100 @@
+"""From measurements to rows: pure arithmetic, one row per setting."""
+
+import operator
+from dataclasses import asdict
+from statistics import fmean, median
+from typing import Any
+
+from gradwire.bench import peers
+from gradwire.bench.setting import Measured
+from gradwire.bench.settings import BOUND, BOUND_AGAIN
+from gradwire.bench.statistics import median_over_steps, paired, slowest, spread
+
+# The loss is the mean over ranks of so many last counted steps: single batches jump.
+LOSS_WINDOW = 10
+
+_TIMES = ("data_s", "forward_s", "backward_s", "exposed_comm_s", "optimizer_s", "cpu_s")
+
+
+def rows(measured: list[Measured], workers: int) -> dict[str, Any]:
+    """{"rows": […], "spread": A/A comparison of the two bounds or None}."""
+    by_name = {item.entry.name: item for item in measured}
+    bound, again = by_name.get(BOUND.name), by_name.get(BOUND_AGAIN.name)
+    ddp = by_name.get("ddp")
+    return {
+        "rows": [row(item, bound, ddp, workers) for item in measured],
+        "spread": compare(again, bound),
+    }
+
+
+def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: int) -> dict[str, Any]:
+    """One setting's figures; a failed one says why, with what it measured before."""
+    steps = item.steps()
+    times = slowest(steps)
+    return {
+        "name": item.entry.name,
+        "kind": item.entry.kind,
+        "failed": None if item.failure is None else item.failure.reason,
+        "failure_detail": None if item.failure is None else item.failure.detail,
+        "step_s": median(times) if times else None,
+        "step_s_all": times,
+        "step_spread": spread(times),
+        "scaling": _scaling(bound, times),
+        "speedup_over_ddp": compare(ddp, item),
+        **{name: median_over_steps(steps, operator.attrgetter(name)) for name in _TIMES},
+        "compress_s": _compress_s(item),
+        "peak_bytes": item.peak_bytes,
+        "interface_bytes_per_step": fmean(item.sent_bytes) if item.sent_bytes else None,
+        "wire_bytes_per_step": _wire_bytes(item, workers),
+        "loss": _loss(item),
+        "replicas_identical": len(set(item.fingerprints)) == 1 if item.fingerprints else None,
+        "evaluation": item.evaluation,
+        "report": item.report,
+    }
+
+
+def compare(slow: Measured | None, fast: Measured | None) -> dict[str, float] | None:
+    """How many times faster `fast` is than `slow`: paired by round, with a 95 % interval."""
+    if slow is None or fast is None or slow is fast:
+        return None
+    pairs = [(_round_s(a), _round_s(b)) for a, b in zip(slow.rounds, fast.rounds, strict=False)]
+    if not pairs:
+        return None
+    return asdict(paired([a for a, _ in pairs], [b for _, b in pairs]))
+
+
+def _round_s(per_rank: Any) -> float:
+    return median(slowest(per_rank))
+
+
+def _scaling(bound: Measured | None, times: list[float]) -> float | None:
+    """Share of the speed without communication (1.0 is linear)."""
+    if bound is None or not times or not bound.rounds:
+        return None
+    return median(slowest(bound.steps())) / median(times)
+
+
+def _compress_s(item: Measured) -> float | None:
+    """Local encoding and decoding per step: a recipe's own account; of a peer, the time inside its hook."""
+    if item.entry.kind == "recipe":
+        return (item.report or {}).get("compress_s")
+    return median_over_steps(item.steps(), operator.attrgetter("hook_s"))
+
+
+def _wire_bytes(item: Measured, workers: int) -> float | None:
+    """Bytes that the cost model expects a rank to send per step."""
+    if item.entry.kind == "bound":
+        return 0.0
+    if item.entry.kind == "peer":
+        return peers.wire_bytes(item.entry, item.setup.get("parameters") or 0, workers)
+    return (item.report or {}).get("wire_bytes_per_step")
+
+
+def _loss(item: Measured) -> float | None:
+    """Replicas of a bound drift apart, so its loss means nothing beside the others'."""
+    if item.entry.kind == "bound":
+        return None
+    values = [
+        step.loss for samples in item.steps() for step in samples[-LOSS_WINDOW:] if step.loss is not None
+    ]
+    return fmean(values) if values else None

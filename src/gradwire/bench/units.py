@@ -1,0 +1,38 @@
+"""Numbers with their units, for people."""
+
+
+def seconds_text(value: float | None) -> str:
+    """Milliseconds below a second, else seconds.
+
+    >>> seconds_text(0.0421), seconds_text(2.2), seconds_text(None)
+    ('42.1 ms', '2.20 s', '-')
+    """
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:.0f} s"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+
+
+def bytes_text(value: float | None) -> str:
+    """Decimal units, as links are rated.
+
+    >>> bytes_text(44_700_000), bytes_text(812), bytes_text(None)
+    ('44.7 MB', '812 B', '-')
+    """
+    if value is None:
+        return "-"
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def ratio_text(value: float | None, *, percent: bool = False) -> str:
+    """
+    >>> ratio_text(3.456), ratio_text(0.934, percent=True)
+    ('3.46x', '93.4 %')
+    """
+    if value is None:
+        return "-"
+    return f"{value * 100:.1f} %" if percent else f"{value:.2f}x"

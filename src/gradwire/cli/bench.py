@@ -1,0 +1,81 @@
+"""`gradwire bench`: recipes beside torch's own hooks on an emulated network."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gradwire import emulate, recipe
+from gradwire.bench.entries import parse_entries
+from gradwire.bench.peers import check_peer
+from gradwire.bench.runner import run
+from gradwire.bench.settings import Network, Schedule, Settings, Task
+from gradwire.bench.table import exit_code, failures, tables
+from gradwire.bench.workloads import workload as check_workload
+
+
+def bench(
+    workload: Annotated[
+        str, typer.Option(help="resnet18, convnet, chargpt, emulated(vgg19), …")
+    ] = "resnet18",
+    recipes: Annotated[str, typer.Option(help="Recipes, semicolons between them.")] = "dense;fp16;covap",
+    peers: Annotated[
+        str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
+    ] = "ddp;fp16_hook;powersgd_hook",
+    workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
+    rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
+    delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
+    steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds; settings alternate within each.")] = 7,
+    warmup: Annotated[int, typer.Option(help="Uncounted first steps; adaptive recipes need about 8.")] = 10,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without a step after which a setting is ended.")
+    ] = 60.0,
+    overlap: Annotated[
+        str, typer.Option(help="on, or off: recipes exchange after the backward pass.")
+    ] = "on",
+    data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
+    shards: Annotated[str, typer.Option(help="iid, or skewed: split by class.")] = "iid",
+    batch_size: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
+    seed: Annotated[int, typer.Option(help="Of models, batches and random choices.")] = 0,
+    mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the document to a file.")] = None,
+) -> None:
+    """Compare recipes with torch's own hooks, and with the same step without communication."""
+    console = Console(stderr=True)
+    try:
+        task = Task(workload, None if data is None else str(data), shards, batch_size, seed, _on(overlap))
+        schedule = Schedule(steps, rounds, warmup, timeout)
+        entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
+        for entry in entries:
+            check_peer(entry) if entry.kind == "peer" else recipe(entry.name)
+        check_workload(workload, data=data, batch_size=batch_size)
+        link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
+        entered = emulate.enter(mode)
+        settings = Settings(task, schedule, Network(workers, rate, delay, entered), entries)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        with emulate.Network(workers, link, entered) as network, console.status("starting") as status:
+            document = run(settings, network, status.update)
+    except KeyboardInterrupt:
+        console.print("gradwire bench: interrupted; all workers have been ended")
+        raise typer.Exit(130) from None
+    _show(document, json_path, console)
+    raise typer.Exit(exit_code(document))
+
+
+def _show(document: dict[str, Any], json_path: Path | None, console: Console) -> None:
+    Console().print(tables(document))
+    for text in failures(document):
+        console.print(text, style="red", markup=False)
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _on(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(f"overlap is {text!r}: expected on or off")
+    return text == "on"

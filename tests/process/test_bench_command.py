@@ -1,0 +1,53 @@
+"""The command itself on an emulated network, small."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gradwire.cli.main import app
+
+pytestmark = [pytest.mark.process, pytest.mark.network]
+
+
+def bench(*arguments):
+    script = Path(sys.executable).parent / "gradwire"
+    command = [script, "bench", "--workload", "convnet", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_a_tiny_run_measures_everything(tmp_path):
+    path = tmp_path / "out.json"
+    sizes = ["--steps", "3", "--rounds", "2", "--warmup", "2"]
+    done = bench("--recipes", "fp16", "--peers", "ddp", *sizes, "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(path.read_text())
+    rows = {row["name"]: row for row in document["rows"]}
+    assert [row["kind"] for row in document["rows"]] == ["bound", "peer", "recipe", "bound"]
+    for name in ("ddp", "fp16"):
+        row = rows[name]
+        assert len(row["step_s_all"]) == 6
+        assert row["replicas_identical"] is True
+        assert 0 < row["scaling"] <= 1.5
+        assert row["backward_s"] > 0
+        assert row["exposed_comm_s"] > 0
+        assert row["peak_bytes"] > 50e6
+        assert row["evaluation"]["test_accuracy"] > 0
+    if rows["ddp"]["interface_bytes_per_step"] is not None:  # no counters in backend mode
+        # headers, acknowledgements and BatchNorm buffers come on top
+        assert 1.0 < rows["ddp"]["interface_bytes_per_step"] / rows["ddp"]["wire_bytes_per_step"] < 1.1
+    assert rows["fp16"]["wire_bytes_per_step"] < 0.6 * rows["ddp"]["wire_bytes_per_step"]
+    assert document["settings"]["workers"] == 2
+    assert "ddp" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("--peers", "nosuch"), ("--recipes", "nosuch"), ("--overlap", "maybe")]
+)
+def test_bad_lists_are_refused_before_anything_starts(option, text):
+    done = CliRunner().invoke(app, ["bench", "--workload", "convnet", option, text])
+    assert done.exit_code == 2
+    assert text in done.output

@@ -1,0 +1,138 @@
+"""Process sets whose workers misbehave: they end alone and say why."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections import namedtuple
+
+import pytest
+
+from gradwire.bench.entries import parse_entry
+from gradwire.bench.process_set import ProcessSet, SettingFailed
+from gradwire.bench.runner import run
+from gradwire.bench.setting import Setting
+from gradwire.bench.settings import Network as LinkSettings
+from gradwire.bench.settings import Schedule, Settings, Task
+
+pytestmark = pytest.mark.process
+
+Sent = namedtuple("Sent", "tx_bytes")
+
+# Speaks the worker's protocol without torch. `{behave}` runs before every step.
+FAKE = """
+import json, os, signal, sys, time
+fd, rank = int(os.environ["GRADWIRE_BENCH_REPLY_FD"]), int(os.environ["RANK"])
+def send(**message):
+    os.write(fd, (json.dumps(message) + "\\n").encode())
+for line in sys.stdin:
+    command = json.loads(line)
+    if command["op"] == "steps":
+        for index in range(command["count"]):
+{behave}
+            send(step={{"step_s": 0.5, "loss": 1.0}})
+    send(done=command["op"], report=None, peak_bytes=1, fingerprint="f", evaluation={{}}, parameters=10)
+"""
+
+
+class OpenNetwork:
+    """No namespaces: ranks on this machine as it is, counting a made-up hundred bytes a look."""
+
+    def __init__(self):
+        self.processes, self.looks = [], 0
+
+    def popen(self, rank, argv, *, env=None, master_port=None, **popen_kwargs):
+        variables = {**env, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master_port)}
+        self.processes.append(subprocess.Popen(argv, env=variables, **popen_kwargs))
+        return self.processes[-1]
+
+    def counters(self):
+        self.looks += 1
+        return [Sent(100 * self.looks)] * 2
+
+
+def fake(behave):
+    lines = textwrap.indent(textwrap.dedent(behave), " " * 12)
+    return (sys.executable, "-c", FAKE.format(behave=lines))
+
+
+def failing_set(behave, timeout_s=5.0):
+    network = OpenNetwork()
+    with ProcessSet("fake", network, 2, timeout_s, fake(behave)) as workers:
+        with pytest.raises(SettingFailed) as caught:
+            workers.ask({"op": "steps", "count": 3})
+        assert all(process.poll() is not None for process in network.processes)
+    return caught.value
+
+
+def test_a_rank_that_hangs_is_ended_after_the_time_limit():
+    start = time.monotonic()
+    failure = failing_set("if rank == 1 and index == 1: time.sleep(60)\nif index == 1: time.sleep(60)", 0.5)
+    assert "taken to hang" in failure.reason
+    assert time.monotonic() - start < 10
+
+
+def test_a_rank_that_is_killed_is_named():
+    failure = failing_set("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(0.2)")
+    assert failure.reason == "rank 1 was ended by signal 9"
+
+
+def test_the_last_words_of_a_dying_rank_are_kept():
+    failure = failing_set("if rank == 0: raise RuntimeError('no such luck')\ntime.sleep(0.2)")
+    assert failure.reason == "rank 0 ended with exit code 1"
+    assert "RuntimeError: no such luck" in failure.detail
+
+
+def test_an_error_that_a_worker_reports_carries_its_traceback():
+    failure = failing_set("if rank == 1: send(error='ValueError: x', traceback='Traceback: line 3')")
+    assert failure.reason == "rank 1: ValueError: x"
+    assert "Traceback: line 3" in failure.detail
+
+
+def test_slow_is_not_hung():
+    with ProcessSet("fake", OpenNetwork(), 2, 2.0, fake("time.sleep(0.2)")) as workers:
+        answers = workers.ask({"op": "steps", "count": 4})
+    assert [len(steps) for steps in answers.steps] == [4, 4]
+
+
+def test_no_descriptor_is_left_open():
+    before = len(os.listdir("/proc/self/fd"))
+    with ProcessSet("fake", OpenNetwork(), 2, 2.0, fake("pass")) as workers:
+        workers.ask({"op": "steps", "count": 1})
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_others_go_on_when_a_peer_hangs_and_one_dies():
+    behaviour = {
+        "ddp": "if index == 1: time.sleep(60)",
+        "fp16_hook": "sys.exit(3)",
+        "covap": "pass",
+        "bound": "pass",
+    }
+    network = OpenNetwork()
+
+    def make(entry):
+        def start(name, network, workers, timeout_s):
+            return ProcessSet(name, network, workers, timeout_s, fake(behaviour[entry.stem]))
+
+        return Setting(entry, Task("none"), network, 2, 1.0, start=start)
+
+    entries = tuple(parse_entry(name, "peer") for name in ("ddp", "fp16_hook"))
+    settings = Settings(
+        Task("none"),
+        Schedule(2, 2, 0, 1.0),
+        LinkSettings(2, "1gbit", "0", "root"),
+        (*entries, parse_entry("covap", "recipe")),
+    )
+    said = []
+    rows = {row["name"]: row for row in run(settings, network, said.append, make)["rows"]}
+    assert "hang" in rows["ddp"]["failed"]
+    assert "exit code 3" in rows["fp16_hook"]["failed"]
+    assert rows["covap"]["failed"] is None
+    assert len(rows["covap"]["step_s_all"]) == 4
+    assert rows["covap"]["interface_bytes_per_step"] == 50.0
+    assert rows["covap"]["replicas_identical"] is True
+    assert any("round 2/2" in text for text in said)
+    assert all(process.poll() is not None for process in network.processes)

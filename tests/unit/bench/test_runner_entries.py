@@ -1,0 +1,60 @@
+"""Reading the lists of the command line."""
+
+import pytest
+
+from gradwire.bench.entries import parse_entries, parse_entry
+from gradwire.bench.peers import check_peer, wire_bytes
+from gradwire.bench.settings import Network as LinkSettings
+from gradwire.bench.settings import Schedule, Task
+
+
+def test_names_are_kept_as_typed():
+    entries = parse_entries(" dense; covap( interval = 4 ) ;", "recipe")
+    assert [entry.name for entry in entries] == ["dense", "covap( interval = 4 )"]
+    assert [entry.stem for entry in entries] == ["dense", "covap"]
+    assert dict(entries[1].options) == {"interval": 4}
+
+
+def test_bare_words_are_text():
+    assert dict(parse_entry("leader_topk(ratio=0.1, elect=norm)", "recipe").options) == {
+        "ratio": 0.1,
+        "elect": "norm",
+    }
+
+
+@pytest.mark.parametrize("text", ["topk(0.1)", "topk(ratio=", "top k", "topk(ratio=[1])", "3"])
+def test_what_cannot_be_read_is_refused(text):
+    with pytest.raises(ValueError, match=r"expected|options|number"):
+        parse_entry(text, "recipe")
+
+
+def test_the_same_entry_twice_is_refused():
+    with pytest.raises(ValueError, match="twice: dense"):
+        parse_entries("dense;fp16;dense", "recipe")
+
+
+def test_an_unknown_peer_names_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'fp16_hook'"):
+        check_peer(parse_entry("fp16hook", "peer"))
+
+
+def test_bytes_of_a_ring_all_reduce():
+    # 2 (N - 1) / N payloads leave every rank
+    assert wire_bytes(parse_entry("ddp", "peer"), 1000, 4) == 6000
+    assert wire_bytes(parse_entry("fp16_hook", "peer"), 1000, 2) == 2000
+    assert wire_bytes(parse_entry("powersgd_hook", "peer"), 1000, 2) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Task("convnet", shards="odd"),
+        lambda: Task("convnet", batch_size=0),
+        lambda: Schedule(steps=0),
+        lambda: Schedule(timeout_s=0.0),
+        lambda: LinkSettings(1, "1gbit", "0", "root"),
+    ],
+)
+def test_impossible_settings_are_refused(make):
+    with pytest.raises(ValueError, match=r"expected|needs at least"):
+        make()
