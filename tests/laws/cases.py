@@ -1,0 +1,145 @@
+"""The tables: a new method is tested by a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec import Codec, Selector, cast, everything, random_k, sparse, top_k, values
+from gradwire.codec.select import RandomK
+from gradwire.exchange import Exchange, dense, every, gather, leader, reduce, remember, warm
+from gradwire.memory import Residual
+from gradwire.moment import Moment
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The tensor itself, as a codec: the one that is lossless without a doubt. Of the tests alone."""
+
+    linear: bool = True
+    lossless: bool = True
+    contractive: bool = True
+    covers: bool = True
+    may_overflow: bool = False
+
+    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return numel, dtype
+
+    def encode(self, x: Tensor, at: Moment) -> Tensor:
+        return x.clone()
+
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+        out.add_(payload, alpha=weight)
+
+
+@dataclass(frozen=True)
+class ScaledRandomK:
+    """Random elements times 1/ratio: right in the mean, and larger than what came. Of the tests alone."""
+
+    ratio: float
+    linear: bool = True
+    lossless: bool = False
+    contractive: bool = False
+    covers: bool = False
+    may_overflow: bool = True
+
+    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return RandomK(self.ratio).count(numel), dtype
+
+    def encode(self, x: Tensor, at: Moment) -> Tensor:
+        return x[RandomK(self.ratio).select(x, at)] / self.ratio
+
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+        out[RandomK(self.ratio).select(out, at)] += weight * payload
+
+
+@dataclass(frozen=True)
+class CodecCase:
+    """A codec, and how much smaller than x it leaves x − C(x): ‖x − C(x)‖² ≤ γ‖x‖² + n·floor²."""
+
+    name: str
+    codec: Codec
+    gamma: Callable[[int], float]
+    floor: float = 0.0
+    in_mean: bool = False  # γ holds in the mean over draws
+
+
+def left_by(selector: Selector) -> Callable[[int], float]:
+    """γ = 1 − k/d of a selector that sends k of d elements as they are."""
+    return lambda numel: 1.0 - selector.count(numel) / max(numel, 1)
+
+
+def left_by_rounding(dtype: torch.dtype) -> Callable[[int], float]:
+    """γ = u²: every element is within a relative u, half the spacing at 1, of what is sent."""
+    return lambda numel: (torch.finfo(dtype).eps / 2) ** 2
+
+
+def half_smallest(dtype: torch.dtype) -> float:
+    """Below the normal range the error is absolute: half the smallest subnormal."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+
+
+CODECS = (
+    CodecCase("raw", Raw(), lambda numel: 0.0),
+    CodecCase("cast f16", cast(F16), left_by_rounding(F16), half_smallest(F16)),
+    CodecCase("cast bf16", cast(BF16), left_by_rounding(BF16), half_smallest(BF16)),
+    CodecCase("sparse top 1%", sparse(top_k(0.01)), left_by(top_k(0.01))),
+    CodecCase("sparse top 30%", sparse(top_k(0.3)), left_by(top_k(0.3))),
+    CodecCase("sparse top all", sparse(top_k(1.0)), left_by(top_k(1.0))),
+    CodecCase("sparse random 10%", sparse(random_k(0.1)), left_by(random_k(0.1)), in_mean=True),
+    CodecCase("sparse everything", sparse(everything()), left_by(everything())),
+    CodecCase("values random 1%", values(random_k(0.01)), left_by(random_k(0.01)), in_mean=True),
+    CodecCase("values random 50%", values(random_k(0.5)), left_by(random_k(0.5)), in_mean=True),
+    CodecCase("values everything", values(everything()), left_by(everything())),
+)
+
+
+@dataclass(frozen=True)
+class ExchangeCase:
+    """An exchange, and the type in which payloads are summed where that is not the gradient's own."""
+
+    name: str
+    exchange: Exchange
+    sums_in: torch.dtype | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+EXCHANGES = (
+    ExchangeCase("dense", dense()),
+    ExchangeCase("reduce raw", reduce(Raw())),
+    ExchangeCase("reduce f16", reduce(cast(F16)), F16),
+    ExchangeCase("reduce bf16", reduce(cast(BF16)), BF16),
+    ExchangeCase("reduce random 1%", reduce(values(random_k(0.01)))),
+    ExchangeCase("reduce random 50%", reduce(values(random_k(0.5)))),
+    ExchangeCase("reduce everything", reduce(values(everything()))),
+    ExchangeCase("gather f16", gather(cast(F16))),
+    ExchangeCase("gather bf16", gather(cast(BF16))),
+    ExchangeCase("gather top 1%", gather(sparse(top_k(0.01)))),
+    ExchangeCase("gather top 30%", gather(sparse(top_k(0.3)))),
+    ExchangeCase("gather top all", gather(sparse(top_k(1.0)))),
+    ExchangeCase("gather random 10%", gather(sparse(random_k(0.1)))),
+    ExchangeCase("gather values random 10%", gather(values(random_k(0.1)))),
+    ExchangeCase("leader top 1%", leader(top_k(0.01))),
+    ExchangeCase("leader top 25% norm", leader(top_k(0.25), "norm")),
+    ExchangeCase("leader random 10%", leader(random_k(0.1))),
+    ExchangeCase("leader everything", leader(everything(), "norm")),
+    ExchangeCase("every 1 dense", every(1, dense())),
+    ExchangeCase("every 4 dense", every(4, dense())),
+    ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
+    ExchangeCase("every 3 leader", every(3, leader(top_k(0.1)))),
+    ExchangeCase("warm gather top", warm(4, gather(sparse(top_k(0.05))))),
+    ExchangeCase("warm every 4", warm(4, every(4, dense()))),
+    ExchangeCase("remember dense", remember(dense())),
+    ExchangeCase("remember gather top", remember(gather(sparse(top_k(0.1))))),
+    ExchangeCase("remember warm leader", remember(warm(4, leader(top_k(0.25), "norm")))),
+    ExchangeCase("covap", remember(every(4, dense()), Residual(0.5, 0.1, 50))),
+    ExchangeCase("warm remember reduce f16", warm(4, remember(reduce(cast(F16)))), F16),
+    ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
+)

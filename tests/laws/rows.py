@@ -1,0 +1,125 @@
+"""Which combinations are tried, and what one of them did."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.exchange import run
+from gradwire.moment import Moment
+from tests.laws.cases import BF16, F16, F32, F64, EXCHANGES, ExchangeCase
+from tests.laws.inputs import KINDS, Kind, generator
+from tests.laws.pairwise import all_pairs
+
+WORLDS = (1, 2, 3, 4, 5, 7)
+# 40 009 is a prime beyond the size at which the fast top-k samples its threshold.
+SIZES = (0, 1, 2, 7, 127, 1000, 4097, 40_009)
+DTYPES = (F32, F64, F16, BF16)
+# (step, unit): before and after a warm-up; in and out of phase for intervals 2, 3 and 4.
+TIMES = ((0, 0), (1, 0), (2, 1), (4, 0), (5, 3), (12, 0))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination."""
+
+    case: ExchangeCase
+    world: int
+    size: int
+    dtype: torch.dtype
+    kind: Kind
+    time: tuple[int, int]
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        step, unit = self.time
+        return f"{self.case}, W={self.world}, n={self.size}, {dtype}, {self.kind.__name__}, s={step} t={unit}"
+
+    def inputs(self) -> list[Tensor]:
+        """Every rank's gradient."""
+        # What the range of a narrow payload holds, or nearly the end of the type's own.
+        overflows = self.case.exchange.may_overflow
+        large = 2.0**14 if overflows else torch.finfo(self.dtype).max / 16
+        return [
+            self.kind(rank, self.size, self.dtype, generator(str(self), rank), large)
+            for rank in range(self.world)
+        ]
+
+    def moment(self, rank: int) -> Moment:
+        """Where and when."""
+        return Moment(self.time[0], self.time[1], rank, self.world, seed=7)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank holds after the step."""
+
+    mean: Tensor
+    unsent: Tensor
+    rounds: list[Round]
+    surroundings_intact: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a row did."""
+
+    row: Row
+    inputs: list[Tensor]
+    ranks: list[Held]
+    generators_intact: bool
+
+
+MARGIN, MARK = 3, 123.0
+
+
+def perform(row: Row, in_place: bool = False) -> Outcome:
+    """One step of the row's exchange on threads; `x` and `mean` lie within larger memory, as units do."""
+    inputs, before = row.inputs(), global_generators()
+
+    def body(comm: ThreadComm) -> Held:
+        source = inputs[comm.rank]
+        memory = torch.full((2, source.numel() + 2 * MARGIN), MARK, dtype=row.dtype)
+        x, mean = memory[:, MARGIN : MARGIN + source.numel()]
+        x.copy_(source)
+        mean.fill_(torch.nan)  # an exchange that forgets to clear it shows
+        metered = Metered(comm)
+        run(row.case.exchange, x, x if in_place else mean, metered, row.moment(comm.rank))
+        margins = torch.cat([memory[:, :MARGIN], memory[:, MARGIN + source.numel() :]])
+        return Held(x if in_place else mean, x, metered.rounds, bool((margins == MARK).all()))
+
+    ranks = run_ranks(row.world, body)
+    return Outcome(row, inputs, ranks, before == global_generators())
+
+
+def global_generators() -> tuple[Any, ...]:
+    """The state of every generator that a user may have seeded."""
+    return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
+
+
+def bits(tensor: Tensor) -> list[int]:
+    """Bit patterns, so that NaN equals itself and -0.0 is not 0.0."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    return tensor.contiguous().view(integer).tolist()
+
+
+def groups() -> list[tuple[Row, ...]]:
+    """The rows to try: single ones from a pairwise sample, or all of them in bundles."""
+    if os.environ.get("GRADWIRE_LAWS") == "full":
+        return [tuple(_bundle(*key)) for key in product(EXCHANGES, WORLDS, DTYPES)]
+    levels = (EXCHANGES, WORLDS, SIZES, DTYPES, KINDS, TIMES)
+    return [(Row(*row),) for row in all_pairs(levels, int(os.environ["GRADWIRE_LAWS_SEED"]))]
+
+
+def _bundle(case: ExchangeCase, world: int, dtype: torch.dtype) -> Iterable[Row]:
+    for number, (size, kind) in enumerate(product(SIZES, KINDS)):
+        yield Row(case, world, size, dtype, kind, TIMES[number % len(TIMES)])

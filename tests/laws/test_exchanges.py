@@ -1,0 +1,161 @@
+"""What holds for every exchange, on every world, size and type, whatever the gradients are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.exchange import run
+from tests.laws.cases import EXCHANGES, F32, ExchangeCase
+from tests.laws.inputs import coded
+from tests.laws.rows import Outcome, Row, bits, groups, perform
+
+pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
+
+
+@pytest.fixture(scope="module", params=groups(), ids=lambda group: str(group[0]))
+def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
+    """What the rows of one group did: a single row of the sample, or a bundle of the full table."""
+    return [perform(row) for row in request.param]
+
+
+def test_mean_is_bit_identical_on_all_ranks(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        first, *others = (bits(held.mean) for held in outcome.ranks)
+        assert all(other == first for other in others), outcome.row
+
+
+def test_nothing_is_lost(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        came, missing = imbalance(outcome)
+        excess = missing - tolerance(outcome.row, came)
+        assert not excess.numel() or excess.max() <= 0, f"{outcome.row}: {missing.max()} beyond rounding"
+
+
+def imbalance(outcome: Outcome) -> tuple[Tensor, Tensor]:
+    """Per element: the mean magnitude that came in, and |avg x − (mean + avg unsent)|.
+
+    Of the elements that are finite on all ranks: another's NaN must not spread to them.
+    """
+    before = torch.stack(outcome.inputs).double()
+    unsent = torch.stack([held.unsent for held in outcome.ranks]).double()
+    mean = outcome.ranks[0].mean.double()
+    finite = before.isfinite().all(0)
+    missing = before.mean(0) - (mean + unsent.mean(0))
+    # A result that is not finite is missing altogether; a comparison with NaN would be false.
+    return before.abs().mean(0)[finite], missing.abs().nan_to_num(torch.inf, torch.inf)[finite]
+
+
+def tolerance(row: Row, came: Tensor) -> Tensor:
+    """What W + 4 roundings of the accumulating type can do to the mean magnitude M = avg|x_r|.
+
+    Roundings on an element's way: of 1/W, of the product with it, W − 1 of the sum, two of
+    unsent = x − W·payload, one to spare; each of at most u = eps/2 relative to a partial sum below
+    M·(1 + u)^n, and n of them make n·u/(1 − n·u) (Higham, Accuracy and Stability, lemma 3.1). Below the
+    normal range a rounding errs by at most one smallest subnormal instead. Where payloads are summed in
+    a narrower type, u is that type's (sums of subnormals are exact in any). The test itself takes three
+    means in float64: 3W + 3 roundings more.
+    """
+    n = row.world + 4
+    own = torch.finfo(row.dtype)
+    u = max(own.eps, torch.finfo(row.case.sums_in or row.dtype).eps) / 2
+    test = (3 * row.world + 3) * torch.finfo(torch.float64).eps / 2
+    return came * (n * u / (1 - n * u) + test) + n * own.smallest_normal * own.eps
+
+
+def test_rounds_are_those_that_were_announced(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        row = outcome.row
+        for rank, held in enumerate(outcome.ranks):
+            announced = row.case.exchange.rounds(row.size, row.dtype, row.moment(rank))
+            assert tuple(held.rounds) == announced, row
+
+
+def test_nothing_around_the_unit_is_written(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        assert all(held.surroundings_intact for held in outcome.ranks), outcome.row
+
+
+def test_shapes_and_types_stay(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        for held in outcome.ranks:
+            for tensor in (held.mean, held.unsent):
+                assert (tensor.shape, tensor.dtype) == ((outcome.row.size,), outcome.row.dtype), outcome.row
+
+
+def test_global_generators_are_not_touched(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        assert outcome.generators_intact, outcome.row
+
+
+def test_same_inputs_at_the_same_moment_give_the_same_bits(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        for held, again in zip(outcome.ranks, perform(outcome.row).ranks, strict=True):
+            assert bits(held.mean) == bits(again.mean), outcome.row
+            assert bits(held.unsent) == bits(again.unsent), outcome.row
+
+
+def test_declared_in_place_gives_the_same_mean_where_it_came_from(outcomes: list[Outcome]) -> None:
+    for outcome in declared_in_place(outcomes):
+        for held, there in zip(outcome.ranks, perform(outcome.row, in_place=True).ranks, strict=True):
+            assert bits(held.mean) == bits(there.mean), outcome.row
+            assert there.surroundings_intact, outcome.row
+
+
+def declared_in_place(outcomes: list[Outcome]) -> Iterator[Outcome]:
+    """The others promise nothing."""
+    return (outcome for outcome in outcomes if outcome.row.case.exchange.in_place)
+
+
+def test_finite_gradients_give_a_finite_mean_unless_overflow_is_declared(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        if all(x.isfinite().all() for x in outcome.inputs):
+            # Where overflow is declared, the inputs are within the payload's range.
+            assert all(held.mean.isfinite().all() for held in outcome.ranks), outcome.row
+
+
+SENDING = (12, 0)  # a step at which every interval of the table sends and every warm-up is over
+
+
+@pytest.mark.parametrize("case", [case for case in EXCHANGES if case.exchange.may_overflow], ids=str)
+def test_declared_overflow_happens(case: ExchangeCase) -> None:
+    def largest(rank: int, size: int, dtype: torch.dtype, *_: object) -> Tensor:
+        return torch.full((size,), torch.finfo(dtype).max)
+
+    for held in perform(Row(case, 1, 5, F32, largest, SENDING)).ranks:
+        assert not held.mean.isfinite().any()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
+    case: ExchangeCase, world: int
+) -> None:
+    # x/W and every sum are multiples of 1/4 below 256: exact even in bfloat16, so the tolerance is zero.
+    for time in ((0, 0), (1, 0), SENDING):
+        _, missing = imbalance(perform(Row(case, world, 200, F32, coded, time)))
+        assert missing.max() == 0
+
+
+@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+def test_finish_issues_nothing(case: ExchangeCase) -> None:
+    from gradwire.comm import Metered, run_ranks
+
+    row = Row(case, 3, 50, F32, coded, SENDING)
+
+    def body(comm) -> tuple[int, int]:
+        x, metered = row.inputs()[comm.rank], Metered(comm)
+        finish = case.exchange.start(x, torch.empty_like(x), metered, row.moment(comm.rank))
+        issued = len(metered.rounds)
+        finish()
+        return issued, len(metered.rounds)
+
+    for issued, in_the_end in run_ranks(3, body):
+        assert issued == in_the_end
+
+
+def test_run_is_start_and_finish() -> None:
+    assert run.__doc__

@@ -1,0 +1,292 @@
+"""The three laws, and what rides with them, through whole steps of the engine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import recipes
+from gradwire.comm import Comm, run_ranks
+from gradwire.ddp.engine import Engine
+from gradwire.exchange.compose import Remember
+from gradwire.memory import Residual
+from tests.unit.ddp.rig import (
+    BUCKETS,
+    EVERY_RECIPE,
+    NAMES,
+    REMEMBERING,
+    REVERSED,
+    Outcome,
+    Rig,
+    gradients,
+)
+
+WORLDS = (1, 2, 3, 4, 5, 7)
+UNITS = (None, 97, 1000)
+STEPS = 4
+
+EPS = {
+    "fp16": torch.finfo(torch.float16).eps,
+    "bf16": torch.finfo(torch.bfloat16).eps,
+}
+"""Recipes that round without remembering: every payload and the sum of W of them are rounded once each."""
+
+
+def _cases() -> list[tuple[str, int, str, int | None]]:
+    """Every recipe in every world; buckets and units in full on demand, else one pair drawn for each."""
+    rows = list(itertools.product(EVERY_RECIPE, WORLDS))
+    if os.environ.get("GRADWIRE_LAWS") == "full":
+        return [(*row, *rest) for row in rows for rest in itertools.product(BUCKETS, UNITS)]
+    draw = random.Random(os.environ["GRADWIRE_LAWS_SEED"])
+    return [(*row, draw.choice(list(BUCKETS)), draw.choice(UNITS)) for row in rows]
+
+
+def _run(
+    name: str, world: int, buckets: Sequence[Sequence[str]], unit_elements: int | None
+) -> list[list[Outcome]]:
+    """Outcomes by rank and step; an outcome carries the memory after it."""
+
+    def rank(comm: Comm) -> list[Outcome]:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=unit_elements)
+        return [rig.step(gradients(comm.rank, step), buckets) for step in range(STEPS)]
+
+    return run_ranks(world, rank)
+
+
+def _coefficient(name: str, step: int) -> float:
+    built = recipes.recipe(EVERY_RECIPE[name]).build()
+    exchange = getattr(built, "exchange", None)
+    memory = exchange.memory if isinstance(exchange, Remember) else Residual()
+    assert isinstance(memory, Residual)
+    return memory.coefficient(step)
+
+
+def _average(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack([part.double() for part in parts]).mean(0)
+
+
+def test_the_table_has_every_recipe() -> None:
+    assert {text.split("(")[0] for text in EVERY_RECIPE.values()} == set(recipes.names())
+
+
+@pytest.mark.parametrize(("name", "world", "buckets", "unit_elements"), _cases())
+def test_a_step_agrees_conserves_and_costs_what_it_predicts(
+    name: str, world: int, buckets: str, unit_elements: int | None
+) -> None:
+    outcomes = _run(name, world, BUCKETS[buckets], unit_elements)
+    for step in range(STEPS):
+        here = [of_rank[step] for of_rank in outcomes]
+        assert all(outcome.error is None and outcome.step.committed for outcome in here)
+        for outcome in here[1:]:
+            assert torch.equal(outcome.flat(), here[0].flat()), "consensus"
+        before = [of_rank[step - 1].memory if step else {} for of_rank in outcomes]
+        for parameter in NAMES:
+            given = _average(
+                [
+                    gradients(rank, step)[parameter].double()
+                    + (
+                        _coefficient(name, step) * before[rank][parameter].double()
+                        if before[rank].get(parameter) is not None
+                        else 0
+                    )
+                    for rank in range(world)
+                ]
+            )
+            kept = _average([outcome.memory.get(parameter, torch.zeros(())) for outcome in here])
+            missing = given - (here[0].mean[parameter].double() + kept)
+            # A fold, W products and W sums, each rounded once, of numbers below 32.
+            tolerance = 32 * (2 * world + 3) * EPS.get(name, torch.finfo(torch.float32).eps)
+            assert missing.abs().max() <= tolerance if missing.numel() else True, (
+                f"conservation of {parameter}"
+            )
+        for outcome in here:
+            assert outcome.step.metered_bytes == pytest.approx(outcome.step.predicted_bytes, rel=1e-12)
+
+
+def _unsent(name: str, world: int) -> dict[str, int]:
+    """Per parameter with memory, an element whose gradient the first step leaves unsent, by a clean run."""
+    outcomes = [of_rank[0] for of_rank in _run(name, world, REVERSED, 97)]
+    found = {}
+    for parameter in outcomes[0].memory:
+        kept = torch.stack([outcome.memory[parameter] for outcome in outcomes]).ne(0).all(0)
+        assert kept.any(), "the case is chosen so that something stays behind everywhere"
+        found[parameter] = int(kept.nonzero()[0])
+    return found
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
+    name: str, world: int, bad: float
+) -> None:
+    spots = {**_unsent(name, world), "last.bias": 3, "scalar": 0}
+
+    def rank(comm: Comm) -> None:
+        # Two clean steps, then a bad one in each of the spots, then the clean step again.
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=97)
+        clean = Rig(comm, EVERY_RECIPE[name], unit_elements=97)
+        for step in range(2):
+            rig.step(gradients(comm.rank, step))
+            clean.step(gradients(comm.rank, step))
+        for parameter, element in spots.items():
+            before, plan, number = rig.memory, rig.engine.plan_number, rig.engine.step
+            grads = gradients(comm.rank, 2)
+            if comm.rank == world - 1:
+                grads[parameter][element] = bad
+            outcome = rig.step(grads)
+            assert outcome.error is None
+            assert not outcome.step.committed
+            assert not any(
+                outcome.mean[each].isfinite().any() for each in NAMES if outcome.mean[each].numel()
+            )
+            assert (rig.engine.plan_number, rig.engine.step) == (plan, number)
+            assert all(torch.equal(rig.memory[each], before[each]) for each in before)
+        again, expected = rig.step(gradients(comm.rank, 2)), clean.step(gradients(comm.rank, 2))
+        assert torch.equal(again.flat(), expected.flat())
+
+    run_ranks(world, rank)
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_the_first_step_can_be_the_one_that_is_not_finite(name: str) -> None:
+    spots = _unsent(name, 2)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=97)
+        for parameter, element in spots.items():
+            grads = gradients(comm.rank, 0)
+            if comm.rank == 0:
+                grads[parameter][element] = torch.nan
+            outcome = rig.step(grads)
+            assert outcome.flat().isnan().all()
+            assert not any(memory.any() for memory in rig.memory.values())
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("name", ["auto", "bf16", "covap, measuring", "dense", "fp16"])
+def test_without_memory_a_value_that_is_not_finite_reaches_all_ranks(name: str) -> None:
+    def rank(comm: Comm) -> bool:
+        rig = Rig(comm, EVERY_RECIPE[name])
+        grads = gradients(comm.rank, 0)
+        if comm.rank == 1:
+            grads["middle.weight"][7] = torch.inf
+        return bool(rig.step(grads).mean["middle.weight"].isfinite().all())
+
+    assert not any(run_ranks(3, rank))
+
+
+def test_an_overflow_in_the_cast_beside_a_memory_commits_nothing() -> None:
+    policy = {"middle.weight": "fp16", "*.weight": "topk(ratio=0.1)", "*": "dense"}
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)", policy=policy)
+        grads = gradients(comm.rank, 0)
+        grads["middle.weight"][5] = 1e6
+        outcome = rig.step(grads)
+        assert outcome.flat().isnan().all()
+        assert not any(memory.any() for memory in rig.memory.values())
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize("buckets", ["one", "shuffled"])
+def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets: str) -> None:
+    def rank(comm: Comm) -> dict[str, Tensor]:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=97)
+        for step in range(2):
+            rig.step(gradients(comm.rank, step), BUCKETS[buckets])
+        before = rig.memory
+        grads = gradients(comm.rank, 2)
+        grads["first.weight"].zero_()
+        if comm.rank == 0:
+            grads["middle.weight"].zero_()
+        outcome = rig.step(grads, BUCKETS[buckets])
+        assert torch.equal(rig.memory["first.weight"], before["first.weight"]), "idle on all ranks"
+        assert not outcome.mean["first.weight"].any(), "nobody sends what nobody has"
+        assert torch.equal(rig.memory["middle.weight"], before["middle.weight"]) == (comm.rank == 0)
+        return outcome.mean
+
+    first, second = run_ranks(2, rank)
+    assert all(torch.equal(first[name], second[name]) for name in NAMES)
+
+
+@pytest.mark.parametrize("name", EVERY_RECIPE)
+@pytest.mark.parametrize("unit_elements", UNITS)
+def test_changing_buckets_between_steps_changes_no_number(name: str, unit_elements: int | None) -> None:
+    changing = ("one", "shuffled", "alone", "reversed")
+
+    def rank(comm: Comm) -> None:
+        fixed, moved = (Rig(comm, EVERY_RECIPE[name], unit_elements=unit_elements) for _ in range(2))
+        for step, buckets in enumerate(changing):
+            expected = fixed.step(gradients(comm.rank, step), REVERSED)
+            outcome = moved.step(gradients(comm.rank, step), BUCKETS[buckets])
+            assert torch.equal(outcome.flat(), expected.flat()), f"mean in step {step}"
+            assert outcome.memory.keys() == expected.memory.keys()
+            assert all(torch.equal(outcome.memory[each], expected.memory[each]) for each in outcome.memory)
+
+    run_ranks(3, rank)
+
+
+@pytest.mark.parametrize("scale", [1024.0, 2.0**16])
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_the_loss_scale_stays_out_of_the_memory(name: str, scale: float) -> None:
+    scales = (scale, scale * 2, scale / 4)
+
+    def rank(comm: Comm) -> None:
+        plain, scaled = (Rig(comm, EVERY_RECIPE[name], unit_elements=97) for _ in range(2))
+        for step, factor in enumerate(scales):
+            scaled.engine.loss_scale = lambda factor=factor: factor  # type: ignore[misc]
+            grads = gradients(comm.rank, step)
+            expected = plain.step(grads)
+            outcome = scaled.step({each: grads[each] * factor for each in grads})
+            # Powers of two move exponents only, so not one bit may differ.
+            assert torch.equal(outcome.flat(), expected.flat() * factor)
+            assert all(torch.equal(outcome.memory[each], expected.memory[each]) for each in outcome.memory)
+
+    run_ranks(2, rank)
+
+
+def _mixed(name: str) -> torch.dtype:
+    kinds = {"first": torch.float64, "middle": torch.bfloat16, "last": torch.float16}
+    return kinds.get(name.split(".")[0], torch.float32)
+
+
+BY_TYPE = (
+    ("last.bias", "last.weight"),
+    ("scalar", "nothing"),
+    ("middle.weight",),
+    ("first.bias", "first.weight"),
+)
+
+
+@pytest.mark.parametrize("name", EVERY_RECIPE)
+def test_every_type_of_gradient_agrees_and_conserves(name: str) -> None:
+    world = 3
+
+    def rank(comm: Comm) -> list[Outcome]:
+        rig = Rig(comm, EVERY_RECIPE[name], dtype=_mixed, unit_elements=500)
+        return [rig.step(gradients(comm.rank, step, _mixed), BY_TYPE) for step in range(2)]
+
+    outcomes = run_ranks(world, rank)
+    for step in range(2):
+        here = [of_rank[step] for of_rank in outcomes]
+        assert all(outcome.step.committed for outcome in here)
+        assert all(torch.equal(outcome.flat(), here[0].flat()) for outcome in here)
+    for parameter in ("first.weight", "middle.weight", "last.weight", "first.bias", "scalar"):
+        mean = outcomes[0][0].mean[parameter]
+        kept = [of_rank[0].memory.get(parameter, torch.zeros(())) for of_rank in outcomes]
+        given = _average([gradients(rank, 0, _mixed)[parameter] for rank in range(world)])
+        missing = (given - mean.double() - _average(kept)).abs().max()
+        # The mean lands in the gradient's own type, and is summed in that or the payload's.
+        eps = max(torch.finfo(mean.dtype).eps, EPS.get(name, 0.0))
+        assert mean.dtype == _mixed(parameter)
+        assert missing <= 8 * (2 * world + 3) * eps
