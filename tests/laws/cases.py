@@ -13,6 +13,8 @@ from gradwire.codec.select import RandomK
 from gradwire.exchange import Exchange, dense, every, gather, leader, reduce, remember, warm
 from gradwire.memory import Residual
 from gradwire.moment import Moment
+from gradwire.plan import Facts
+from gradwire.recipes import Composition, recipe
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -111,7 +113,7 @@ class ExchangeCase:
         return self.name
 
 
-EXCHANGES = (
+_EXCHANGES = (
     ExchangeCase("dense", dense()),
     ExchangeCase("reduce raw", reduce(Raw())),
     ExchangeCase("reduce f16", reduce(cast(F16)), F16),
@@ -142,4 +144,40 @@ EXCHANGES = (
     ExchangeCase("covap", remember(every(4, dense()), Residual(0.5, 0.1, 50))),
     ExchangeCase("warm remember reduce f16", warm(4, remember(reduce(cast(F16)))), F16),
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
+)
+
+
+RECIPES = {
+    "dense": None,
+    "fp16": F16,
+    "bf16": BF16,
+    "topk(ratio=0.05)": None,
+    "randomk(ratio=0.05)": None,
+    "leader_topk(ratio=0.05, elect='round_robin')": None,
+    "leader_topk(ratio=0.05, elect='norm')": None,
+    "covap(interval=4)": None,
+}
+"""Each with the type in which its payloads are summed."""
+
+ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
+"""Recipes that decide, and ratios of communication to computation at which they decide differently."""
+
+
+def decided(text: str, ratio: float) -> Composition:
+    """What an adaptive recipe makes of a ratio of communication to computation."""
+    decide = recipe(text).build()
+    assert not isinstance(decide, Composition), f"{text} is not adaptive"
+    return decide(Facts(backward_s=1.0, allreduce_s=ratio))
+
+
+def composed(text: str) -> Composition:
+    """A recipe that needs no measurement."""
+    composition = recipe(text).build()
+    assert isinstance(composition, Composition), f"{text} decides later: list it under ADAPTIVE"
+    return composition
+
+
+EXCHANGES = (
+    *_EXCHANGES,
+    *(ExchangeCase(f"recipe {text}", composed(text).exchange, sums) for text, sums in RECIPES.items()),
 )

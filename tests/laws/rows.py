@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.comm import Metered, Round, ThreadComm, run_ranks
 from gradwire.exchange import run
 from gradwire.moment import Moment
-from tests.laws.cases import BF16, F16, F32, F64, EXCHANGES, ExchangeCase
+from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, generator
 from tests.laws.pairwise import all_pairs
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.exchange import run
+from gradwire.comm import Metered, ThreadComm, run_ranks
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import coded
 from tests.laws.rows import Outcome, Row, bits, groups, perform
@@ -142,11 +142,9 @@ def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
 
 @pytest.mark.parametrize("case", EXCHANGES, ids=str)
 def test_finish_issues_nothing(case: ExchangeCase) -> None:
-    from gradwire.comm import Metered, run_ranks
-
     row = Row(case, 3, 50, F32, coded, SENDING)
 
-    def body(comm) -> tuple[int, int]:
+    def body(comm: ThreadComm) -> tuple[int, int]:
         x, metered = row.inputs()[comm.rank], Metered(comm)
         finish = case.exchange.start(x, torch.empty_like(x), metered, row.moment(comm.rank))
         issued = len(metered.rounds)
@@ -155,7 +153,3 @@ def test_finish_issues_nothing(case: ExchangeCase) -> None:
 
     for issued, in_the_end in run_ranks(3, body):
         assert issued == in_the_end
-
-
-def test_run_is_start_and_finish() -> None:
-    assert run.__doc__

@@ -1,0 +1,206 @@
+"""What a codec declares, it does: one test per flag, over every codec."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.codec import Codec
+from gradwire.moment import Moment
+from tests.laws.cases import BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
+from tests.laws.inputs import KINDS, Kind, coded, generator
+from tests.laws.rows import bits, global_generators
+
+AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
+SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
+DTYPES = (F32, F64, F16, BF16)
+
+every_codec = pytest.mark.parametrize("case", CODECS, ids=lambda case: case.name)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_size = pytest.mark.parametrize("size", SIZES)
+finite_kinds = pytest.mark.parametrize("kind", KINDS[:-1], ids=lambda kind: kind.__name__)
+
+
+def declaring(flag: str):
+    """All codecs whose `flag` is set."""
+    cases = [case for case in CODECS if getattr(case.codec, flag)]
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def make(kind: Kind, size: int, dtype: torch.dtype, rank: int = 0) -> Tensor:
+    # 2^14 is within the range of every payload type.
+    return kind(rank, size, dtype, generator(kind.__name__, size, str(dtype), rank), 2.0**14)
+
+
+def decode(codec: Codec, payload: Tensor, like: Tensor, at: Moment = AT) -> Tensor:
+    out = torch.zeros_like(like)
+    codec.add_decoded(payload, out, 1.0, at)
+    return out
+
+
+@every_codec
+@every_dtype
+@every_size
+def test_payload_is_of_the_announced_size_and_type(case: CodecCase, dtype: torch.dtype, size: int) -> None:
+    payload = case.codec.encode(make(coded, size, dtype), AT)
+    assert (payload.numel(), payload.dtype) == case.codec.payload(size, dtype)
+    assert payload.dim() == 1
+    assert payload.is_contiguous()
+
+
+@every_codec
+@every_dtype
+def test_encode_reads_and_returns_new_memory(case: CodecCase, dtype: torch.dtype) -> None:
+    x = make(coded, 127, dtype)
+    before = bits(x)
+    payload = case.codec.encode(x, AT)
+    payload.zero_()
+    assert bits(x) == before
+
+
+@every_codec
+def test_nothing_passes_from_encode_to_decode_but_the_payload(case: CodecCase) -> None:
+    x = make(KINDS[1], 1000, F32)
+    payload = case.codec.encode(x, AT)
+    here, there = decode(case.codec, payload, x), decode(copy.deepcopy(case.codec), payload.clone(), x)
+    assert bits(here) == bits(there)
+
+
+@every_codec
+def test_generators_are_not_touched(case: CodecCase) -> None:
+    before = global_generators()
+    x = make(coded, 1000, F32)
+    decode(case.codec, case.codec.encode(x, AT), x)
+    assert global_generators() == before
+
+
+@every_codec
+@every_dtype
+def test_decoding_adds_with_its_weight(case: CodecCase, dtype: torch.dtype) -> None:
+    # Integers up to 13, weights and sums below 256: exact in every type.
+    x = make(coded, 127, dtype)
+    payload = case.codec.encode(x, AT)
+    plain = decode(case.codec, payload, x)
+    for weight in (1.0, -1.0, 2.0, 0.5):
+        out = torch.full_like(x, 8.0)
+        case.codec.add_decoded(payload, out, weight, AT)
+        assert torch.equal(out, 8.0 + weight * plain)
+
+
+@every_codec
+def test_what_is_encoded_minus_what_is_decoded_leaves_what_was_not_sent(case: CodecCase) -> None:
+    x = make(coded, 127, F32)
+    left = x.clone()
+    case.codec.add_decoded(case.codec.encode(x, AT), left, -1.0, AT)
+    sent = decode(case.codec, case.codec.encode(x, AT), x)
+    assert torch.equal(left + sent, x)
+    assert ((left == 0) | (sent == 0)).all()  # small integers are sent whole or not at all
+
+
+@declaring("linear")
+@every_dtype
+@finite_kinds
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_declared_linear(case: CodecCase, dtype: torch.dtype, kind: Kind, world: int) -> None:
+    inputs = [make(kind, 127, dtype, rank) / world for rank in range(world)]
+    payloads = [case.codec.encode(x, AT) for x in inputs]
+    total = payloads[0].clone()
+    for payload in payloads[1:]:
+        total += payload
+    summed_first = decode(case.codec, total, inputs[0]).double()
+    each = torch.stack([decode(case.codec, payload, inputs[0]) for payload in payloads]).double()
+    # W − 1 roundings of the payload's type against none, and one of the conversion back; conversions of
+    # results below the normal range err by a smallest subnormal of the tensor's type.
+    u = max(torch.finfo(payloads[0].dtype).eps, torch.finfo(dtype).eps) / 2
+    floor = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    bound = each.abs().sum(0) * (world * u / (1 - world * u)) + world * floor
+    assert ((summed_first - each.sum(0)).abs() <= bound).all()
+    if kind is coded and world == 2:
+        assert torch.equal(summed_first, each.sum(0))
+
+
+@declaring("lossless")
+@every_dtype
+@finite_kinds
+def test_declared_lossless(case: CodecCase, dtype: torch.dtype, kind: Kind) -> None:
+    for size in SIZES:
+        x = make(kind, size, dtype)
+        assert torch.equal(decode(case.codec, case.codec.encode(x, AT), x), x)
+
+
+@declaring("contractive")
+@finite_kinds
+@every_size
+def test_declared_contractive(case: CodecCase, kind: Kind, size: int) -> None:
+    # Squares in float64: those of float32 neither overflow nor vanish there. The sums of two norms of n
+    # squares err by a relative n·2^-53 at most, below the 1e-11 that is granted.
+    x = make(kind, size, F32)
+    draws = 100 if case.in_mean and size < 1000 else 1
+    shares = []
+    for step in range(draws):
+        at = Moment(step, 0, 0, 1)
+        left = x - decode(case.codec, case.codec.encode(x, at), x, at)
+        shares.append(left.double().square().sum())
+    norm = x.double().square().sum()
+    absolute = size * case.floor**2
+    spread = 4 * torch.stack(shares).std() / draws**0.5 if draws > 1 else 0.0
+    if case.in_mean and draws == 1:
+        assert shares[0] <= norm
+    else:
+        mean = torch.stack(shares).mean()
+        assert mean <= case.gamma(size) * norm * (1 + 1e-11) + absolute + spread
+
+
+@declaring("contractive")
+def test_contraction_is_strict_within_the_normal_range(case: CodecCase) -> None:
+    for size in SIZES[1:]:
+        assert case.gamma(size) < 1.0
+
+
+@declaring("covers")
+@every_dtype
+@every_size
+def test_declared_covers(case: CodecCase, dtype: torch.dtype, size: int) -> None:
+    x = make(coded, size, dtype)
+    sent = decode(case.codec, case.codec.encode(x, AT), x)
+    assert torch.equal(sent.sign(), x.sign())
+    assert (sent != 0).all()
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CODECS if not case.codec.may_overflow], ids=lambda c: c.name
+)
+@every_dtype
+def test_no_overflow_unless_declared(case: CodecCase, dtype: torch.dtype) -> None:
+    x = torch.full((127,), torch.finfo(dtype).max, dtype=dtype)
+    x[::2] *= -1
+    assert decode(case.codec, case.codec.encode(x, AT), x).isfinite().all()
+
+
+@declaring("may_overflow")
+def test_declared_overflow_happens(case: CodecCase) -> None:
+    x = torch.full((3,), torch.finfo(F32).max)
+    assert not decode(case.codec, case.codec.encode(x, AT), x).isfinite().any()
+
+
+@every_codec
+@every_dtype
+def test_poison_that_travels_is_seen_and_stays_in_its_place(case: CodecCase, dtype: torch.dtype) -> None:
+    x = make(coded, 127, dtype)
+    x[40], x[41] = torch.nan, torch.inf
+    decoded = decode(case.codec, case.codec.encode(x, AT), x)
+    clean = torch.ones_like(x, dtype=torch.bool)
+    clean[40:42] = False
+    assert decoded[clean].isfinite().all()
+    sent = decoded[~clean] != 0
+    assert not decoded[~clean][sent].isfinite().any()
+
+
+def test_scaled_random_choice_is_larger_than_what_came() -> None:
+    # The law of contraction can fail: what the tests' own codec leaves is (1/ratio − 1) times x.
+    x, codec = torch.ones(1000), ScaledRandomK(0.1)
+    left = x - decode(codec, codec.encode(x, AT), x)
+    assert left.square().sum() > 5 * x.square().sum()

@@ -1,0 +1,139 @@
+"""Late, not lost: what error feedback does over many steps, for everything that `remember` accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.codec import random_k, sparse, top_k, values
+from gradwire.comm import ThreadComm, run_ranks
+from gradwire.exchange import Exchange, dense, every, gather, leader, reduce, remember, run
+from gradwire.exchange.compose import Remember
+from gradwire.memory import Residual
+from gradwire.moment import Moment
+from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
+from tests.laws.inputs import generator
+
+WORLD, SIZE, STEPS = 3, 64, 60
+
+
+@dataclass(frozen=True)
+class History:
+    """What one rank saw over all steps; norms in float64."""
+
+    residual_norms: list[float]
+    gradient_norms: list[float]
+    delivered: Tensor
+    came: Tensor
+    residual: Tensor
+
+
+def feed_back(exchange: Exchange, memory: Residual, steps: int = STEPS) -> list[History]:
+    """`steps` steps with the memory folded in before and kept after, as the arena does it."""
+
+    def body(comm: ThreadComm) -> History:
+        random = generator("feedback", comm.rank)
+        trend = torch.randn(SIZE, generator=random)
+        committed, working = torch.zeros(SIZE), torch.zeros(SIZE)
+        mean = torch.empty(SIZE)
+        delivered, came = torch.zeros(SIZE).double(), torch.zeros(SIZE).double()
+        residuals, gradients = [], []
+        for step in range(steps):
+            gradient = trend + torch.randn(SIZE, generator=random)
+            memory.fold(working, committed, gradient, 1.0, step)
+            run(exchange, working, mean, comm, Moment(step, 0, comm.rank, comm.world))
+            committed, working = working, committed
+            delivered += mean
+            came += gradient
+            residuals.append(committed.double().norm().item())
+            gradients.append(gradient.double().norm().item())
+        return History(residuals, gradients, delivered, came, committed)
+
+    return run_ranks(WORLD, body)
+
+
+accepted = [case for case in EXCHANGES if case.exchange.contractive]
+
+
+@pytest.mark.parametrize("case", accepted, ids=str)
+def test_residual_never_exceeds_what_came(case: ExchangeCase) -> None:
+    # ‖r'‖ ≤ ‖r + g‖ ≤ ‖r‖ + ‖g‖ if nothing is left that was not there: at most the sum of all norms.
+    # 1e-5: three float32 roundings per step and element, relative to x, over 60 steps.
+    exchange = remember(case.exchange)
+    for history in feed_back(exchange, Residual()):
+        total = 0.0
+        for residual, gradient in zip(history.residual_norms, history.gradient_norms, strict=True):
+            total += gradient
+            assert residual <= total * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("case", accepted, ids=str)
+def test_what_was_delivered_and_what_is_left_add_up_to_what_came(case: ExchangeCase) -> None:
+    histories = feed_back(remember(case.exchange), Residual())
+    came = torch.stack([history.came for history in histories]).mean(0)
+    left = torch.stack([history.residual.double() for history in histories]).mean(0)
+    # Per step and element W + 4 roundings of the accumulating type plus two of the fold, each relative to
+    # an error-fed gradient that is no larger than all that came so far, at most 60 steps of it.
+    u = max(torch.finfo(dtype).eps for dtype in (torch.float32, case.sums_in or torch.float32)) / 2
+    largest = max(max(history.residual_norms) for history in histories) + 8.0
+    bound = STEPS * (WORLD + 6) * u * largest
+    assert (histories[0].delivered + left - came).abs().max() <= bound
+
+
+PLATEAUS = {
+    # Residual at most √γ/(1 − √γ) of the largest gradient for a contraction γ in every step
+    # (Karimireddy et al. 2019, lemma 3), below 2/δ with δ = 1 − γ the share that is sent.
+    "top 25%": (gather(sparse(top_k(0.25))), 2 / 0.25),
+    # Random: the bound holds in the mean square; twice it for one draw of 60 steps.
+    "random 25%": (reduce(values(random_k(0.25))), 2 * 2 / 0.25),
+    # A rank that does not lead contracts only as far as choices overlap, but each leads every W-th step.
+    "leader 25%": (leader(top_k(0.25)), WORLD * 2 / 0.25),
+    # At most I − 1 gradients wait.
+    "every 4": (every(4, dense()), 3.0),
+}
+
+
+@pytest.mark.parametrize("name", PLATEAUS)
+def test_residual_reaches_a_plateau(name: str) -> None:
+    exchange, bound = PLATEAUS[name]
+    for history in feed_back(remember(exchange), Residual(), steps=200):
+        assert max(history.residual_norms) <= bound * max(history.gradient_norms)
+        # The last quarter is no larger than what came before, but for chance.
+        assert max(history.residual_norms[150:]) <= 1.25 * max(history.residual_norms[:150])
+
+
+def test_remember_refuses_what_is_not_contractive_and_says_why() -> None:
+    for exchange in (reduce(ScaledRandomK(0.1)), every(2, gather(ScaledRandomK(0.1)))):
+        with pytest.raises(ValueError, match=r"not contractive.*grows without bound"):
+            remember(exchange)
+
+
+def test_what_it_refuses_would_diverge() -> None:
+    # Without the guard: the same 60 steps that everything accepted survives.
+    forced = Remember(reduce(ScaledRandomK(0.1)), Residual())
+    for history in feed_back(forced, Residual()):
+        assert history.residual_norms[-1] > 1e3 * sum(history.gradient_norms)
+
+
+@pytest.mark.parametrize(("coefficient", "percent"), [(0.5, 46.875), (0.6, 54.4), (0.8, 73.8), (1.0, 100.0)])
+def test_interval_delivers_the_mass_that_the_coefficient_leaves(coefficient: float, percent: float) -> None:
+    # (1 + c + … + c^(I-1)) / I of a constant gradient's mass, the figures of COVAP's schedule at I = 4.
+    interval, cycles = 4, 5
+    assert 100 * sum(coefficient**i for i in range(interval)) / interval == pytest.approx(percent)
+
+    def body(comm: ThreadComm) -> float:
+        exchange = remember(every(interval, dense()), Residual(start=coefficient))
+        committed, working, mean = torch.zeros(5), torch.zeros(5), torch.empty(5)
+        delivered = 0.0
+        for step in range(1, interval * cycles + 1):  # the first cycle is complete, too
+            exchange.memory.fold(working, committed, torch.ones(5), 1.0, step)
+            run(exchange, working, mean, comm, Moment(step, 0, comm.rank, comm.world))
+            committed, working = working, committed
+            delivered += mean[0].item()
+        return 100 * delivered / (interval * cycles)
+
+    # Four float32 roundings and those of the coefficient's powers: a relative 8·2^-24 at most.
+    assert run_ranks(2, body) == pytest.approx([percent] * 2, rel=5e-7)

@@ -1,0 +1,26 @@
+"""Every recipe is in the table, and what an adaptive one decides is in it too."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire import recipes
+from tests.laws.cases import ADAPTIVE, EXCHANGES, RECIPES, decided
+
+
+def test_every_recipe_is_in_the_tables_of_the_laws() -> None:
+    listed = {recipes.recipe(text).name for text in (*RECIPES, *ADAPTIVE)}
+    assert listed == set(recipes.names())
+
+
+@pytest.mark.parametrize(("text", "ratio"), [(text, ratio) for text in ADAPTIVE for ratio in ADAPTIVE[text]])
+def test_what_an_adaptive_recipe_decides_is_of_a_kind_the_laws_know(text: str, ratio: float) -> None:
+    chosen = decided(text, ratio).exchange
+    kinds = {_shape(case.exchange) for case in EXCHANGES if case.name.startswith("recipe")}
+    assert _shape(chosen) in kinds
+
+
+def _shape(exchange: object) -> str:
+    """The nesting of classes, without the numbers."""
+    parts = [getattr(exchange, name) for name in ("inner", "codec", "selector") if hasattr(exchange, name)]
+    return type(exchange).__name__ + "".join(f"({_shape(part)})" for part in parts)
