@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,10 +58,16 @@ leader_topk, randomk, topk
     return parsed
 
 
+_PARSING = threading.Lock()
+# CPython's ast.parse is not safe between threads ("AST constructor recursion depth mismatch", seen on
+# 3.11.7), and workers build policies while others parse.
+
+
 def _split(text: str) -> tuple[str, dict[str, Any]]:
     malformed = ValueError(f"cannot read recipe {text!r}; write name or name(key=value, key=value)")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with _PARSING:
+            tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
         raise malformed from None
     match tree:

@@ -1,0 +1,167 @@
+"""A whole step on one thread per rank: an engine, buckets of our own, and what landed in them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec
+from gradwire.comm import Comm
+from gradwire.ddp.arrival import Arrival, Entry
+from gradwire.ddp.engine import Engine
+from gradwire.ddp.layout import settled
+from gradwire.ddp.step import Step
+from gradwire.plan import even_cuts
+from gradwire.recipes import recipe
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "first.weight": (37, 61),
+    "first.bias": (61,),
+    "nothing": (0, 4),
+    "middle.weight": (53, 41),
+    "scalar": (),
+    "last.weight": (47, 59),
+    "last.bias": (59,),
+}
+"""Prime sides, so that cuts fall inside parameters; in forward order, as a module registers them."""
+
+NAMES = tuple(SHAPES)
+ONE_BUCKET: tuple[tuple[str, ...], ...] = (NAMES,)
+REVERSED = (
+    ("last.bias", "last.weight"),
+    ("scalar", "middle.weight", "nothing"),
+    ("first.bias", "first.weight"),
+)
+SHUFFLED = (
+    ("scalar", "last.weight", "first.bias"),
+    ("first.weight", "last.bias"),
+    ("middle.weight", "nothing"),
+)
+ALONE = tuple((name,) for name in reversed(NAMES))
+BUCKETS = {"one": ONE_BUCKET, "reversed": REVERSED, "shuffled": SHUFFLED, "alone": ALONE}
+
+EVERY_RECIPE = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "covap": "covap(interval=3)",
+    "covap, measuring": "covap",
+    "dense": "dense",
+    "fp16": "fp16",
+    "leader_topk": "leader_topk(ratio=0.1)",
+    "leader_topk, norm": "leader_topk(ratio=0.1, elect='norm')",
+    "randomk": "randomk(ratio=0.2)",
+    "topk": "topk(ratio=0.1)",
+}
+REMEMBERING = ("covap", "leader_topk", "leader_topk, norm", "randomk", "topk")
+
+
+def specs(dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32) -> tuple[ParameterSpec, ...]:
+    """The layout order is the reverse of registration."""
+    of = dtype if callable(dtype) else lambda _name: dtype
+    return tuple(
+        ParameterSpec(name, shape, of(name), torch.Size(shape).numel())
+        for name, shape in reversed(SHAPES.items())
+    )
+
+
+def gradients(
+    rank: int, step: int, dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32
+) -> dict[str, Tensor]:
+    """Normal numbers that depend on rank, step and name alone; no element is zero."""
+    of = dtype if callable(dtype) else lambda _name: dtype
+    drawn = {}
+    for number, (name, shape) in enumerate(SHAPES.items()):
+        generator = torch.Generator().manual_seed(10_000 * rank + 100 * step + number)
+        values = torch.randn(torch.Size(shape).numel(), generator=generator, dtype=torch.float64)
+        drawn[name] = (values + values.sign() * 0.01).to(of(name))
+    return drawn
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step on one rank."""
+
+    mean: dict[str, Tensor]
+    step: Step
+    memory: dict[str, Tensor]
+
+    @property
+    def error(self) -> Exception | None:
+        """What `backward()` would raise."""
+        return self.step.error
+
+    def flat(self) -> Tensor:
+        """All means in a row, float64."""
+        return torch.cat([self.mean[name].double() for name in sorted(self.mean)])
+
+
+class Rig:
+    """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        text: str,
+        *,
+        unit_elements: int | None = None,
+        dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
+        **options: Any,
+    ) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._concluded: list[Step] = []
+        self.engine = Engine(
+            comm,
+            specs(dtype),
+            recipe(text),
+            post=self._jobs.append,
+            concluded=self._concluded.append,
+            **options,
+        )
+        fixed = settled(recipe(text))
+        if unit_elements is not None and fixed is not None:
+            cutter = partial(even_cuts, unit_elements=unit_elements)
+            self.engine.install(replace(fixed, cutter=cutter))
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """A copy of what is remembered, by parameter name."""
+        layout = self.engine.layout
+        return {name: layout.memory(name).clone() for name in layout.slots}
+
+    def step(self, grads: Mapping[str, Tensor], buckets: Sequence[Sequence[str]] = REVERSED) -> Outcome:
+        """Hand over every bucket in turn and let the engine run as soon as it can, as its worker would."""
+        arrivals = [_arrival(grads, names, names is buckets[-1]) for names in buckets]
+        for arrival in arrivals:
+            self._run(partial(self.engine.arrive, arrival))
+        assert len(self._concluded) == 1, "a step must be concluded exactly once"
+        return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
+
+    def _run(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        while self._jobs:
+            try:
+                self._jobs.popleft()()
+            except Exception as error:
+                self.engine.crash(error)
+
+
+def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], is_last: bool) -> Arrival:
+    offset, entries = 0, []
+    for name in names:
+        entries.append(Entry(name, offset, grads[name].numel()))
+        offset += grads[name].numel()
+    return Arrival(torch.cat([grads[name] for name in names]), tuple(entries), is_last)
+
+
+def _means(arrivals: Sequence[Arrival]) -> dict[str, Tensor]:
+    return {
+        entry.name: arrival.buffer[entry.offset : entry.offset + entry.numel].clone()
+        for arrival in arrivals
+        for entry in arrival.entries
+    }
