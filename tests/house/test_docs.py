@@ -1,0 +1,79 @@
+"""Everything public says what it does, and every example in the source runs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.source import MODULES, Module
+
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public(body: list[ast.stmt]) -> Iterator[Documented]:
+    """Public classes and functions at module level, and public methods of public classes.
+
+    Not the methods that a class takes over from a base or from a protocol, and not those that a protocol
+    names without a body: their meaning is said there.
+    """
+    for node in body:
+        if isinstance(node, Documented) and not node.name.startswith("_") and not is_bare(node):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                methods = () if extends(node) else public(node.body)
+                yield from (method for method in methods if method.name not in AGREED or is_protocol(node))
+
+
+def is_bare(node: Documented) -> bool:
+    """A signature and nothing else."""
+    return len(node.body) == 1 and ast.unparse(node.body[0]) == "..."
+
+
+def is_protocol(node: ast.ClassDef) -> bool:
+    """Whether it only says what others implement."""
+    return "Protocol" in {ast.unparse(base).split("[")[0] for base in node.bases}
+
+
+def extends(node: ast.ClassDef) -> bool:
+    """Whether a base class may have documented the methods already."""
+    return not {ast.unparse(base).split("[")[0] for base in node.bases} <= {
+        "Protocol",
+        "NamedTuple",
+        "StrEnum",
+    }
+
+
+AGREED = {
+    method.name
+    for module in MODULES
+    for node in ast.walk(module.tree)
+    if isinstance(node, ast.ClassDef) and is_protocol(node)
+    for method in node.body
+    if isinstance(method, ast.FunctionDef)
+}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_everything_public_has_a_docstring(module: Module) -> None:
+    assert ast.get_docstring(module.tree), f"{module.path} does not say what it is"
+    mute = [
+        f"{node.name} (line {node.lineno})"
+        for node in public(module.tree.body)
+        if not ast.get_docstring(node)
+    ]
+    assert not mute, f"{module.path}: {', '.join(mute)}"
+
+
+WITH_EXAMPLES = [module for module in MODULES if ">>>" in module.path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES, ids=str)
+def test_examples_run(module: Module) -> None:
+    # A module that cannot be imported fails here: nothing is skipped.
+    results = doctest.testmod(importlib.import_module(module.name))
+    assert results.attempted > 0, "only examples that doctest skips: write them as a block (::) instead"
+    assert results.failed == 0
