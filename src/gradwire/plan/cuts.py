@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 
 def even_cuts(numel: int, unit_elements: int) -> tuple[int, ...]:
     """Inner cut points of equal units of at most `unit_elements` elements.
@@ -13,13 +15,28 @@ def even_cuts(numel: int, unit_elements: int) -> tuple[int, ...]:
     return tuple(numel * part // parts for part in range(1, parts))
 
 
-def sized_cuts(numel: int) -> tuple[int, ...]:
-    """Cuts for an exchange that overlaps with backward: about eight units, of 1 to 25 MB of float32.
+_EDGES = (2, 6, 10, 14, 15)
 
-    The last unit is ready only when backward ends, so its transmission shows; smaller units shorten
-    that tail, but each costs the latency of its rounds.
+
+def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 16) -> tuple[int, ...]:
+    """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
+
+    The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
+    both are small; every unit costs the latency of its rounds, so the others are few. In sixteenths of
+    the arena: 2, 4, 4, 4, 1, 1. Units above `largest` elements (25 MB of float32) are divided until they
+    fit; a lane too small for units of `smallest` elements stays whole.
+
+    >>> ramped_cuts(1600, largest=300, smallest=100)
+    (200, 400, 600, 800, 1000, 1200, 1400, 1500)
     """
-    return even_cuts(numel, min(max(numel // 8 + 1, 1 << 18), 25 << 18))
+    if numel < 16 * smallest:
+        return even_cuts(numel, max(numel // 2 + 1, smallest))
+    bounds = [0, *(numel * edge // 16 for edge in _EDGES), numel]
+    cuts: list[int] = []
+    for start, stop in pairwise(bounds):
+        cuts += [start + cut for cut in even_cuts(stop - start, largest)]
+        cuts.append(stop)
+    return tuple(cuts[:-1])
 
 
 def phased_cuts(numel: int, interval: int, per_phase: int = 16, smallest: int = 1 << 14) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.arena import Cutter
 from gradwire.exchange import Exchange
-from gradwire.plan import Facts, sized_cuts
+from gradwire.plan import Facts, ramped_cuts
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Composition:
 
     text: str
     exchange: Exchange
-    cutter: Cutter = sized_cuts
+    cutter: Cutter = ramped_cuts
     why: str = "as configured"
 
 
