@@ -20,7 +20,7 @@ from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
 from gradwire.ddp.tail import SMALL_BYTES, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
-from gradwire.errors import TransportError
+from gradwire.errors import RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
 from gradwire.measure import TimedComm, now_s
 from gradwire.moment import Moment
@@ -105,6 +105,8 @@ class Engine:
             plan = self.layout.main.text
             self._now = Step(self.step, plan, self.loss_scale(), self.backward_started_s())
         step = self._now
+        # First of all, so that an error further down can end the step.
+        step.all_arrived = arrival.is_last
         step.arrive(arrival)
         for run in self._direct_runs(arrival):
             self._launch_direct(step, arrival, run)
@@ -116,13 +118,7 @@ class Engine:
                 ready += step.completed(lane.units_of[entry.name])
         for unit in sorted(ready, key=lambda unit: (unit.lane, unit.index)):
             self._launch_unit(step, unit)
-        step.all_arrived = arrival.is_last
         self._progress(step)
-
-    def arrive_all(self, arrivals: Sequence[Arrival]) -> None:
-        """Take in several buckets, in order."""
-        for arrival in arrivals:
-            self.arrive(arrival)
 
     def _fold(self, step: Step, lane: Lane, slot: Slot, grad: Tensor) -> None:
         memory = lane.exchange.memory
@@ -217,7 +213,9 @@ class Engine:
     def _judge(self, step: Step, tail: Tail) -> None:
         verdict = tail.verdict()
         step.record_tail(tail)
-        step.error = step.failure or verdict.error()
+        step.error = verdict.error()
+        if step.failure is not None and not isinstance(step.error, RanksDisagree):
+            step.error = step.failure  # a rank that disagrees may well fail, but that is not why
         if step.error is None:
             if self._is_finite(step, tail, verdict):
                 self._commit(step, tail)

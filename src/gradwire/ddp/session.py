@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from gradwire.measure import now_s
 class Session:
     """One backward pass at a time. `take` runs on autograd's thread, `deliver` on the engine's.
 
-    A callback queued at the first bucket waits for the verdict at the very end of the backward pass and
+    A callback queued at the last bucket waits for the verdict at the very end of the backward pass and
     raises there, so that errors keep their type. Under `join()` a finished rank's hook runs outside a
     backward pass, where no callback can be queued: its error waits for the next call.
     """
@@ -48,7 +49,10 @@ class Session:
         self._held.append(arrival)
         if self.overlap or arrival.is_last:
             held, self._held = self._held, []
-            self._worker.post(lambda: self.engine.arrive_all(held))
+            for each in held:
+                self._worker.post(partial(self.engine.arrive, each))
+        if arrival.is_last:
+            self._wait_at_the_end()
         return future
 
     def _open(self) -> None:
@@ -56,6 +60,11 @@ class Session:
         if not self._ended.is_set():
             raise GradwireError("the previous backward pass broke off: its step never got a verdict")
         self._ended.clear()
+        self._held = []
+
+    def _wait_at_the_end(self) -> None:
+        # Not before the last bucket: a reentrant checkpoint nests backward passes, and at the end of an
+        # inner one there may be buckets that only the outer one will deliver.
         with suppress(RuntimeError):  # "can only be installed during backward pass": see `join()` above
             Variable._execution_engine.queue_callback(self._wait)
 

@@ -63,17 +63,17 @@ class Verdict:
 
     def error(self) -> GradwireError | None:
         """Why no rank may go on, or `None`."""
+        plans = [row.plan for row in self.rows]
+        if len(set(plans)) > 1:
+            return RanksDisagree(
+                f"plan or step differ between ranks (fingerprints by rank: {plans}). Was a state loaded on "
+                "some ranks only, or from different steps?"
+            )
         failed = [rank for rank, row in enumerate(self.rows) if row.failed]
         if failed:
             ranks = ", ".join(map(str, failed))
             return PeerFailed(
                 f"rank {ranks} failed to encode or decode in this step; nothing was committed on any rank. "
                 f"The traceback is on rank {ranks}."
-            )
-        plans = [row.plan for row in self.rows]
-        if len(set(plans)) > 1:
-            return RanksDisagree(
-                f"plan or step differ between ranks (fingerprints by rank: {plans}). Was a state loaded on "
-                "some ranks only, or from different steps?"
             )
         return None

@@ -1,0 +1,206 @@
+"""Whatever breaks on one rank: every rank hears of it in that step and forgets nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, Round, run_ranks
+from gradwire.ddp.layout import settled
+from gradwire.errors import PeerFailed, RanksDisagree, TransportError
+from gradwire.exchange.base import Exchange, Finish
+from gradwire.kernels import Folded
+from gradwire.memory import Memory
+from gradwire.moment import Moment
+from gradwire.plan import even_cuts
+from gradwire.recipes import recipe
+from tests.unit.ddp.rig import EVERY_RECIPE, REMEMBERING, Outcome, Rig, gradients
+
+BREAKS_IN_STEP = 1
+
+
+class Accident(Exception):
+    """What a codec may raise."""
+
+
+@dataclass(frozen=True)
+class AccidentalMemory:
+    """Folds like the inner memory, but for one accident."""
+
+    inner: Memory
+    breaks: bool
+
+    def fold(self, working: Tensor, committed: Tensor, grad: Tensor, scale: float, step: int) -> Folded:
+        if self.breaks and step == BREAKS_IN_STEP:
+            raise Accident("while folding")
+        return self.inner.fold(working, committed, grad, scale, step)
+
+
+@dataclass(frozen=True)
+class Accidental:
+    """An exchange with an accident on this rank, before, between or after its rounds."""
+
+    inner: Exchange
+    memory: Memory | None
+    where: str
+    grain: int = 1
+    contractive: bool = True
+    in_place: bool = True
+    may_overflow: bool = False
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        breaks = at.step == BREAKS_IN_STEP and at.unit % 2 == 0
+        if breaks and self.where == "encode":
+            raise Accident("before the first round")
+        finish = self.inner.start(x, mean, comm, at)
+        if breaks and self.where == "after issuing":
+            raise Accident("after the last round was issued")
+        return partial(_finish_badly, finish) if breaks and self.where == "decode" else finish
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        return self.inner.rounds(numel, dtype, at)
+
+
+def _finish_badly(finish: Finish) -> None:
+    finish()
+    raise Accident("while decoding")
+
+
+def _with_accident(comm: Comm, name: str, where: str, on_rank: int) -> Rig:
+    rig = Rig(comm, EVERY_RECIPE[name])
+    composition = settled(recipe(EVERY_RECIPE[name]))
+    assert composition is not None
+    exchange, here = composition.exchange, comm.rank == on_rank
+    memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "fold")
+    accidental = Accidental(exchange, memory, where if here else "nowhere", exchange.grain)
+    rig.engine.install(
+        replace(composition, exchange=accidental, cutter=partial(even_cuts, unit_elements=700))
+    )
+    return rig
+
+
+PLACES = [(name, where) for name in REMEMBERING for where in ("fold", "encode", "after issuing", "decode")]
+PLACES += [(name, where) for name in ("fp16", "dense") for where in ("encode", "after issuing")]
+PLACES += [("fp16", "decode")]
+
+
+@pytest.mark.parametrize(("name", "where"), PLACES)
+def test_an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace(name: str, where: str) -> None:
+    def rank(comm: Comm) -> tuple[Exception | None, bool]:
+        rig = _with_accident(comm, name, where, on_rank=1)
+        rig.step(gradients(comm.rank, 0))
+        before, number = rig.memory, rig.engine.step
+        outcome = rig.step(gradients(comm.rank, 1))
+        assert not outcome.step.committed
+        assert rig.engine.step == number
+        return outcome.error, all(torch.equal(rig.memory[each], before[each]) for each in before)
+
+    results = run_ranks(3, rank)
+    assert all(intact for _, intact in results)
+    peer, own, third = (error for error, _ in results)
+    for error in (peer, third):
+        assert isinstance(error, PeerFailed)
+        assert "rank 1 failed" in str(error)
+    assert isinstance(own, Accident)
+    (note,) = own.__notes__
+    assert "step 1, rank 1" in note
+    assert where.split()[0] in note or where == "after issuing"
+
+
+@pytest.mark.parametrize("where", ["encode", "decode"])
+def test_after_an_accident_the_same_step_can_be_tried_again(where: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig, smooth = _with_accident(comm, "topk", where, on_rank=0), _with_accident(comm, "topk", "", 0)
+        for each in (rig, smooth):
+            each.step(gradients(comm.rank, 0))
+        assert rig.step(gradients(comm.rank, 1)).error is not None
+        for lane in rig.engine.layout.lanes:
+            object.__setattr__(lane.exchange, "where", "nowhere")
+        again, expected = rig.step(gradients(comm.rank, 1)), smooth.step(gradients(comm.rank, 1))
+        assert torch.equal(again.flat(), expected.flat())
+
+    run_ranks(2, rank)
+
+
+def test_accidents_on_several_ranks_name_all_of_them() -> None:
+    def rank(comm: Comm) -> Exception | None:
+        rig = _with_accident(comm, "topk", "encode", on_rank=comm.rank if comm.rank != 1 else -1)
+        rig.step(gradients(comm.rank, 0))
+        return rig.step(gradients(comm.rank, 1)).error
+
+    errors = run_ranks(3, rank)
+    assert [type(error) for error in errors] == [Accident, PeerFailed, Accident]
+    assert "rank 0, 2 failed" in str(errors[1])
+
+
+@pytest.mark.parametrize("name", [*EVERY_RECIPE])
+def test_ranks_in_different_steps_disagree_on_all_ranks(name: str) -> None:
+    def rank(comm: Comm) -> Outcome:
+        rig = Rig(comm, EVERY_RECIPE[name])
+        rig.engine.step = 3 * comm.rank  # covap(interval=3) issues the same rounds then, so it gets that far
+        return rig.step(gradients(comm.rank, 0))
+
+    for outcome in run_ranks(2, rank):
+        assert isinstance(outcome.error, RanksDisagree)
+        assert "step differ" in str(outcome.error)
+        assert not outcome.step.committed
+        assert not any(memory.any() for memory in outcome.memory.values())
+
+
+class Torn:
+    """A comm whose link breaks at the n-th collective of its rank."""
+
+    def __init__(self, comm: Comm, at: int) -> None:
+        self._comm, self._left = comm, at
+        self.rank, self.world = comm.rank, comm.world
+
+    def __getattr__(self, verb: str) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise TransportError("the link is gone")
+        return getattr(self._comm, verb)
+
+
+@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("name", ["dense", "topk", "leader_topk", "covap", "auto"])
+def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(name: str, at: int) -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(Torn(comm, at), EVERY_RECIPE[name], unit_elements=3000)
+        outcomes = [rig.step(gradients(0, step)) for step in range(6)]
+        broken = [isinstance(outcome.error, TransportError) for outcome in outcomes]
+        assert any(broken)
+        assert broken == sorted(broken), "once broken, always broken"
+        last_good = broken.index(True)
+        after = outcomes[last_good - 1].memory if last_good else {}
+        for outcome in outcomes[last_good:]:
+            assert all(torch.equal(outcome.memory[each], kept) for each, kept in after.items())
+        assert rig.engine.step == last_good
+
+    run_ranks(1, rank)
+
+
+@pytest.mark.parametrize("bucket", [0, 1, 2])
+def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
+    bucket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rank(comm: Comm) -> Outcome:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        honest, seen = rig.engine._direct_runs, []
+
+        def broken(arrival: Any) -> Any:
+            seen.append(arrival)
+            if len(seen) == bucket + 1:
+                raise KeyError("a mistake in the engine")
+            return honest(arrival)
+
+        monkeypatch.setattr(rig.engine, "_direct_runs", broken)
+        return rig.step(gradients(0, 0))
+
+    (outcome,) = run_ranks(1, rank)
+    assert isinstance(outcome.error, TransportError)
+    assert isinstance(outcome.error.__cause__, KeyError)
