@@ -12,6 +12,7 @@ from typing import Any, Self
 from gradwire.emulate import rank_env, topology
 from gradwire.emulate.kernel import in_netns
 from gradwire.emulate.link import Counters, Link
+from gradwire.emulate.names import LARGEST_WORLD, address
 from gradwire.emulate.wire_file import WireFile
 from gradwire.emulate.wrap import through_shim
 
@@ -32,8 +33,8 @@ class Network:
     """
 
     def __init__(self, workers: int, link: Link, mode: str) -> None:
-        if not 1 <= workers <= 250:
-            raise ValueError(f"workers={workers}: must lie between 1 and 250")
+        if not 1 <= workers <= LARGEST_WORLD:
+            raise ValueError(f"workers={workers}: must lie between 1 and {LARGEST_WORLD}")
         if mode not in ("root", "user", "backend"):
             raise ValueError(f"mode={mode!r}: must be root, user or backend, as returned by enter()")
         self.workers, self.mode = workers, mode
@@ -74,9 +75,7 @@ class Network:
             variables = rank_env.backend(base, rank, self.workers, port, self._wire.path)
             process = subprocess.Popen(through_shim(argv), env=variables, **popen_kwargs)
         else:
-            variables = rank_env.namespace(
-                base, rank, self.workers, port, topology.address(0), topology.INTERFACE
-            )
+            variables = rank_env.namespace(base, rank, self.workers, port, address(0), topology.INTERFACE)
             process = in_netns(
                 self._topology.ranks[rank], lambda: subprocess.Popen(argv, env=variables, **popen_kwargs)
             )

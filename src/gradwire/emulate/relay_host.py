@@ -39,7 +39,13 @@ class Relay:
             os.close(control)
 
     def _open(self) -> int:
-        tun = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            tun = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise OSError(
+                f"a delay needs the kernel's netem or /dev/net/tun; this machine has neither ({error}): "
+                "leave the delay out, or use mode backend"
+            ) from error
         try:
             flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
             fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", self.interface.encode(), flags))

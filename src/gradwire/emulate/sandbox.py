@@ -6,6 +6,7 @@ with the processes that held them. `kill -9` of what the user started takes the 
 asked beforehand to kill the child with its parent.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 from gradwire.emulate.kernel import die_with_parent
 from gradwire.emulate.modes import choose, sandbox_command
+from gradwire.emulate.names import show_rank_names
 
 INSIDE = "GRADWIRE_SANDBOX"
 """Environment variable that names the mode inside of the sandbox."""
@@ -45,6 +47,8 @@ def enter(mode: str = "auto") -> str:
 def _behave_as_first_process() -> None:
     """The kernel drops signals to the first process of a namespace unless it has a handler for them."""
     die_with_parent()
+    with contextlib.suppress(OSError):  # names only; without them gloo warns and goes on
+        show_rank_names()
     last_s = float("-inf")
 
     def once(number: int, frame: FrameType | None) -> None:

@@ -9,19 +9,15 @@ from pathlib import Path
 
 from gradwire.emulate.kernel import in_netns, new_netns
 from gradwire.emulate.link import Counters, Link
+from gradwire.emulate.names import address
 from gradwire.emulate.relay_host import Relay
-from gradwire.emulate.tools import batch
+from gradwire.emulate.tools import ToolFailed, batch
 
 INTERFACE = "eth0"
 MTU_BYTES = 9000  # jumbo frames: TCP, IP and Ethernet headers stay below 1 % of the payload
 _GATEWAY = "10.119.255.254"
 _BURST_S = 1e-3
 _TABLE = 119
-
-
-def address(rank: int) -> str:
-    """The rank's address inside of the emulated network."""
-    return f"10.119.{rank // 250}.{rank % 250 + 1}"
 
 
 def burst_bytes(rate_bit_per_s: float) -> int:
@@ -36,7 +32,7 @@ class Topology:
         self.switch = new_netns()
         self.ranks = [new_netns() for _ in range(workers)]
         self._relay: Relay | None = None
-        self._netem = False
+        self._netem: bool | None = None  # None: not tried yet
         try:
             self._wire()
             self._link = Link()
@@ -86,7 +82,7 @@ class Topology:
             in_netns(netns, lambda: self._shape([INTERFACE], link, queue_bytes))
         ports = [f"port{rank}" for rank in range(len(self.ranks))]
         in_netns(self.switch, lambda: self._shape(ports, link, queue_bytes))
-        self._set_delay(link.delay_s)
+        self._set_delay(link)
         self._link = link
 
     def _shape(self, interfaces: list[str], link: Link, queue_bytes: int) -> None:
@@ -103,10 +99,31 @@ class Topology:
         if lines:
             batch("tc", lines)
 
-    def _set_delay(self, delay_s: float) -> None:
+    def _set_delay(self, link: Link) -> None:
+        delay_s = link.delay_s
+        if self._netem is None and delay_s > 0:
+            self._netem = self._try_netem(link)
+        elif self._netem:
+            self._apply_netem(link)
+        if self._netem is False:
+            self._through_relay(delay_s)
+
+    def _try_netem(self, link: Link) -> bool:
+        try:
+            self._apply_netem(link)
+        except ToolFailed:  # the kernel was built without it
+            return False
+        return True
+
+    def _apply_netem(self, link: Link) -> None:
+        parent = "root" if link.rate_bit_per_s is None else "parent 1:1"
+        delay_us = round(link.delay_s * 1e6)
+        line = f"qdisc replace dev {INTERFACE} {parent} handle 10: netem delay {delay_us}us limit 100000"
+        for netns in self.ranks:
+            in_netns(netns, lambda: batch("tc", [line]))
+
+    def _through_relay(self, delay_s: float) -> None:
         if self._relay is None:
-            if delay_s == 0:
-                return
             self._relay = in_netns(self.switch, lambda: Relay(MTU_BYTES))
             rules = [f"rule add iif port{rank} lookup {_TABLE}" for rank in range(len(self.ranks))]
             lines = [f"route add default dev {self._relay.interface} table {_TABLE}", *rules]

@@ -1,0 +1,63 @@
+"""When the bytes of a transfer would have arrived, and handing its result over at that time."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d
+
+from gradwire.emulate.wire_file import WireFile
+
+_c10d: Any = _distributed_c10d  # the stub lacks what is used here
+BOTH = ("out", "in")
+
+
+class Wire:
+    """One rank's cable: full duplex, and in each direction transfers go one after the other."""
+
+    def __init__(self, file: WireFile) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._free_at_s = dict.fromkeys(BOTH, 0.0)
+
+    def reserve(self, hops: int, wire_bytes: float, directions: Sequence[str], now_s: float) -> float:
+        """The time at which a transfer that is ready now has gone through; later ones queue behind it.
+
+        Latency (`hops` times the delay) does not occupy the wire: the next transfer starts meanwhile.
+        """
+        rate_bit_per_s, delay_s = self._file.read()
+        with self._lock:
+            start_s = max(now_s, *(self._free_at_s[direction] for direction in directions))
+            end_s = start_s + wire_bytes * 8 / rate_bit_per_s
+            for direction in directions:
+                self._free_at_s[direction] = end_s
+        return end_s + hops * delay_s
+
+    def deliver(
+        self, work: Any, result: Any, hops: int, wire_bytes: float, directions: Sequence[str] = BOTH
+    ) -> Any:
+        """A work that completes when the wire has carried what `work` has moved over the loopback.
+
+        The wire is taken when the loopback is done, not before: only then have all ranks joined. A thread per
+        transfer, since a receive may wait for ever while others must complete.
+        """
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def carry() -> None:
+            try:
+                work.wait()
+                time.sleep(max(self.reserve(hops, wire_bytes, directions, now_s()) - now_s(), 0.0))
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=carry, name="gradwire-wire", daemon=True).start()
+        return _c10d._create_work_from_future(future)
+
+
+def now_s() -> float:
+    """The clock of the wire."""
+    return time.monotonic()
