@@ -65,9 +65,9 @@ class Setting:
         """False from the first failure on, and after `end`."""
         return self._set is not None and self.measured.failure is None
 
-    def setup(self, seed: int) -> None:
-        """Build (or rebuild) model, data and optimizer from `seed`."""
-        entry = self.measured.entry
+    def setup(self, seed: int, entry: Entry | None = None) -> None:
+        """Build (or rebuild) everything from `seed`, by default for the setting's own entry."""
+        entry = entry or self.measured.entry
         command = {
             "op": "setup",
             "entry": entry.name if entry.kind != "bound" else entry.stem,

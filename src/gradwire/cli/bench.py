@@ -39,6 +39,9 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
     shards: Annotated[str, typer.Option(help="iid, or skewed: split by class.")] = "iid",
     batch_size: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
+    bucket_cap_mb: Annotated[
+        float | None, typer.Option(help="DDP's bucket size for everybody; DDP's own default is 25.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of models, batches and random choices.")] = 0,
     mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the document to a file.")] = None,
@@ -46,7 +49,8 @@ def bench(
     """Compare recipes with torch's own hooks, and with the same step without communication."""
     console = Console(stderr=True)
     try:
-        task = Task(workload, None if data is None else str(data), shards, batch_size, seed, _on(overlap))
+        path = None if data is None else str(data)
+        task = Task(workload, path, shards, batch_size, seed, _on(overlap), bucket_cap_mb)
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         for entry in entries:

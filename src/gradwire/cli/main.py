@@ -4,6 +4,7 @@ import typer
 
 from gradwire.cli import net
 from gradwire.cli.bench import bench
+from gradwire.cli.demo import demo
 from gradwire.cli.recipes import recipes
 
 app = typer.Typer(
@@ -15,6 +16,7 @@ app = typer.Typer(
 app.add_typer(net.app, name="net")
 app.command()(recipes)
 app.command()(bench)
+app.command()(demo)
 
 
 @app.callback()

@@ -1,0 +1,86 @@
+"""A few shapes of SVG, as text. Colours are class names: the page's style sheet decides, light or dark."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values in [low, high] to pixels in [start, stop]."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        width = (self.high - self.low) or 1.0
+        return self.start + (value - self.low) / width * (self.stop - self.start)
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers within [low, high], `about` so many.
+
+    >>> ticks(0.0, 2.3)
+    [0.0, 0.5, 1.0, 1.5, 2.0]
+    """
+    if not high > low:
+        return [low]
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def tick_text(value: float) -> str:
+    """As short as it is exact.
+
+    >>> tick_text(0.5), tick_text(100.0)
+    ('0.5', '100')
+    """
+    return f"{value:g}"
+
+
+def element(name: str, body: str = "", **attributes: object) -> str:
+    """`<name key="value">body</name>`; underscores become hyphens, a trailing one goes."""
+    parts = [f'{key.rstrip("_").replace("_", "-")}="{_value(value)}"' for key, value in attributes.items()]
+    return f"<{' '.join([name, *parts])}>{body}</{name}>"
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", class_: str = "label") -> str:
+    """Words at a place; `anchor` is start, middle or end."""
+    return element("text", escape(words), x=x, y=y, text_anchor=anchor, class_=class_)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
+    """A straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def polyline(points: Iterable[Point], class_: str) -> str:
+    """A curve through points."""
+    return element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
+
+
+def box(x: float, y: float, width: float, height: float, class_: str, hint: str = "") -> str:
+    """A rectangle; `hint` appears under the pointer. Never thinner than a pixel: short events must show."""
+    title = element("title", escape(hint)) if hint else ""
+    return element("rect", title, x=x, y=y, width=max(width, 1.0), height=height, class_=class_)
+
+
+def drawing(width: float, height: float, parts: Sequence[str], label: str) -> str:
+    """The picture, scaled to the width of its place; `label` is for those who cannot see it."""
+    body = "".join(parts)
+    return element(
+        "svg", body, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=escape(label, quote=True)
+    )
+
+
+def _value(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
