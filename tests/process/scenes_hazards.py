@@ -1,0 +1,317 @@
+"""Scenes in which DDP is used in ways that trouble communication hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
+
+LOSSY = "leader_topk(ratio=0.05)"
+
+
+def _twins(
+    build: Callable[[], nn.Module], recipe: str, **options: Any
+) -> tuple[tuple[DistributedDataParallel, torch.optim.Optimizer], ...]:
+    """Plain DDP and gradwire over equal models."""
+    pairs = []
+    for attached in (False, True):
+        ddp = DistributedDataParallel(build(), **options)
+        optimizer = optimizer_of(ddp)
+        if attached:
+            gradwire.attach(ddp, optimizer, recipe)
+        pairs.append((ddp, optimizer))
+    return tuple(pairs)
+
+
+def _equal_training(build: Callable[[], nn.Module], recipe: str = "dense", **options: Any) -> bool:
+    digests = set()
+    for ddp, optimizer in _twins(build, recipe, **options):
+        train(ddp, optimizer, range(6))
+        digests.add(digest(ddp))
+    return len(digests) == 1
+
+
+class Branches(nn.Module):
+    """One branch of two per rank and step; the third is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(32, 64)
+        self.branches = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.head = nn.Linear(64, 8)
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        taken = self.branches[(self.calls // 2 + dist.get_rank() * (self.calls % 2)) % 2]
+        self.calls += 1
+        return self.head(torch.tanh(taken(torch.tanh(self.stem(inputs)))))
+
+
+def _branches() -> nn.Module:
+    torch.manual_seed(0)
+    return Branches()
+
+
+def unused_dense() -> bool:
+    """Whether dense and DDP agree when ranks use different parameters."""
+    return _equal_training(_branches, find_unused_parameters=True)
+
+
+def unused_lossy() -> dict[str, Any]:
+    """With a memory: replicas, and what became of the branch that nobody uses."""
+    model = _branches()
+    never = model.branches[2].weight
+    before = never.detach().clone()
+    ddp = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp, lr=0.2)
+    wire = gradwire.attach(ddp, optimizer, LOSSY)
+    losses = train(ddp, optimizer, range(60))
+    memory = wire.state_dict()["memory"]
+    return {
+        "digest": digest(ddp),
+        "losses": [losses[0], losses[-1]],
+        "never_moved": torch.equal(never, before),
+        "never_remembered": not memory["branches.2.weight"].any(),
+        "others_remembered": bool(memory["branches.0.weight"].any()),
+    }
+
+
+def static_graph() -> dict[str, Any]:
+    """DDP delays all hooks of the first backward to its end."""
+    ddp = DistributedDataParallel(perceptron(), static_graph=True, bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp, lr=0.2)
+    gradwire.attach(ddp, optimizer, LOSSY)
+    losses = train(ddp, optimizer, range(60))
+    return {
+        "dense": _equal_training(perceptron, static_graph=True),
+        "losses": [losses[0], losses[-1]],
+        "digest": digest(ddp),
+    }
+
+
+def collective_in_backward(recipe: str) -> bool:
+    """A user's all-reduces on the default group inside backward, one as large as the first bucket."""
+    numel = sum(p.numel() for p in perceptron().parameters())
+    results = []
+    for ddp, _ in _twins(perceptron, recipe, bucket_cap_mb=0.01):
+        # Twice, because the first backward has one bucket and the second has several.
+        for step in range(2):
+            inputs, targets = batch(step)
+            hidden = ddp(inputs)
+            for size in (numel, hidden.numel(), 64 * 64):
+                hidden.register_hook(partial(_summed, size=size))
+            ddp.zero_grad()
+            nn.functional.mse_loss(hidden, targets).backward()
+        results.append(gradients(ddp))
+    plain, ours = results
+    if recipe == "dense":
+        return same(plain, ours)
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(plain, ours, strict=True))
+
+
+def _summed(gradient: Tensor, size: int) -> Tensor:
+    token = torch.full((size,), float(dist.get_rank() + 1))
+    dist.all_reduce(token)
+    assert bool((token == 3.0).all()), "somebody else's numbers"
+    return gradient * token[0]
+
+
+class Normalised(nn.Module):
+    """BatchNorm's buffers are broadcast by DDP in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.BatchNorm1d(64))
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.net(inputs)))
+
+
+def _normalised() -> nn.Module:
+    torch.manual_seed(0)
+    return Normalised()
+
+
+class _MeanOverRanks(torch.autograd.Function):
+    """What SyncBatchNorm does: a collective in forward and one in backward, on the default group."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x / dist.get_world_size()
+        dist.all_reduce(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        out = gradient / dist.get_world_size()
+        dist.all_reduce(out)
+        return out
+
+
+class Synchronised(nn.Module):
+    """Three layers, each normalised by statistics over all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 8)])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+            inputs = inputs - _MeanOverRanks.apply(inputs.mean(0))
+        return inputs
+
+
+def _synchronised() -> nn.Module:
+    torch.manual_seed(0)
+    return Synchronised()
+
+
+def learns(build: Callable[[], nn.Module], **options: Any) -> dict[str, Any]:
+    """Sixty steps of a lossy recipe in small buckets."""
+    ddp = DistributedDataParallel(build(), **{"bucket_cap_mb": 0.01, **options})
+    optimizer = optimizer_of(ddp, lr=0.2)
+    gradwire.attach(ddp, optimizer, LOSSY)
+    losses = train(ddp, optimizer, range(60))
+    return {"losses": [losses[0], losses[-1]], "digest": digest(ddp)}
+
+
+def accumulation() -> bool:
+    """Three micro-batches, two of them under `no_sync`: dense against DDP."""
+    digests = set()
+    for ddp, optimizer in _twins(perceptron, "dense"):
+        for step in range(4):
+            optimizer.zero_grad()
+            with ddp.no_sync():
+                for micro in range(2):
+                    inputs, targets = batch(10 * step + micro)
+                    nn.functional.mse_loss(ddp(inputs), targets).backward()
+            inputs, targets = batch(10 * step + 9)
+            nn.functional.mse_loss(ddp(inputs), targets).backward()
+            torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
+            optimizer.step()
+        digests.add(digest(ddp))
+    return len(digests) == 1
+
+
+class Typed(nn.Module):
+    """Layers of three types: DDP gives each its own buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.float32 = nn.Linear(32, 64)
+        self.float64 = nn.Linear(64, 64, dtype=torch.float64)
+        self.bfloat = nn.Linear(64, 64, dtype=torch.bfloat16)
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.float64(torch.tanh(self.float32(inputs)).double()))
+        return self.head(torch.tanh(self.bfloat(hidden.bfloat16())).float())
+
+
+def _typed() -> nn.Module:
+    torch.manual_seed(0)
+    return Typed()
+
+
+class Tied(nn.Module):
+    """Input and output share one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(32, 96)
+        self.decode = nn.Linear(96, 32, bias=False)
+        self.decode.weight = nn.Parameter(self.encode.weight.detach().t().contiguous())
+        self.again = nn.Linear(96, 32, bias=False)
+        self.again.weight = self.decode.weight
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.encode(inputs))
+        return self.head(self.decode(hidden) + self.again(torch.tanh(hidden)))
+
+
+def _tied() -> nn.Module:
+    torch.manual_seed(0)
+    return Tied()
+
+
+def bucket_sizes() -> list[str]:
+    """Fingerprints after ten steps with buckets from tiny to huge."""
+    found = []
+    for size_mb in (0.0001, 0.01, 25, 10_000):
+        ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=size_mb)
+        optimizer = optimizer_of(ddp)
+        gradwire.attach(ddp, optimizer, LOSSY)
+        train(ddp, optimizer, range(10))
+        found.append(digest(ddp))
+    return found
+
+
+class Checkpointed(nn.Module):
+    """Three blocks whose activations are computed again in backward."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 64)])
+        self.head = nn.Linear(64, 8)
+        self.reentrant = reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = inputs.requires_grad_()
+        for block in self.blocks:
+            inputs = torch.tanh(checkpoint(block, inputs, use_reentrant=self.reentrant))
+        return self.head(inputs)
+
+
+def _checkpointed(reentrant: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return Checkpointed(reentrant)
+
+
+def compiled() -> dict[str, Any]:
+    """`torch.compile` around the attached module, without a C++ compiler in the way."""
+    # torch's compiler refuses buckets below its own first one, 1 MB.
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp, lr=0.2)
+    gradwire.attach(ddp, optimizer, LOSSY)
+    losses = train(torch.compile(ddp, backend="aot_eager"), optimizer, range(60))
+    return {
+        "losses": [losses[0], losses[-1]],
+        "digest": digest(ddp),
+        "eager": learns(perceptron)["losses"],
+    }
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "unused, dense": unused_dense,
+    "unused, lossy": unused_lossy,
+    "static graph": static_graph,
+    "collective in backward, dense": partial(collective_in_backward, "dense"),
+    "collective in backward, lossy": partial(collective_in_backward, "topk(ratio=1.0)"),
+    "batch norm, dense": partial(_equal_training, _normalised),
+    "batch norm, lossy": partial(learns, _normalised),
+    "synchronised, dense": partial(_equal_training, _synchronised, bucket_cap_mb=0.01),
+    "synchronised, lossy": partial(learns, _synchronised),
+    "accumulation": accumulation,
+    "types, dense": partial(_equal_training, _typed),
+    "types, lossy": partial(learns, _typed),
+    "tied, dense": partial(_equal_training, _tied),
+    "tied, lossy": partial(learns, _tied),
+    "bucket sizes": bucket_sizes,
+    "checkpoint, dense": partial(_equal_training, partial(_checkpointed, False)),
+    "checkpoint, lossy": partial(learns, partial(_checkpointed, False)),
+    "reentrant checkpoint, dense": partial(_equal_training, partial(_checkpointed, True), bucket_cap_mb=0.01),
+    "reentrant checkpoint, lossy": partial(learns, partial(_checkpointed, True)),
+    "compiled": compiled,
+}

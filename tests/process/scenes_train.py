@@ -1,0 +1,69 @@
+"""Scenes of plain training: dense is DDP, every recipe learns, replicas stay equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.process.models import digest, optimizer_of, perceptron, train
+
+RECIPES = (
+    "auto",
+    "bf16",
+    "covap(interval=4)",
+    "covap",
+    "dense",
+    "fp16",
+    "leader_topk(ratio=0.05)",
+    "leader_topk(ratio=0.05, elect='norm')",
+    "randomk(ratio=0.1)",
+    "topk(ratio=0.05)",
+)
+
+
+def dense_is_ddp(**options: Any) -> dict[str, str]:
+    """Fingerprints after ten steps without and with gradwire."""
+    found = {}
+    for kind in ("ddp", "gradwire"):
+        ddp = DistributedDataParallel(perceptron(), **options)
+        optimizer = optimizer_of(ddp)
+        if kind == "gradwire":
+            gradwire.attach(ddp, optimizer, "dense")
+        train(ddp, optimizer, range(10))
+        found[kind] = digest(ddp)
+    return found
+
+
+def learns(recipe: str) -> dict[str, Any]:
+    """A hundred steps."""
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.02)
+    optimizer = optimizer_of(ddp, lr=0.2)
+    wire = gradwire.attach(ddp, optimizer, recipe)
+    losses = train(ddp, optimizer, range(100))
+    report = wire.report()
+    return {
+        "first": sum(losses[:10]) / 10,
+        "last": sum(losses[-10:]) / 10,
+        "digest": digest(ddp),
+        "step": report.step,
+        "recipe": report.recipe,
+        "settled": wire.settled,
+        "predicted": report.wire_bytes_per_step,
+        "metered": report.metered_bytes_per_step,
+        "ratio": report.ratio,
+        "text": str(report),
+    }
+
+
+DENSE = ("plain", "bucket views", "small buckets")
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "plain": dense_is_ddp,
+    "bucket views": partial(dense_is_ddp, gradient_as_bucket_view=True),
+    "small buckets": partial(dense_is_ddp, bucket_cap_mb=0.01),
+    **{recipe: partial(learns, recipe) for recipe in RECIPES},
+}

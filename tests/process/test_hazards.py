@@ -1,0 +1,71 @@
+"""Real gloo ranks: what hides on threads, from unused parameters to collectives of the user's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.ranks import Results, perform, value
+from tests.process.scenes_hazards import SCENES
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes, on two ranks."""
+    return perform("tests.process.scenes_hazards", 2, tmp_path_factory.mktemp("hazards"))
+
+
+@pytest.mark.parametrize("scene", [scene for scene in SCENES if scene.endswith("dense")])
+def test_dense_gives_the_values_of_plain_ddp(world: Results, scene: str) -> None:
+    assert value(world, scene) == [True, True]
+
+
+LEARNING = (
+    "unused, lossy",
+    "static graph",
+    "batch norm, lossy",
+    "synchronised, lossy",
+    "types, lossy",
+    "tied, lossy",
+    "checkpoint, lossy",
+    "reentrant checkpoint, lossy",
+    "compiled",
+)
+
+
+@pytest.mark.parametrize("scene", LEARNING)
+def test_a_lossy_recipe_learns_and_its_replicas_are_identical(world: Results, scene: str) -> None:
+    found = value(world, scene)
+    assert len({each["digest"] for each in found}) == 1
+    assert all(each["losses"][1] < 0.8 * each["losses"][0] for each in found)
+
+
+def test_a_branch_that_nobody_uses_is_neither_moved_nor_remembered(world: Results) -> None:
+    for found in value(world, "unused, lossy"):
+        assert found["never_moved"]
+        assert found["never_remembered"]
+        assert found["others_remembered"]
+
+
+def test_dense_follows_ddp_in_a_static_graph(world: Results) -> None:
+    assert all(found["dense"] for found in value(world, "static graph"))
+
+
+def test_a_collective_of_the_user_inside_backward_changes_no_value(world: Results) -> None:
+    assert value(world, "collective in backward, lossy") == [True, True]
+
+
+def test_accumulation_under_no_sync_with_clipping_equals_plain_ddp(world: Results) -> None:
+    assert value(world, "accumulation") == [True, True]
+
+
+def test_bucket_sizes_change_no_number(world: Results) -> None:
+    for found in value(world, "bucket sizes"):
+        assert len(set(found)) == 1
+
+
+def test_a_compiled_module_trains_as_the_eager_one(world: Results) -> None:
+    for found in value(world, "compiled"):
+        # Compiled and eager kernels may round differently, sixty steps long.
+        assert found["losses"] == pytest.approx(found["eager"], rel=1e-3)

@@ -1,0 +1,54 @@
+"""Real gloo ranks: dense is DDP bit for bit, every recipe learns, and replicas stay equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire import recipes
+from tests.process.ranks import Results, perform, value
+from tests.process.scenes_train import DENSE, RECIPES
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes on three ranks: a world that is no power of two, so that 1/W is not exact."""
+    return perform("tests.process.scenes_train", 3, tmp_path_factory.mktemp("three"))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The scenes that compare with DDP, on two ranks."""
+    return perform("tests.process.scenes_train", 2, tmp_path_factory.mktemp("two"), DENSE)
+
+
+def test_every_recipe_is_tried() -> None:
+    assert {text.split("(")[0] for text in RECIPES} == set(recipes.names())
+
+
+@pytest.mark.parametrize("scene", DENSE)
+@pytest.mark.parametrize("world", ["two", "three"])
+def test_dense_equals_plain_ddp_bit_for_bit(world: str, scene: str, request: pytest.FixtureRequest) -> None:
+    for found in value(request.getfixturevalue(world), scene):
+        assert found["gradwire"] == found["ddp"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_learns_and_its_replicas_are_identical(three: Results, recipe: str) -> None:
+    found = value(three, recipe)
+    assert all(each["last"] < 0.7 * each["first"] for each in found)
+    assert len({each["digest"] for each in found}) == 1
+    assert all(each["step"] == 100 and each["settled"] for each in found)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_predicted_bytes_are_metered_bytes(three: Results, recipe: str) -> None:
+    for each in value(three, recipe):
+        assert each["predicted"] == pytest.approx(each["metered"], rel=1e-12)
+        assert each["metered"] > 0
+
+
+def test_an_adaptive_recipe_decides_alike_on_all_ranks(three: Results) -> None:
+    for recipe in ("auto", "covap"):
+        assert len({each["recipe"] for each in value(three, recipe)}) == 1
