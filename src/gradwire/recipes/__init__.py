@@ -1,10 +1,10 @@
 """Named compositions, one paper and one file each."""
 
 from gradwire.recipes import auto, bf16, covap, dense, fp16, leader_topk, randomk, topk  # register themselves
-from gradwire.recipes.base import REGISTRY, Composition, Decide, Entry
+from gradwire.recipes.base import REGISTRY, Composition, Decide, Entry, register
 from gradwire.recipes.parse import Recipe, recipe
 
-__all__ = ["Composition", "Decide", "Entry", "Recipe", "entries", "names", "recipe"]
+__all__ = ["Composition", "Decide", "Entry", "Recipe", "entries", "names", "recipe", "register"]
 
 _MODULES = (auto, bf16, covap, dense, fp16, leader_topk, randomk, topk)
 

@@ -51,6 +51,19 @@ REGISTRY: dict[str, Entry] = {}
 
 
 def register(build: Builder) -> Builder:
-    """Make `build` a recipe under its own name; every option needs a default."""
+    """Make `build` a recipe under its own name; every option needs a default.
+
+    The composition's text must parse back to it, because checkpoints carry it.
+
+    >>> from gradwire.codec import sparse, top_k
+    >>> from gradwire.exchange import gather, remember, warm
+    >>> @register
+    ... def gentle_topk(ratio: float = 0.05, steps: int = 100) -> Composition:
+    ...     '''Top-k after some dense steps.'''
+    ...     exchange = remember(warm(steps, gather(sparse(top_k(ratio)))))
+    ...     return Composition(f"gentle_topk(ratio={ratio}, steps={steps})", exchange)
+    >>> REGISTRY.pop("gentle_topk").options
+    {'ratio': 0.05, 'steps': 100}
+    """
     REGISTRY[build.__name__] = Entry(build.__name__, build)
     return build
