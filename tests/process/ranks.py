@@ -42,14 +42,15 @@ def perform(module: str, world: int, folder: Path, scenes: Sequence[str] = ()) -
 def started(
     module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = 40.0
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The ranks while they run; whoever is left at the end is killed."""
+    """The ranks while they run, printing to `RANK.out`; whoever is left at the end is killed."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = []
     try:
         for rank in range(world):
             arguments = [module, str(rank), str(world), str(folder), str(timeout_s), *scenes]
             command = [sys.executable, "-m", "tests.process.ranks", *arguments]
-            ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment))
+            with (folder / f"{rank}.out").open("wb") as out:
+                ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out))
         yield ranks
     finally:
         for process in ranks:

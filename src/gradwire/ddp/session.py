@@ -72,7 +72,9 @@ class Session:
         start_s = now_s()
         self._ended.wait()
         self.history.waited(start_s, now_s())
-        self._raise_pending()
+        if self._error is not None:
+            # Behind DDP's own callback, which it could not do without in the next step.
+            Variable._execution_engine.queue_callback(self._raise_pending)
 
     def _raise_pending(self) -> None:
         error, self._error = self._error, None

@@ -1,0 +1,67 @@
+"""Real gloo ranks: one is killed or stopped, and the others say so with their state intact."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.ranks import started
+
+pytestmark = pytest.mark.process
+
+VICTIM = 1
+SURVIVORS = (0, 2)
+
+
+def _survive(folder: Path, recipe: str, sent: signal.Signals, timeout_s: float, guard_s: float) -> list[Any]:
+    """Send a signal to one rank in the middle of training; what the others saw."""
+    with started("tests.faults.scenes_ranks", 3, folder, [recipe], timeout_s) as ranks:
+        _wait_for_training(folder)
+        ranks[VICTIM].send_signal(sent)
+        deadline_s = time.monotonic() + guard_s
+        for rank in SURVIVORS:
+            _wait(ranks[rank], deadline_s)
+    results = [json.loads((folder / f"{rank}.json").read_text())[recipe] for rank in SURVIVORS]
+    assert all("error" not in result for result in results), results
+    return [result["value"] for result in results]
+
+
+def _wait_for_training(folder: Path) -> None:
+    deadline_s = time.monotonic() + 60
+    while len((folder / "0.out").read_text().splitlines()) < 20:
+        assert time.monotonic() < deadline_s, "training never began"
+        time.sleep(0.05)
+
+
+def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> None:
+    try:
+        process.wait(max(0.1, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pytest.fail("a survivor hangs")
+
+
+@pytest.mark.parametrize("recipe", ["topk", "dense"])
+def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(tmp_path: Path, recipe: str) -> None:
+    timeout_s = 60.0
+    for seen in _survive(tmp_path, recipe, signal.SIGKILL, timeout_s, guard_s=40.0):
+        assert seen["error"] == "TransportError"
+        assert seen["again"] == "TransportError", "and it stays so"
+        assert seen["after_s"] + seen["again_after_s"] < timeout_s / 2
+        assert seen["intact"]
+
+
+def test_a_stopped_rank_is_noticed_after_the_timeout_of_the_process_group(tmp_path: Path) -> None:
+    timeout_s = 4.0
+    for seen in _survive(tmp_path, "topk", signal.SIGSTOP, timeout_s, guard_s=60.0):
+        assert seen["error"] == "TransportError"
+        assert seen["again"] == "TransportError"
+        # One collective may be waited for after another, but not one for each bucket of the step.
+        assert 0.5 * timeout_s < seen["after_s"] < 4 * timeout_s
+        assert seen["again_after_s"] < 2 * timeout_s
+        assert seen["intact"]

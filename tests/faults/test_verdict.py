@@ -1,0 +1,57 @@
+"""Real gloo ranks: one rank's exception or NaN is everybody's, in the same step, and training goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.scenes_verdict import UNLUCKY
+from tests.process.ranks import Results, perform, value
+
+pytestmark = pytest.mark.process
+
+ACCIDENTS = ("accident", "accident, static graph", "accident, unused")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes, on three ranks of which one is unlucky."""
+    return perform("tests.faults.scenes_verdict", 3, tmp_path_factory.mktemp("verdict"))
+
+
+@pytest.mark.parametrize("scene", ACCIDENTS)
+def test_backward_raises_the_accident_itself_where_it_happened(world: Results, scene: str) -> None:
+    seen = value(world, scene)[UNLUCKY]
+    assert (seen["error"], seen["text"]) == ("Accident", "out of luck")
+    assert seen["notes"] == [f"gradwire: step 5, rank {UNLUCKY}, encode of lane 0 unit 0"]
+
+
+@pytest.mark.parametrize("scene", ACCIDENTS)
+def test_backward_raises_on_the_other_ranks_and_names_the_one(world: Results, scene: str) -> None:
+    for rank, seen in enumerate(value(world, scene)):
+        if rank != UNLUCKY:
+            assert seen["error"] == "PeerFailed"
+            assert f"rank {UNLUCKY} failed" in seen["text"]
+
+
+@pytest.mark.parametrize("scene", ACCIDENTS)
+def test_after_an_accident_everything_is_as_before_and_training_goes_on(world: Results, scene: str) -> None:
+    found = value(world, scene)
+    assert all(seen["intact"] for seen in found)
+    assert all(seen["losses"][1] < 0.5 * seen["losses"][0] for seen in found)
+    assert len({seen["digest"] for seen in found}) == 1
+
+
+@pytest.mark.parametrize("scene", ["nan, topk", "nan, covap"])
+def test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten(world: Results, scene: str) -> None:
+    found = value(world, scene)
+    for seen in found:
+        assert seen["error"] is None
+        assert not seen["any_finite"]
+        assert seen["intact"]
+        assert seen["skipped"] == 1
+        assert seen["as_without"]
+    assert len({seen["digest"] for seen in found}) == 1
+
+
+def test_after_a_backward_pass_that_broke_off_the_next_one_says_so(world: Results) -> None:
+    assert value(world, "broken off") == 3 * [{"first": "Accident", "then": "RuntimeError"}]
