@@ -5,8 +5,8 @@ from typing import Any
 
 from gradwire.bench.entries import Entry
 
-BOUND = Entry("no communication", "bound", "bound")
-BOUND_AGAIN = Entry("no communication (again)", "bound", "bound")
+BOUND = Entry("bound", "bound", "bound")
+BOUND_AGAIN = Entry("bound again", "bound", "bound")
 
 
 @dataclass(frozen=True)

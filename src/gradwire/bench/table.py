@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -60,7 +61,7 @@ def caption(document: Document) -> str:
     )
     return (
         f"[dim]{repeat} Medians per step over {settings['rounds']} x {settings['steps']} steps, settings "
-        "alternating.\nscaling: speed relative to no communication. sent: predicted bytes per rank and step; "
+        "alternating.\nbound: the same step without communication; scaling: speed relative to it. sent: predicted bytes per rank and step; "
         "counted: at the interface.\ncompress: encoding and decoding; of a peer, the time inside its hook. "
         "exposed: what backward waited at its end.[/dim]"
     )
@@ -86,12 +87,13 @@ def exit_code(document: Document) -> int:
 
 
 def _table(document: Document, columns: tuple[Column, ...]) -> Table:
-    view = Table()
+    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
     view.add_column("setting", overflow="fold")
     for head, _ in columns:
         view.add_column(head, justify="right", no_wrap=True)
     for row in document["rows"]:
+        # What a setting measured before it failed would look like a result: the JSON has it.
         name = escape(row["name"]) + ("\n[red]failed, see below[/red]" if row["failed"] else "")
-        texts = [text(row) for _, text in columns]
+        texts = ["-" if row["failed"] else text(row) for _, text in columns]
         view.add_row(name, *texts, style="dim" if row["kind"] == "bound" else None)
     return view

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
@@ -9,7 +10,7 @@ from gradwire.bench.demo.summary import final_figures, headline, table_lines
 from gradwire.bench.modes import mode_text
 
 _VERDICTS = {None: "not decided", True: "[green]holds[/green]", False: "[red]missed[/red]"}
-_HEADS = ("step", "waiting", "of no-comm. speed", "sent", "counted", "CPU")
+_HEADS = ("step", "wait", "scaling", "sent", "counted", "CPU")
 
 
 def show(document: dict[str, Any]) -> Group:
@@ -35,8 +36,8 @@ def exit_code(document: dict[str, Any]) -> int:
 
 
 def _speeds(document: dict[str, Any]) -> Table:
-    view = Table()
-    view.add_column("per step")
+    view = _plain_table()
+    view.add_column("per step", no_wrap=True)
     for head in _HEADS:
         view.add_column(head, justify="right")
     for cells in table_lines(document):
@@ -46,9 +47,7 @@ def _speeds(document: dict[str, Any]) -> Table:
 
 def _figures(document: dict[str, Any]) -> Table:
     figures = final_figures(document)
-    view = Table(
-        title=f"{figures['label']} after {document['settings']['steps']} steps", title_justify="left"
-    )
+    view = _plain_table(title=f"{figures['label']} after {document['settings']['steps']} steps")
     view.add_column("seed")
     view.add_column("plain DDP", justify="right")
     view.add_column("gradwire", justify="right")
@@ -58,7 +57,12 @@ def _figures(document: dict[str, Any]) -> Table:
 
 
 def _claims(document: dict[str, Any]) -> Table:
-    view = Table("claim", "found", "wanted", "verdict")
+    view = _plain_table("claim", "found", "wanted", "verdict")
     for check in document["checks"]:
         view.add_row(check["claim"], check["found"], check["wanted"], _VERDICTS[check["passed"]])
     return view
+
+
+def _plain_table(*heads: str, title: str | None = None) -> Table:
+    """Without frames: it must fit into 80 columns."""
+    return Table(*heads, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
