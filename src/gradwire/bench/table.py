@@ -61,9 +61,9 @@ def caption(document: Document) -> str:
     )
     return (
         f"[dim]{repeat} Medians per step over {settings['rounds']} x {settings['steps']} steps, settings "
-        "alternating.\nbound: the same step without communication; scaling: speed relative to it. sent: predicted bytes per rank and step; "
-        "counted: at the interface.\ncompress: encoding and decoding; of a peer, the time inside its hook. "
-        "exposed: what backward waited at its end.[/dim]"
+        "alternating.\nbound: the same step without communication; scaling: speed relative to it.\n"
+        "sent: predicted bytes per rank and step; counted: at the interface.\ncompress: encoding and "
+        "decoding; of a peer, the time inside its hook.\nexposed: what backward waited at its end.[/dim]"
     )
 
 
