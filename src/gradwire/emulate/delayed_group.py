@@ -42,6 +42,7 @@ class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._inner = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
         self._wire = wire
+        self._world = size
         self._ring = size - 1
         self._depth = math.ceil(math.log2(size)) if size > 1 else 0
 
@@ -53,7 +54,7 @@ class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _around(self, wire_bytes: float) -> float:
         """Bytes that each rank of a ring sends when every byte visits all ranks but one, split evenly."""
-        return wire_bytes * self._ring / self.size()
+        return wire_bytes * self._ring / self._world
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         work = self._inner.allreduce(tensors, opts or _c10d.AllreduceOptions())

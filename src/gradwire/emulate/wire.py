@@ -1,5 +1,6 @@
 """When the bytes of a transfer would have arrived, and handing its result over at that time."""
 
+import atexit
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,14 @@ class Wire:
         self._file = file
         self._lock = threading.Lock()
         self._free_at_s = dict.fromkeys(BOTH, 0.0)
+        self._carriers: set[threading.Thread] = set()
+        # A thread that comes back from native code while the interpreter shuts down aborts the process.
+        atexit.register(self._settle)
+
+    def _settle(self, patience_s: float = 2.0) -> None:
+        deadline_s = now_s() + patience_s
+        for carrier in list(self._carriers):
+            carrier.join(max(deadline_s - now_s(), 0.0))
 
     def reserve(self, hops: int, wire_bytes: float, directions: Sequence[str], now_s: float) -> float:
         """The time at which a transfer that is ready now has gone through; later ones queue behind it.
@@ -53,8 +62,12 @@ class Wire:
                 future.set_exception(error)
             else:
                 future.set_result(result)
+            finally:
+                self._carriers.discard(threading.current_thread())
 
-        threading.Thread(target=carry, name="gradwire-wire", daemon=True).start()
+        carrier = threading.Thread(target=carry, name="gradwire-wire", daemon=True)
+        self._carriers.add(carrier)
+        carrier.start()
         return _c10d._create_work_from_future(future)
 
 
