@@ -103,13 +103,13 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
 
 def global_generators() -> tuple[Any, ...]:
     """The state of every generator that a user may have seeded."""
-    return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
+    name, keys, *rest = np.random.get_state()
+    return bits(torch.get_rng_state()), name, keys.tobytes(), rest, random.getstate()
 
 
-def bits(tensor: Tensor) -> list[int]:
+def bits(tensor: Tensor) -> bytes:
     """Bit patterns, so that NaN equals itself and -0.0 is not 0.0."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
-    return tensor.contiguous().view(integer).tolist()
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def groups() -> list[tuple[Row, ...]]:
