@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import warnings
 import weakref
 from typing import Any
@@ -82,9 +81,8 @@ def _assemble(
     session.engine = Engine(
         comm, specs, chosen, post=worker.post, concluded=session.deliver, policy=policy, seed=seed
     )
-    # The thread must not outlive the interpreter's C++ side, nor keep a forgotten model alive.
+    # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(ddp, worker.stop)
-    atexit.register(worker.stop)
     return session, worker
 
 

@@ -81,6 +81,11 @@ class Engine:
                 assert not memory.any(), f"{name}: flush before it loses its memory"
         self._settler, self.runner.one_by_one = None, False
 
+    def retire(self) -> None:
+        """From the next step on plain all-reduce, whatever the policy. Flush first."""
+        self._policy = None
+        self.install(plain())
+
     def forget(self) -> None:
         """Zero all memory. For whoever has carried it elsewhere first."""
         for lane in self.layout.lanes:
@@ -257,4 +262,6 @@ class Engine:
     def _close(self, step: Step) -> None:
         step.closed = True
         self._now = None
+        if step.error is not None and not hasattr(step.error, "__notes__"):
+            step.error.add_note(f"gradwire: step {step.number}, rank {self.comm.rank}, {step.plan}")
         self._concluded(step)

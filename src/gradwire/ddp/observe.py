@@ -85,16 +85,16 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
 
 
 class _AccumulationCheck:
-    """Warns once when several exchanged backward passes precede one optimizer step."""
+    """Warns once when several compressed backward passes precede one optimizer step."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._last_step = session.engine.step
+        self._seen = session.compressed
         self._warned = False
 
     def __call__(self, *_: Any) -> None:
-        passes = self._session.engine.step - self._last_step
-        self._last_step = self._session.engine.step
+        passes = self._session.compressed - self._seen
+        self._seen = self._session.compressed
         if passes > 1 and not self._warned:
             self._warned = True
             warnings.warn(

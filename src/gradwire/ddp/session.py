@@ -32,6 +32,7 @@ class Session:
         self.engine: Engine  # set by `attach`, because the engine in turn needs `deliver`
         self.overlap = True
         self.history = History()
+        self.compressed = 0  # steps that a memory has been through
         self._buckets, self._worker = buckets, worker
         self._futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
         self._held: list[Arrival] = []
@@ -85,6 +86,7 @@ class Session:
         """End a step: set every future, whatever happened, and let `backward()` go on."""
         self._error = step.error
         self.history.add(step)
+        self.compressed += step.committed and not self.engine.layout.is_plain
         futures, self._futures = self._futures, []
         # Before the futures, because a finished rank under `join()` waits for nothing else.
         self._ended.set()

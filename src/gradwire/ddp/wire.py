@@ -11,7 +11,6 @@ from torch import nn
 from gradwire.comm import Round
 from gradwire.ddp import state
 from gradwire.ddp.engine import Engine
-from gradwire.ddp.layout import plain
 from gradwire.ddp.report import Report
 from gradwire.ddp.session import Session
 from gradwire.ddp.worker import Worker
@@ -98,7 +97,8 @@ class Wire:
     def flush(self) -> None:
         """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.
 
-        Follow it by `optimizer.step()`. One all-reduce of the memory.
+        Follow it by `optimizer.step()`, or `scaler.step(optimizer)`: with a scaler, what is handed over
+        carries the loss scale, as every gradient does. One all-reduce of the memory.
 
         Example, at the end of training::
 
@@ -131,4 +131,4 @@ class Wire:
 
     def _detach(self) -> None:
         self._flush()
-        self._engine.install(plain())
+        self._engine.retire()
