@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 from gradwire.arena import layout_hash
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.engine import Engine
+from gradwire.ddp.layout import settled
+from gradwire.errors import RanksDisagree
 from gradwire.recipes import Composition, recipe
 
 FORMAT = 1
@@ -51,16 +54,40 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
 
     One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
     world everybody takes his own, of another everybody starts with the mean, so that what was unsent in
-    total stays the same. Raises `ValueError` when a state does not belong here.
+    total stays the same. Raises `ValueError` when a state does not belong here, and `RanksDisagree` on
+    the ranks whose state would do when another rank's does not.
     """
-    mine = _choose(engine, state)
-    if mine.get("format") != FORMAT:
-        raise ValueError(f"state has format {mine.get('format')!r}; this version reads {FORMAT}")
-    if mine["layout"] != layout_hash(engine.specs):
-        raise ValueError(_different_model(engine, mine))
-    facts = {"step": str(mine["step"]), "plan": str(mine["plan"])}
-    require_agreement(facts, engine.comm)
+    mine, refusal = _vet(engine, state)
+    facts = {
+        "the state to load": "fits" if refusal is None else f"refused, {refusal}",
+        "step": str(mine.get("step")),
+        "plan": str(mine.get("plan")),
+    }
+    try:
+        require_agreement(facts, engine.comm)
+    except RanksDisagree:
+        if refusal is None:
+            raise
+    if refusal is not None:
+        raise refusal
     _restore(engine, mine)
+
+
+def _vet(engine: Engine, state: State | Sequence[State]) -> tuple[State, ValueError | None]:
+    """This rank's state, or why there is none: peers wait to hear of it, so nothing is raised yet."""
+    try:
+        for each in [state] if isinstance(state, Mapping) else state:
+            _check(engine, each)
+        return _choose(engine, state), None
+    except ValueError as error:
+        return {}, error
+
+
+def _check(engine: Engine, state: State) -> None:
+    if state.get("format") != FORMAT:
+        raise ValueError(f"state has format {state.get('format')!r}; this version reads {FORMAT}")
+    if state["layout"] != layout_hash(engine.specs):
+        raise ValueError(_different_model(engine, state))
 
 
 def _restore(engine: Engine, state: State) -> None:
@@ -72,14 +99,24 @@ def _restore(engine: Engine, state: State) -> None:
         assert isinstance(composition, Composition), "a saved plan is always a decided one"
         engine.forget()
         engine.install(replace(composition, why=f"loaded; {state['why']}"))
+        _warn_of_another_recipe(engine, composition.text)
     for name, memory in state["memory"].items():
         if name in engine.layout.slots:
             engine.layout.memory(name).copy_(memory.reshape(-1))
-        elif memory.any():
+        else:
             raise ValueError(
                 f"state has memory for {name!r}, which this policy sends densely; keep the policy"
             )
     engine.step = state["step"]
+
+
+def _warn_of_another_recipe(engine: Engine, plan: str) -> None:
+    asked = settled(engine.recipe)
+    if asked is not None and asked.text != plan:
+        warnings.warn(
+            f"the loaded state goes on with {plan}, not with the recipe {asked.text} given to attach",
+            stacklevel=2,
+        )
 
 
 def _choose(engine: Engine, state: State | Sequence[State]) -> State:
@@ -90,8 +127,12 @@ def _choose(engine: Engine, state: State | Sequence[State]) -> State:
             f"state is rank {state['rank']}'s of {state['world']}, this is rank {engine.comm.rank} of "
             f"{engine.comm.world}; load its own, a list of all ranks', or a state_dict(kind='mean')"
         )
+    if any(each["rank"] is None for each in state):
+        raise ValueError("a mean is loaded alone: a list holds the state of every rank")
     states = sorted(state, key=lambda each: int(each["rank"]))
-    world = states[0]["world"] if states else 0
+    if not states:
+        raise ValueError("the list of states is empty: it holds the state of every old rank")
+    world = states[0]["world"]
     if [each["rank"] for each in states] != list(range(world)):
         raise ValueError(f"need the states of all {world} old ranks, got ranks {[s['rank'] for s in states]}")
     if world == engine.comm.world:
