@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.engine import Engine
+from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.hook import gradwire_hook
 from gradwire.ddp.layout import Policy, chooser
 from gradwire.ddp.observe import observe
@@ -63,6 +64,8 @@ def attach(
     require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None), comm)
     kernels.prepare()
     session, worker = _assemble(ddp, comm, specs, chosen, policy, seed)
+    if session.engine.measuring or not session.engine.layout.is_plain:
+        refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     observe(ddp, optimizer, scaler, session)
     ddp.register_comm_hook(session, gradwire_hook)
     return Wire(ddp.module, session, worker)
@@ -117,13 +120,9 @@ def _chosen(text: str | Recipe, target: float) -> Recipe:
 def _own_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
     group: dist.ProcessGroup = ddp.process_group
     options: dict[str, Any] = {}
-    with_options = group._get_backend(torch.device("cpu"))
-    if hasattr(with_options, "options"):
-        options["timeout"] = with_options.options._timeout
-    else:
-        warnings.warn(
-            "cannot read the process group's timeout; gradwire's own group uses the default", stacklevel=3
-        )
+    # A group in Python has no backend per device; its own group then has the default timeout.
+    with suppress(RuntimeError, AttributeError):
+        options["timeout"] = group._get_backend(torch.device("cpu")).options._timeout
     own: dist.ProcessGroup = dist.new_group(
         dist.get_process_group_ranks(group),
         backend=dist.get_backend(group),

@@ -18,7 +18,7 @@ def even_cuts(numel: int, unit_elements: int) -> tuple[int, ...]:
 _EDGES = (2, 6, 10, 14, 15)
 
 
-def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 16) -> tuple[int, ...]:
+def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 14) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so

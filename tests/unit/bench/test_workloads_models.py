@@ -7,7 +7,7 @@ from gradwire.bench.workloads import names, workload
 from gradwire.bench.workloads.images import ImageWorkload
 from gradwire.bench.workloads.text import TextWorkload
 
-SIZES = {"resnet18": 11_172_810, "resnet_demo": 2_704_490, "convnet": 87_690, "chargpt": 2_405_632}
+SIZES = {"resnet18": 11_172_810, "resnet_demo": 677_482, "convnet": 87_690, "chargpt": 2_405_632}
 
 
 def local(spec: str, **options):

@@ -1,0 +1,94 @@
+"""Smaller buckets: DDP's reducer is rebuilt, and nothing else changes."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.ddp.finer import SMALLEST_BYTES, cap_for, refine_buckets
+
+
+@pytest.fixture(autouse=True)
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
+
+
+TOTAL_BYTES = 6 * (300 * 300 + 300) * 4
+
+
+def buckets_of(ddp: DistributedDataParallel, steps: int = 2) -> list[int]:
+    """Sizes in bytes of the buckets of the last step."""
+    seen: list[int] = []
+
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.index() == 0:
+            seen.clear()
+        seen.append(bucket.buffer().nbytes)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    ddp.register_comm_hook(None, hook)
+    for _ in range(steps):
+        ddp.zero_grad()
+        ddp(torch.ones(2, 300)).sum().backward()
+    return seen
+
+
+def test_a_default_module_has_one_large_bucket_after_the_first() -> None:
+    assert len(buckets_of(DistributedDataParallel(model()))) <= 2
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("unused", [False, True])
+def test_refined_buckets_are_small_and_hold_everything(view: bool, unused: bool) -> None:
+    ddp = DistributedDataParallel(model(), gradient_as_bucket_view=view, find_unused_parameters=unused)
+    assert refine_buckets(ddp, TOTAL_BYTES)
+    sizes = buckets_of(ddp)
+    assert len(sizes) >= 3
+    assert max(sizes) <= SMALLEST_BYTES + 300 * 300 * 4
+    assert sum(sizes) == TOTAL_BYTES
+
+
+def test_gradients_are_those_of_the_module_alone() -> None:
+    alone, ddp = model(), DistributedDataParallel(model())
+    alone(torch.ones(2, 300)).sum().backward()
+    refine_buckets(ddp, TOTAL_BYTES)
+    buckets_of(ddp)
+    for mine, theirs in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_refining_in_the_middle_of_training_keeps_it_going() -> None:
+    ddp = DistributedDataParallel(model())
+    for _ in range(3):
+        ddp(torch.ones(2, 300)).sum().backward()
+    assert refine_buckets(ddp, TOTAL_BYTES)
+    assert len(buckets_of(ddp)) >= 3
+
+
+def test_a_small_cap_is_never_enlarged() -> None:
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.25)
+    before = ddp.reducer
+    assert refine_buckets(ddp, TOTAL_BYTES)
+    assert ddp.reducer is before
+
+
+def test_a_static_graph_is_left_alone() -> None:
+    ddp = DistributedDataParallel(model(), static_graph=True)
+    assert not refine_buckets(ddp, TOTAL_BYTES)
+
+
+def test_the_cap_has_a_floor() -> None:
+    assert cap_for(10) == SMALLEST_BYTES
+    assert cap_for(64 * SMALLEST_BYTES) == 2 * SMALLEST_BYTES
