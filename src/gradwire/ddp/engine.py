@@ -160,7 +160,8 @@ class Engine:
         region = arrival.buffer[first.offset : last.offset + last.numel]
         wide = region.dtype == torch.float64 or region.numel() * region.element_size() >= SMALL_BYTES
         if not wide and not self.layout.is_plain:
-            step.tail_regions.append(region)
+            for entry in run:
+                step.tail_regions[entry.name] = arrival.buffer[entry.offset : entry.offset + entry.numel]
             return
         label = f"{first.name} …" if len(run) > 1 else first.name
         at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self._seed, lane=-1)
@@ -207,7 +208,9 @@ class Engine:
         if self.measuring:
             facts = (step.last_arrival_s - step.started_s, *step.durations_s)
         row = Row(step.finite, step.failure is not None, self.plan_number, facts)
-        step.tail = Tail(step.tail_regions, row, self._metered(step, "tail"), step.arrivals[0].buffer.device)
+        # In layout order, whatever the buckets: a ring adds in an order that depends on the position.
+        regions = [step.tail_regions[s.name] for s in self.specs if s.name in step.tail_regions]
+        step.tail = Tail(regions, row, self._metered(step, "tail"), step.arrivals[0].buffer.device)
 
         def ended() -> None:
             step.tail_ended = True

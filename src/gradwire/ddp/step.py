@@ -51,7 +51,7 @@ class Step:
     idle: list[tuple[Lane, Slot]] = field(default_factory=list)
     direct: list[Tensor] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)
-    tail_regions: list[Tensor] = field(default_factory=list)
+    tail_regions: dict[str, Tensor] = field(default_factory=dict)
     tail: Tail | None = None
     tail_ended: bool = False
     all_arrived: bool = False
