@@ -32,6 +32,7 @@ def run(
     ] = "unlimited",
     delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
     mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    grace: Annotated[float, typer.Option(help="Seconds that other ranks get after one has failed.")] = 5.0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the account to a file.")] = None,
 ) -> None:
     """Run a command on every rank of an emulated network, with torchrun's environment.
@@ -47,7 +48,7 @@ def run(
     try:
         with network:
             before = network.counters()
-            outcome = run_on_all(network, command)
+            outcome = run_on_all(network, command, grace)
             account = _account(network, outcome, before, network.counters())
     except KeyboardInterrupt:
         print("gradwire net: interrupted; all ranks have been ended", file=sys.stderr)

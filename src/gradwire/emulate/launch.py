@@ -9,8 +9,6 @@ from typing import Any
 from gradwire.emulate.network import Network, end_all
 
 _POLL_S = 0.05
-_GRACE_S = 5.0
-"""What the other ranks get to notice that one has failed, and to say so themselves."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,11 @@ def shell_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def run_on_all(network: Network, argv: Sequence[str], grace_s: float = _GRACE_S) -> Outcome:
-    """Start `argv` on every rank and wait; when a rank fails, the others are ended after `grace_s`."""
+def run_on_all(network: Network, argv: Sequence[str], grace_s: float = 5.0) -> Outcome:
+    """Start `argv` on every rank and wait; when a rank fails, the others are ended after `grace_s`.
+
+    The grace is for them to notice the failure, and to say so themselves.
+    """
     start_s = time.monotonic()
     ranks = [network.popen(rank, argv) for rank in range(network.workers)]
     failed = _wait(ranks, None)

@@ -1,0 +1,60 @@
+"""`gradwire net run` and `gradwire net check` as a user sees them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from gradwire import emulate
+from gradwire.cli.net import app
+from tests.process.net_support import gradwire
+
+pytestmark = [pytest.mark.network, pytest.mark.process]
+
+
+def test_check_says_which_modes_are_possible():
+    done = CliRunner().invoke(app, ["check"])
+    assert done.exit_code == 0, done.output
+    lines = dict(line.split(maxsplit=1) for line in done.output.splitlines())
+    assert list(lines) == ["root", "user", "backend"]
+    for mode, verdict in lines.items():
+        assert verdict.startswith("possible" if emulate.why_not(mode) is None else "not possible: ")
+
+
+def test_nonsense_is_refused_before_anything_starts():
+    done = CliRunner().invoke(app, ["run", "--rate", "fast", "--", "true"])
+    assert done.exit_code == 2
+    assert "rate='fast'" in done.output
+
+
+@pytest.mark.parametrize("mode", ["root", "user"])
+def test_ranks_see_each_other_and_their_bytes_are_counted(tmp_path, mode):
+    reason = emulate.why_not(mode)
+    if reason is not None:
+        pytest.skip(f"mode {mode} is not possible here: {reason}")
+    account = tmp_path / "net.json"
+    # No torch here: every rank greets rank 0 with a kilobyte, over the interface that it was told.
+    program = (
+        "import os, socket\n"
+        "rank, host = int(os.environ['RANK']), os.environ['MASTER_ADDR']\n"
+        "if rank == 0:\n"
+        "    server = socket.create_server((host, 29400))\n"
+        "    got = sum(len(server.accept()[0].recv(1000, socket.MSG_WAITALL)) for _ in range(2))\n"
+        "    print(got, os.environ['WORLD_SIZE'])\n"
+        "else:\n"
+        "    for _ in range(200):\n"
+        "        try:\n"
+        "            socket.create_connection((host, 29400)).send(bytes(1000))\n"
+        "            break\n"
+        "        except OSError:\n"
+        "            __import__('time').sleep(0.05)\n"
+    )
+    words = ["--mode", mode, "--workers", "3", "--rate", "1mbit", "--json", str(account)]
+    done = gradwire("net", "run", *words, "--", "python3", "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2000 3\n"
+    told = json.loads(account.read_text())
+    assert (told["workers"], told["rate_bit_per_s"], told["exit_code"]) == (3, 1e6, 0)
+    received = [rank["rx_bytes"] for rank in told["ranks"]]
+    assert 2000 < received[0] < 6000
+    assert f"received {received[0]:,} bytes" in done.stderr
