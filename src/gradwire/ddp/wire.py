@@ -38,6 +38,7 @@ class Wire:
 
     @overlap.setter
     def overlap(self, value: bool) -> None:
+        """Takes effect from the next backward pass."""
         self._session.overlap = value
 
     @property

@@ -28,8 +28,10 @@ class Network:
     programs can be run and there are no counters. Several sets of workers may use the network at once, each
     with its own `master_port`. Leaving the block ends everything that was started through it.
 
-    >>> with Network(2, Link(200e6), enter()) as network:  # doctest: +SKIP
-    ...     ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
+    Example::
+
+        with Network(2, Link(200e6), enter()) as network:
+            ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
     """
 
     def __init__(self, workers: int, link: Link, mode: str) -> None:

@@ -32,6 +32,7 @@ class Line:
         self._packets: deque[tuple[float, bytes]] = deque()
 
     def push(self, packet: bytes, now_s: float) -> None:
+        """Take in a packet that arrived at `now_s`."""
         # A delay that was made shorter must not let later packets overtake earlier ones.
         self._last_due_s = max(self._last_due_s, now_s + self.delay_s)
         self._packets.append((self._last_due_s, packet))

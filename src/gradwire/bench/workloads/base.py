@@ -73,5 +73,6 @@ def generator(*key: int) -> torch.Generator:
 
 
 def check_rank(rank: int, world: int) -> None:
+    """Raise `ValueError` unless 0 <= rank < world."""
     if not 0 <= rank < world:
         raise ValueError(f"rank={rank} must be in 0..{world - 1} in a world of {world}")

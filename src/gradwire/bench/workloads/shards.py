@@ -11,6 +11,7 @@ Shards = Literal["iid", "skewed"]
 
 
 def check_shards(shards: str) -> None:
+    """Raise `ValueError` unless `shards` is one of the known ways to split."""
     if shards not in get_args(Shards):
         raise ValueError(f"shards={shards!r} must be one of {', '.join(get_args(Shards))}")
 
