@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import kernels
@@ -23,6 +24,7 @@ from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
 from gradwire.ddp.wire import Wire
 from gradwire.ddp.worker import Worker
+from gradwire.errors import TransportError
 from gradwire.recipes import Recipe, recipe
 from gradwire.version import __version__
 
@@ -103,8 +105,11 @@ def _check_model(ddp: DistributedDataParallel) -> None:
     devices = {p.device.type for p in ddp.module.parameters() if p.requires_grad}
     if devices != {"cpu"}:
         raise ValueError(f"parameters are on {sorted(devices)}; this version carries CPU tensors only")
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.is_complex():
+            raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")
     for name, module in ddp.module.named_modules():
-        if getattr(module, "sparse", False):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"module {name!r} has sparse gradients; build it with sparse=False")
 
 
@@ -123,12 +128,22 @@ def _own_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
     # A group in Python has no backend per device; its own group then has the default timeout.
     with suppress(RuntimeError, AttributeError):
         options["timeout"] = group._get_backend(torch.device("cpu")).options._timeout
-    own: dist.ProcessGroup = dist.new_group(
-        dist.get_process_group_ranks(group),
-        backend=dist.get_backend(group),
-        use_local_synchronization=True,
-        **options,
-    )
+    ranks = dist.get_process_group_ranks(group)
+    try:
+        # Without the other ranks torch names a group after the number of groups that a rank is in, which
+        # may differ between ranks: so locally only where there are others.
+        own: dist.ProcessGroup = dist.new_group(
+            ranks,
+            backend=dist.get_backend(group),
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            **options,
+        )
+    except RuntimeError as error:
+        raise TransportError(
+            f"could not create gradwire's own process group over ranks {ranks} ({error}). If these ranks "
+            "are members of different numbers of groups, create one with torch.distributed.new_group on "
+            "all ranks and pass it as process_group="
+        ) from error
     return own
 
 

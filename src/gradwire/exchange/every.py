@@ -59,6 +59,8 @@ class Every:
 
 def every(interval: int, inner: Exchange) -> Every:
     """Exchange each unit every `interval` steps."""
-    if interval < 1:
-        raise ValueError(f"interval={interval} must be at least 1 step; 1 sends everything always")
+    if not isinstance(interval, int) or interval < 1:
+        raise ValueError(
+            f"interval={interval!r} must be at least 1 step, in whole steps; 1 sends everything always"
+        )
     return Every(interval, inner)

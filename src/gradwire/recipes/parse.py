@@ -41,9 +41,7 @@ def recipe(text: str | Recipe) -> Recipe:
     ValueError: unknown recipe 'covapp'; did you mean 'covap'? Known: auto, bf16, covap, dense, fp16, \
 leader_topk, randomk, topk
     """
-    if isinstance(text, Recipe):
-        return text
-    name, options = _split(text)
+    name, options = (text.name, text.options) if isinstance(text, Recipe) else _split(text)
     if name not in REGISTRY:
         raise ValueError(f"unknown recipe {name!r}{_nearest(name, REGISTRY)}")
     known = REGISTRY[name].options
@@ -54,7 +52,7 @@ leader_topk, randomk, topk
     try:
         parsed.build()
     except TypeError as error:
-        raise ValueError(f"recipe {text!r}: an option has the wrong type ({error})") from error
+        raise ValueError(f"recipe '{text}': an option has the wrong type ({error})") from error
     return parsed
 
 
@@ -67,7 +65,7 @@ def _split(text: str) -> tuple[str, dict[str, Any]]:
     malformed = ValueError(f"cannot read recipe {text!r}; write name or name(key=value, key=value)")
     try:
         with _PARSING:
-            tree = ast.parse(text.strip(), mode="eval").body
+            tree = ast.parse(str(text).strip(), mode="eval").body
     except (SyntaxError, ValueError):
         raise malformed from None
     match tree:

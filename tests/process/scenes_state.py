@@ -1,0 +1,177 @@
+"""Scenes of saving and resuming, and of what `attach` refuses, on real ranks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.process.models import digest, optimizer_of, perceptron, train
+
+RECIPES = ("topk(ratio=0.05)", "leader_topk(ratio=0.05)", "covap(interval=4)", "randomk(ratio=0.1)")
+
+
+def _round_trip(saved: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def resumes(recipe: str) -> dict[str, Any]:
+    """Twenty steps through, against ten, a checkpoint, and ten more in buckets of another size."""
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp)
+    wire = gradwire.attach(ddp, optimizer, recipe)
+    train(ddp, optimizer, range(10))
+    saved = _round_trip({"model": ddp.module.state_dict(), "wire": wire.state_dict()})
+    train(ddp, optimizer, range(10, 20))
+
+    model = perceptron(seed=1)
+    model.load_state_dict(saved["model"])
+    again = DistributedDataParallel(model, bucket_cap_mb=25)
+    wire_again = gradwire.attach(again, optimizer_of(again), recipe)
+    wire_again.load_state_dict(saved["wire"])
+    optimizer = optimizer_of(again)
+    train(again, optimizer, range(10, 11))
+    first_bytes = wire_again.report().metered_bytes_per_step
+    train(again, optimizer, range(11, 20))
+    return {
+        "through": digest(ddp),
+        "resumed": digest(again),
+        "first_share": first_bytes / wire_again.report().dense_bytes_per_step,
+    }
+
+
+def from_three_to_two() -> dict[str, Any]:
+    """The same processes, as a world of three and then of two: what was unsent in the mean stays."""
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp)
+    wire = gradwire.attach(ddp, optimizer, RECIPES[0])
+    train(ddp, optimizer, range(5))
+    states: list[Any] = [None] * 3
+    dist.all_gather_object(states, wire.state_dict())
+    mean = wire.state_dict(kind="mean")
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() == 2:
+        return {}
+    smaller = DistributedDataParallel(perceptron(), process_group=pair)
+    wire = gradwire.attach(smaller, None, RECIPES[0])
+    try:
+        wire.load_state_dict(states[dist.get_rank()])
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    wire.load_state_dict(states)
+    memory = wire.state_dict()["memory"]
+    wire.load_state_dict(mean)
+    from_mean = wire.state_dict()["memory"]
+    return {
+        "refused": refused,
+        "mean": all(
+            torch.equal(memory[name], torch.stack([old["memory"][name] for old in states]).mean(0))
+            for name in memory
+        ),
+        "from_mean": all(torch.allclose(memory[name], from_mean[name], atol=1e-6) for name in memory),
+        "step": wire.report().step,
+    }
+
+
+def _refusal(attach: Callable[[], Any]) -> list[str]:
+    try:
+        attach()
+    except (ValueError, gradwire.RanksDisagree) as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+def _wrapped(module: nn.Module | None = None, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(perceptron() if module is None else module, **options)
+
+
+def refuses_what_is_wrong() -> dict[str, list[str]]:
+    """Everything that is wrong in the same way on all ranks."""
+    twice = _wrapped()
+    gradwire.attach(twice, None, "dense")
+    hooked = _wrapped()
+    hooked.register_comm_hook(None, allreduce_hook)
+    tables = _wrapped(nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 4)))
+    complex_ = _wrapped(nn.Linear(4, 4, dtype=torch.complex64))
+    ddp = _wrapped()
+    cases: dict[str, Callable[[], Any]] = {
+        "not ddp": lambda: gradwire.attach(perceptron()),  # type: ignore[arg-type]
+        "second attach": lambda: gradwire.attach(twice),
+        "second hook": lambda: gradwire.attach(hooked),
+        "unknown recipe": lambda: gradwire.attach(ddp, None, "covapp"),
+        "unknown key": lambda: gradwire.attach(ddp, None, "topk(ratoi=0.1)"),
+        "ratio": lambda: gradwire.attach(ddp, None, "topk(ratio=1.5)"),
+        "type": lambda: gradwire.attach(ddp, None, "topk(ratio='much')"),
+        "interval type": lambda: gradwire.attach(ddp, None, "covap(interval=2.5)"),
+        "target": lambda: gradwire.attach(ddp, None, target=1.5),
+        "policy": lambda: gradwire.attach(ddp, None, "topk", policy={"*": "topkk"}),
+        "policy that measures": lambda: gradwire.attach(ddp, None, "topk", policy={"*": "covap"}),
+        "sparse": lambda: gradwire.attach(tables),
+        "complex": lambda: gradwire.attach(complex_),
+    }
+    return {name: _refusal(case) for name, case in cases.items()}
+
+
+class Sparse(nn.Linear):
+    """A module with a `sparse` attribute that has nothing to do with gradients."""
+
+    sparse = True
+
+
+def takes_what_is_right() -> bool:
+    """After refusals, and on a module that only looks sparse, attaching works."""
+    ddp = _wrapped(Sparse(64, 64))
+    for wrong in ("covapp", "topk(ratio=2)"):
+        assert _refusal(partial(gradwire.attach, ddp, None, wrong))[0] == "ValueError"
+    gradwire.attach(ddp, None, "topk(ratio=0.5)")
+    ddp(torch.ones(1, 64)).sum().backward()
+    return all(bool(p.grad.any()) for p in ddp.parameters() if p.grad is not None)
+
+
+def disagreements() -> dict[str, list[str]]:
+    """Everything that is right on each rank but differs between them."""
+    odd = dist.get_rank() == 1
+    names = nn.Sequential(nn.Linear(4, 4)) if odd else nn.ModuleDict({"x": nn.Linear(4, 4)})
+    dtype = torch.float64 if odd else torch.float32
+    cases: dict[str, Callable[[], Any]] = {
+        "recipe": lambda: gradwire.attach(_wrapped(), None, "topk(ratio=0.2)" if odd else "topk(ratio=0.1)"),
+        "seed": lambda: gradwire.attach(_wrapped(), None, "topk", seed=int(odd)),
+        "parameter names": lambda: gradwire.attach(_wrapped(names), None, "topk"),
+        "parameter dtypes": lambda: gradwire.attach(_wrapped(nn.Linear(4, 4, dtype=dtype)), None, "dense"),
+        "policy": lambda: gradwire.attach(
+            _wrapped(), None, "topk", policy={"*.bias": "topk"} if odd else None
+        ),
+        "scaler": lambda: gradwire.attach(
+            _wrapped(), None, "topk", scaler=torch.amp.GradScaler("cpu") if odd else None
+        ),
+    }
+    return {name: _refusal(case) for name, case in cases.items()}
+
+
+def without_process_group() -> list[str]:
+    """Last, because nothing can follow it."""
+    ddp = _wrapped()
+    dist.destroy_process_group()
+    return _refusal(lambda: gradwire.attach(ddp))
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    **{recipe: partial(resumes, recipe) for recipe in RECIPES},
+    "three to two": from_three_to_two,
+    "refusals": refuses_what_is_wrong,
+    "right": takes_what_is_right,
+    "disagreements": disagreements,
+    "no process group": without_process_group,
+}

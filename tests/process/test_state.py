@@ -1,0 +1,86 @@
+"""Real gloo ranks: exact checkpoints, other worlds, and what `attach` refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.ranks import Results, perform, value
+from tests.process.scenes_state import RECIPES
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes, on three ranks."""
+    return perform("tests.process.scenes_state", 3, tmp_path_factory.mktemp("state"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_resumed_run_ends_where_the_uninterrupted_one_does(world: Results, recipe: str) -> None:
+    found = value(world, recipe)
+    assert {each["resumed"] for each in found} == {each["through"] for each in found}
+    assert len({each["through"] for each in found}) == 1
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_resumed_run_compresses_from_its_first_step(world: Results, recipe: str) -> None:
+    # A dense step would send everything; a quarter of the elements or less is what these recipes send,
+    # besides the vectors and the small last matrix.
+    assert all(each["first_share"] < 0.5 for each in value(world, recipe))
+
+
+def test_from_three_ranks_to_two_the_mean_memory_stays(world: Results) -> None:
+    for found in value(world, "three to two")[:2]:
+        assert "a list of all ranks'" in found["refused"]
+        assert found["mean"]
+        assert found["from_mean"]
+        assert found["step"] == 5
+
+
+REFUSALS = {
+    "not ddp": "need a DistributedDataParallel module, got Sequential",
+    "second attach": "has a communication hook already",
+    "second hook": "has a communication hook already",
+    "unknown recipe": "did you mean 'covap'?",
+    "unknown key": "did you mean 'ratio'?",
+    "ratio": "ratio=1.5 is outside (0, 1]",
+    "type": "an option has the wrong type",
+    "interval type": "interval=2.5",
+    "target": "target=1.5 is outside (0, 1]",
+    "policy": "did you mean 'topk'?",
+    "policy that measures": "'covap' must measure before it can decide",
+    "sparse": "module '0' has sparse gradients",
+    "complex": "'weight' is complex",
+}
+
+
+@pytest.mark.parametrize(("case", "text"), REFUSALS.items())
+def test_attach_refuses_what_is_wrong_and_says_what_to_do(world: Results, case: str, text: str) -> None:
+    for refused in value(world, "refusals"):
+        assert refused[case][0] == "ValueError"
+        assert text in refused[case][1]
+
+
+def test_every_refusal_is_checked(world: Results) -> None:
+    assert value(world, "refusals")[0].keys() == REFUSALS.keys()
+
+
+def test_after_a_refusal_the_right_arguments_still_work(world: Results) -> None:
+    assert value(world, "right") == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "field", ["recipe", "seed", "parameter names", "parameter dtypes", "policy", "scaler"]
+)
+def test_ranks_that_differ_are_told_so_on_all_of_them(world: Results, field: str) -> None:
+    for kind, text in (found[field] for found in value(world, "disagreements")):
+        assert kind == "RanksDisagree"
+        assert f"ranks disagree on {field}: rank 0: " in text
+        assert "; rank 2: " in text
+
+
+def test_attach_without_a_process_group_says_what_to_call(world: Results) -> None:
+    for kind, text in value(world, "no process group"):
+        assert kind == "ValueError"
+        assert "init_process_group" in text
