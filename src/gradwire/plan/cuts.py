@@ -49,5 +49,5 @@ def phased_cuts(numel: int, interval: int, per_phase: int = 16, smallest: int = 
     (4, 8, 12, 16, 20)
     """
     rounds = min(per_phase, max(1, numel // (interval * smallest)))
-    parts = interval * rounds
+    parts = min(interval * rounds, max(1, numel))
     return tuple(numel * part // parts for part in range(1, parts))

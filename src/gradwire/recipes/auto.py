@@ -30,7 +30,8 @@ def from_facts(facts: Facts, target: float) -> Composition:
     if share >= 0.5:
         return _because(fp16(), facts, "half the bytes hide behind backward")
     # An element costs a 4-byte value and a 4-byte index: half of the byte budget buys indices.
-    ratio = round(share / 2.0, 4)
+    # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
+    ratio = max(round(share / 2.0, 4), 1e-4)
     return _because(leader_topk(ratio), facts, f"{share:.0%} of the bytes hide behind backward")
 
 

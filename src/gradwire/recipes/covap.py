@@ -34,8 +34,12 @@ def schedule(interval: int) -> Residual:
     return Residual(0.5, 0.1, 50) if interval <= 8 else Residual(0.2, 0.1, 100)
 
 
+LONGEST = 64
+"""No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""
+
+
 def from_facts(facts: Facts) -> Composition:
     """I = ⌈CCR⌉, so that what is sent takes as long as the backward pass."""
-    interval = interval_for(facts.ccr)
+    interval = min(interval_for(facts.ccr), LONGEST)
     stale = "; above 5 gradients get stale, consider leader_topk" if interval > 5 else ""
     return compose(interval, f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step{stale}")

@@ -71,9 +71,13 @@ def _split(text: str) -> tuple[str, dict[str, Any]]:
     match tree:
         case ast.Name(id=name):
             return name, {}
-        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if _differ(keywords):
             return name, {keyword.arg or "**": _literal(keyword.value, text) for keyword in keywords}
     raise malformed
+
+
+def _differ(keywords: list[ast.keyword]) -> bool:
+    return len({keyword.arg for keyword in keywords}) == len(keywords)
 
 
 def _literal(node: ast.expr, text: str) -> Any:

@@ -1,0 +1,67 @@
+"""What adaptive recipes make of facts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.plan import Facts
+from gradwire.recipes import Composition, recipe
+
+
+def _decided(text: str, ccr: float) -> Composition:
+    decide = recipe(text).build()
+    assert not isinstance(decide, Composition)
+    return decide(Facts(backward_s=0.1, allreduce_s=0.1 * ccr))
+
+
+@pytest.mark.parametrize(
+    ("ccr", "chosen"),
+    [
+        (0.0, "dense"),
+        (0.5, "dense"),
+        (1.05, "dense"),
+        (1.06, "fp16"),
+        (2.1, "fp16"),
+        (4.0, "leader_topk(ratio=0.1316, elect='round_robin')"),
+    ],
+)
+def test_auto_takes_the_least_compression_that_reaches_95_percent(ccr: float, chosen: str) -> None:
+    assert _decided("auto", ccr).text == chosen
+
+
+def test_auto_takes_less_compression_when_less_is_enough() -> None:
+    assert _decided("auto(target=0.5)", 1.9).text == "dense"
+    assert _decided("auto(target=1.0)", 1.01).text == "fp16"
+
+
+def test_auto_sends_no_more_bytes_than_hide_behind_backward() -> None:
+    for ccr in (2.2, 3.0, 10.0, 100.0):
+        composition = _decided("auto(target=1.0)", ccr)
+        ratio = recipe(composition.text).options["ratio"]
+        # An index of 4 bytes rides with each value of 4 bytes; the ratio is rounded to 4 digits.
+        assert 2 * ratio <= 1 / ccr + 1e-4
+
+
+@pytest.mark.parametrize("text", ["auto", "covap"])
+@pytest.mark.parametrize("ccr", [1e3, 1e5, 1e8])
+def test_an_absurd_ratio_still_gives_something_that_runs(text: str, ccr: float) -> None:
+    composition = _decided(text, ccr)
+    assert len(composition.cutter(100_000)) < 100_000
+    assert isinstance(recipe(composition.text).build(), Composition)
+
+
+@pytest.mark.parametrize(
+    ("ccr", "interval"), [(0.3, 1), (1.04, 1), (1.06, 2), (3.06, 4), (4.01, 4), (5.2, 6)]
+)
+def test_covap_takes_the_ceiling_of_the_ratio(ccr: float, interval: int) -> None:
+    assert _decided("covap", ccr).text == f"covap(interval={interval})"
+
+
+def test_covap_says_when_gradients_get_stale() -> None:
+    assert "stale" in _decided("covap", 5.5).why
+    assert "stale" not in _decided("covap", 4.0).why
+
+
+def test_a_decision_gives_its_reason_in_numbers() -> None:
+    assert _decided("auto", 4.0).why.startswith("CCR 4.00 (all-reduce 400 ms, backward 100 ms)")
+    assert "CCR 4.00" in _decided("covap", 4.0).why

@@ -1,0 +1,110 @@
+"""Recipe strings: what is read, and what is said about what cannot be."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gradwire.recipes import Composition, Recipe, entries, names, recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("dense", "dense"),
+        (" topk ( ratio = 0.5 ) ", "topk(ratio=0.5)"),
+        ("leader_topk(elect=norm, ratio=0.2)", "leader_topk(elect='norm', ratio=0.2)"),
+        ("leader_topk(elect='norm')", "leader_topk(elect='norm')"),
+        ("covap()", "covap"),
+    ],
+)
+def test_spaces_quotes_and_empty_brackets_do_not_matter(text: str, canonical: str) -> None:
+    assert str(recipe(text)) == canonical
+    assert recipe(canonical) == recipe(text)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_builds_without_options_and_has_a_summary(name: str) -> None:
+    built = recipe(name).build()
+    assert callable(built) or isinstance(built, Composition)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+def test_every_recipe_documents_itself(entry: object) -> None:
+    assert entry.summary.endswith(".")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "text", ["topk(ratio=0.25)", "leader_topk(ratio=0.5, elect='norm')", "covap(interval=3)", "fp16"]
+)
+def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str) -> None:
+    built = recipe(text).build()
+    assert isinstance(built, Composition)
+    assert built.text == text
+    again = recipe(built.text).build()
+    assert isinstance(again, Composition)
+    assert (again.text, again.exchange) == (built.text, built.exchange)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("covapp", "unknown recipe 'covapp'; did you mean 'covap'"),
+        ("zzz", "unknown recipe 'zzz'. Known: auto, "),
+        ("topk(ratoi=0.1)", "recipe 'topk' has no option 'ratoi'; did you mean 'ratio'"),
+        ("dense(ratio=0.1)", "recipe 'dense' has no option 'ratio'. Known: none"),
+        ("topk(ratio=0)", "ratio=0 is outside (0, 1]"),
+        ("topk(ratio=1.0001)", "ratio=1.0001 is outside (0, 1]"),
+        ("randomk(ratio=-0.1)", "ratio=-0.1 is outside (0, 1]"),
+        ("topk(ratio=nan)", "an option has the wrong type"),
+        ("leader_topk(elect='loudest')", "elect='loudest' is none of round_robin, norm"),
+        ("covap(interval=0)", "interval=0 must be at least 1 step"),
+        ("covap(interval=2.5)", "interval=2.5 must be at least 1 step"),
+        ("covap(interval='four')", "interval='four' must be at least 1 step"),
+        ("auto(target=0)", "target=0 is outside (0, 1]"),
+        ("topk(0.1)", "write name or name(key=value, key=value)"),
+        ("topk(ratio=0.1", "cannot read recipe"),
+        ("topk(ratio=0.1, ratio=0.2)", "cannot read recipe"),
+        ("topk(ratio=1/10)", "'1 / 10' is not a plain value"),
+        ("topk(**{'ratio': 0.1})", "has no option '**'"),
+        ("os.system('true')", "cannot read recipe"),
+        ("", "cannot read recipe"),
+        ("\0", "cannot read recipe"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_what_can(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is compared below without escapes
+        recipe(text)
+    assert message in str(caught.value)
+
+
+def test_a_recipe_object_is_checked_like_its_text() -> None:
+    assert recipe(Recipe("topk", {"ratio": 0.5})) == Recipe("topk", {"ratio": 0.5})
+    with pytest.raises(ValueError, match="did you mean 'topk'"):
+        recipe(Recipe("topkk"))
+    with pytest.raises(ValueError, match="outside"):
+        recipe(Recipe("topk", {"ratio": 7}))
+
+
+def test_no_recipe_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="None"):
+        recipe(None)  # type: ignore[arg-type]
+
+
+def test_threads_may_parse_at_the_same_time() -> None:
+    failures: list[BaseException] = []
+
+    def parse() -> None:
+        try:
+            for _ in range(300):
+                recipe("leader_topk(ratio=0.1, elect='norm')")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=parse) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
