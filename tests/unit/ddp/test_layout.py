@@ -1,0 +1,90 @@
+"""Who travels how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.arena import ParameterSpec
+from gradwire.codec import random_k, values
+from gradwire.ddp.layout import Layout, build, by_size, settled
+from gradwire.exchange import reduce
+from gradwire.exchange.reduce import Reduce
+from gradwire.recipes import Composition, recipe
+
+CPU = torch.device("cpu")
+
+
+def _spec(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> ParameterSpec:
+    return ParameterSpec(name, shape, dtype, torch.Size(shape).numel())
+
+
+SPECS = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 512), _spec("body", 512, 64))
+
+
+def _layout(text: str, policy: Any = None, specs: tuple[ParameterSpec, ...] = SPECS) -> Layout:
+    composition = settled(recipe(text))
+    assert composition is not None
+    return build(specs, composition, policy, CPU)
+
+
+def test_vectors_and_tiny_matrices_travel_densely_beside_a_lossy_recipe() -> None:
+    layout = _layout("topk(ratio=0.1)")
+    assert set(layout.slots) == {"head.weight", "body"}
+    assert set(layout.direct) == {"head.bias", "norm"}
+    assert not layout.is_plain
+    assert by_size()(_spec("tiny", 4, 4)) == "dense"
+    assert by_size(smallest=16)(_spec("tiny", 4, 4)) is None
+
+
+@pytest.mark.parametrize("text", ["dense", "fp16", "bf16"])
+def test_a_recipe_without_memory_takes_whole_buckets(text: str) -> None:
+    layout = _layout(text)
+    assert layout.is_plain
+    assert len(layout.direct) == 4
+    assert len({id(exchange) for exchange in layout.direct.values()}) == 1, "neighbours travel together"
+    assert layout.is_dense == (text == "dense")
+    assert layout.memory_bytes == 0
+
+
+def test_the_first_pattern_that_fits_wins() -> None:
+    layout = _layout("topk(ratio=0.1)", {"head.*": "dense", "*": "topk(ratio=0.5)"})
+    assert set(layout.direct) == {"head.bias", "head.weight"}
+    (lane,) = layout.lanes
+    assert lane.slots[0].spec.name == "norm"
+
+
+def test_what_a_policy_leaves_open_goes_the_recipes_way() -> None:
+    assert set(_layout("topk(ratio=0.1)", {"head.*": "dense"}).slots) == {"norm", "body"}
+    assert set(_layout("topk(ratio=0.1)", lambda spec: "fp16" if spec.name == "body" else None).direct) == {
+        "body"
+    }
+
+
+def test_every_recipe_and_plane_type_has_a_lane_of_its_own() -> None:
+    specs = (*SPECS, _spec("double", 99, 99, dtype=torch.float64), _spec("half", 99, 99, dtype=torch.float16))
+    layout = _layout("topk(ratio=0.1)", {"head.weight": "randomk(ratio=0.1)", "*": "topk(ratio=0.1)"}, specs)
+    names = [[slot.spec.name for slot in lane.slots] for lane in layout.lanes]
+    assert names == [["head.bias", "norm", "body", "half"], ["head.weight"], ["double"]]
+    assert [lane.number for lane in layout.lanes] == [0, 1, 2]
+
+
+def test_memory_is_a_view_of_the_committed_plane() -> None:
+    layout = _layout("topk(ratio=0.1)")
+    layout.memory("body").fill_(3.0)
+    assert layout.lanes[0].committed.sum() == 3.0 * 512 * 64
+    assert layout.memory_bytes == 2 * 4 * (5120 + 512 * 64)
+
+
+def test_an_exchange_that_forgets_is_refused() -> None:
+    forgetful = Composition("forgetful", reduce(values(random_k(0.1))))
+    assert isinstance(forgetful.exchange, Reduce)
+    with pytest.raises(ValueError, match=r"'forgetful' forgets what it does not send"):
+        build(SPECS, forgetful, None, CPU)
+
+
+def test_a_policy_may_not_measure() -> None:
+    with pytest.raises(ValueError, match="'auto' must measure before it can decide"):
+        _layout("topk(ratio=0.1)", {"*": "auto"})

@@ -1,0 +1,60 @@
+"""The one ordered thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gradwire.ddp.worker import Worker
+
+
+def _worker() -> tuple[Worker, list[Exception]]:
+    crashes: list[Exception] = []
+    return Worker(crashed=crashes.append), crashes
+
+
+def test_jobs_run_in_the_order_in_which_they_were_posted() -> None:
+    worker, _ = _worker()
+    seen: list[int] = []
+    for number in range(100):
+        worker.post(lambda number=number: seen.append(number))  # type: ignore[misc]
+    worker.stop()
+    worker.join(10.0)
+    assert seen == list(range(100))
+
+
+def test_call_runs_on_the_worker_after_what_was_posted_and_returns() -> None:
+    worker, _ = _worker()
+    seen: list[str] = []
+    worker.post(lambda: seen.append("posted"))
+    assert worker.call(lambda: (list(seen), threading.current_thread().name)) == (["posted"], "gradwire")
+    worker.stop()
+
+
+def test_call_raises_what_the_function_raised_and_the_worker_goes_on() -> None:
+    worker, crashes = _worker()
+
+    def fail() -> None:
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        worker.call(fail)
+    assert worker.call(lambda: 5) == 5
+    assert crashes == []
+    worker.stop()
+
+
+def test_an_error_in_a_posted_job_is_reported_and_the_worker_goes_on() -> None:
+    worker, crashes = _worker()
+    worker.post(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert worker.call(lambda: 5) == 5
+    assert [type(error) for error in crashes] == [ZeroDivisionError]
+    worker.stop()
+
+
+def test_stopping_twice_is_stopping_once() -> None:
+    worker, _ = _worker()
+    worker.stop()
+    worker.stop()
+    worker.join(10.0)
