@@ -188,6 +188,21 @@ def test_an_overflow_in_the_cast_beside_a_memory_commits_nothing() -> None:
     run_ranks(2, rank)
 
 
+def test_a_mean_too_large_for_the_gradients_type_commits_nothing() -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.0001)", dtype=torch.float16)
+        grads = gradients(comm.rank, 0, torch.float16)
+        grads["first.weight"].fill_(40_000.0)
+        outcomes = [rig.step(grads) for _ in range(2)]
+        assert outcomes[0].step.committed
+        # 40 000 sent, and beside it 80 000 by now, which float16 does not hold.
+        assert not outcomes[1].step.committed
+        assert outcomes[1].flat().isnan().all()
+        assert all(torch.equal(rig.memory[name], kept) for name, kept in outcomes[0].memory.items())
+
+    run_ranks(2, rank)
+
+
 @pytest.mark.parametrize("name", REMEMBERING)
 @pytest.mark.parametrize("buckets", ["one", "shuffled"])
 def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets: str) -> None:

@@ -38,7 +38,7 @@ class History:
         if step.plan != self._plan:
             self._plan = step.plan
             self._costs.clear()
-        self.skipped += not step.committed
+        self.skipped += not step.committed and step.error is None
         self.spans, self.started_s = step.trace.spans, step.started_s
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s

@@ -112,7 +112,10 @@ class Step:
             buffer, entry = self.places[piece.slot.spec.name]
             size = piece.stop - piece.start
             begin = entry.offset + piece.start
-            buffer[begin : begin + size].copy_(mean[done : done + size])
+            landed = buffer[begin : begin + size].copy_(mean[done : done + size])
+            if torch.finfo(landed.dtype).max < torch.finfo(mean.dtype).max:
+                # What has gathered over several steps may be too large for a single gradient's type.
+                self.finite &= bool(landed.isfinite().all())
             done += size
 
     def fail(self, error: Exception, where: str, rank: int) -> None:

@@ -1,0 +1,92 @@
+"""What a run says of itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gradwire.ddp.history import WINDOW, History
+from gradwire.ddp.report import Report
+from gradwire.ddp.step import Step
+from gradwire.measure import Span
+
+REPORT = Report(
+    recipe="topk(ratio=0.01)",
+    why="as configured",
+    step=120,
+    world=4,
+    skipped_steps=0,
+    wire_bytes_per_step=3 * 2.0**20,
+    metered_bytes_per_step=3 * 2.0**20,
+    dense_bytes_per_step=60 * 2.0**20,
+    compress_s=0.002,
+    backward_s=0.1,
+    exposed_comm_s=0.0005,
+    memory_bytes=80 * 2**20,
+    units=9,
+    facts={"ccr": 4.2},
+    timeline=[{"what": "backward", "unit": "", "start_s": 0.0, "stop_s": 0.1}],
+)
+
+
+def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.0) -> Step:
+    step = Step(0, plan, 1.0, 10.0)
+    step.committed, step.metered_bytes, step.predicted_bytes = committed, metered_bytes, metered_bytes
+    step.last_arrival_s = 10.5
+    return step
+
+
+def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
+    assert str(REPORT) == (
+        "gradwire: topk(ratio=0.01), step 120, 4 ranks\n"
+        "  why          as configured\n"
+        "  on the wire  3.00 MiB per rank and step, 5.0% of plain all-reduce (metered 3.00 MiB)\n"
+        "  per step     backward 100.0 ms, encode and decode 2.0 ms, exposed communication 0.5 ms\n"
+        "  memory       80.00 MiB in 9 units"
+    )
+
+
+def test_skipped_steps_are_said_aloud() -> None:
+    assert str(replace(REPORT, skipped_steps=3)).endswith("skipped      3 steps with NaN or Inf")
+
+
+def test_a_report_is_plain_json() -> None:
+    assert json.loads(json.dumps(REPORT.as_dict()))["ratio"] == pytest.approx(0.05)
+
+
+def test_alone_nothing_is_sent_and_the_ratio_is_one() -> None:
+    assert replace(REPORT, wire_bytes_per_step=0.0, dense_bytes_per_step=0.0).ratio == 1.0
+
+
+def test_means_are_over_the_window_and_start_again_with_another_plan() -> None:
+    history = History()
+    assert history.mean("metered_bytes") == 0.0
+    for size in (1000.0, *(WINDOW * [10.0])):
+        history.add(_step(metered_bytes=size))
+    assert history.mean("metered_bytes") == 10.0
+    history.add(_step(plan="topk", metered_bytes=2.0))
+    assert history.mean("metered_bytes") == 2.0
+    assert history.mean("backward_s") == 0.5
+
+
+def test_only_steps_without_an_error_count_as_skipped() -> None:
+    history = History()
+    failed = _step(committed=False)
+    failed.error = ValueError()
+    for step in (_step(), failed, _step(committed=False)):
+        history.add(step)
+    assert history.skipped == 1
+
+
+def test_the_timeline_starts_with_the_backward_pass() -> None:
+    history = History()
+    step = _step()
+    step.trace.spans += [Span("wire", "unit", 10.3, 10.6), Span("encode", "unit", 10.2, 10.3)]
+    history.add(step)
+    history.waited(10.5, 10.75)
+    timeline = history.timeline()
+    assert [span["what"] for span in timeline] == ["backward", "encode", "wire", "wait"]
+    assert (timeline[0]["start_s"], timeline[0]["stop_s"]) == (0.0, 0.5)
+    assert history.mean("exposed_comm_s") == 0.25
