@@ -148,6 +148,6 @@ def register() -> str:
     """Register the backend under its name, once, and return the name."""
     global _wire
     if _wire is None:
-        _wire = Wire(WireFile(os.environ[WIRE_VARIABLE], owner=False))
+        _wire = Wire(WireFile(os.environ[WIRE_VARIABLE]))
         dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     return NAME

@@ -17,18 +17,21 @@ class WireFile:
     the
     old delay once, which is as harmless as having started a moment earlier."""
 
-    def __init__(self, path: str, *, owner: bool) -> None:
+    def __init__(self, path: str, *, owner: int | None = None) -> None:
         self.path, self._owner = path, owner
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
 
     @classmethod
     def create(cls, link: Link) -> Self:
-        """A new file, removed again by `close`."""
-        descriptor, path = tempfile.mkstemp(prefix="gradwire-wire-")
+        """A new file that workers open by its `path` while the owner lives."""
+        if hasattr(os, "memfd_create"):  # has no name on disk, so that a killed owner leaves nothing
+            descriptor = os.memfd_create("gradwire-wire")
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        else:
+            descriptor, path = tempfile.mkstemp(prefix="gradwire-wire-")
         os.write(descriptor, bytes(_FORMAT.size))
-        os.close(descriptor)
-        wire = cls(path, owner=True)
+        wire = cls(path, owner=descriptor)
         wire.write(link)
         return wire
 
@@ -43,7 +46,10 @@ class WireFile:
         return rate, delay_s
 
     def close(self) -> None:
-        """Unmap, and remove the file if it is ours."""
+        """Unmap, and give the file up if it is ours."""
         self._memory.close()
-        if self._owner:
-            os.unlink(self.path)
+        if self._owner is not None:
+            os.close(self._owner)
+            if not self.path.startswith("/proc/"):
+                os.unlink(self.path)
+            self._owner = None

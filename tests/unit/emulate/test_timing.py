@@ -32,7 +32,7 @@ def test_the_wire_is_full_duplex(file):
 
 
 def test_a_change_of_the_link_reaches_those_who_read_the_file(file):
-    other = WireFile(file.path, owner=False)
+    other = WireFile(file.path)
     assert other.read() == (8e6, 0.5)
     file.write(Link(None, 0.25))
     assert other.read() == (math.inf, 0.25)
