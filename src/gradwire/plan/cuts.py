@@ -15,7 +15,7 @@ def even_cuts(numel: int, unit_elements: int) -> tuple[int, ...]:
     return tuple(numel * part // parts for part in range(1, parts))
 
 
-_EDGES = (2, 6, 10, 14, 15)
+_EDGES = (2, 7, 12, 15)  # sixteenths of the arena
 
 
 def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 14) -> tuple[int, ...]:
@@ -23,11 +23,11 @@ def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 14) ->
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
     both are small; every unit costs the latency of its rounds, so the others are few. In sixteenths of
-    the arena: 2, 4, 4, 4, 1, 1. Units above `largest` elements (25 MB of float32) are divided until they
-    fit; a lane too small for units of `smallest` elements stays whole.
+    the arena: 2, 5, 5, 3, 1. Units above `largest` elements (25 MB of float32) are divided until they
+    fit; a lane too small for units of `smallest` elements is halved at most.
 
     >>> ramped_cuts(1600, largest=300, smallest=100)
-    (200, 400, 600, 800, 1000, 1200, 1400, 1500)
+    (200, 450, 700, 950, 1200, 1500)
     """
     if numel < 16 * smallest:
         return even_cuts(numel, max(numel // 2 + 1, smallest))
