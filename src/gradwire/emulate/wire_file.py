@@ -13,9 +13,11 @@ _FORMAT = struct.Struct("dd")  # bits per second (infinite: unshaped), seconds
 
 
 class WireFile:
-    """A small mapped file. Two doubles are written one after the other; a reader may see the new rate with
-    the
-    old delay once, which is as harmless as having started a moment earlier."""
+    """A small mapped file.
+
+    Two doubles are written one after the other; a reader may see the new rate with the old delay once, which
+    is as harmless as having started a moment earlier.
+    """
 
     def __init__(self, path: str, *, owner: int | None = None) -> None:
         self.path, self._owner = path, owner
