@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from gradwire import recipes
+from gradwire.codec import cast
 from gradwire.comm import Comm, run_ranks
+from gradwire.exchange import reduce, remember
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual
+from gradwire.recipes import Composition
 from tests.laws.pairwise import all_pairs
 from tests.unit.ddp.rig import (
     BUCKETS,
@@ -171,6 +174,34 @@ def test_without_memory_a_value_that_is_not_finite_reaches_all_ranks(name: str) 
         return bool(rig.step(grads).mean["middle.weight"].isfinite().all())
 
     assert not any(run_ranks(3, rank))
+
+
+@pytest.mark.parametrize("parameter", ["first.bias", "scalar"])
+def test_a_nan_in_a_dense_collective_beside_a_memory_commits_nothing(parameter: str) -> None:
+    def rank(comm: Comm) -> None:
+        # float64 vectors do not ride in the tail, so they have collectives of their own.
+        rig = Rig(comm, "topk(ratio=0.1)", dtype=torch.float64)
+        grads = gradients(comm.rank, 0, torch.float64)
+        if comm.rank == 1:
+            grads[parameter][0] = torch.nan
+        assert rig.step(grads).flat().isnan().all()
+        assert rig.engine.step == 0
+        assert not any(memory.any() for memory in rig.memory.values())
+
+    run_ranks(2, rank)
+
+
+def test_an_overflow_under_a_memory_commits_nothing() -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        rig.engine.install(Composition("remembered cast", remember(reduce(cast(torch.float16)))))
+        first = rig.step(gradients(comm.rank, 0))
+        grads = gradients(comm.rank, 1)
+        grads["middle.weight"][5] = 1e6
+        assert rig.step(grads).flat().isnan().all()
+        assert all(torch.equal(rig.memory[name], kept) for name, kept in first.memory.items())
+
+    run_ranks(2, rank)
 
 
 def test_an_overflow_in_the_cast_beside_a_memory_commits_nothing() -> None:

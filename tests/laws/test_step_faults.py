@@ -153,7 +153,7 @@ def test_ranks_in_different_steps_disagree_on_all_ranks(name: str) -> None:
 
 
 class Torn:
-    """A comm whose link breaks at the n-th collective of its rank."""
+    """A comm whose link breaks in the n-th collective of its rank, and only in that one."""
 
     def __init__(self, comm: Comm, at: int) -> None:
         self._comm, self._left = comm, at
@@ -161,7 +161,7 @@ class Torn:
 
     def __getattr__(self, verb: str) -> Any:
         self._left -= 1
-        if self._left < 0:
+        if self._left == -1:
             raise TransportError("the link is gone")
         return getattr(self._comm, verb)
 

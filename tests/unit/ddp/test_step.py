@@ -1,0 +1,76 @@
+"""Where means land."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.arena import Lane, ParameterSpec
+from gradwire.codec import sparse, top_k
+from gradwire.ddp.arrival import Arrival, Entry
+from gradwire.ddp.step import Step
+from gradwire.exchange import gather, remember
+
+
+def _lane(*sizes: int) -> Lane:
+    specs = [ParameterSpec(f"p{i}", (size,), torch.float32, size) for i, size in enumerate(sizes)]
+    return Lane(0, specs, remember(gather(sparse(top_k(0.5)))), lambda _: (), torch.device("cpu"))
+
+
+def _step(*buckets: dict[str, int], scale: float = 1.0) -> tuple[Step, list[torch.Tensor]]:
+    step, buffers = Step(0, "plan", scale, 0.0), []
+    for bucket in buckets:
+        entries, offset = [], 0
+        for name, size in bucket.items():
+            entries.append(Entry(name, offset, size))
+            offset += size
+        buffers.append(torch.zeros(offset))
+        step.arrive(Arrival(buffers[-1], tuple(entries), is_last=False))
+    return step, buffers
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        [{"p0": 2, "p1": 3}],
+        [{"x": 4, "p0": 2, "p1": 3, "y": 1}],
+        [{"p1": 3, "p0": 2}],
+        [{"p0": 2}, {"p1": 3}],
+        # In the second bucket p1 lies where it would follow p0 if that bucket were the first.
+        [{"p0": 2, "x": 4}, {"y": 2, "p1": 3}],
+        [{"p0": 2, "x": 1, "p1": 3}],
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_a_mean_lands_on_its_parameters_and_nowhere_else(buckets: list[dict[str, int]], scale: float) -> None:
+    (unit,) = _lane(2, 3).units
+    step, buffers = _step(*buckets, scale=scale)
+    mean = step.landing(unit, torch.zeros(5))
+    mean.copy_(torch.arange(1.0, 6.0))
+    step.land(unit, mean)
+    expected = {"p0": [1.0, 2.0], "p1": [3.0, 4.0, 5.0]}
+    for bucket, buffer in zip(buckets, buffers, strict=True):
+        for (name, size), part in zip(bucket.items(), buffer.split(list(bucket.values())), strict=True):
+            assert part.tolist() == [scale * value for value in expected.get(name, size * [0.0])]
+
+
+def test_a_unit_within_one_bucket_needs_no_copy() -> None:
+    (unit,) = _lane(2, 3).units
+    step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
+    assert step.landing(unit, torch.zeros(5)).data_ptr() == buffer[4:].data_ptr()
+
+
+def test_a_unit_is_complete_when_all_its_pieces_are() -> None:
+    lane = _lane(2, 3)
+    step, _ = _step({"p0": 2, "p1": 3})
+    assert step.completed(lane.units_of["p1"]) == []
+    assert step.completed(lane.units_of["p0"]) == list(lane.units)
+
+
+def test_the_first_failure_is_kept_with_its_context() -> None:
+    step, _ = _step()
+    first, second = ValueError("first"), ValueError("second")
+    step.fail(first, "encode of lane 0 unit 3", rank=2)
+    step.fail(second, "decode of lane 0 unit 1", rank=2)
+    assert step.failure is first
+    assert first.__notes__ == ["gradwire: step 0, rank 2, encode of lane 0 unit 3"]
