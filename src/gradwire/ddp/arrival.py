@@ -72,6 +72,12 @@ class BucketMap:
         key = [id(p) for p in parameters]
         if key and key != self._keys.get(index):
             self._keys[index] = key
+            unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
+            if unknown:
+                raise ValueError(
+                    f"bucket {index} holds parameters of shape {unknown} that were frozen when gradwire "
+                    "was attached; freeze before building DistributedDataParallel"
+                )
             offsets = accumulate((p.numel() for p in parameters), initial=0)
             self._seen[index] = tuple(
                 Entry(self._names[id(p)], offset, p.numel())

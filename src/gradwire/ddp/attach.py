@@ -17,14 +17,13 @@ from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.engine import Engine
-from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.hook import gradwire_hook
-from gradwire.ddp.layout import Policy, chooser
+from gradwire.ddp.layout import Policy, build, chooser, plain, settled
 from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
 from gradwire.ddp.wire import Wire
 from gradwire.ddp.worker import Worker
-from gradwire.errors import TransportError
+from gradwire.errors import RanksDisagree, TransportError
 from gradwire.recipes import Recipe, recipe
 from gradwire.version import __version__
 
@@ -60,17 +59,15 @@ def attach(
         wire = gradwire.attach(ddp, optimizer)
     """
     _check_model(ddp)
-    chosen = _chosen(recipe, target)
     specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
-    comm = ProcessGroupComm(process_group or _own_group(ddp))
+    comm = ProcessGroupComm(_own_group(ddp) if process_group is None else _same_ranks(process_group, ddp))
+    chosen = _agreed_recipe(recipe, target, specs, policy, comm)
     require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None), comm)
     kernels.prepare()
     session, worker = _assemble(ddp, comm, specs, chosen, policy, seed)
-    if session.engine.measuring or not session.engine.layout.is_plain:
-        refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     observe(ddp, optimizer, scaler, session)
     ddp.register_comm_hook(session, gradwire_hook)
-    return Wire(ddp.module, session, worker)
+    return Wire(ddp, session, worker)
 
 
 def _assemble(
@@ -111,6 +108,39 @@ def _check_model(ddp: DistributedDataParallel) -> None:
     for name, module in ddp.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"module {name!r} has sparse gradients; build it with sparse=False")
+
+
+def _agreed_recipe(
+    text: str | Recipe, target: float, specs: tuple[ParameterSpec, ...], policy: Policy | None, comm: Comm
+) -> Recipe:
+    """Parse and try out; a rank that must refuse tells the others first, which would wait for it."""
+    refusal: ValueError | None = None
+    try:
+        chosen = _chosen(text, target)
+        build(specs, settled(chosen) or plain(), policy, torch.device("meta"))
+    except ValueError as error:
+        refusal = error
+    fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
+    try:
+        require_agreement(fields, comm)
+    except RanksDisagree:
+        if refusal is None:
+            raise
+    if refusal is not None:
+        raise refusal
+    return chosen
+
+
+def _same_ranks(group: dist.ProcessGroup, ddp: DistributedDataParallel) -> dist.ProcessGroup:
+    mine, theirs = dist.get_process_group_ranks(group), dist.get_process_group_ranks(ddp.process_group)
+    if mine != theirs:
+        raise ValueError(f"process_group has ranks {mine}, the model's has {theirs}; they must be the same")
+    if group is ddp.process_group:
+        raise ValueError(
+            "process_group is the model's own: collectives of DDP and of gradwire would mix. Create another "
+            "with torch.distributed.new_group, or leave it out"
+        )
+    return group
 
 
 def _chosen(text: str | Recipe, target: float) -> Recipe:

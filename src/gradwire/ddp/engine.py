@@ -20,7 +20,7 @@ from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
 from gradwire.ddp.tail import SMALL_BYTES, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
-from gradwire.errors import RanksDisagree, TransportError
+from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
 from gradwire.measure import TimedComm, now_s
 from gradwire.moment import Moment
@@ -106,13 +106,14 @@ class Engine:
 
     def arrive(self, arrival: Arrival) -> None:
         """Take in a bucket. Raises nothing: errors go to the step, which `concluded` delivers."""
-        if self._now is None:
-            plan = self.layout.main.text
-            self._now = Step(self.step, plan, self.loss_scale(), self.backward_started_s())
-        step = self._now
+        opens = self._now is None
+        step = self._now = self._now or Step(self.step, self.layout.main.text)
         # First of all, so that an error further down can end the step.
         step.all_arrived = arrival.is_last
         step.arrive(arrival)
+        if opens:
+            step.scale = self.loss_scale()
+            step.started_s = min(self.backward_started_s(), arrival.at_s)
         for run in self._direct_runs(arrival):
             self._launch_direct(step, arrival, run)
         ready: list[Unit] = []
@@ -207,6 +208,7 @@ class Engine:
         facts: tuple[float, ...] = ()
         if self.measuring:
             facts = (step.last_arrival_s - step.started_s, *step.durations_s)
+        self._require_all_units(step)
         row = Row(step.finite, step.failure is not None, self.plan_number, facts)
         # In layout order, whatever the buckets: a ring adds in an order that depends on the position.
         regions = [step.tail_regions[s.name] for s in self.specs if s.name in step.tail_regions]
@@ -217,6 +219,16 @@ class Engine:
             self._progress(step)
 
         step.tail.then(lambda: self._post(ended))
+
+    def _require_all_units(self, step: Step) -> None:
+        """A unit that never became complete was not exchanged: better no step than a wrong one."""
+        complete = sum(left == 0 for left in step.missing.values())
+        if complete != sum(len(lane.units) for lane in self.layout.lanes):
+            error = GradwireError(
+                "some parameters never arrived in a bucket: which ones need gradients must not change "
+                "between building DistributedDataParallel and attaching"
+            )
+            step.fail(error, "end of the step", self.comm.rank)
 
     def _judge(self, step: Step, tail: Tail) -> None:
         verdict = tail.verdict()
@@ -265,6 +277,9 @@ class Engine:
     def _close(self, step: Step) -> None:
         step.closed = True
         self._now = None
+        if step.error is not None:
+            # Half-exchanged buckets must not pass for gradients, should someone catch the error.
+            step.poison()
         if step.error is not None and not hasattr(step.error, "__notes__"):
             step.error.add_note(f"gradwire: step {step.number}, rank {self.comm.rank}, {step.plan}")
         self._concluded(step)

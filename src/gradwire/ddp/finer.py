@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 BUCKETS = 32
@@ -31,8 +32,8 @@ def cap_for(total_bytes: int) -> int:
 def refine_buckets(ddp: DistributedDataParallel, total_bytes: int) -> bool:
     """Shrink the bucket cap of `ddp`; never enlarges it. Returns whether the cap is fine enough now.
 
-    To be called on all ranks, between steps, before a hook is registered. Buckets of a static graph and
-    caps given one by one (`bucket_cap_mb_list`) are left alone.
+    To be called on all ranks, between steps; a hook that is registered moves along. Buckets of a static
+    graph and caps given one by one (`bucket_cap_mb_list`) are left alone.
     """
     cap = cap_for(total_bytes)
     private: Any = ddp
@@ -51,4 +52,6 @@ def refine_buckets(ddp: DistributedDataParallel, total_bytes: int) -> bool:
     names = private._build_debug_param_to_name_mapping(parameters)
     private._ddp_init_helper(parameters, sparse, names, private.static_graph)
     private._has_rebuilt_buckets = False
+    for hook, state in getattr(private, "_comm_hooks", ()):
+        dist._register_comm_hook(private.reducer, state, hook)  # type: ignore[attr-defined]
     return True

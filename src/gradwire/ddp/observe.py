@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.session import Session
 from gradwire.measure import now_s
 
@@ -25,13 +27,17 @@ def observe(
         session.engine.loss_scale = scaler.get_scale
     start = BackwardStart()
     session.engine.backward_started_s = start.take
+    ddp.register_forward_pre_hook(_refine_when_decided(session))
     ddp.register_forward_hook(_forward_hook(session, start, scaled=scaler is not None))
     if optimizer is not None:
         optimizer.register_step_post_hook(_AccumulationCheck(session))
 
 
 class BackwardStart:
-    """When the gradient of the model's output arrived: the loss is behind, the backward pass begins."""
+    """When the gradient of the model's output arrived: the loss is behind, the backward pass begins.
+
+    Where no output leads to the loss, the end of the forward pass stands for it.
+    """
 
     def __init__(self) -> None:
         self._at_s: float | None = None
@@ -60,10 +66,29 @@ def _forward_hook(session: Session, start: BackwardStart, scaled: bool) -> Calla
                 "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
                 "gradwire.attach(…, scaler=GradScaler), or autocast to bfloat16."
             )
+        start.mark()  # in case no output leads to the loss
         for tensor in _tensors(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(start.mark)  # type: ignore[no-untyped-call]
                 return
+
+    return cast("Callable[..., None]", hook)
+
+
+def _refine_when_decided(session: Session) -> Callable[..., None]:
+    """While facts are measured DDP keeps its buckets; before the first forward after the decision, on
+    all ranks the same, they are refined if there is something to hide."""
+    done = False
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def hook(module: DistributedDataParallel, _inputs: Any) -> None:
+        nonlocal done
+        engine = session.engine
+        if done or engine.measuring:
+            return
+        done = True
+        if not engine.layout.is_plain:
+            refine_buckets(module, sum(spec.numel * spec.dtype.itemsize for spec in engine.specs))
 
     return cast("Callable[..., None]", hook)
 
@@ -73,12 +98,14 @@ def _float16_autocast() -> bool:
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """Tensors inside lists, tuples, mappings and dataclass-like outputs, depth first."""
+    """Tensors inside lists, tuples, mappings and dataclasses, depth first."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
         for value in outputs.values():
             yield from _tensors(value)
+    elif is_dataclass(outputs):
+        yield from _tensors(vars(outputs))
     elif isinstance(outputs, list | tuple):
         for value in outputs:
             yield from _tensors(value)

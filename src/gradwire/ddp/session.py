@@ -85,10 +85,12 @@ class Session:
     def deliver(self, step: Step) -> None:
         """End a step: set every future, whatever happened, and let `backward()` go on."""
         self._error = step.error
-        self.history.add(step)
-        self.compressed += step.committed and not self.engine.layout.is_plain
         futures, self._futures = self._futures, []
-        # Before the futures, because a finished rank under `join()` waits for nothing else.
-        self._ended.set()
-        for future, buffer in futures:
-            future.set_result(buffer)
+        try:
+            self.history.add(step)
+            self.compressed += step.committed and not self.engine.layout.is_plain
+        finally:
+            # Before the futures, because a finished rank under `join()` waits for nothing else.
+            self._ended.set()
+            for future, buffer in futures:
+                future.set_result(buffer)

@@ -81,6 +81,8 @@ def _vet(engine: Engine, state: State | Sequence[State]) -> tuple[State, ValueEr
         return _choose(engine, state), None
     except ValueError as error:
         return {}, error
+    except (KeyError, TypeError, AttributeError) as error:
+        return {}, ValueError(f"this is no state of gradwire: {error!r}")
 
 
 def _check(engine: Engine, state: State) -> None:
@@ -88,6 +90,12 @@ def _check(engine: Engine, state: State) -> None:
         raise ValueError(f"state has format {state.get('format')!r}; this version reads {FORMAT}")
     if state["layout"] != layout_hash(engine.specs):
         raise ValueError(_different_model(engine, state))
+    shapes = {spec.name: spec.shape for spec in engine.specs}
+    for name, memory in state["memory"].items():
+        if tuple(memory.shape) != shapes[name]:
+            raise ValueError(f"memory of {name!r} has shape {tuple(memory.shape)}, not {shapes[name]}")
+    if not {"rank", "world", "plan", "why", "step"} <= set(state):
+        raise ValueError("state lacks some of rank, world, plan, why and step")
 
 
 def _restore(engine: Engine, state: State) -> None:

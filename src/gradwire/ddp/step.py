@@ -42,8 +42,8 @@ class Step:
 
     number: int
     plan: str
-    scale: float
-    started_s: float
+    scale: float = 1.0
+    started_s: float = 0.0
     trace: Trace = field(default_factory=Trace)
     arrivals: list[Arrival] = field(default_factory=list)
     places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)

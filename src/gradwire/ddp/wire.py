@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm import Round
 from gradwire.ddp import state
@@ -23,8 +23,10 @@ class Wire:
     ranks.
     """
 
-    def __init__(self, module: nn.Module, session: Session, worker: Worker) -> None:
-        self._parameters = dict(module.named_parameters())
+    def __init__(self, ddp: DistributedDataParallel, session: Session, worker: Worker) -> None:
+        # The worker ends with the model, and a wire without its worker could only hang.
+        self._ddp = ddp
+        self._parameters = dict(ddp.module.named_parameters())
         self._session, self._worker = session, worker
 
     @property

@@ -38,13 +38,15 @@ class Worker:
         self.post(job)
         return future.result()
 
-    def stop(self) -> None:
-        """End the thread once the jobs queued so far are done. Idempotent."""
-        self._jobs.put(None)
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End the thread once the jobs queued so far are done, and wait for that. Idempotent.
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
-        self._thread.join(timeout_s)
+        A thread that comes back from native code while the interpreter shuts down aborts the process,
+        hence the wait; a job that hangs in a broken transport outlasts it.
+        """
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:  # the garbage collector runs anywhere
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

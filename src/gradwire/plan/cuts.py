@@ -43,7 +43,8 @@ def phased_cuts(numel: int, interval: int, per_phase: int = 16, smallest: int = 
     """Cuts for an interval: every phase gets equally many equal units, spread over the whole backward.
 
     Unit t belongs to phase (-t) mod I, so consecutive units go to different phases and each phase has
-    one unit in every I-th of the arena. Units are not cut below `smallest` elements.
+    one unit in every I-th of the arena. Units are not cut below `smallest` elements unless the interval
+    alone asks for it.
 
     >>> phased_cuts(24, interval=3, per_phase=2, smallest=1)
     (4, 8, 12, 16, 20)

@@ -20,7 +20,6 @@ def test_jobs_run_in_the_order_in_which_they_were_posted() -> None:
     for number in range(100):
         worker.post(lambda number=number: seen.append(number))  # type: ignore[misc]
     worker.stop()
-    worker.join(10.0)
     assert seen == list(range(100))
 
 
@@ -57,4 +56,3 @@ def test_stopping_twice_is_stopping_once() -> None:
     worker, _ = _worker()
     worker.stop()
     worker.stop()
-    worker.join(10.0)
