@@ -20,14 +20,19 @@ SURVIVORS = (0, 2)
 
 
 def _survive(folder: Path, recipe: str, sent: signal.Signals, timeout_s: float, guard_s: float) -> list[Any]:
-    """Send a signal to one rank in the middle of training; what the others saw."""
+    """Send a signal to one rank in the middle of training; what the others saw, and a stopped one later."""
     with started("tests.faults.scenes_ranks", 3, folder, [recipe], timeout_s) as ranks:
         _wait_for_training(folder)
         ranks[VICTIM].send_signal(sent)
         deadline_s = time.monotonic() + guard_s
         for rank in SURVIVORS:
             _wait(ranks[rank], deadline_s)
-    results = [json.loads((folder / f"{rank}.json").read_text())[recipe] for rank in SURVIVORS]
+        witnesses = list(SURVIVORS)
+        if sent == signal.SIGSTOP:
+            ranks[VICTIM].send_signal(signal.SIGCONT)
+            _wait(ranks[VICTIM], deadline_s)
+            witnesses.append(VICTIM)
+    results = [json.loads((folder / f"{rank}.json").read_text())[recipe] for rank in witnesses]
     assert all("error" not in result for result in results), results
     return [result["value"] for result in results]
 
@@ -43,7 +48,7 @@ def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> None:
     try:
         process.wait(max(0.1, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:
-        pytest.fail("a survivor hangs")
+        pytest.fail("a rank hangs")
 
 
 @pytest.mark.parametrize("recipe", ["topk", "dense"])
@@ -56,7 +61,7 @@ def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(tmp_path: Path
         assert seen["intact"]
 
 
-def test_a_stopped_rank_is_noticed_after_the_timeout_of_the_process_group(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goes_on(tmp_path: Path) -> None:
     timeout_s = 4.0
     for seen in _survive(tmp_path, "topk", signal.SIGSTOP, timeout_s, guard_s=60.0):
         assert seen["error"] == "TransportError"
@@ -65,3 +70,13 @@ def test_a_stopped_rank_is_noticed_after_the_timeout_of_the_process_group(tmp_pa
         assert 0.5 * timeout_s < seen["after_s"] < 4 * timeout_s
         assert seen["again_after_s"] < 2 * timeout_s
         assert seen["intact"]
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_a_stopped_one(tmp_path: Path) -> None:
+    with started("tests.faults.scenes_ranks", 2, tmp_path, ["topk"], timeout_s=100.0) as ranks:
+        _wait_for_training(tmp_path)
+        ranks[VICTIM].send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        ranks[0].send_signal(signal.SIGINT)
+        _wait(ranks[0], time.monotonic() + 40.0)
+    assert not (tmp_path / "0.json").exists(), "interrupted, not ended by the timeout"

@@ -294,6 +294,9 @@ def compiled() -> dict[str, Any]:
 
 
 SCENES: dict[str, Callable[[], Any]] = {
+    "two ranks, dense": partial(_equal_training, perceptron),
+    "bucket views, dense": partial(_equal_training, perceptron, gradient_as_bucket_view=True),
+    "small buckets, dense": partial(_equal_training, perceptron, bucket_cap_mb=0.01),
     "unused, dense": unused_dense,
     "unused, lossy": unused_lossy,
     "static graph": static_graph,
