@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 BUCKETS = 32
-SMALLEST_BYTES = 1 << 19
+SMALLEST_BYTES = 1 << 20
+"""torch's compiler refuses caps below its own first bucket."""
 
 _NEEDED = ("_ddp_init_helper", "_build_params_for_reducer", "_build_debug_param_to_name_mapping")
 
 
 def cap_for(total_bytes: int) -> int:
-    """Bytes per bucket: about 32 buckets, none below 512 KiB, because each costs a call.
+    """Bytes per bucket: about 32 buckets, none below 1 MiB, because each costs a call.
 
     >>> cap_for(44_700_000)
     1396875
