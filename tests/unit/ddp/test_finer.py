@@ -18,12 +18,15 @@ def world_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+WIDTH = 450
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
 
 
-TOTAL_BYTES = 6 * (300 * 300 + 300) * 4
+TOTAL_BYTES = 6 * (WIDTH * WIDTH + WIDTH) * 4
 
 
 def buckets_of(ddp: DistributedDataParallel, steps: int = 2) -> list[int]:
@@ -41,7 +44,7 @@ def buckets_of(ddp: DistributedDataParallel, steps: int = 2) -> list[int]:
     ddp.register_comm_hook(None, hook)
     for _ in range(steps):
         ddp.zero_grad()
-        ddp(torch.ones(2, 300)).sum().backward()
+        ddp(torch.ones(2, WIDTH)).sum().backward()
     return seen
 
 
@@ -56,13 +59,13 @@ def test_refined_buckets_are_small_and_hold_everything(view: bool, unused: bool)
     assert refine_buckets(ddp, TOTAL_BYTES)
     sizes = buckets_of(ddp)
     assert len(sizes) >= 3
-    assert max(sizes) <= SMALLEST_BYTES + 300 * 300 * 4
+    assert max(sizes) <= SMALLEST_BYTES + WIDTH * WIDTH * 4
     assert sum(sizes) == TOTAL_BYTES
 
 
 def test_gradients_are_those_of_the_module_alone() -> None:
     alone, ddp = model(), DistributedDataParallel(model())
-    alone(torch.ones(2, 300)).sum().backward()
+    alone(torch.ones(2, WIDTH)).sum().backward()
     refine_buckets(ddp, TOTAL_BYTES)
     buckets_of(ddp)
     for mine, theirs in zip(ddp.module.parameters(), alone.parameters(), strict=True):
@@ -72,7 +75,7 @@ def test_gradients_are_those_of_the_module_alone() -> None:
 def test_refining_in_the_middle_of_training_keeps_it_going() -> None:
     ddp = DistributedDataParallel(model())
     for _ in range(3):
-        ddp(torch.ones(2, 300)).sum().backward()
+        ddp(torch.ones(2, WIDTH)).sum().backward()
     assert refine_buckets(ddp, TOTAL_BYTES)
     assert len(buckets_of(ddp)) >= 3
 
