@@ -15,40 +15,46 @@ def even_cuts(numel: int, unit_elements: int) -> tuple[int, ...]:
     return tuple(numel * part // parts for part in range(1, parts))
 
 
-_EDGES = (2, 7, 12, 15)  # sixteenths of the arena
+_RAMP = (2, 9, 14)  # sixteenths of the arena
+_PHASED_RAMP = (2, 6, 10, 13, 15)
 
 
 def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 14) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
-    both are small; every unit costs the latency of its rounds, so the others are few. In sixteenths of
-    the arena: 2, 5, 5, 3, 1. Units above `largest` elements (25 MB of float32) are divided until they
-    fit; a lane too small for units of `smallest` elements is halved at most.
+    both are small; every round costs a latency and about half a millisecond of CPU on gloo, so there are
+    few. In sixteenths of the arena: 2, 7, 5, 2. Units above `largest` elements (25 MB of float32) are
+    divided until they fit; a lane too small for units of `smallest` elements is halved at most.
 
-    >>> ramped_cuts(1600, largest=300, smallest=100)
-    (200, 450, 700, 950, 1200, 1500)
+    >>> ramped_cuts(1600, largest=500, smallest=100)
+    (200, 550, 900, 1400)
     """
     if numel < 16 * smallest:
         return even_cuts(numel, max(numel // 2 + 1, smallest))
-    bounds = [0, *(numel * edge // 16 for edge in _EDGES), numel]
     cuts: list[int] = []
-    for start, stop in pairwise(bounds):
+    for start, stop in _segments(numel, _RAMP):
         cuts += [start + cut for cut in even_cuts(stop - start, largest)]
         cuts.append(stop)
     return tuple(cuts[:-1])
 
 
-def phased_cuts(numel: int, interval: int, per_phase: int = 16, smallest: int = 1 << 14) -> tuple[int, ...]:
-    """Cuts for an interval: every phase gets equally many equal units, spread over the whole backward.
+def phased_cuts(numel: int, interval: int) -> tuple[int, ...]:
+    """Cuts for an interval: every phase gets one unit of each of six segments, spread over the backward.
 
-    Unit t belongs to phase (-t) mod I, so consecutive units go to different phases and each phase has
-    one unit in every I-th of the arena. Units are not cut below `smallest` elements unless the interval
-    alone asks for it.
+    Unit t belongs to phase (-t) mod I, and each segment is divided into I equal units, so all phases carry
+    the same bytes. Segments are 2, 4, 4, 3, 2 and 1 sixteenths: small where nothing is left to hide behind.
 
-    >>> phased_cuts(24, interval=3, per_phase=2, smallest=1)
-    (4, 8, 12, 16, 20)
+    >>> phased_cuts(320, interval=2)
+    (20, 40, 80, 120, 160, 200, 230, 260, 280, 300, 310)
     """
-    rounds = min(per_phase, max(1, numel // (interval * smallest)))
-    parts = min(interval * rounds, max(1, numel))
-    return tuple(numel * part // parts for part in range(1, parts))
+    bounds = [
+        start + (stop - start) * part // interval
+        for start, stop in _segments(numel, _PHASED_RAMP)
+        for part in range(1, interval + 1)
+    ]
+    return tuple(bounds[:-1])
+
+
+def _segments(numel: int, ramp: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(pairwise([0, *(numel * edge // 16 for edge in ramp), numel]))
