@@ -147,6 +147,7 @@ def disagreements() -> dict[str, list[str]]:
     dtype = torch.float64 if odd else torch.float32
     cases: dict[str, Callable[[], Any]] = {
         "recipe": lambda: gradwire.attach(_wrapped(), None, "topk(ratio=0.2)" if odd else "topk(ratio=0.1)"),
+        "the configuration": lambda: gradwire.attach(_wrapped(), None, "topkk" if odd else "topk"),
         "seed": lambda: gradwire.attach(_wrapped(), None, "topk", seed=int(odd)),
         "parameter names": lambda: gradwire.attach(_wrapped(names), None, "topk"),
         "parameter dtypes": lambda: gradwire.attach(_wrapped(nn.Linear(4, 4, dtype=dtype)), None, "dense"),

@@ -80,6 +80,15 @@ def test_ranks_that_differ_are_told_so_on_all_of_them(world: Results, field: str
         assert "; rank 2: " in text
 
 
+def test_a_refusal_on_one_rank_reaches_the_others(world: Results) -> None:
+    first, refused, last = (found["the configuration"] for found in value(world, "disagreements"))
+    assert refused[0] == "ValueError"
+    assert "did you mean 'topk'" in refused[1]
+    for kind, text in (first, last):
+        assert kind == "RanksDisagree"
+        assert "rank 1: refused, unknown recipe 'topkk'" in text
+
+
 def test_attach_without_a_process_group_says_what_to_call(world: Results) -> None:
     for kind, text in value(world, "no process group"):
         assert kind == "ValueError"

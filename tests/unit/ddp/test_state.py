@@ -176,6 +176,15 @@ def test_a_state_of_another_model_or_format_is_refused() -> None:
     assert all("format None" in str(error) for error in _refusals(lambda _rank: {"model": "weights"}))
 
 
+def test_what_is_no_state_or_has_another_shape_is_refused() -> None:
+    states = _saved(2, "topk(ratio=0.1)", 2)
+    bent = [{**each, "memory": {"middle.weight": torch.zeros(3)}} for each in states]
+    assert all("has shape (3,)" in str(error) for error in _refusals(lambda rank: bent[rank]))
+    poor = [{key: each[key] for key in ("format", "layout", "memory")} for each in states]
+    assert all("lacks some of" in str(error) for error in _refusals(lambda rank: poor[rank]))
+    assert all("no state of gradwire" in str(error) for error in _refusals(lambda _rank: [5]))
+
+
 def test_ranks_that_load_different_steps_disagree_on_all_ranks() -> None:
     early, late = _saved(2, "topk(ratio=0.1)", 2), _saved(2, "topk(ratio=0.1)", 3)
     for error in _refusals(lambda rank: (early, late)[rank][rank]):

@@ -1,0 +1,139 @@
+"""One attached model in a world of one: the hook, the handle, and what cannot be carried."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+
+
+@pytest.fixture(autouse=True)
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _ddp(model: nn.Module | None = None) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(model or nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+
+
+def _backward(ddp: DistributedDataParallel) -> list[Tensor]:
+    ddp.zero_grad()
+    ddp(torch.ones(2, 64)).pow(2).sum().backward()
+    return [p.grad for p in ddp.parameters() if p.grad is not None]
+
+
+def test_alone_dense_leaves_the_gradient_as_it_is() -> None:
+    plain, ours = _ddp(), _ddp()
+    gradwire.attach(ours, recipe="dense")
+    for mine, theirs in zip(_backward(ours), _backward(plain), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_what_is_sent_and_what_is_kept_add_up_to_the_gradient() -> None:
+    plain, ours = _backward(_ddp()), _ddp()
+    wire = gradwire.attach(ours, recipe="topk(ratio=0.1)")
+    sent = _backward(ours)
+    memory = wire.state_dict()["memory"]
+    names = [name for name, _ in ours.module.named_parameters()]
+    for name, whole, part in zip(names, plain, sent, strict=True):
+        assert torch.equal(part + memory.get(name, torch.zeros_like(part)), whole)
+
+
+def test_the_models_own_group_is_refused() -> None:
+    ddp = _ddp()
+    with pytest.raises(ValueError, match="process_group is the model's own"):
+        gradwire.attach(ddp, process_group=ddp.process_group)
+
+
+def test_a_group_of_the_users_is_used() -> None:
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="dense", process_group=dist.new_group([0]))
+    _backward(ddp)
+    assert wire.report().step == 1
+
+
+def test_a_parameter_that_thaws_after_attaching_is_an_error_that_says_so() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    ddp = _ddp(model)
+    model[0].weight.requires_grad_(False)
+    gradwire.attach(ddp, recipe="topk(ratio=0.1)")
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"\(64, 64\).*frozen when gradwire was attached"):
+        _backward(ddp)
+
+
+@dataclass
+class Output:
+    """As many libraries return it."""
+
+    logits: Tensor
+    loss: Tensor | None = None
+
+
+class Wrapped(nn.Module):
+    """Returns its output inside something."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = nn.Linear(64, 64), kind
+
+    def forward(self, inputs: Tensor) -> object:
+        logits = self.inner(inputs)
+        forms = {"dataclass": Output(logits), "dict": {"x": [logits]}, "tuple": (1, logits), "tensor": logits}
+        return forms[self.kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "logits"),
+    [
+        ("dataclass", lambda outputs: outputs.logits),
+        ("dict", lambda outputs: outputs["x"][0]),
+        ("tuple", lambda outputs: outputs[1]),
+        ("tensor", lambda outputs: outputs),
+    ],
+)
+def test_backward_is_timed_from_the_outputs_gradient_on(kind: str, logits: Callable[[Any], Tensor]) -> None:
+    ddp = _ddp(Wrapped(kind))
+    wire = gradwire.attach(ddp, recipe="dense")
+    loss = logits(ddp(torch.ones(2, 64))).sum()
+    pause_s = 0.2
+    time.sleep(pause_s)
+    loss.backward()
+    assert 0 < wire.report().backward_s < pause_s
+
+
+def test_without_gradients_nothing_happens() -> None:
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)")
+    with torch.no_grad():
+        ddp(torch.ones(2, 64))
+    assert wire.report().step == 0
+
+
+def test_an_unknown_kind_of_state_is_refused() -> None:
+    wire = gradwire.attach(_ddp(), recipe="dense")
+    with pytest.raises(ValueError, match="kind='all' is neither 'rank' nor 'mean'"):
+        wire.state_dict(kind="all")  # type: ignore[arg-type]
+
+
+def test_settled_says_whether_an_adaptive_recipe_has_decided() -> None:
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="covap")
+    assert not wire.settled
+    assert "measuring" in str(wire.report())
+    for _ in range(5):
+        _backward(ddp)
+    assert wire.settled
+    assert wire.report().facts is not None
