@@ -34,9 +34,9 @@ def test_ramped_units_hold_64_kilobytes_to_25_megabytes_of_float32(numel: int) -
 
 
 def test_ramped_units_are_small_where_they_show() -> None:
-    parts = _parts(11_000_000, ramped_cuts(11_000_000))
-    assert parts[-1] <= parts[0] < max(parts)
-    assert parts[-1] == pytest.approx(11_000_000 / 16, abs=1)
+    first, *middle, last = _parts(11_000_000, ramped_cuts(11_000_000))
+    assert last == pytest.approx(min(first, *middle, last), abs=1), "nothing is left to hide it behind"
+    assert first < max(middle), "nothing is under way before it"
 
 
 @pytest.mark.parametrize("numel", [100_003, 11_000_000])
