@@ -29,9 +29,11 @@ def _attached(
     return ddp, optimizer, gradwire.attach(ddp, optimizer, recipe, scaler=scaler)
 
 
-def uneven(recipe: str | None, batches: tuple[int, ...]) -> dict[str, Any]:
+def uneven(
+    recipe: str | None, batches: tuple[int, ...], bucket_cap_mb: float | None = 0.01
+) -> dict[str, Any]:
     """`join()` with another number of batches on each rank; `None` is plain DDP."""
-    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=bucket_cap_mb)
     optimizer = optimizer_of(ddp)
     wire = None if recipe is None else gradwire.attach(ddp, optimizer, recipe)
     with ddp.join():
@@ -45,6 +47,18 @@ def uneven(recipe: str | None, batches: tuple[int, ...]) -> dict[str, Any]:
         "memory_kept": all(torch.equal(kept[name], after["memory"][name]) for name in kept),
         "remembers": any(bool(memory.any()) for memory in kept.values()),
     }
+
+
+def decided_without_it(batches: tuple[int, ...]) -> dict[str, Any]:
+    """A recipe that decides after five steps, when a rank has finished already; DDP's own buckets."""
+
+    @gradwire.recipes.register
+    def late_lossy() -> gradwire.recipes.Decide:
+        lossy = gradwire.recipe(LOSSY).build()
+        assert isinstance(lossy, gradwire.recipes.Composition)
+        return lambda _facts: lossy
+
+    return uneven("late_lossy", batches, bucket_cap_mb=None)
 
 
 def initial_world_size() -> str:
@@ -250,6 +264,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "no batch, ddp": partial(uneven, None, (3, 0, 2)),
     "no batch, dense": partial(uneven, "dense", (3, 0, 2)),
     "no batch, lossy": partial(uneven, LOSSY, (3, 0, 2)),
+    "decided without it": partial(decided_without_it, (9, 2, 8)),
     "initial world size": initial_world_size,
     "overflow, lossy": partial(overflow, LOSSY),
     "overflow, dense": partial(overflow, "dense"),

@@ -30,6 +30,12 @@ def test_a_finished_rank_keeps_its_memory_and_its_replica_in_step(world: Results
     assert len({each["steps"][1] for each in found}) == 1, "finished ranks count the others' steps"
 
 
+def test_a_recipe_may_decide_when_a_rank_has_finished(world: Results) -> None:
+    found = value(world, "decided without it")
+    assert len({each["digest"] for each in found}) == 1
+    assert [each["steps"][1] for each in found] == [9, 9, 9]
+
+
 def test_join_that_divides_by_what_is_left_is_refused(world: Results) -> None:
     assert all("divide_by_initial_world_size" in text for text in value(world, "initial world size"))
 

@@ -17,6 +17,7 @@ from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.engine import Engine
+from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.hook import gradwire_hook
 from gradwire.ddp.layout import Policy, build, chooser, plain, settled
 from gradwire.ddp.observe import observe
@@ -65,6 +66,8 @@ def attach(
     require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None), comm)
     kernels.prepare()
     session, worker = _assemble(ddp, comm, specs, chosen, policy, seed)
+    if not (session.engine.measuring or session.engine.layout.is_plain):
+        refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     observe(ddp, optimizer, scaler, session)
     ddp.register_comm_hook(session, gradwire_hook)
     return Wire(ddp, session, worker)

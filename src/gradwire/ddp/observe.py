@@ -27,6 +27,7 @@ def observe(
         session.engine.loss_scale = scaler.get_scale
     start = BackwardStart()
     session.engine.backward_started_s = start.take
+    ddp.register_forward_pre_hook(_refuse_thawed(ddp))
     ddp.register_forward_pre_hook(_refine_when_decided(session))
     ddp.register_forward_hook(_forward_hook(session, start, scaled=scaler is not None))
     if optimizer is not None:
@@ -75,16 +76,33 @@ def _forward_hook(session: Session, start: BackwardStart, scaled: bool) -> Calla
     return cast("Callable[..., None]", hook)
 
 
+def _refuse_thawed(ddp: DistributedDataParallel) -> Callable[..., None]:
+    """A parameter that thaws later is in nobody's buckets: its gradient would stay local, unnoticed."""
+    frozen = [p for p in ddp.module.parameters() if not p.requires_grad]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def hook(_module: nn.Module, _inputs: Any) -> None:
+        thawed = [tuple(p.shape) for p in frozen if p.requires_grad]
+        if thawed:
+            raise ValueError(
+                f"parameters of shape {thawed} were frozen when gradwire was attached; freeze and thaw "
+                "before building DistributedDataParallel"
+            )
+
+    return cast("Callable[..., None]", hook)
+
+
 def _refine_when_decided(session: Session) -> Callable[..., None]:
     """While facts are measured DDP keeps its buckets; before the first forward after the decision, on
-    all ranks the same, they are refined if there is something to hide."""
-    done = False
+    all ranks the same, they are refined if there is something to hide. Not under `join()`: a finished rank
+    runs no forward, and would keep buckets that differ from its peers'."""
+    done = not session.engine.measuring
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def hook(module: DistributedDataParallel, _inputs: Any) -> None:
         nonlocal done
         engine = session.engine
-        if done or engine.measuring:
+        if done or engine.measuring or getattr(getattr(module, "_join_config", None), "enable", False):
             return
         done = True
         if not engine.layout.is_plain:
