@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "moment": set(),
     "kernels": set(),
-    "codec": {"kernels", "moment"},
+    "codec": {"errors", "kernels", "moment"},
     "comm": {"errors"},
     "memory": {"kernels"},
     "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "moment"},

@@ -132,6 +132,8 @@ _EXCHANGES = (
     ExchangeCase("leader top 25% norm", leader(top_k(0.25), "norm")),
     ExchangeCase("leader random 10%", leader(random_k(0.1))),
     ExchangeCase("leader everything", leader(everything(), "norm")),
+    ExchangeCase("leader top 30% f16", leader(top_k(0.3), dtype=F16), F16),
+    ExchangeCase("leader top 1% bf16 norm", leader(top_k(0.01), "norm", BF16), BF16),
     ExchangeCase("every 1 dense", every(1, dense())),
     ExchangeCase("every 4 dense", every(4, dense())),
     ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
@@ -155,6 +157,7 @@ RECIPES = {
     "randomk(ratio=0.05)": None,
     "leader_topk(ratio=0.05, elect='round_robin')": None,
     "leader_topk(ratio=0.05, elect='norm')": None,
+    "leader_topk(ratio=0.3, values='fp16')": F16,
     "covap(interval=4)": None,
 }
 """Each with the type in which its payloads are summed."""

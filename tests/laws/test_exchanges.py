@@ -74,6 +74,16 @@ def test_rounds_are_those_that_were_announced(outcomes: list[Outcome]) -> None:
             assert tuple(held.rounds) == announced, row
 
 
+def test_without_rounds_the_mean_is_zero_and_everything_stays(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        for rank, held in enumerate(outcome.ranks):
+            if not outcome.row.case.exchange.rounds(
+                outcome.row.size, outcome.row.dtype, outcome.row.moment(rank)
+            ):
+                assert not held.mean.any(), outcome.row
+                assert bits(held.unsent) == bits(outcome.inputs[rank]), outcome.row
+
+
 def test_nothing_around_the_unit_is_written(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         assert all(held.surroundings_intact for held in outcome.ranks), outcome.row

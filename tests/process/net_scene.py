@@ -31,7 +31,7 @@ def worker() -> None:
         for _ in range(times):
             dist.all_reduce(tensor)
         seconds_s = (time.monotonic() - start_s) / times
-        # A rank that has all it waits for may have bytes of its own in the queue still: they are before the barrier's.
+        # A rank that has all it waits for may have bytes of its own in the queue still; the barrier's follow.
         dist.barrier()
         after = emulate.counters()
         moved = None if before is None or after is None else (after - before).tx_bytes / times

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections import namedtuple
 
 import pytest
 
@@ -15,10 +14,10 @@ from gradwire.bench.runner import run
 from gradwire.bench.setting import Setting
 from gradwire.bench.settings import Network as LinkSettings
 from gradwire.bench.settings import Schedule, Settings, Task
+from gradwire.emulate import Counters
 
 pytestmark = pytest.mark.process
 
-Sent = namedtuple("Sent", "tx_bytes")
 
 # Speaks the worker's protocol without torch. `{behave}` runs before every step.
 FAKE = """
@@ -50,7 +49,7 @@ class OpenNetwork:
 
     def counters(self):
         self.looks += 1
-        return [Sent(100 * self.looks)] * 2
+        return [Counters(0, 100 * self.looks)] * 2
 
 
 def fake(behave):

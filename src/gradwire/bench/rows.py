@@ -45,7 +45,9 @@ def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: i
         "compress_s": _compress_s(item),
         "peak_bytes": item.peak_bytes,
         "interface_bytes_per_step": fmean(item.sent_bytes) if item.sent_bytes else None,
+        "interface_packets_per_step": fmean(item.sent_packets) if item.sent_packets else None,
         "wire_bytes_per_step": _wire_bytes(item, workers),
+        "buffer_bytes_per_step": _buffer_bytes(item, workers),
         "loss": _loss(item),
         "replicas_identical": len(set(item.fingerprints)) == 1 if item.fingerprints else None,
         "evaluation": item.evaluation,
@@ -88,6 +90,13 @@ def _wire_bytes(item: Measured, workers: int) -> float | None:
     if item.entry.kind == "peer":
         return peers.wire_bytes(item.entry, item.setup.get("parameters") or 0, workers)
     return (item.report or {}).get("wire_bytes_per_step")
+
+
+def _buffer_bytes(item: Measured, workers: int) -> float:
+    """What DDP itself broadcasts before every forward pass (BatchNorm statistics), mean over ranks."""
+    if item.entry.kind == "bound":
+        return 0.0
+    return float(item.setup.get("buffer_bytes") or 0) * (workers - 1) / workers
 
 
 def _loss(item: Measured) -> float | None:

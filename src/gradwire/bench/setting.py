@@ -21,9 +21,9 @@ class Measured:
 
     entry: Entry
     rounds: list[list[list[StepSample]]] = field(default_factory=list)  # round, rank, step
-    sent_bytes: list[float] = field(
-        default_factory=list
-    )  # per round: interface bytes per step, mean over ranks
+    # Per round, at the interface: per step, mean over ranks.
+    sent_bytes: list[float] = field(default_factory=list)
+    sent_packets: list[float] = field(default_factory=list)
     setup: Message = field(default_factory=dict)
     report: Message | None = None
     fingerprints: list[str] = field(default_factory=list)
@@ -91,7 +91,9 @@ class Setting:
         self.measured.peak_bytes = max(closing["peak_bytes"] for closing in answers.closing)
         if counted:
             self.measured.rounds.append(answers.steps)
-            self.measured.sent_bytes += _per_step(before, self._network.counters(), count)
+            after = self._network.counters()
+            self.measured.sent_bytes += _per_step(before, after, count, "tx_bytes")
+            self.measured.sent_packets += _per_step(before, after, count, "tx_packets")
         return answers.steps
 
     def check(self) -> None:
@@ -135,9 +137,9 @@ class Setting:
             self._set = None
 
 
-def _per_step(before: Any, after: Any, count: int) -> list[float]:
-    """Bytes sent per step, mean over ranks; empty where the network cannot count."""
+def _per_step(before: Any, after: Any, count: int, field: str) -> list[float]:
+    """What was sent per step, mean over ranks; empty where the network cannot count."""
     if before is None or after is None:
         return []
-    sent = [late.tx_bytes - early.tx_bytes for early, late in zip(before, after, strict=True)]
+    sent = [getattr(late - early, field) for early, late in zip(before, after, strict=True)]
     return [sum(sent) / len(sent) / count]

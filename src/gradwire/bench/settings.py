@@ -13,7 +13,8 @@ BOUND_AGAIN = Entry("bound again", "bound", "bound")
 class Task:
     """What every setting trains, identical for all of them.
 
-    `bucket_cap_mb` goes to `DistributedDataParallel` for everybody.
+    `bucket_cap_mb` goes to `DistributedDataParallel` for everybody. With `decay_steps` the learning rate
+    falls linearly to zero over the last four fifths of so many steps.
     """
 
     workload: str
@@ -23,6 +24,7 @@ class Task:
     seed: int = 0
     overlap: bool = True
     bucket_cap_mb: float | None = None
+    decay_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.shards not in ("iid", "skewed"):

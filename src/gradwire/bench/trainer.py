@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ class Trainer:
     model: torch.nn.Module
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
     batches: Iterator[Any]
     clock: GradientClock
     wire: gradwire.Wire | None
@@ -47,6 +49,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         backward = time.perf_counter()
         self.optimizer.step()
+        self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         stop = time.perf_counter()
         return StepSample(
@@ -99,11 +102,25 @@ def build(entry: Entry, task: Task, seed: int) -> Trainer:
         model=model,
         module=module,
         optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.LambdaLR(
+            optimizer, partial(learning_rate_factor, task.decay_steps)
+        ),
         batches=iter(work.batches(rank, world, seed)),
         clock=GradientClock(model.parameters()),
         wire=wire,
         hook_clock=hook_clock,
     )
+
+
+def learning_rate_factor(decay_steps: int | None, step: int) -> float:
+    """Full for a fifth of the steps, then linearly down to zero; full throughout without an end in sight.
+
+    >>> [learning_rate_factor(100, step) for step in (0, 20, 60, 100, 120)]
+    [1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+    if decay_steps is None:
+        return 1.0
+    return min(1.0, max(0.0, 1.25 * (1 - step / decay_steps)))
 
 
 def _data_parallel(model: torch.nn.Module, entry: Entry, task: Task) -> DistributedDataParallel:

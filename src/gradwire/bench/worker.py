@@ -37,7 +37,12 @@ class Worker:
         self._trainer = build(entry, Task(**command["task"]), command["seed"])
         model = self._trainer.model
         numel = sum(item.numel() for item in model.parameters() if item.requires_grad)
-        return {"parameters": numel, "workload": self._trainer.workload.describe()}
+        buffer_bytes = sum(item.numel() * item.element_size() for item in model.buffers())
+        return {
+            "parameters": numel,
+            "buffer_bytes": buffer_bytes,
+            "workload": self._trainer.workload.describe(),
+        }
 
     def do_steps(self, command: Message) -> Message:
         """Train; one message per step, then the account."""

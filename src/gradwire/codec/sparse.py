@@ -1,4 +1,4 @@
-"""Chosen elements: their values alone, or values with indices in one buffer."""
+"""Chosen elements: their values alone, or values with their places in one buffer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec import indices as places
 from gradwire.codec.select import Selector
 from gradwire.moment import Moment
 
@@ -42,10 +43,10 @@ class Values:
 
 @dataclass(frozen=True)
 class Sparse:
-    """Indices (int32) and values in one byte buffer: one collective per unit, not two.
+    """Indices and values in one byte buffer: one collective per unit, not two.
 
-    Layout: count int32 indices, padded to a multiple of 8 bytes, then the values, padded to a multiple
-    of 4 so that in a gathered (world, bytes) buffer every rank's indices are aligned.
+    Layout: the int32 words of `gradwire.codec.indices`, padded to a multiple of 8 bytes, then the values,
+    padded to a multiple of 4 so that in a gathered (world, bytes) buffer every rank's words are aligned.
     """
 
     selector: Selector
@@ -62,15 +63,15 @@ class Sparse:
     def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""
         count = self.selector.count(numel)
-        return _index_bytes(count) + _padded(count * dtype.itemsize, 4), torch.uint8
+        return _padded(4 * places.words(count, numel), 8) + _padded(count * dtype.itemsize, 4), torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
         indices = self.selector.select(x, at)
         size, dtype = self.payload(x.numel(), x.dtype)
         payload = torch.zeros(size, dtype=dtype, device=x.device)
-        kept, values = self._parts(payload, indices.numel(), x.dtype)
-        kept.copy_(indices)
+        words, values = self._parts(payload, x)
+        words.copy_(places.pack(indices, x.numel()))
         values.copy_(x[indices])
         return payload
 
@@ -78,25 +79,23 @@ class Sparse:
         """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        indices, values = self._parts(payload, self.selector.count(out.numel()), out.dtype)
+        words, values = self._parts(payload, out)
+        indices = places.unpack(words, values.numel(), out.numel())
         out.index_add_(0, indices.long(), values, alpha=weight)
 
-    @staticmethod
-    def _parts(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The indices and the values within a payload, as views."""
-        start = _index_bytes(count)
+    def _parts(self, payload: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The words and the values within the payload of a tensor `like`, as views."""
+        count = self.selector.count(like.numel())
+        stop = 4 * places.words(count, like.numel())
+        start = _padded(stop, 8)
         return (
-            payload[: 4 * count].view(torch.int32),
-            payload[start : start + count * dtype.itemsize].view(dtype),
+            payload[:stop].view(torch.int32),
+            payload[start : start + count * like.dtype.itemsize].view(like.dtype),
         )
 
 
 def _padded(size: int, grain: int) -> int:
     return -(-size // grain) * grain
-
-
-def _index_bytes(count: int) -> int:
-    return _padded(4 * count, 8)
 
 
 def values(selector: Selector) -> Values:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -36,6 +37,28 @@ class WorkPending:
         self._works[-1].get_future().then(lambda _future: callback())
 
 
+class SumPending(WorkPending):
+    """Two ranks have swapped their tensors; the sum is taken by whoever waits."""
+
+    def __init__(self, works: list[Any], tensor: Tensor, other: Tensor) -> None:
+        super().__init__(works)
+        self._tensor, self._other = tensor, other
+        self._summed = False
+
+    def wait(self) -> None:
+        """Block until both tensors are here, and add them, once."""
+        super().wait()
+        if not self._summed:
+            self._summed = True
+            self._tensor.add_(self._other)
+
+
+SWAP_BYTES = 4 * 2**20
+"""Up to here two ranks on gloo swap and add instead of running a ring of two. The bytes are the same, the
+messages are fewer: a quarter of the CPU time at 800 kB and below, the same from about 20 MB on, where the
+second buffer would buy nothing."""
+
+
 class ProcessGroupComm:
     """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's."""
 
@@ -45,18 +68,36 @@ class ProcessGroupComm:
         self.world: int = group.size()
 
     def _issue(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
+        return WorkPending([self._work(verb, *args, **kwargs)])
+
+    def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            return WorkPending([verb(*args, group=self._group, async_op=True, **kwargs)])
+            return verb(*args, group=self._group, async_op=True, **kwargs)
         except RuntimeError as error:
             raise TransportError(f"a collective could not be issued: {error}") from error
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        """See `Comm.all_reduce`."""
-        return self._issue(dist.all_reduce, tensor)
+        """See `Comm.all_reduce`. Two addends commute, so a swap gives the same bits as a ring."""
+        if not self._swaps(tensor) or tensor.numel() * tensor.element_size() > SWAP_BYTES:
+            return self._issue(dist.all_reduce, tensor)
+        other = torch.empty_like(tensor)
+        return SumPending([self._swap(other, tensor)], tensor, other)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
-        return self._issue(_all_gather_flat, out.view(-1), tensor)
+        if not self._swaps(tensor):
+            return self._issue(_all_gather_flat, out.view(-1), tensor)
+        out[self.rank].copy_(tensor)
+        return WorkPending([self._swap(out[1 - self.rank], tensor)])
+
+    def _swaps(self, tensor: Tensor) -> bool:
+        return self.world == 2 and tensor.device.type == "cpu"
+
+    def _swap(self, received: Tensor, sent: Tensor) -> Any:
+        """Send `sent` (numel,) to the only peer and receive as much, in one message each way."""
+        splits = [0, 0]
+        splits[1 - self.rank] = sent.numel()
+        return self._work(dist.all_to_all_single, received, sent, splits, splits)
 
     def broadcast(self, tensor: Tensor, src: int) -> Pending:
         """See `Comm.broadcast`."""

@@ -174,6 +174,9 @@ class Engine:
         lane = self.layout.lanes[unit.lane]
         x = lane.working[unit.start : unit.stop]
         at = Moment(step.number, unit.index, self.comm.rank, self.comm.world, self._seed, unit.lane)
+        if not lane.exchange.rounds(x.numel(), x.dtype, at):
+            step.rest(unit)
+            return
         mean = step.landing(unit, x)
         task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)))
         task.land = lambda: step.land(unit, mean)

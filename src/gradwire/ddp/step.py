@@ -100,6 +100,12 @@ class Step:
             expected += piece.stop - piece.start
         return buffer[begin:expected]
 
+    def rest(self, unit: Unit) -> None:
+        """Nothing of `unit` travels in this step: its mean is zero and all of it stays."""
+        for piece in unit.pieces:
+            buffer, entry = self.places[piece.slot.spec.name]
+            buffer[entry.offset + piece.start : entry.offset + piece.stop].zero_()
+
     def land(self, unit: Unit, mean: Tensor) -> None:
         """Carry the mean of `unit` to the buckets, times the loss scale that the fold divided out."""
         view = self._view(unit)

@@ -56,6 +56,13 @@ class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
         """Bytes that each rank of a ring sends when every byte visits all ranks but one, split evenly."""
         return wire_bytes * self._ring / self._world
 
+    def _to_others(self, tensor: Any, splits: Sequence[int]) -> float:
+        """Bytes of an all-to-all's tensor that are not for this rank itself; no splits mean even ones."""
+        if not splits:
+            return self._around(_bytes([tensor]))
+        foreign = sum(splits) - int(splits[self.rank()])
+        return _bytes([tensor]) * foreign / max(sum(splits), 1)
+
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         work = self._inner.allreduce(tensors, opts or _c10d.AllreduceOptions())
         return self._after(work, tensors, 2 * self._ring, 2 * self._around(_bytes(tensors)))
@@ -113,8 +120,9 @@ class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         options = opts or _c10d.AllToAllOptions()
         work = self._inner.alltoall_base(output, source, output_splits, input_splits, options)
-        busiest = max(_bytes([output]), _bytes([source]))
-        return self._after(work, [output], 1, self._around(busiest))
+        sent = self._to_others(source, input_splits)
+        received = self._to_others(output, output_splits)
+        return self._after(work, [output], 1, max(sent, received))
 
     all_to_all_single = alltoall_base
 

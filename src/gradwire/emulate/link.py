@@ -39,13 +39,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes that one rank's interface has received and sent since it exists, headers included."""
+    """What one rank's interface has received and sent since it exists; bytes include headers."""
 
     rx_bytes: int
     tx_bytes: int
+    tx_packets: int = 0
 
     def __sub__(self, earlier: "Counters") -> "Counters":
-        return Counters(self.rx_bytes - earlier.rx_bytes, self.tx_bytes - earlier.tx_bytes)
+        return Counters(
+            self.rx_bytes - earlier.rx_bytes,
+            self.tx_bytes - earlier.tx_bytes,
+            self.tx_packets - earlier.tx_packets,
+        )
 
 
 def parse_rate(text: str | None) -> float | None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.emulate import rank_env, topology
+from gradwire.emulate.cores import on_cores_of
 from gradwire.emulate.kernel import in_netns
 from gradwire.emulate.link import Counters, Link
 from gradwire.emulate.names import LARGEST_WORLD, address
@@ -62,25 +63,27 @@ class Network:
     ) -> "subprocess.Popen[Any]":
         """Start a program as `rank`; like `subprocess.Popen`, with the rank's variables added to `env`.
 
-        The process leads a session of its own, so that Ctrl-C reaches the launcher only and the whole
-        family of the process can be ended. Raises `ValueError` in backend mode if the program is not
-        Python.
+        The process has its share of the cores to itself (see `gradwire.emulate.cores`). It leads a session
+        of its own, so that Ctrl-C reaches the launcher only and its whole family can be ended. Raises
+        `ValueError` in backend mode if the program is not Python.
         """
         if not 0 <= rank < self.workers:
             raise ValueError(f"rank={rank}: must lie between 0 and {self.workers - 1}")
         base = dict(os.environ if env is None else env)
         popen_kwargs.setdefault("start_new_session", True)
         port = self._default_port if master_port is None else master_port
-        process: subprocess.Popen[Any]
+
+        def start(command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[Any]":
+            with on_cores_of(rank, self.workers):
+                return subprocess.Popen(command, env=variables, **popen_kwargs)
+
         if self._topology is None:
             assert self._wire is not None
             variables = rank_env.backend(base, rank, self.workers, port, self._wire.path)
-            process = subprocess.Popen(through_shim(argv), env=variables, **popen_kwargs)
+            process = start(through_shim(argv), variables)
         else:
             variables = rank_env.namespace(base, rank, self.workers, port, address(0), topology.INTERFACE)
-            process = in_netns(
-                self._topology.ranks[rank], lambda: subprocess.Popen(argv, env=variables, **popen_kwargs)
-            )
+            process = in_netns(self._topology.ranks[rank], lambda: start(argv, variables))
         self._processes.append(process)
         return process
 

@@ -164,5 +164,5 @@ def read_counters(interface: str) -> Counters:
             name, _, numbers = line.partition(":")
             if name.strip() == interface:
                 fields = numbers.split()
-                return Counters(rx_bytes=int(fields[0]), tx_bytes=int(fields[8]))
+                return Counters(int(fields[0]), int(fields[8]), int(fields[9]))
     raise ValueError(f"interface={interface!r}: no such interface in this network namespace")

@@ -48,7 +48,11 @@ class Exchange(Protocol):
         ...
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """The collectives that `start` will issue, in order; a function of its arguments alone."""
+        """The collectives that `start` will issue, in order; a function of its arguments alone.
+
+        None at all means that nothing travels: the mean is zero and `x` stays as it is, so whoever knows
+        need not call `start`.
+        """
         ...
 
 

@@ -12,11 +12,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from gradwire.codec import indices as places
 from gradwire.codec.select import Selector
 from gradwire.comm.base import Comm, Round
-from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
-from gradwire.kernels import put, take
+from gradwire.kernels import put, scatter, take
 from gradwire.memory import Memory
 from gradwire.moment import Moment
 
@@ -29,10 +29,14 @@ class Leader:
 
     That is a scatter-all-gather broadcast: 2(N-1)/N of the payload in time, against log N for a tree,
     and it needs no root, so that a rank which fails can still keep the agreed order.
+
+    With a `dtype`, values travel in that type where it is shorter than the gradient's own; what rounding
+    drops stays unsent like everything else, and what is too large for the type arrives in several steps.
     """
 
     selector: Selector
     elect: Elect = "round_robin"
+    dtype: torch.dtype | None = None
     grain: int = 1
     memory: Memory | None = None
     in_place: bool = False
@@ -47,13 +51,29 @@ class Leader:
         """See `Exchange.start`. Two all-reduces (indices, values), three when norms elect the leader."""
         indices = self._spread(x, self._leader(x, comm, at), comm, at)
         values = take(x, indices, 1.0 / comm.world)
+        if self._travels_as(x.dtype) != x.dtype:
+            values = self._narrow(values, x, indices, comm.world)
         pending = comm.all_reduce(values)
 
         def finish() -> None:
             pending.wait()
-            put(mean, indices, values)
+            put(mean, indices, values.to(mean.dtype))
 
         return finish
+
+    def _travels_as(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if self.dtype is None or self.dtype.itemsize >= dtype.itemsize else self.dtype
+
+    def _narrow(self, values: Tensor, x: Tensor, indices: Tensor, world: int) -> Tensor:
+        """`values` in the shorter type; the difference goes back to where they came from.
+
+        Each rank is held to 1/W of the largest number, so that the sum cannot overflow.
+        """
+        assert self.dtype is not None
+        limit = torch.finfo(self.dtype).max / world
+        narrow = values.clamp(-limit, limit).to(self.dtype)
+        scatter(x, indices, values.sub_(narrow).mul_(world))
+        return narrow
 
     def _leader(self, x: Tensor, comm: Comm, at: Moment) -> int:
         if self.elect == "round_robin":
@@ -65,29 +85,29 @@ class Leader:
         return int(norms.argmax())
 
     def _spread(self, x: Tensor, leader: int, comm: Comm, at: Moment) -> Tensor:
+        count = self.selector.count(x.numel())
         if comm.rank == leader:
-            indices = self.selector.select(x, at).int()
+            words = places.pack(self.selector.select(x, at), x.numel())
         else:
-            indices = torch.zeros(self.selector.count(x.numel()), dtype=torch.int32, device=x.device)
-        comm.all_reduce(indices).wait()
-        _check_range(indices, x.numel())
-        return indices
+            words = torch.zeros(places.words(count, x.numel()), dtype=torch.int32, device=x.device)
+        comm.all_reduce(words).wait()
+        return places.unpack(words, count, x.numel())
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
         count = self.selector.count(numel)
         election = () if self.elect == "round_robin" else (Round("all_reduce", at.world, torch.float32),)
-        return (*election, Round("all_reduce", count, torch.int32), Round("all_reduce", count, dtype))
+        words = Round("all_reduce", places.words(count, numel), torch.int32)
+        return (*election, words, Round("all_reduce", count, self._travels_as(dtype)))
 
 
-def _check_range(indices: Tensor, numel: int) -> None:
-    """The kernels do not check bounds; what comes from a peer is checked here, once."""
-    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel:
-        raise WireError(f"the leader sent indices outside 0 … {numel - 1}")
+def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype | None = None) -> Leader:
+    """Let one rank choose for all: in turn, or the one whose gradient has the largest norm.
 
-
-def leader(selector: Selector, elect: Elect = "round_robin") -> Leader:
-    """Let one rank choose for all: in turn, or the one whose gradient has the largest norm."""
+    `dtype` (float16 or bfloat16) shortens the values on the wire.
+    """
     if elect not in get_args(Elect):
         raise ValueError(f"elect={elect!r} is none of {', '.join(get_args(Elect))}")
-    return Leader(selector, elect)
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        raise ValueError(f"values cannot travel as {dtype}; choose torch.float16 or torch.bfloat16")
+    return Leader(selector, elect, dtype)

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from gradwire.kernels import cpu, reference
 
-__all__ = ["Folded", "fold", "prepare", "put", "sample_indices", "take", "topk_indices"]
+__all__ = [
+    "Folded",
+    "fold",
+    "pack_bits",
+    "prepare",
+    "put",
+    "sample_indices",
+    "scatter",
+    "take",
+    "topk_indices",
+    "unpack_bits",
+]
 
 
 class Folded(NamedTuple):
@@ -86,10 +97,49 @@ def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
     >>> out
     tensor([0., 5., 0.])
     """
+    out.zero_()
+    scatter(out, indices, values)
+
+
+def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """out[indices] = values (k,), the rest of `out` (n,) as it was; indices as for `take`.
+
+    >>> import torch
+    >>> out = torch.ones(3)
+    >>> scatter(out, torch.tensor([1]), torch.tensor([5.0]))
+    >>> out
+    tensor([1., 5., 1.])
+    """
     if not (_is_fast(out, values) and indices.is_contiguous()):
-        reference.put(out, indices.long(), values)
+        out[indices.long()] = values
         return
-    cpu.put(out.numpy(), indices.numpy(), values.numpy())
+    cpu.scatter(out.numpy(), indices.numpy(), values.numpy())
+
+
+def pack_bits(indices: Tensor, words: int) -> Tensor:
+    """A bitmap (words,) int32 with a one for each of `indices` (k,), lowest bit first; unchecked.
+
+    >>> import torch
+    >>> pack_bits(torch.tensor([0, 2, 33]), 2)
+    tensor([5, 2], dtype=torch.int32)
+    """
+    if indices.device.type != "cpu":
+        return reference.pack_bits(indices, words)
+    packed = torch.zeros(words, dtype=torch.int32)
+    cpu.pack_bits(indices.numpy(), packed.numpy())
+    return packed
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """The ones of a bitmap as ascending indices int32: `count` of them, or `count` + 1 if there are more.
+
+    >>> unpack_bits(pack_bits(torch.tensor([0, 2, 33]), 2), 3)
+    tensor([ 0,  2, 33], dtype=torch.int32)
+    """
+    if packed.device.type != "cpu":
+        return reference.unpack_bits(packed, count)
+    indices = torch.empty(count + 1, dtype=torch.int32)
+    return indices[: cpu.unpack_bits(packed.numpy(), indices.numpy())]
 
 
 @lru_cache(maxsize=32)
@@ -115,3 +165,4 @@ def prepare() -> None:
     for dtype in (torch.int32, torch.int64):
         indices = torch.arange(4, dtype=dtype)
         put(x, indices, take(x, indices))
+        unpack_bits(pack_bits(indices, 1), 4)

@@ -33,10 +33,19 @@ def take(x: Tensor, indices: Tensor, weight: float) -> Tensor:
     return values
 
 
-def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Zero `out` but for out[indices] = values."""
-    out.zero_()
-    out[indices] = values
+def pack_bits(indices: Tensor, words: int) -> Tensor:
+    """A bitmap (words,) int32 with a one for each index."""
+    bits = torch.zeros(words * 32, dtype=torch.int64, device=indices.device)
+    bits[indices.long()] = 1
+    weights = 1 << torch.arange(32, device=indices.device)
+    # The sum of a word's weights is below 2^32: its low 32 bits are the word.
+    return (bits.view(words, 32) * weights).sum(1).to(torch.int32)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """Indices of ones int32, ascending, at most `count` + 1 of them."""
+    bits = (packed.view(-1, 1) >> torch.arange(32, device=packed.device)) & 1
+    return bits.view(-1).nonzero().view(-1)[: count + 1].int()
 
 
 def splitmix64(state: int) -> tuple[int, int]:

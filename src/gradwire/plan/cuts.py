@@ -15,20 +15,20 @@ def even_cuts(numel: int, unit_elements: int) -> tuple[int, ...]:
     return tuple(numel * part // parts for part in range(1, parts))
 
 
-_RAMP = (2, 9, 14)  # sixteenths of the arena
+_RAMP = (2, 8, 13, 15)  # sixteenths of the arena
 _PHASED_RAMP = (2, 6, 10, 13, 15)
 
 
-def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 14) -> tuple[int, ...]:
+def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 12) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
-    both are small; every round costs a latency and about half a millisecond of CPU on gloo, so there are
-    few. In sixteenths of the arena: 2, 7, 5, 2. Units above `largest` elements (25 MB of float32) are
+    both are small; every round costs a latency and CPU time, so there are few. In sixteenths of the arena:
+    2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are
     divided until they fit; a lane too small for units of `smallest` elements is halved at most.
 
     >>> ramped_cuts(1600, largest=500, smallest=100)
-    (200, 550, 900, 1400)
+    (200, 500, 800, 1300, 1500)
     """
     if numel < 16 * smallest:
         return even_cuts(numel, max(numel // 2 + 1, smallest))

@@ -29,10 +29,28 @@ def from_facts(facts: Facts, target: float) -> Composition:
         return _because(dense(), facts, "communication hides behind backward as it is")
     if share >= 0.5:
         return _because(fp16(), facts, "half the bytes hide behind backward")
-    # An element costs a 4-byte value and a 4-byte index: half of the byte budget buys indices.
+    share = BUSY / facts.ccr
     # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
-    ratio = max(round(share / 2.0, 4), 1e-4)
-    return _because(leader_topk(ratio), facts, f"{share:.0%} of the bytes hide behind backward")
+    ratio = max(round(affordable_ratio(4.0 * share), 4), 1e-4)
+    chosen = leader_topk(ratio, values="fp16")
+    return _because(chosen, facts, f"{share:.0%} of the bytes hide behind backward")
+
+
+BUSY = 0.75
+"""Share of the backward pass in which the wire can be busy: before the first gradient it has nothing to do,
+and the last unit, which needs two rounds and the verdict, should be all that is left at the end."""
+
+
+def affordable_ratio(budget_bytes: float) -> float:
+    """The share of elements for which 16-bit values and their places fit into so many bytes per element.
+
+    A place costs 4 bytes in a list, or 1/8 byte for every element of the unit in a bitmap: what is shorter
+    is sent.
+
+    >>> affordable_ratio(0.875), affordable_ratio(0.06)
+    (0.375, 0.01)
+    """
+    return max((budget_bytes - 1 / 8) / 2, budget_bytes / 6)
 
 
 def _because(chosen: Composition | Decide, facts: Facts, reason: str) -> Composition:

@@ -7,7 +7,7 @@ from gradwire.bench.workloads import names, workload
 from gradwire.bench.workloads.images import ImageWorkload
 from gradwire.bench.workloads.text import TextWorkload
 
-SIZES = {"resnet18": 11_172_810, "resnet_demo": 677_482, "convnet": 87_690, "chargpt": 2_405_632}
+SIZES = {"resnet18": 11_172_810, "resnet_demo": 174970, "convnet": 87_690, "chargpt": 2_405_632}
 
 
 def local(spec: str, **options):
@@ -76,8 +76,8 @@ def test_skewed_shards_hold_different_classes():
 
 def test_images_are_normalised_and_padded_to_32_pixels():
     images, labels = next(local("resnet18").batches(0, 1, 0))
-    assert images.shape == (8, 1, 32, 32)
-    assert labels.shape == (8,)
+    assert images.shape == (16, 1, 32, 32)
+    assert labels.shape == (16,)
     many, _ = next(local("resnet18", batch_size=2000).batches(0, 1, 0))
     inner = many[:, :, 2:-2, 2:-2]
     assert abs(float(inner.mean())) < 0.05

@@ -14,28 +14,39 @@ AT = Moment(step=4, unit=1, rank=0, world=3)
 @pytest.mark.parametrize(
     ("dtype", "ratio", "size"),
     [
-        (torch.float32, 0.2, 8 + 2 * 4),
-        (torch.float32, 0.3, 16 + 3 * 4),  # three indices fill 12 bytes, padded to 16
-        (torch.float64, 0.3, 16 + 3 * 8),
-        (torch.float16, 0.3, 16 + 8),  # three values fill 6 bytes, padded to 8
-        (torch.bfloat16, 0.2, 8 + 4),
+        (torch.float32, 0.02, 8 + 2 * 4),
+        (torch.float32, 0.03, 16 + 3 * 4),  # three indices fill 12 bytes, padded to 16
+        (torch.float64, 0.03, 16 + 3 * 8),
+        (torch.float16, 0.03, 16 + 8),  # three values fill 6 bytes, padded to 8
+        (torch.bfloat16, 0.02, 8 + 4),
     ],
 )
-def test_layout(dtype: torch.dtype, ratio: float, size: int) -> None:
-    x = torch.tensor([0, 0, 7, 0, -9, 0, 0, 0, 8, 0], dtype=dtype)
+def test_layout_of_few(dtype: torch.dtype, ratio: float, size: int) -> None:
+    x = torch.zeros(100, dtype=dtype)
+    x[[2, 4, 8]] = torch.tensor([7, -9, 8], dtype=dtype)
     codec = sparse(top_k(ratio))
     payload = codec.encode(x, AT)
-    count = round(10 * ratio)
+    count = round(100 * ratio)
     kept = [2, 4, 8] if count == 3 else [4, 8]
     start = -(-4 * count // 8) * 8
-    assert codec.payload(10, dtype) == (size, torch.uint8)
+    assert codec.payload(100, dtype) == (size, torch.uint8)
     assert payload.shape == (size,)
     assert payload[: 4 * count].view(torch.int32).tolist() == kept
     assert payload[start : start + count * dtype.itemsize].view(dtype).tolist() == x[kept].tolist()
 
 
+def test_layout_of_many_is_a_bitmap_and_the_values() -> None:
+    x = torch.zeros(40)
+    x[[0, 5, 33]] = torch.tensor([7.0, -9.0, 8.0])
+    codec = sparse(top_k(3 / 40))
+    payload = codec.encode(x, AT)
+    assert codec.payload(40, torch.float32) == (8 + 3 * 4, torch.uint8)
+    assert payload[:8].view(torch.int32).tolist() == [1 + 2**5, 2]
+    assert payload[8:].view(torch.float32).tolist() == [7.0, -9.0, 8.0]
+
+
 def test_padding_is_zero_so_that_equal_tensors_have_equal_bytes() -> None:
-    payload = sparse(top_k(0.3)).encode(torch.arange(10.0).half(), AT)
+    payload = sparse(top_k(0.03)).encode(torch.arange(100.0).half(), AT)
     assert payload[12:16].tolist() == [0] * 4
     assert payload[22:].tolist() == [0] * 2
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.comm import ProcessGroupComm
+from gradwire.comm.process_group import SWAP_BYTES
 from tests.unit.comm.verbs import CALLS
 
 ROOT = Path(__file__).parents[3]
@@ -28,13 +29,19 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
     pending = comm.all_reduce(torch.ones(1))
     pending.then(lambda: called.append(True))
     pending.wait()
+    pending.wait()  # twice is once
     dist.barrier()
     assert called == [True]
+    # Two ranks swap what is small and ring what is large: the same sum, also of integers.
+    for numel in (0, 7, SWAP_BYTES // 4 + 1):
+        tensor = torch.full((numel,), rank + 1, dtype=torch.int32)
+        comm.all_reduce(tensor).wait()
+        assert (tensor == world * (world + 1) // 2).all()
     dist.destroy_process_group()
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:
     code = "import sys; from tests.unit.comm.test_process_group import run_rank as run; "
     code += "run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"

@@ -36,7 +36,8 @@ def test_every_recipe_documents_itself(entry: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["topk(ratio=0.25)", "leader_topk(ratio=0.5, elect='norm')", "covap(interval=3)", "fp16"]
+    "text",
+    ["topk(ratio=0.25)", "leader_topk(ratio=0.5, elect='norm', values='bf16')", "covap(interval=3)", "fp16"],
 )
 def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str) -> None:
     built = recipe(text).build()
@@ -59,6 +60,7 @@ def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str)
         ("randomk(ratio=-0.1)", "ratio=-0.1 is outside (0, 1]"),
         ("topk(ratio=nan)", "an option has the wrong type"),
         ("leader_topk(elect='loudest')", "elect='loudest' is none of round_robin, norm"),
+        ("leader_topk(values='int4')", "values='int4' is none of full, fp16, bf16"),
         ("covap(interval=0)", "interval=0 must be at least 1 step"),
         ("covap(interval=2.5)", "interval=2.5 must be at least 1 step"),
         ("covap(interval='four')", "interval='four' must be at least 1 step"),

@@ -12,7 +12,7 @@ from gradwire.bench.setting import Setting
 from gradwire.bench.statistics import slowest
 
 # An unshaped step of DDP or gradwire against one without communication: copies and system calls remain.
-_UNSHAPED_FACTOR = 1.4
+_UNSHAPED_FACTOR = 1.2
 # Tracing, writing the report.
 _CODA_S = 5.0
 
@@ -33,10 +33,10 @@ class Budget:
     def fits_on_slow_link(self, plan: Plan, contestants: Contestants, ddp: Course) -> bool:
         """Whether DDP can do its other steps at the slow link's pace, with all seeds still to come."""
         slow_s = (plan.steps - len(ddp)) * median(ddp.step_s[plan.warmup :] or ddp.step_s)
-        return slow_s + (plan.seeds - 1) * self._expected_seed_s(plan, contestants) < self.left_s
+        return slow_s + 2 * (plan.seeds - 1) * self._expected_seed_s(plan, contestants) < self.left_s
 
     def fits_another_seed(self, plan: Plan, contestants: Contestants) -> bool:
-        """Whether both contestants can run once more, unshaped."""
+        """Whether one contestant can run once more, unshaped."""
         expected_s = self._seed_s if self._seed_s is not None else self._expected_seed_s(plan, contestants)
         return expected_s < self.left_s
 
@@ -49,7 +49,7 @@ class Budget:
 
     def _expected_seed_s(self, plan: Plan, contestants: Contestants) -> float:
         bound_s = _step_s(contestants.bound)
-        return 2 * (plan.steps * bound_s * _UNSHAPED_FACTOR + self.evaluation_s)
+        return plan.steps * bound_s * _UNSHAPED_FACTOR + self.evaluation_s
 
 
 def _step_s(setting: Setting) -> float:

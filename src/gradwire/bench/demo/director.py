@@ -131,24 +131,28 @@ class Director:
         racing.finish(contestants.ddp, ddp, plan, self._live, shaped=fits)
 
     def _other_seeds(self, contestants: Contestants) -> None:
-        """The spread of both over seeds, unshaped: with a fixed recipe the link changes no number."""
+        """The spread of DDP over seeds, then of gradwire, as far as there is time.
+
+        Unshaped: with a fixed recipe the link changes no number.
+        """
         recipe = _settled_recipe(contestants.gradwire, self._plan)
-        for seed in range(1, self._plan.seeds):
-            if not contestants.alive:
-                return
-            if not self._budget.fits_another_seed(self._plan, contestants):
-                self._result.notes.append(
-                    f"Only {seed} of {self._plan.seeds} seeds fitted into the time budget of "
-                    f"{self._plan.budget_s:.0f} s."
-                )
-                return
-            self._network.reshape(_FREE)
-            self._live.say(f"Seed {seed} on an unshaped link, for the spread of the final figures")
-            with self._budget.timing_a_seed():
-                for setting, entry in ((contestants.ddp, None), (contestants.gradwire, recipe)):
+        runs = [(contestants.ddp, None), (contestants.gradwire, recipe)]
+        for setting, entry in runs:
+            for seed in range(1, self._plan.seeds):
+                if not contestants.alive:
+                    return
+                name = "ddp" if entry is None else "gradwire"
+                if not self._budget.fits_another_seed(self._plan, contestants):
+                    self._result.notes.append(
+                        f"The time budget of {self._plan.budget_s:.0f} s ended before seed {seed} of {name}."
+                    )
+                    return
+                self._live.say(f"Seed {seed} of {name} on an unshaped link, for the spread of final figures")
+                self._network.reshape(_FREE)
+                course = Course(name, seed)
+                self._result.courses.append(course)
+                with self._budget.timing_a_seed():
                     setting.setup(seed, entry)
-                    course = Course("ddp" if setting is contestants.ddp else "gradwire", seed)
-                    self._result.courses.append(course)
                     racing.finish(setting, course, self._plan, self._live, shaped=False)
         if self._plan.seeds > 1:
             self._result.notes.append(

@@ -47,6 +47,7 @@ def _checks(plan: Plan, result: Result, measured_rows: list[dict[str, Any]]) -> 
     wire, ddp = by_kind["recipe"], by_kind["peer"]
     return [
         *checks.speed(wire),
+        checks.beside_free_ddp(wire, result.courses),
         checks.quality(result.courses, plan.steps),
         checks.same_time(result.at_same_time, result.courses),
         checks.replicas(result.courses),

@@ -30,11 +30,11 @@ class Plan:
     batch_size: int | None = None
     # DDP's default of 25 MB would put a model of this size into two buckets, the large one closed only when
     # backward ends: nothing could overlap, neither for DDP nor for gradwire.
-    bucket_cap_mb: float = 0.5
+    bucket_cap_mb: float = 0.1
     warmup: int = 10
     chunk: int = 20
     calibration: int = 6
-    budget_s: float = 215.0
+    budget_s: float = 225.0
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -49,7 +49,11 @@ class Plan:
     def task(self) -> Task:
         """What every contestant trains."""
         return Task(
-            self.workload, self.data, batch_size=self.batch_size, bucket_cap_mb=self.bucket_cap_mb, seed=0
+            self.workload,
+            self.data,
+            batch_size=self.batch_size,
+            bucket_cap_mb=self.bucket_cap_mb,
+            decay_steps=self.steps,
         )
 
     @property

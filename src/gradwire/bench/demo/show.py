@@ -9,7 +9,7 @@ from rich.table import Table
 from gradwire.bench.demo.summary import final_figures, headline, table_lines
 from gradwire.bench.modes import mode_text
 
-_VERDICTS = {None: "not decided", True: "[green]holds[/green]", False: "[red]missed[/red]"}
+_VERDICTS = {None: "–", True: "[green]holds[/green]", False: "[red]missed[/red]"}
 _HEADS = ("step", "wait", "scaling", "sent", "counted", "CPU")
 
 

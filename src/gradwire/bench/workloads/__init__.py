@@ -2,7 +2,7 @@
 
 >>> from gradwire.bench.workloads import workload
 >>> workload("resnet18").batch_size
-8
+16
 """
 
 from gradwire.bench.workloads.base import Batch, Workload

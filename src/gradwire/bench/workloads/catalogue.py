@@ -16,8 +16,8 @@ from gradwire.bench.workloads.text import Size, TextWorkload
 from gradwire.bench.workloads.timing import timing
 
 _IMAGES = {
-    "resnet18": Recipe(resnet18, batch_size=8, learning_rate=0.02),
-    "resnet_demo": Recipe(resnet_demo, batch_size=64, learning_rate=0.05),
+    "resnet18": Recipe(resnet18, batch_size=16, learning_rate=0.02),
+    "resnet_demo": Recipe(resnet_demo, batch_size=32, learning_rate=0.05),
     "convnet": Recipe(ConvNet, batch_size=16, learning_rate=0.02),
 }
 _EMULATED = ("shrink", "time_scale")

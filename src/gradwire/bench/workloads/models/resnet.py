@@ -31,7 +31,6 @@ class ResNet(nn.Module):
     Args:
         widths: channels of every stage; all stages but the first halve height and width.
         blocks: residual blocks of every stage.
-        stem_stride: 2 quarters the work of everything after the stem.
     """
 
     def __init__(
@@ -40,10 +39,9 @@ class ResNet(nn.Module):
         classes: int,
         widths: tuple[int, ...],
         blocks: tuple[int, ...],
-        stem_stride: int = 1,
     ) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(channels, widths[0], 3, stem_stride, 1, bias=False)
+        self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         stages: list[nn.Module] = []
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
@@ -66,9 +64,9 @@ def resnet18(channels: int, classes: int) -> ResNet:
 
 
 def resnet_demo(channels: int, classes: int) -> ResNet:
-    """Five residual blocks at half resolution: 0.68 M parameters.
+    """ResNet-14 for 32x32 images: six residual blocks of 16, 32 and 64 channels, 0.17 M parameters.
 
     One CPU core trains it in real time, and neither the codec nor the network stack, which share that
     core in an emulated network, weighs much beside its arithmetic.
     """
-    return ResNet(channels, classes, (32, 64, 128), (1, 2, 2), stem_stride=2)
+    return ResNet(channels, classes, (16, 32, 64), (2, 2, 2))

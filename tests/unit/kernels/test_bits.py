@@ -1,0 +1,35 @@
+"""Bitmaps against their references, and there and back."""
+
+import pytest
+import torch
+
+from gradwire.kernels import pack_bits, reference, scatter, unpack_bits
+
+
+@pytest.mark.parametrize("numel", [1, 31, 32, 33, 64, 1000, 4097])
+@pytest.mark.parametrize("ratio", [0.0, 0.03, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_bits_come_back_as_they_went(numel: int, ratio: float, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(numel)
+    count, words = round(ratio * numel), -(-numel // 32)
+    indices = torch.randperm(numel, generator=random)[:count].sort().values.to(dtype)
+    packed = pack_bits(indices, words)
+    assert torch.equal(packed, reference.pack_bits(indices, words))
+    assert torch.equal(unpack_bits(packed, count), indices.int())
+    assert torch.equal(reference.unpack_bits(packed, count), indices.int())
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 63])
+def test_more_ones_than_expected_are_reported_and_written_nowhere(count: int) -> None:
+    packed = torch.full((2,), -1, dtype=torch.int32)
+    for unpack in (unpack_bits, reference.unpack_bits):
+        assert unpack(packed, count).tolist() == list(range(count + 1))
+
+
+@pytest.mark.parametrize("value_type", [torch.float32, torch.float64])
+def test_scatter_leaves_the_rest_alone(value_type: torch.dtype) -> None:
+    out = torch.full((100,), 7.0, dtype=value_type)
+    scatter(out, torch.tensor([3, 99]), torch.tensor([1.0, -2.0], dtype=value_type))
+    expected = torch.full((100,), 7.0, dtype=value_type)
+    expected[3], expected[99] = 1.0, -2.0
+    assert torch.equal(out, expected)
