@@ -39,7 +39,7 @@ def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: i
         "step_s": median(times) if times else None,
         "step_s_all": times,
         "step_spread": spread(times),
-        "scaling": _scaling(bound, times),
+        "scaling": _scaling(bound, item),
         "speedup_over_ddp": compare(ddp, item),
         **{name: median_over_steps(steps, operator.attrgetter(name)) for name in _TIMES},
         "compress_s": _compress_s(item),
@@ -69,11 +69,12 @@ def _round_s(per_rank: Any) -> float:
     return median(slowest(per_rank))
 
 
-def _scaling(bound: Measured | None, times: list[float]) -> float | None:
-    """Share of the speed without communication (1.0 is linear)."""
-    if bound is None or not times or not bound.rounds:
-        return None
-    return median(slowest(bound.steps())) / median(times)
+def _scaling(bound: Measured | None, item: Measured) -> float | None:
+    """Share of the speed without communication (1.0 is linear), paired by round like every comparison."""
+    if item is bound:
+        return 1.0 if item.rounds else None
+    ratio = compare(bound, item)
+    return None if ratio is None else ratio["ratio"]
 
 
 def _compress_s(item: Measured) -> float | None:

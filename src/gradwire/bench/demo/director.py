@@ -86,11 +86,13 @@ class Director:
         plan = self._plan
         rate = None if plan.rate == AUTO_RATE else parse_rate(plan.rate)
         if plan.rate == AUTO_RATE:
-            steps = contestants.bound.train(plan.calibration, counted=False)
+            # DDP's own backward pass: whoever waits for peers computes more slowly than the bound.
+            steps = contestants.ddp.train(plan.calibration, counted=False)
+            contestants.ddp.setup(0)
             if steps:
                 # The first steps allocate; communication hides behind the slowest rank's backward pass.
                 backward_s = max(median(step.backward_s for step in rank[2:] or rank) for rank in steps)
-                numel = contestants.bound.measured.setup.get("parameters", 0)
+                numel = contestants.ddp.measured.setup.get("parameters", 0)
                 rate = rate_for_ccr(4.0 * numel, plan.workers, backward_s)
                 self._live.say(
                     f"Backward takes {backward_s * 1e3:.0f} ms for {4 * numel / 1e6:.1f} MB of gradients: "

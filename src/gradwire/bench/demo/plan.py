@@ -33,8 +33,8 @@ class Plan:
     bucket_cap_mb: float = 0.1
     warmup: int = 10
     chunk: int = 20
-    calibration: int = 6
-    budget_s: float = 225.0
+    calibration: int = 20
+    budget_s: float = 233.0
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
