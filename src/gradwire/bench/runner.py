@@ -10,7 +10,7 @@ from gradwire.bench.process_set import Network
 from gradwire.bench.rows import rows
 from gradwire.bench.setting import Setting
 from gradwire.bench.settings import Settings
-from gradwire.bench.statistics import rotated
+from gradwire.bench.statistics import mixed
 
 Say = Callable[[str], None]
 
@@ -64,7 +64,7 @@ def measure(everybody: list[Setting], settings: Settings, say: Say) -> None:
             say(f"{setting.measured.entry.name}: {schedule.warmup} warm-up steps")
             setting.train(schedule.warmup, counted=False)
     for number in range(schedule.rounds):
-        for setting in rotated(everybody, number):
+        for setting in mixed(everybody, number):
             if setting.alive:
                 say(f"round {number + 1}/{schedule.rounds}: {setting.measured.entry.name}")
                 setting.train(schedule.steps)

@@ -55,11 +55,18 @@ def spread(values: Sequence[float]) -> float:
     return pstdev(values) / fmean(values) if len(values) > 1 else 0.0
 
 
-def rotated(items: Sequence[T], by: int) -> list[T]:
-    """The same items in a turned order, so that no setting always comes first in a round.
+def mixed(items: Sequence[T], number: int) -> list[T]:
+    """The same items in another order for every round `number`.
 
-    >>> rotated("abc", 1)
-    ['b', 'c', 'a']
+    A setting may run faster or slower for who went before it: over n rounds every item follows many others.
+    Each comes first once in n rounds.
+
+    >>> mixed("abc", 0), mixed("abc", 1)
+    (['a', 'b', 'c'], ['b', 'c', 'a'])
     """
-    turn = by % len(items) if items else 0
-    return [*items[turn:], *items[:turn]]
+    if not items:
+        return []
+    turn = number % len(items)
+    rest = [*items[:turn], *items[turn + 1 :]]
+    random.Random(number).shuffle(rest)
+    return [items[turn], *rest]

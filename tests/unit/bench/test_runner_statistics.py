@@ -3,7 +3,7 @@
 import pytest
 
 from gradwire.bench.samples import StepSample
-from gradwire.bench.statistics import median_over_steps, paired, rotated, slowest, spread
+from gradwire.bench.statistics import median_over_steps, mixed, paired, slowest, spread
 
 
 def sample(step_s, hook_s=None):
@@ -49,8 +49,8 @@ def test_no_rounds_no_ratio():
 
 
 def test_everyone_comes_first_once():
-    assert [rotated("abc", turn)[0] for turn in range(4)] == ["a", "b", "c", "a"]
-    assert rotated([], 3) == []
+    assert [mixed("abc", turn)[0] for turn in range(4)] == ["a", "b", "c", "a"]
+    assert mixed([], 3) == []
 
 
 def test_spread_is_relative():
