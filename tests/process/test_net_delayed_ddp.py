@@ -40,6 +40,10 @@ def both():
         work.wait()
 
 found = {"plain": seconds(plain), "fp16": seconds(fp16), "both": seconds(both)}
+other = torch.empty_like(tensor)
+splits = [0, 0]
+splits[1 - dist.get_rank()] = tensor.numel()
+found["swap"] = seconds(lambda: dist.all_to_all_single(other, tensor, splits, splits))
 gathered = [None, None]
 dist.all_gather_object(gathered, dist.get_rank())
 swapped = torch.empty(2)
@@ -63,4 +67,6 @@ def test_ddp_hooks_and_new_groups_are_slowed(tmp_path):
     assert 0.98 * step_s / 2 < found["fp16"] < 0.8 * found["plain"]
     # Two groups, one wire: 1 MB each, one after the other.
     assert found["both"] > 0.98 * 2 * 1e6 * 8 / 40e6
+    # Everything goes to the peer: 1 MB, and not the half that even splits would send.
+    assert found["swap"] > 0.98 * 1e6 * 8 / 40e6
     assert found["verbs"] == [[0, 1], [0.0, 1.0]]

@@ -38,11 +38,15 @@ class WorkPending:
 
 
 class SumPending(WorkPending):
-    """Two ranks have swapped their tensors; the sum is taken by whoever waits."""
+    """Two ranks have swapped their tensors; the sum is taken by whoever waits.
 
-    def __init__(self, works: list[Any], tensor: Tensor, other: Tensor) -> None:
+    In rank order, which decides whose NaN comes out when both have one.
+    """
+
+    def __init__(self, works: list[Any], tensor: Tensor, other: Tensor, rank: int) -> None:
         super().__init__(works)
-        self._tensor, self._other = tensor, other
+        self._tensor = tensor
+        self._addends = (tensor, other) if rank == 0 else (other, tensor)
         self._summed = False
 
     def wait(self) -> None:
@@ -50,7 +54,7 @@ class SumPending(WorkPending):
         super().wait()
         if not self._summed:
             self._summed = True
-            self._tensor.add_(self._other)
+            torch.add(*self._addends, out=self._tensor)
 
 
 SWAP_BYTES = 4 * 2**20
@@ -81,7 +85,7 @@ class ProcessGroupComm:
         if not self._swaps(tensor) or tensor.numel() * tensor.element_size() > SWAP_BYTES:
             return self._issue(dist.all_reduce, tensor)
         other = torch.empty_like(tensor)
-        return SumPending([self._swap(other, tensor)], tensor, other)
+        return SumPending([self._swap(other, tensor)], tensor, other, self.rank)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
@@ -94,10 +98,10 @@ class ProcessGroupComm:
         return self.world == 2 and tensor.device.type == "cpu"
 
     def _swap(self, received: Tensor, sent: Tensor) -> Any:
-        """Send `sent` (numel,) to the only peer and receive as much, in one message each way."""
+        """Send `sent` to the only peer and receive as much, in one message each way."""
         splits = [0, 0]
         splits[1 - self.rank] = sent.numel()
-        return self._work(dist.all_to_all_single, received, sent, splits, splits)
+        return self._work(dist.all_to_all_single, received.view(-1), sent.view(-1), splits, splits)
 
     def broadcast(self, tensor: Tensor, src: int) -> Pending:
         """See `Comm.broadcast`."""

@@ -24,8 +24,8 @@ def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 12) ->
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
     both are small; every round costs a latency and CPU time, so there are few. In sixteenths of the arena:
-    2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are
-    divided until they fit; a lane too small for units of `smallest` elements is halved at most.
+    2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are divided until they fit; a lane too
+    small for units of `smallest` elements is halved at most.
 
     >>> ramped_cuts(1600, largest=500, smallest=100)
     (200, 500, 800, 1300, 1500)

@@ -29,7 +29,7 @@ def from_facts(facts: Facts, target: float) -> Composition:
         return _because(dense(), facts, "communication hides behind backward as it is")
     if share >= 0.5:
         return _because(fp16(), facts, "half the bytes hide behind backward")
-    share = BUSY / facts.ccr
+    share *= BUSY
     # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
     ratio = max(round(affordable_ratio(4.0 * share), 4), 1e-4)
     chosen = leader_topk(ratio, values="fp16")

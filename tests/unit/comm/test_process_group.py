@@ -37,6 +37,16 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
         tensor = torch.full((numel,), rank + 1, dtype=torch.int32)
         comm.all_reduce(tensor).wait()
         assert (tensor == world * (world + 1) // 2).all()
+    # Two NaNs with different bits: all ranks must keep the same one.
+    nans = torch.tensor([0x7FC00001 + rank], dtype=torch.int32).view(torch.float32)
+    comm.all_reduce(nans).wait()
+    seen = torch.empty(world, 1, dtype=torch.int32)
+    comm.all_gather(seen, nans.view(torch.int32)).wait()
+    assert nans.isnan().all()
+    assert world == 3 or (seen == seen[0]).all()  # what a ring does with them is gloo's business
+    square = torch.full((2, 3), float(rank))
+    comm.all_reduce(square).wait()
+    assert (square == world * (world - 1) / 2).all()
     dist.destroy_process_group()
 
 

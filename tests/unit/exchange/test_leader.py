@@ -104,9 +104,19 @@ def test_what_16_bits_cannot_say_stays_unsent() -> None:
     exchange = leader(top_k(1.0), dtype=torch.float16)
     fine, huge = 1.0 + 2**-12, 3e5
     for result in step(exchange, lambda _rank: torch.tensor([fine, huge, -huge]), 2):
-        # Each rank may contribute half of 65504 to the mean, which is all of it when it is sent as x / 2.
-        assert result.mean.tolist() == [1.0, 65504.0, -65504.0]
-        assert result.unsent.tolist() == [2**-12, huge - 65504.0, 65504.0 - huge]
+        # Each rank may contribute the largest power of two below half of 65504.
+        assert result.mean.tolist() == [1.0, 32768.0, -32768.0]
+        assert result.unsent.tolist() == [2**-12, huge - 32768.0, 32768.0 - huge]
+
+
+@pytest.mark.parametrize("world", [*WORLDS, 6, 9, 13])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_too_large_for_16_bits_stays_finite_on_any_world(world: int, dtype: torch.dtype) -> None:
+    largest = torch.finfo(torch.float32).max
+    for result in step(leader(top_k(1.0), dtype=dtype), lambda _: torch.tensor([largest, -largest]), world):
+        assert result.mean.isfinite().all()
+        assert result.unsent.isfinite().all()
+        assert result.mean[0] > torch.finfo(dtype).max / 4
 
 
 @pytest.mark.parametrize(

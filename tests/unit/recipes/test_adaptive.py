@@ -25,7 +25,7 @@ def _decided(text: str, ccr: float) -> Composition:
         (1.05, "dense"),
         (1.06, "fp16"),
         (2.1, "fp16"),
-        (4.0, "leader_topk(ratio=0.3125, elect='round_robin', values='fp16')"),
+        (4.0, "leader_topk(ratio=0.3322, elect='round_robin', values='fp16')"),
     ],
 )
 def test_auto_takes_the_least_compression_that_reaches_95_percent(ccr: float, chosen: str) -> None:

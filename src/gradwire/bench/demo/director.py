@@ -119,6 +119,10 @@ class Director:
         plan, left = self._plan, self._plan.steps - len(ddp)
         if left <= 0 or not contestants.alive:
             return
+        self._result.notes.append(
+            f"The learning rate decays over {plan.steps} steps: after the same training time plain DDP is "
+            "still in the middle of that, which is part of what it lacks in accuracy by then."
+        )
         fits = self._budget.fits_on_slow_link(plan, contestants, ddp)
         if not fits:
             self._network.reshape(_FREE)
@@ -138,29 +142,31 @@ class Director:
         Unshaped: with a fixed recipe the link changes no number.
         """
         recipe = _settled_recipe(contestants.gradwire, self._plan)
-        runs = [(contestants.ddp, None), (contestants.gradwire, recipe)]
-        for setting, entry in runs:
-            for seed in range(1, self._plan.seeds):
-                if not contestants.alive:
-                    return
-                name = "ddp" if entry is None else "gradwire"
-                if not self._budget.fits_another_seed(self._plan, contestants):
-                    self._result.notes.append(
-                        f"The time budget of {self._plan.budget_s:.0f} s ended before seed {seed} of {name}."
-                    )
-                    return
-                self._live.say(f"Seed {seed} of {name} on an unshaped link, for the spread of final figures")
-                self._network.reshape(_FREE)
-                course = Course(name, seed)
-                self._result.courses.append(course)
-                with self._budget.timing_a_seed():
-                    setting.setup(seed, entry)
-                    racing.finish(setting, course, self._plan, self._live, shaped=False)
+        runs = [("ddp", contestants.ddp, None), ("gradwire", contestants.gradwire, recipe)]
         if self._plan.seeds > 1:
             self._result.notes.append(
                 f"Seeds 1 and up ran on an unshaped link, gradwire with the recipe it had chosen: "
                 f"{recipe.name}."
             )
+        for name, setting, entry in runs:
+            for seed in range(1, self._plan.seeds):
+                if not contestants.alive:
+                    return
+                if not self._budget.fits_another_seed(self._plan, contestants):
+                    self._result.notes.append(
+                        f"The time budget of {self._plan.budget_s:.0f} s ended before seed {seed} of {name}."
+                    )
+                    return
+                self._one_more(name, setting, entry, seed)
+
+    def _one_more(self, name: str, setting: Setting, entry: Entry | None, seed: int) -> None:
+        self._live.say(f"Seed {seed} of {name} on an unshaped link, for the spread of final figures")
+        self._network.reshape(_FREE)
+        course = Course(name, seed)
+        self._result.courses.append(course)
+        with self._budget.timing_a_seed():
+            setting.setup(seed, entry)
+            racing.finish(setting, course, self._plan, self._live, shaped=False)
 
     def _trace(self, contestants: Contestants) -> None:
         """What happened when within one step on the slow link."""
