@@ -13,6 +13,7 @@ class Moment:
     """What an exchange may use beside the tensor: where and when it runs.
 
     `step` counts committed steps; `unit` is the unit's number within its lane, `lane` the lane's number.
+    `pieces` are the sizes of the parameters' parts that make up the unit, in order; none means one.
     """
 
     step: int
@@ -21,6 +22,7 @@ class Moment:
     world: int
     seed: int = 0
     lane: int = 0
+    pieces: tuple[int, ...] = ()
 
     def shared(self) -> torch.Generator:
         """A CPU generator that is in the same state on all ranks, and never the global one."""

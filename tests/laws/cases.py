@@ -17,6 +17,7 @@ from gradwire.plan import Facts
 from gradwire.recipes import Composition, recipe
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Raw:
     covers: bool = True
     may_overflow: bool = False
 
-    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         return numel, dtype
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
@@ -50,8 +51,8 @@ class ScaledRandomK:
     covers: bool = False
     may_overflow: bool = True
 
-    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-        return RandomK(self.ratio).count(numel), dtype
+    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+        return RandomK(self.ratio).count(numel, at), dtype
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         return x[RandomK(self.ratio).select(x, at)] / self.ratio
@@ -73,7 +74,7 @@ class CodecCase:
 
 def left_by(selector: Selector) -> Callable[[int], float]:
     """γ = 1 − k/d of a selector that sends k of d elements as they are."""
-    return lambda numel: 1.0 - selector.count(numel) / max(numel, 1)
+    return lambda numel: 1.0 - selector.count(numel, AT) / max(numel, 1)
 
 
 def left_by_rounding(dtype: torch.dtype) -> Callable[[int], float]:

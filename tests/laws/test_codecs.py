@@ -10,11 +10,10 @@ from torch import Tensor
 
 from gradwire.codec import Codec
 from gradwire.moment import Moment
-from tests.laws.cases import BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
+from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
 from tests.laws.inputs import KINDS, Kind, coded, generator
 from tests.laws.rows import bits, global_generators
 
-AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (F32, F64, F16, BF16)
 
@@ -46,7 +45,7 @@ def decode(codec: Codec, payload: Tensor, like: Tensor, at: Moment = AT) -> Tens
 @every_size
 def test_payload_is_of_the_announced_size_and_type(case: CodecCase, dtype: torch.dtype, size: int) -> None:
     payload = case.codec.encode(make(coded, size, dtype), AT)
-    assert (payload.numel(), payload.dtype) == case.codec.payload(size, dtype)
+    assert (payload.numel(), payload.dtype) == case.codec.payload(size, dtype, AT)
     assert payload.dim() == 1
     assert payload.is_contiguous()
 

@@ -11,7 +11,7 @@ from gradwire.moment import Moment
 
 
 class Codec(Protocol):
-    """Tensor to payload and back. Stateless and local; payload sizes depend on `numel` alone.
+    """Tensor to payload and back. Stateless and local; payload sizes never depend on values.
 
     - `linear`: payloads of all ranks may be summed before decoding, so they ride an all-reduce.
     - `lossless`: decode(encode(x)) == x for every finite x.
@@ -31,8 +31,8 @@ class Codec(Protocol):
     @property
     def covers(self) -> bool: ...
 
-    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-        """Elements and dtype of the payload of a tensor of `numel` elements."""
+    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+        """Elements and dtype of the payload of `numel` elements; the same on all ranks."""
         ...
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:

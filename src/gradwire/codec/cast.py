@@ -21,7 +21,7 @@ class Cast:
     covers: bool = True
     may_overflow: bool = True
 
-    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`."""
         return numel, self.dtype
 
@@ -38,7 +38,8 @@ def cast(dtype: torch.dtype) -> Cast:
     """Send float16 or bfloat16 instead of the gradient's own type.
 
     >>> import torch
-    >>> cast(torch.bfloat16).payload(10, torch.float32)
+    >>> from gradwire.moment import Moment
+    >>> cast(torch.bfloat16).payload(10, torch.float32, Moment(step=0, unit=0, rank=0, world=1))
     (10, torch.bfloat16)
     """
     if dtype not in (torch.float16, torch.bfloat16):

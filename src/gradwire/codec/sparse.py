@@ -27,9 +27,9 @@ class Values:
         """As the selector."""
         return self.selector.contractive
 
-    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`."""
-        return self.selector.count(numel), dtype
+        return self.selector.count(numel, at), dtype
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
@@ -47,9 +47,12 @@ class Sparse:
 
     Layout: the int32 words of `gradwire.codec.indices`, padded to a multiple of 8 bytes, then the values,
     padded to a multiple of 4 so that in a gathered (world, bytes) buffer every rank's words are aligned.
+    With a `dtype`, values travel in that type where it is shorter than the tensor's own; what is too large
+    for it is sent as its largest number.
     """
 
     selector: Selector
+    dtype: torch.dtype | None = None
     linear: bool = False
     lossless: bool = False
     covers: bool = False
@@ -57,41 +60,63 @@ class Sparse:
 
     @property
     def contractive(self) -> bool:
-        """As the selector."""
+        """As the selector: rounding what is sent makes no error larger than dropping it."""
         return self.selector.contractive
 
-    def payload(self, numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""
-        count = self.selector.count(numel)
-        return _padded(4 * places.words(count, numel), 8) + _padded(count * dtype.itemsize, 4), torch.uint8
+        count = self.selector.count(numel, at)
+        value_bytes = count * shorter(self.dtype, dtype).itemsize
+        return _padded(4 * places.words(count, numel), 8) + _padded(value_bytes, 4), torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
         indices = self.selector.select(x, at)
-        size, dtype = self.payload(x.numel(), x.dtype)
+        size, dtype = self.payload(x.numel(), x.dtype, at)
         payload = torch.zeros(size, dtype=dtype, device=x.device)
-        words, values = self._parts(payload, x)
+        words, values = self._parts(payload, x, at)
         words.copy_(places.pack(indices, x.numel()))
-        values.copy_(x[indices])
+        values.copy_(narrowed(x[indices], values.dtype))
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        words, values = self._parts(payload, out)
+        words, values = self._parts(payload, out, at)
         indices = places.unpack(words, values.numel(), out.numel())
-        out.index_add_(0, indices.long(), values, alpha=weight)
+        out.index_add_(0, indices.long(), values.to(out.dtype), alpha=weight)
 
-    def _parts(self, payload: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _parts(self, payload: Tensor, like: Tensor, at: Moment) -> tuple[Tensor, Tensor]:
         """The words and the values within the payload of a tensor `like`, as views."""
-        count = self.selector.count(like.numel())
+        count, dtype = self.selector.count(like.numel(), at), shorter(self.dtype, like.dtype)
         stop = 4 * places.words(count, like.numel())
         start = _padded(stop, 8)
-        return (
-            payload[:stop].view(torch.int32),
-            payload[start : start + count * like.dtype.itemsize].view(like.dtype),
-        )
+        return payload[:stop].view(torch.int32), payload[start : start + count * dtype.itemsize].view(dtype)
+
+
+def shorter(wanted: torch.dtype | None, own: torch.dtype) -> torch.dtype:
+    """The type in which values travel: `wanted` where it is shorter than the gradient's own.
+
+    >>> shorter(torch.float16, torch.float32), shorter(None, torch.float32)
+    (torch.float16, torch.float32)
+    """
+    return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
+
+
+def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` in `dtype`, saturated at its largest number; Inf stays Inf and NaN stays NaN."""
+    if dtype == values.dtype:
+        return values
+    limit = torch.finfo(dtype).max
+    return torch.where(values.isinf(), values, values.clamp(-limit, limit)).to(dtype)
+
+
+def check_narrow(dtype: torch.dtype | None) -> torch.dtype | None:
+    """Return the type for values on the wire when there is such a one, else raise."""
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        raise ValueError(f"values cannot travel as {dtype}; choose torch.float16 or torch.bfloat16")
+    return dtype
 
 
 def _padded(size: int, grain: int) -> int:
@@ -105,6 +130,6 @@ def values(selector: Selector) -> Values:
     return Values(selector)
 
 
-def sparse(selector: Selector) -> Sparse:
-    """Send the chosen values with their indices."""
-    return Sparse(selector)
+def sparse(selector: Selector, dtype: torch.dtype | None = None) -> Sparse:
+    """Send the chosen values, in float16 or bfloat16 on request, with their indices."""
+    return Sparse(selector, check_narrow(dtype))

@@ -173,7 +173,8 @@ class Engine:
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
         x = lane.working[unit.start : unit.stop]
-        at = Moment(step.number, unit.index, self.comm.rank, self.comm.world, self._seed, unit.lane)
+        pieces = tuple(piece.stop - piece.start for piece in unit.pieces)
+        at = Moment(step.number, unit.index, self.comm.rank, self.comm.world, self._seed, unit.lane, pieces)
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)
             return

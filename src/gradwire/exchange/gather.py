@@ -50,7 +50,7 @@ class Gather:
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
-        return (Round("all_gather", *self.codec.payload(numel, dtype)),)
+        return (Round("all_gather", *self.codec.payload(numel, dtype, at)),)
 
 
 def gather(codec: Codec) -> Gather:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradwire.codec import indices as places
 from gradwire.codec.select import Selector
+from gradwire.codec.sparse import check_narrow, shorter
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.kernels import put, scatter, take
@@ -52,7 +53,7 @@ class Leader:
         """See `Exchange.start`. Two all-reduces (indices, values), three when norms elect the leader."""
         indices = self._spread(x, self._leader(x, comm, at), comm, at)
         values = take(x, indices, 1.0 / comm.world)
-        if self._travels_as(x.dtype) != x.dtype:
+        if shorter(self.dtype, x.dtype) != x.dtype:
             values = self._narrow(values, x, indices, comm.world)
         pending = comm.all_reduce(values)
 
@@ -61,9 +62,6 @@ class Leader:
             put(mean, indices, values.to(mean.dtype))
 
         return finish
-
-    def _travels_as(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype if self.dtype is None or self.dtype.itemsize >= dtype.itemsize else self.dtype
 
     def _narrow(self, values: Tensor, x: Tensor, indices: Tensor, world: int) -> Tensor:
         """`values` in the shorter type; the difference goes back to where they came from.
@@ -88,7 +86,7 @@ class Leader:
         return int(norms.argmax())
 
     def _spread(self, x: Tensor, leader: int, comm: Comm, at: Moment) -> Tensor:
-        count = self.selector.count(x.numel())
+        count = self.selector.count(x.numel(), at)
         if comm.rank == leader:
             words = places.pack(self.selector.select(x, at), x.numel())
         else:
@@ -98,10 +96,10 @@ class Leader:
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
-        count = self.selector.count(numel)
+        count = self.selector.count(numel, at)
         election = () if self.elect == "round_robin" else (Round("all_reduce", at.world, torch.float32),)
         words = Round("all_reduce", places.words(count, numel), torch.int32)
-        return (*election, words, Round("all_reduce", count, self._travels_as(dtype)))
+        return (*election, words, Round("all_reduce", count, shorter(self.dtype, dtype)))
 
 
 def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype | None = None) -> Leader:
@@ -111,6 +109,4 @@ def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype 
     """
     if elect not in get_args(Elect):
         raise ValueError(f"elect={elect!r} is none of {', '.join(get_args(Elect))}")
-    if dtype not in (None, torch.float16, torch.bfloat16):
-        raise ValueError(f"values cannot travel as {dtype}; choose torch.float16 or torch.bfloat16")
-    return Leader(selector, elect, dtype)
+    return Leader(selector, elect, check_narrow(dtype))

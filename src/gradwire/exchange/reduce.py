@@ -56,7 +56,7 @@ class Reduce:
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
-        return (Round("all_reduce", *self.codec.payload(numel, dtype)),)
+        return (Round("all_reduce", *self.codec.payload(numel, dtype, at)),)
 
 
 def reduce(codec: Codec) -> Reduce:

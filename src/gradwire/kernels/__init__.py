@@ -158,7 +158,7 @@ def sample_indices(n: int, k: int, seed: int) -> Tensor:
 
 def prepare() -> None:
     """Compile (or load from the cache) every kernel now: compilation holds the interpreter lock."""
-    x = torch.arange(4 * cpu._SAMPLE, dtype=torch.float32)
+    x = torch.arange(4 * cpu.SAMPLE, dtype=torch.float32)
     fold(torch.empty_like(x), x, x, 1.0)
     topk_indices(x, 16)
     sample_indices(64, 8, 0)

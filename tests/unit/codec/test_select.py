@@ -28,7 +28,7 @@ def test_indices_are_as_many_as_announced_ascending_and_in_range(selector: Selec
     x = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
     indices = selector.select(x, AT)
     assert indices.dtype == torch.int64
-    assert indices.shape == (selector.count(numel),)
+    assert indices.shape == (selector.count(numel, AT),)
     assert (indices.diff() > 0).all()
     assert all(0 <= index < numel for index in indices.tolist())
 

@@ -29,7 +29,7 @@ def test_layout_of_few(dtype: torch.dtype, ratio: float, size: int) -> None:
     count = round(100 * ratio)
     kept = [2, 4, 8] if count == 3 else [4, 8]
     start = -(-4 * count // 8) * 8
-    assert codec.payload(100, dtype) == (size, torch.uint8)
+    assert codec.payload(100, dtype, AT) == (size, torch.uint8)
     assert payload.shape == (size,)
     assert payload[: 4 * count].view(torch.int32).tolist() == kept
     assert payload[start : start + count * dtype.itemsize].view(dtype).tolist() == x[kept].tolist()
@@ -40,7 +40,7 @@ def test_layout_of_many_is_a_bitmap_and_the_values() -> None:
     x[[0, 5, 33]] = torch.tensor([7.0, -9.0, 8.0])
     codec = sparse(top_k(3 / 40))
     payload = codec.encode(x, AT)
-    assert codec.payload(40, torch.float32) == (8 + 3 * 4, torch.uint8)
+    assert codec.payload(40, torch.float32, AT) == (8 + 3 * 4, torch.uint8)
     assert payload[:8].view(torch.int32).tolist() == [1 + 2**5, 2]
     assert payload[8:].view(torch.float32).tolist() == [7.0, -9.0, 8.0]
 
@@ -61,7 +61,7 @@ def test_every_row_of_a_gathered_buffer_decodes(dtype: torch.dtype, numel: int) 
     for row in rows:
         out = torch.zeros_like(x)
         codec.add_decoded(row, out, 1.0, AT)
-        assert torch.equal(out, torch.where(x >= numel - codec.selector.count(numel), x, 0))
+        assert torch.equal(out, torch.where(x >= numel - codec.selector.count(numel, AT), x, 0))
 
 
 def test_values_alone_come_back_to_their_places() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.kernels import cpu, reference, topk_indices
+from gradwire.kernels import reference, topk_indices
+from gradwire.kernels.cpu import topk as cpu
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 40_000, 100_003)
 
@@ -90,8 +91,8 @@ def test_same_indices_as_the_reference(kind: Callable[[int], Tensor], n: int) ->
 def test_guess_that_fails_is_repaired() -> None:
     # Large where the sample looks and nowhere else: too few elements reach the guess. The other way
     # round it is far too low, and the buffer overflows. Both end in a look at everything.
-    n = 4 * cpu._SAMPLE
-    stride = n // cpu._SAMPLE | 1
+    n = 4 * cpu.SAMPLE
+    stride = n // cpu.SAMPLE | 1
     sampled = torch.zeros(n, dtype=torch.bool)
     sampled[::stride] = True
     for large in (sampled, ~sampled):
@@ -139,7 +140,7 @@ def test_any_short_list(data: st.DataObject, numbers: list[float]) -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     st.lists(floats, min_size=1, max_size=12),
-    st.integers(2 * cpu._SAMPLE + 1, 3 * cpu._SAMPLE),
+    st.integers(2 * cpu.SAMPLE + 1, 3 * cpu.SAMPLE),
     st.floats(0.0, 0.6),
 )
 def test_any_few_values_repeated_beyond_the_sampling_threshold(

@@ -1,0 +1,49 @@
+"""What a selector promises, and the arithmetic of shares."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from gradwire.moment import Moment
+
+
+class Selector(Protocol):
+    """Chooses elements of a unit.
+
+    - `shared`: all ranks choose the same elements without talking to each other.
+    - `contractive`: dropping what is not chosen shrinks the squared norm (in mean, if random).
+    - `fixed_size`: exactly `count` elements are chosen, whatever their values; else that is the most.
+    """
+
+    @property
+    def shared(self) -> bool: ...
+    @property
+    def contractive(self) -> bool: ...
+    @property
+    def fixed_size(self) -> bool: ...
+
+    def count(self, numel: int, at: Moment) -> int:
+        """How many of `numel` elements are chosen, or at most; equal on all ranks, whatever the values."""
+        ...
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        """Indices (count,) int64, ascending and without repeats, on the device of `x` (numel,)."""
+        ...
+
+
+def check_ratio(ratio: float) -> float:
+    """Return `ratio` when it lies in (0, 1], else raise."""
+    if not 0.0 < ratio <= 1.0:
+        raise ValueError(f"ratio={ratio} is outside (0, 1]; it is the share of elements kept, e.g. 0.01")
+    return ratio
+
+
+def count_kept(ratio: float, numel: int) -> int:
+    """Elements kept of `numel`: rounded, but at least one unless there is none.
+
+    >>> count_kept(0.01, 1000), count_kept(0.01, 3), count_kept(0.01, 0)
+    (10, 1, 0)
+    """
+    return min(numel, max(1, round(ratio * numel)))

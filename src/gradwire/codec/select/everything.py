@@ -1,0 +1,32 @@
+"""All elements: the identity among selectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All elements."""
+
+    shared: bool = True
+    contractive: bool = True
+    fixed_size: bool = True
+
+    def count(self, numel: int, at: Moment) -> int:
+        """See `Selector.count`."""
+        return numel
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        """See `Selector.select`."""
+        return torch.arange(x.numel(), device=x.device)
+
+
+def everything() -> Everything:
+    """Keep all elements."""
+    return Everything()

@@ -1,0 +1,34 @@
+"""The largest magnitudes of a whole unit, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.kernels import topk_indices
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The largest magnitudes, exactly; among equals the lowest index."""
+
+    ratio: float
+    shared: bool = False
+    contractive: bool = True
+    fixed_size: bool = True
+
+    def count(self, numel: int, at: Moment) -> int:
+        """See `Selector.count`."""
+        return count_kept(self.ratio, numel)
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        """See `Selector.select`."""
+        return topk_indices(x, self.count(x.numel(), at))
+
+
+def top_k(ratio: float) -> TopK:
+    """Keep the share `ratio` with the largest magnitudes."""
+    return TopK(check_ratio(ratio))

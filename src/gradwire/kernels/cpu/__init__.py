@@ -1,0 +1,11 @@
+"""Numba on the CPU: one pass over memory per job, without the interpreter lock; one job per file.
+
+No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
+"""
+
+from gradwire.kernels.cpu.fold import fold
+from gradwire.kernels.cpu.places import pack_bits, scatter, take, unpack_bits
+from gradwire.kernels.cpu.sample import sample_indices
+from gradwire.kernels.cpu.topk import SAMPLE, topk_indices
+
+__all__ = ["SAMPLE", "fold", "pack_bits", "sample_indices", "scatter", "take", "topk_indices", "unpack_bits"]
