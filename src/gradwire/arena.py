@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradwire.exchange.base import Exchange
+from gradwire.memory import UNSENT, Planes
 
 Cutter = Callable[[int], Sequence[int]]
 """From the number of elements of a lane to its inner cut points, ascending."""
@@ -96,9 +97,10 @@ class Unit:
 
 
 class Lane:
-    """The slots of one exchange with their two planes.
+    """The slots of one exchange with the planes of its memory, by name.
 
-    `committed` is what the last good step left unsent; `working` belongs to the step under way.
+    `committed` is what the last good step left, in `memory_dtype` (float32 or float64 by default);
+    `working` belongs to the step under way.
     """
 
     def __init__(
@@ -108,9 +110,11 @@ class Lane:
         exchange: Exchange,
         cutter: Cutter,
         device: torch.device,
+        memory_dtype: torch.dtype | None = None,
     ) -> None:
+        assert exchange.memory is not None, "only exchanges with a memory live in the arena"
         self.number = number
-        self.exchange = exchange
+        self.exchange, self.memory = exchange, exchange.memory
         starts = accumulate((spec.numel for spec in specs), initial=0)
         self.slots = tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
         self.numel = sum(spec.numel for spec in specs)
@@ -120,19 +124,41 @@ class Lane:
             slot.spec.name: tuple(u for u in self.units if any(p.slot is slot for p in u.pieces))
             for slot in self.slots
         }
-        self.committed = torch.zeros(self.numel, dtype=self.dtype, device=device)
-        self.working = torch.zeros_like(self.committed)
+        names = self.memory.planes
+        kept = memory_dtype or self.dtype
+        self.committed = {name: torch.zeros(self.numel, dtype=kept, device=device) for name in names}
+        self.working = {name: torch.zeros(self.numel, dtype=self.dtype, device=device) for name in names}
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of both planes."""
-        return 2 * self.numel * self.dtype.itemsize
+        """Bytes of all planes."""
+        return sum(p.nbytes for planes in (self.committed, self.working) for p in planes.values())
+
+    @property
+    def x(self) -> Tensor:
+        """The error-fed gradient (numel,) of the step under way; after its exchange, what is unsent."""
+        return self.working[UNSENT]
+
+    def planes_of(self, slot: Slot) -> tuple[Planes, Planes]:
+        """The working and the committed planes of one parameter, in the working type.
+
+        Views, but for committed ones that are kept in another type, which are copies.
+        """
+        here = slice(slot.start, slot.stop)
+        working = {name: plane[here] for name, plane in self.working.items()}
+        return working, {name: plane[here].to(self.dtype) for name, plane in self.committed.items()}
 
     def commit(self, idle: Iterable[Slot]) -> None:
-        """Make this step's unsent part the memory; `idle` slots keep what they had."""
-        for slot in idle:
-            self.working[slot.start : slot.stop] = self.committed[slot.start : slot.stop]
-        self.committed, self.working = self.working, self.committed
+        """Make what this step leaves the memory; `idle` slots keep what they had."""
+        self.memory.settle(self.working, self.committed)
+        for name, old in self.committed.items():
+            new = self.working[name]
+            for slot in idle:
+                new[slot.start : slot.stop] = old[slot.start : slot.stop]
+            if new.dtype == old.dtype:
+                self.committed[name], self.working[name] = new, old
+            else:
+                old.copy_(new)
 
 
 def _units(lane: int, slots: Sequence[Slot], numel: int, cutter: Cutter, grain: int) -> tuple[Unit, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import Codec, Selector, cast, everything, random_k, sparse, top_k, values
-from gradwire.codec.select import RandomK
+from gradwire.codec.select import RandomK, ramp
 from gradwire.exchange import Exchange, dense, every, gather, leader, reduce, remember, warm
 from gradwire.memory import Residual
 from gradwire.moment import Moment
@@ -82,6 +82,11 @@ def left_by_rounding(dtype: torch.dtype) -> Callable[[int], float]:
     return lambda numel: (torch.finfo(dtype).eps / 2) ** 2
 
 
+def left_by_narrow(ratio: float, dtype: torch.dtype) -> Callable[[int], float]:
+    """γ = (1 − k/d) + u²: what is not sent, and the rounding of what is."""
+    return lambda numel: left_by(top_k(ratio))(numel) + left_by_rounding(dtype)(numel)
+
+
 def half_smallest(dtype: torch.dtype) -> float:
     """Below the normal range the error is absolute: half the smallest subnormal."""
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
@@ -94,6 +99,11 @@ CODECS = (
     CodecCase("sparse top 1%", sparse(top_k(0.01)), left_by(top_k(0.01))),
     CodecCase("sparse top 30%", sparse(top_k(0.3)), left_by(top_k(0.3))),
     CodecCase("sparse top all", sparse(top_k(1.0)), left_by(top_k(1.0))),
+    CodecCase("sparse top 20% f16", sparse(top_k(0.2), F16), left_by_narrow(0.2, F16), half_smallest(F16)),
+    CodecCase(
+        "sparse top 1% bf16", sparse(top_k(0.01), BF16), left_by_narrow(0.01, BF16), half_smallest(BF16)
+    ),
+    CodecCase("sparse ramp", sparse(ramp(top_k, 0.01, 8)), left_by(ramp(top_k, 0.01, 8))),
     CodecCase("sparse random 10%", sparse(random_k(0.1)), left_by(random_k(0.1)), in_mean=True),
     CodecCase("sparse everything", sparse(everything()), left_by(everything())),
     CodecCase("values random 1%", values(random_k(0.01)), left_by(random_k(0.01)), in_mean=True),
@@ -127,6 +137,10 @@ _EXCHANGES = (
     ExchangeCase("gather top 1%", gather(sparse(top_k(0.01)))),
     ExchangeCase("gather top 30%", gather(sparse(top_k(0.3)))),
     ExchangeCase("gather top all", gather(sparse(top_k(1.0)))),
+    ExchangeCase("gather top 30% f16", gather(sparse(top_k(0.3), F16))),
+    ExchangeCase("gather top 5% bf16", gather(sparse(top_k(0.05), BF16))),
+    ExchangeCase("gather ramp", gather(sparse(ramp(top_k, 0.01, 8)))),
+    ExchangeCase("leader ramp", leader(ramp(top_k, 0.01, 8))),
     ExchangeCase("gather random 10%", gather(sparse(random_k(0.1)))),
     ExchangeCase("gather values random 10%", gather(values(random_k(0.1)))),
     ExchangeCase("leader top 1%", leader(top_k(0.01))),
@@ -139,6 +153,7 @@ _EXCHANGES = (
     ExchangeCase("every 4 dense", every(4, dense())),
     ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
     ExchangeCase("every 3 leader", every(3, leader(top_k(0.1)))),
+    ExchangeCase("every 2 together", every(2, dense(), together=True)),
     ExchangeCase("warm gather top", warm(4, gather(sparse(top_k(0.05))))),
     ExchangeCase("warm every 4", warm(4, every(4, dense()))),
     ExchangeCase("remember dense", remember(dense())),
@@ -160,6 +175,7 @@ RECIPES = {
     "leader_topk(ratio=0.05, elect='norm')": None,
     "leader_topk(ratio=0.3, values='fp16')": F16,
     "covap(interval=4)": None,
+    "local_every(interval=2)": None,
 }
 """Each with the type in which its payloads are summed."""
 

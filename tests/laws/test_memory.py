@@ -12,9 +12,10 @@ from gradwire.codec import random_k, sparse, top_k, values
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.exchange import Exchange, dense, every, gather, leader, reduce, remember, run
 from gradwire.exchange.compose import Remember
-from gradwire.memory import Residual
+from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
+from tests.laws.folding import Folding
 from tests.laws.inputs import generator
 
 WORLD, SIZE, STEPS = 3, 64, 60
@@ -31,26 +32,24 @@ class History:
     residual: Tensor
 
 
-def feed_back(exchange: Exchange, memory: Residual, steps: int = STEPS) -> list[History]:
+def feed_back(exchange: Exchange, memory: Memory, steps: int = STEPS) -> list[History]:
     """`steps` steps with the memory folded in before and kept after, as the arena does it."""
 
     def body(comm: ThreadComm) -> History:
         random = generator("feedback", comm.rank)
         trend = torch.randn(SIZE, generator=random)
-        committed, working = torch.zeros(SIZE), torch.zeros(SIZE)
-        mean = torch.empty(SIZE)
+        planes, mean = Folding(memory, SIZE), torch.empty(SIZE)
         delivered, came = torch.zeros(SIZE).double(), torch.zeros(SIZE).double()
         residuals, gradients = [], []
         for step in range(steps):
             gradient = trend + torch.randn(SIZE, generator=random)
-            memory.fold(working, committed, gradient, 1.0, step)
-            run(exchange, working, mean, comm, Moment(step, 0, comm.rank, comm.world))
-            committed, working = working, committed
+            run(exchange, planes.fold(gradient, step, WORLD), mean, comm, Moment(step, 0, comm.rank, WORLD))
+            planes.commit()
             delivered += mean
             came += gradient
-            residuals.append(committed.double().norm().item())
+            residuals.append(planes.unsent.double().norm().item())
             gradients.append(gradient.double().norm().item())
-        return History(residuals, gradients, delivered, came, committed)
+        return History(residuals, gradients, delivered, came, planes.unsent)
 
     return run_ranks(WORLD, body)
 
@@ -126,12 +125,13 @@ def test_interval_delivers_the_mass_that_the_coefficient_leaves(coefficient: flo
 
     def body(comm: ThreadComm) -> float:
         exchange = remember(every(interval, dense()), Residual(start=coefficient))
-        committed, working, mean = torch.zeros(5), torch.zeros(5), torch.empty(5)
+        assert exchange.memory is not None
+        planes, mean = Folding(exchange.memory, 5), torch.empty(5)
         delivered = 0.0
         for step in range(1, interval * cycles + 1):  # the first cycle is complete, too
-            exchange.memory.fold(working, committed, torch.ones(5), 1.0, step)
-            run(exchange, working, mean, comm, Moment(step, 0, comm.rank, comm.world))
-            committed, working = working, committed
+            x = planes.fold(torch.ones(5), step, comm.world)
+            run(exchange, x, mean, comm, Moment(step, 0, comm.rank, comm.world))
+            planes.commit()
             delivered += mean[0].item()
         return 100 * delivered / (interval * cycles)
 

@@ -15,7 +15,7 @@ from gradwire.ddp.layout import settled
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import Folded
-from gradwire.memory import Memory
+from gradwire.memory import Memory, Planes
 from gradwire.moment import Moment
 from gradwire.plan import even_cuts
 from gradwire.recipes import recipe
@@ -35,10 +35,15 @@ class AccidentalMemory:
     inner: Memory
     breaks: bool
 
-    def fold(self, working: Tensor, committed: Tensor, grad: Tensor, scale: float, step: int) -> Folded:
+    def fold(
+        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
+    ) -> Folded:
         if self.breaks and step == BREAKS_IN_STEP:
             raise Accident("while folding")
-        return self.inner.fold(working, committed, grad, scale, step)
+        return self.inner.fold(working, committed, grad, scale, step, world)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ def test_accidents_on_several_ranks_name_all_of_them() -> None:
 def test_ranks_in_different_steps_disagree_on_all_ranks(name: str) -> None:
     def rank(comm: Comm) -> Outcome:
         rig = Rig(comm, EVERY_RECIPE[name])
-        rig.engine.step = 3 * comm.rank  # covap(interval=3) issues the same rounds then, so it gets that far
+        rig.engine.step = 6 * comm.rank  # every interval of the table issues the same rounds then
         return rig.step(gradients(comm.rank, 0))
 
     for outcome in run_ranks(2, rank):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.memory import UNSENT
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
 
 LOSSY = "leader_topk(ratio=0.05)"
@@ -243,7 +244,7 @@ def forgotten() -> bool:
     """Whether the planes of a model that nobody holds any more are freed."""
     ddp, optimizer, wire = _attached()
     train(ddp, optimizer, range(3))
-    plane = weakref.ref(wire._engine.layout.lanes[0].committed)
+    plane = weakref.ref(wire._engine.layout.lanes[0].committed[UNSENT])
     del ddp, optimizer, wire
     for _ in range(50):
         gc.collect()

@@ -13,6 +13,7 @@ from gradwire.codec import sparse, top_k
 from gradwire.exchange import gather, remember
 from gradwire.exchange.compose import Remember
 from gradwire.exchange.gather import Gather
+from gradwire.memory import UNSENT
 
 
 def _spec(name: str, numel: int, dtype: torch.dtype = torch.float32) -> ParameterSpec:
@@ -92,10 +93,10 @@ def test_a_lane_of_empty_parameters_has_no_units() -> None:
 
 def test_commit_takes_the_working_plane_and_keeps_what_is_idle() -> None:
     lane = _lane([2, 3], ())
-    lane.committed.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
-    lane.working.copy_(torch.tensor([10.0, 20.0, 30.0, 40.0, 50.0]))
+    lane.committed[UNSENT].copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+    lane.x.copy_(torch.tensor([10.0, 20.0, 30.0, 40.0, 50.0]))
     lane.commit(idle=[lane.slots[0]])
-    assert lane.committed.tolist() == [1.0, 2.0, 30.0, 40.0, 50.0]
+    assert lane.committed[UNSENT].tolist() == [1.0, 2.0, 30.0, 40.0, 50.0]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,6 @@ def test_short_gradients_accumulate_in_float32(dtype: torch.dtype, plane: torch.
     lane = Lane(
         0, [_spec("p", 6, dtype)], remember(gather(sparse(top_k(0.5)))), lambda _: (), torch.device("cpu")
     )
-    assert lane.committed.dtype == lane.working.dtype == plane
+    assert lane.committed[UNSENT].dtype == lane.x.dtype == plane
     assert lane.memory_bytes == 2 * 6 * plane.itemsize
-    assert not lane.committed.any()
+    assert not lane.committed[UNSENT].any()

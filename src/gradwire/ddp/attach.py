@@ -19,7 +19,7 @@ from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.hook import gradwire_hook
-from gradwire.ddp.layout import Policy, build, chooser, plain, settled
+from gradwire.ddp.layout import Layout, Policy, build, chooser, plain, settled
 from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
 from gradwire.ddp.wire import Wire
@@ -39,6 +39,7 @@ def attach(
     target: float = 0.95,
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
+    memory_dtype: torch.dtype | None = None,
 ) -> Wire:
     """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
 
@@ -50,6 +51,7 @@ def attach(
     - `target`: the share of the no-communication speed of backward at which "auto" is content.
     - `seed`: of all random choices, equal on all ranks.
     - `process_group`: by default a new group over the same ranks, which only gradwire uses.
+    - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
 
     Raises `ValueError` when something is configured wrongly and `RanksDisagree`, on all ranks, when they
     differ in recipe, policy, seed, version, or the names, shapes and dtypes of parameters.
@@ -62,10 +64,11 @@ def attach(
     _check_model(ddp)
     specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
     comm = ProcessGroupComm(_own_group(ddp) if process_group is None else _same_ranks(process_group, ddp))
-    chosen = _agreed_recipe(recipe, target, specs, policy, comm)
-    require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None), comm)
+    chosen = _agreed_recipe(recipe, target, specs, policy, memory_dtype, optimizer, comm)
+    fingerprint = _fingerprint(chosen, specs, policy, seed, scaler is not None)
+    require_agreement({**fingerprint, "memory_dtype": str(memory_dtype)}, comm)
     kernels.prepare()
-    session, worker = _assemble(ddp, comm, specs, chosen, policy, seed)
+    session, worker = _assemble(ddp, comm, specs, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     observe(ddp, optimizer, scaler, session)
@@ -80,11 +83,19 @@ def _assemble(
     chosen: Recipe,
     policy: Policy | None,
     seed: int,
+    memory_dtype: torch.dtype | None,
 ) -> tuple[Session, Worker]:
     worker = Worker(crashed=lambda error: session.engine.crash(error))
     session = Session(BucketMap(ddp.module, specs), worker)
     session.engine = Engine(
-        comm, specs, chosen, post=worker.post, concluded=session.deliver, policy=policy, seed=seed
+        comm,
+        specs,
+        chosen,
+        post=worker.post,
+        concluded=session.deliver,
+        policy=policy,
+        seed=seed,
+        memory_dtype=memory_dtype,
     )
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(ddp, worker.stop)
@@ -114,13 +125,22 @@ def _check_model(ddp: DistributedDataParallel) -> None:
 
 
 def _agreed_recipe(
-    text: str | Recipe, target: float, specs: tuple[ParameterSpec, ...], policy: Policy | None, comm: Comm
+    text: str | Recipe,
+    target: float,
+    specs: tuple[ParameterSpec, ...],
+    policy: Policy | None,
+    memory_dtype: torch.dtype | None,
+    optimizer: torch.optim.Optimizer | None,
+    comm: Comm,
 ) -> Recipe:
     """Parse and try out; a rank that must refuse tells the others first, which would wait for it."""
     refusal: ValueError | None = None
     try:
         chosen = _chosen(text, target)
-        build(specs, settled(chosen) or plain(), policy, torch.device("meta"))
+        if memory_dtype not in (None, torch.bfloat16):
+            raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
+        layout = build(specs, settled(chosen) or plain(), policy, torch.device("meta"))
+        _check_momentum(layout, optimizer)
     except ValueError as error:
         refusal = error
     fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
@@ -132,6 +152,19 @@ def _agreed_recipe(
     if refusal is not None:
         raise refusal
     return chosen
+
+
+def _check_momentum(layout: Layout, optimizer: torch.optim.Optimizer | None) -> None:
+    """A memory that applies momentum on every rank must not meet an optimizer that applies it again."""
+    if optimizer is None or not any(lane.memory.covers_momentum for lane in layout.lanes):
+        return
+    plain_sgd = isinstance(optimizer, torch.optim.SGD)
+    if not plain_sgd or any(group["momentum"] for group in optimizer.param_groups):
+        raise ValueError(
+            f"{layout.main.text} applies momentum itself, before gradients are sent: give it "
+            f"torch.optim.SGD(momentum=0), not {type(optimizer).__name__} with a momentum or averages of its "
+            "own, or set the recipe's momentum=0"
+        )
 
 
 def _same_ranks(group: dist.ProcessGroup, ddp: DistributedDataParallel) -> dist.ProcessGroup:

@@ -46,6 +46,7 @@ class Engine:
         concluded: Callable[[Step], None] = lambda _step: None,
         policy: Policy | None = None,
         seed: int = 0,
+        memory_dtype: torch.dtype | None = None,
     ) -> None:
         self.comm, self.specs, self.recipe = comm, tuple(specs), recipe
         self.step = 0
@@ -54,6 +55,7 @@ class Engine:
         self.backward_started_s: Callable[[], float] = now_s
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
+        self._memory_dtype = memory_dtype
         self._now: Step | None = None
         self._settler: Settler | None = None
         self.start_over()
@@ -68,17 +70,19 @@ class Engine:
         self.layout = self._build(fixed or plain())
 
     def _build(self, composition: Composition) -> Layout:
-        return build(self.specs, composition, self._policy, torch.device("cpu"))
+        return build(self.specs, composition, self._policy, torch.device("cpu"), self._memory_dtype)
 
     def install(self, composition: Composition) -> None:
-        """Change what runs. Memory moves along by parameter name; it may not be dropped."""
+        """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
         old, self.layout = self.layout, self._build(composition)
-        for name, (lane, slot) in old.slots.items():
-            memory = lane.committed[slot.start : slot.stop]
+        for name, (lane, _slot) in old.slots.items():
+            for plane in self.layout.planes_of(name):
+                if plane in lane.memory.planes:
+                    self.layout.memory(name, plane).copy_(old.memory(name, plane))
             if name in self.layout.slots:
-                self.layout.memory(name).copy_(memory)
+                self.layout.memory(name).mul_(lane.memory.weight / self.layout.slots[name][0].memory.weight)
             else:
-                assert not memory.any(), f"{name}: flush before it loses its memory"
+                assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
         self._settler, self.runner.one_by_one = None, False
 
     def retire(self) -> None:
@@ -89,7 +93,8 @@ class Engine:
     def forget(self) -> None:
         """Zero all memory. For whoever has carried it elsewhere first."""
         for lane in self.layout.lanes:
-            lane.committed.zero_()
+            for plane in lane.committed.values():
+                plane.zero_()
 
     @property
     def measuring(self) -> bool:
@@ -127,12 +132,12 @@ class Engine:
         self._progress(step)
 
     def _fold(self, step: Step, lane: Lane, slot: Slot, grad: Tensor) -> None:
-        memory = lane.exchange.memory
-        assert memory is not None, "only lanes with memory live in the arena"
-        working, committed = (plane[slot.start : slot.stop] for plane in (lane.working, lane.committed))
         try:
             with step.trace.compressing("encode", slot.spec.name):
-                seen = memory.fold(working, committed, grad, 1.0 / step.scale, step.number)
+                working, committed = lane.planes_of(slot)
+                seen = lane.memory.fold(
+                    working, committed, grad, 1.0 / step.scale, step.number, self.comm.world
+                )
         except Exception as error:
             step.fail(error, f"fold of {slot.spec.name}", self.comm.rank)
             return
@@ -140,7 +145,7 @@ class Engine:
         if not seen.any_gradient:
             # DDP throws away what a hook returns for unused parameters, and join() sends zeros from
             # finished ranks: no memory may be spent on them.
-            working.zero_()
+            lane.x[slot.start : slot.stop].zero_()
             step.idle.append((lane, slot))
 
     def _direct_runs(self, arrival: Arrival) -> list[list[Entry]]:
@@ -172,7 +177,7 @@ class Engine:
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
-        x = lane.working[unit.start : unit.stop]
+        x = lane.x[unit.start : unit.stop]
         pieces = tuple(piece.stop - piece.start for piece in unit.pieces)
         at = Moment(step.number, unit.index, self.comm.rank, self.comm.world, self._seed, unit.lane, pieces)
         if not lane.exchange.rounds(x.numel(), x.dtype, at):

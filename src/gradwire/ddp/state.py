@@ -15,19 +15,21 @@ from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.layout import settled
 from gradwire.errors import RanksDisagree
+from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 
-FORMAT = 1
+FORMAT = 2
 State = Mapping[str, Any]
 
 
 def save(engine: Engine) -> dict[str, Any]:
     """This rank's state; the tensors are copies."""
-    memory = {
-        spec.name: engine.layout.memory(spec.name).clone().view(spec.shape)
-        for spec in engine.specs
-        if spec.name in engine.layout.slots
-    }
+    planes: dict[str, dict[str, Tensor]] = {UNSENT: {}}
+    for spec in engine.specs:
+        for plane in engine.layout.planes_of(spec.name):
+            # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
+            memory = engine.layout.memory(spec.name, plane).to(spec.plane_dtype, copy=True)
+            planes.setdefault(plane, {})[spec.name] = memory.view(spec.shape)
     return {
         "format": FORMAT,
         "rank": engine.comm.rank,
@@ -36,16 +38,23 @@ def save(engine: Engine) -> dict[str, Any]:
         "plan": None if engine.measuring else engine.layout.main.text,
         "why": engine.layout.main.why,
         "step": engine.step,
-        "memory": memory,
+        "memory": planes.pop(UNSENT),
+        "planes": planes,
     }
+
+
+def _all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
+    """By plane and parameter name; what is unsent among them."""
+    return {UNSENT: state["memory"], **state["planes"]}
 
 
 def save_mean(engine: Engine) -> dict[str, Any]:
     """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter."""
     state = save(engine)
-    for memory in state["memory"].values():
-        memory.mul_(1.0 / engine.comm.world)
-        engine.comm.all_reduce(memory.view(-1)).wait()
+    for plane in _all_planes(state).values():
+        for memory in plane.values():
+            memory.mul_(1.0 / engine.comm.world)
+            engine.comm.all_reduce(memory.view(-1)).wait()
     return {**state, "rank": None, "world": None}
 
 
@@ -90,12 +99,13 @@ def _check(engine: Engine, state: State) -> None:
         raise ValueError(f"state has format {state.get('format')!r}; this version reads {FORMAT}")
     if state["layout"] != layout_hash(engine.specs):
         raise ValueError(_different_model(engine, state))
+    if not {"rank", "world", "plan", "why", "step", "planes"} <= set(state):
+        raise ValueError("state lacks some of rank, world, plan, why, step and planes")
     shapes = {spec.name: spec.shape for spec in engine.specs}
-    for name, memory in state["memory"].items():
-        if tuple(memory.shape) != shapes[name]:
-            raise ValueError(f"memory of {name!r} has shape {tuple(memory.shape)}, not {shapes[name]}")
-    if not {"rank", "world", "plan", "why", "step"} <= set(state):
-        raise ValueError("state lacks some of rank, world, plan, why and step")
+    for plane in _all_planes(state).values():
+        for name, memory in plane.items():
+            if tuple(memory.shape) != shapes[name]:
+                raise ValueError(f"memory of {name!r} has shape {tuple(memory.shape)}, not {shapes[name]}")
 
 
 def _restore(engine: Engine, state: State) -> None:
@@ -108,13 +118,13 @@ def _restore(engine: Engine, state: State) -> None:
         engine.forget()
         engine.install(replace(composition, why=f"loaded; {state['why']}"))
         _warn_of_another_recipe(engine, composition.text)
-    for name, memory in state["memory"].items():
-        if name in engine.layout.slots:
-            engine.layout.memory(name).copy_(memory.reshape(-1))
-        else:
-            raise ValueError(
-                f"state has memory for {name!r}, which this policy sends densely; keep the policy"
-            )
+    for plane, memories in _all_planes(state).items():
+        for name, memory in memories.items():
+            if plane not in engine.layout.planes_of(name):
+                raise ValueError(
+                    f"state has {plane} memory for {name!r}, sent otherwise now; keep the policy"
+                )
+            engine.layout.memory(name, plane).copy_(memory.reshape(-1))
     engine.step = state["step"]
 
 
@@ -147,7 +157,8 @@ def _choose(engine: Engine, state: State | Sequence[State]) -> State:
         return states[engine.comm.rank]
     if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
         raise ValueError("the states are of different steps, plans or models")
-    return {**states[0], "memory": _mean([each["memory"] for each in states])}
+    planes = {plane: _mean([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
+    return {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
 
 
 def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from gradwire.ddp.engine import Engine
 from gradwire.ddp.report import Report
 from gradwire.ddp.session import Session
 from gradwire.ddp.worker import Worker
+from gradwire.memory import UNSENT
 
 
 class Wire:
@@ -114,16 +115,16 @@ class Wire:
     def _flush(self) -> None:
         engine = self._engine
         for lane in engine.layout.lanes:
-            lane.working.copy_(lane.committed).mul_(1.0 / engine.comm.world)
-            engine.comm.all_reduce(lane.working).wait()
-            lane.committed.zero_()
+            lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
+            engine.comm.all_reduce(lane.x).wait()
             for slot in lane.slots:
                 parameter = self._parameters[slot.spec.name]
-                late = lane.working[slot.start : slot.stop].view(parameter.shape) * engine.loss_scale()
+                late = lane.x[slot.start : slot.stop].view(parameter.shape) * engine.loss_scale()
                 if parameter.grad is None:
                     parameter.grad = late.to(parameter.dtype)
                 else:
                     parameter.grad += late
+        engine.forget()
 
     def detach(self) -> None:
         """Flush, and from then on run plain all-reduce: DDP cannot unregister a hook.

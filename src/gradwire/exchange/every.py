@@ -15,10 +15,14 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class Every:
-    """Unit t is exchanged at step s iff (t + s) mod I = 0; the others hand zeros to the optimizer."""
+    """Unit t is exchanged at step s iff (t + s) mod I = 0; the others hand zeros to the optimizer.
+
+    With `together`, all units are exchanged in the same steps: those with (s + 1) mod I = 0.
+    """
 
     interval: int
     inner: Exchange
+    together: bool = False
     in_place: bool = False
 
     @property
@@ -43,7 +47,8 @@ class Every:
 
     def sends(self, at: Moment) -> bool:
         """Whether the unit travels in this step: no data dependency, every rank decides alone."""
-        return (at.unit + at.step) % self.interval == 0
+        phase = 1 if self.together else at.unit
+        return (phase + at.step) % self.interval == 0
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`."""
@@ -57,10 +62,10 @@ class Every:
         return self.inner.rounds(numel, dtype, at) if self.sends(at) else ()
 
 
-def every(interval: int, inner: Exchange) -> Every:
-    """Exchange each unit every `interval` steps."""
+def every(interval: int, inner: Exchange, *, together: bool = False) -> Every:
+    """Exchange each unit every `interval` steps, one after another or all `together`."""
     if not isinstance(interval, int) or interval < 1:
         raise ValueError(
             f"interval={interval!r} must be at least 1 step, in whole steps; 1 sends everything always"
         )
-    return Every(interval, inner)
+    return Every(interval, inner, together)

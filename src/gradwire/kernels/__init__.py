@@ -14,6 +14,8 @@ from gradwire.kernels import cpu, reference
 __all__ = [
     "Folded",
     "fold",
+    "fold_momentum",
+    "mask_zeros",
     "pack_bits",
     "prepare",
     "put",
@@ -55,6 +57,51 @@ def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, s
         return Folded(*reference.fold(working, committed, grad, coefficient, scale))
     arrays = (working.numpy(), committed.numpy(), grad.numpy())
     return Folded(*cpu.fold(*arrays, np.float32(coefficient), np.float32(scale)))
+
+
+def fold_momentum(
+    working: tuple[Tensor, Tensor],
+    committed: tuple[Tensor, Tensor],
+    grad: Tensor,
+    momentum: float,
+    scale: float = 1.0,
+    *,
+    nesterov: bool = False,
+) -> Folded:
+    """From (v, u), each (numel,), to u' = momentum · u + scale · grad and v' = v + u', in one pass.
+
+    With `nesterov`, v' = v + momentum · u' + scale · grad (Lin et al. 2018, section 3, and appendix B).
+
+    >>> import torch
+    >>> v, u = torch.empty(1), torch.empty(1)
+    >>> fold_momentum((v, u), (torch.tensor([5.0]), torch.tensor([2.0])), torch.tensor([1.0]), 0.5)
+    Folded(any_gradient=True, finite=True)
+    >>> v, u
+    (tensor([7.]), tensor([2.]))
+    """
+    planes = (*working, *committed)
+    if any(plane.shape != grad.shape for plane in planes):
+        raise ValueError(f"shapes differ: {[tuple(plane.shape) for plane in planes]}, {tuple(grad.shape)}")
+    if not _is_fast(*planes, grad):
+        return Folded(*reference.fold_momentum(working, committed, grad, momentum, scale, nesterov))
+    v_out, u_out, v, u = (plane.numpy() for plane in planes)
+    weights = np.float32(momentum), np.float32(scale)
+    return Folded(*cpu.fold_momentum(v_out, u_out, v, u, grad.numpy(), *weights, nesterov))
+
+
+def mask_zeros(target: Tensor, like: Tensor) -> None:
+    """Make `target` (numel,) zero wherever `like` (numel,) is.
+
+    >>> import torch
+    >>> target = torch.ones(3)
+    >>> mask_zeros(target, torch.tensor([1.0, 0.0, 2.0]))
+    >>> target
+    tensor([1., 0., 1.])
+    """
+    if not _is_fast(target, like) or target.shape != like.shape:
+        reference.mask_zeros(target, like)
+        return
+    cpu.mask_zeros(target.numpy(), like.numpy())
 
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
@@ -160,6 +207,8 @@ def prepare() -> None:
     """Compile (or load from the cache) every kernel now: compilation holds the interpreter lock."""
     x = torch.arange(4 * cpu.SAMPLE, dtype=torch.float32)
     fold(torch.empty_like(x), x, x, 1.0)
+    fold_momentum((torch.empty_like(x), torch.empty_like(x)), (x, x), x, 0.9)
+    mask_zeros(torch.empty_like(x), x)
     topk_indices(x, 16)
     sample_indices(64, 8, 0)
     for dtype in (torch.int32, torch.int64):

@@ -16,6 +16,28 @@ def fold(
     return bool((grad != 0).any()), bool(working.isfinite().all())
 
 
+def fold_momentum(
+    working: tuple[Tensor, Tensor],
+    committed: tuple[Tensor, Tensor],
+    grad: Tensor,
+    momentum: float,
+    scale: float,
+    nesterov: bool,
+) -> tuple[bool, bool]:
+    """u' = momentum · u + scale · grad, v' = v + u', or Nesterov's v + momentum · u' + scale · grad."""
+    (v_out, u_out), (v, u) = working, committed
+    flags = fold(u_out, u, grad, momentum, scale)
+    torch.add(v, u_out, alpha=momentum if nesterov else 1.0, out=v_out)
+    if nesterov:
+        v_out.add_(grad.to(v_out.dtype), alpha=scale)
+    return flags[0], bool(v_out.isfinite().all())
+
+
+def mask_zeros(target: Tensor, like: Tensor) -> None:
+    """target = 0 wherever like is 0."""
+    target.masked_fill_(like == 0, 0.0)
+
+
 def topk_indices(x: Tensor, k: int) -> Tensor:
     """Indices (k,) int64, ascending, of the largest magnitudes of x (n,).
 

@@ -1,12 +1,22 @@
 """Named compositions, one paper and one file each."""
 
-from gradwire.recipes import auto, bf16, covap, dense, fp16, leader_topk, randomk, topk  # register themselves
+from gradwire.recipes import (  # register themselves
+    auto,
+    bf16,
+    covap,
+    dense,
+    fp16,
+    leader_topk,
+    local_every,
+    randomk,
+    topk,
+)
 from gradwire.recipes.base import REGISTRY, Composition, Decide, Entry, register
 from gradwire.recipes.parse import Recipe, recipe
 
 __all__ = ["Composition", "Decide", "Entry", "Recipe", "entries", "names", "recipe", "register"]
 
-_MODULES = (auto, bf16, covap, dense, fp16, leader_topk, randomk, topk)
+_MODULES = (auto, bf16, covap, dense, fp16, leader_topk, local_every, randomk, topk)
 
 
 def names() -> tuple[str, ...]:

@@ -14,12 +14,16 @@ from gradwire.plan import Facts, ramped_cuts
 
 @dataclass(frozen=True)
 class Composition:
-    """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report."""
+    """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report.
+
+    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise.
+    """
 
     text: str
     exchange: Exchange
     cutter: Cutter = ramped_cuts
     why: str = "as configured"
+    tiny: str = "dense"
 
 
 Decide = Callable[[Facts], Composition]

@@ -39,7 +39,7 @@ def recipe(text: str | Recipe) -> Recipe:
     Traceback (most recent call last):
     ...
     ValueError: unknown recipe 'covapp'; did you mean 'covap'? Known: auto, bf16, covap, dense, fp16, \
-leader_topk, randomk, topk
+leader_topk, local_every, randomk, topk
     """
     name, options = (text.name, text.options) if isinstance(text, Recipe) else _split(text)
     if name not in REGISTRY:

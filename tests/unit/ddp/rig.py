@@ -55,10 +55,11 @@ EVERY_RECIPE = {
     "fp16": "fp16",
     "leader_topk": "leader_topk(ratio=0.1)",
     "leader_topk, norm": "leader_topk(ratio=0.1, elect='norm')",
+    "local_every": "local_every(interval=2)",
     "randomk": "randomk(ratio=0.2)",
     "topk": "topk(ratio=0.1)",
 }
-REMEMBERING = ("covap", "leader_topk", "leader_topk, norm", "randomk", "topk")
+REMEMBERING = ("covap", "leader_topk", "leader_topk, norm", "local_every", "randomk", "topk")
 
 
 def specs(dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32) -> tuple[ParameterSpec, ...]:

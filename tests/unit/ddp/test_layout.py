@@ -12,6 +12,7 @@ from gradwire.codec import random_k, values
 from gradwire.ddp.layout import Layout, build, by_size, settled
 from gradwire.exchange import reduce
 from gradwire.exchange.reduce import Reduce
+from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 
 CPU = torch.device("cpu")
@@ -74,7 +75,7 @@ def test_every_recipe_and_plane_type_has_a_lane_of_its_own() -> None:
 def test_memory_is_a_view_of_the_committed_plane() -> None:
     layout = _layout("topk(ratio=0.1)")
     layout.memory("body").fill_(3.0)
-    assert layout.lanes[0].committed.sum() == 3.0 * 512 * 64
+    assert layout.lanes[0].committed[UNSENT].sum() == 3.0 * 512 * 64
     assert layout.memory_bytes == 2 * 4 * (5120 + 512 * 64)
 
 

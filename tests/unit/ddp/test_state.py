@@ -172,7 +172,7 @@ def test_a_state_of_another_model_or_format_is_refused() -> None:
     renamed = [{**each, "layout": "0" * 16, "memory": {"other.weight": torch.zeros(1)}} for each in states]
     errors = _refusals(lambda rank: renamed[rank])
     assert all("another" in str(error) or "other.weight" in str(error) for error in errors)
-    assert all("format 2" in str(e) for e in _refusals(lambda rank: {**states[rank], "format": 2}))
+    assert all("format 1" in str(e) for e in _refusals(lambda rank: {**states[rank], "format": 1}))
     assert all("format None" in str(error) for error in _refusals(lambda _rank: {"model": "weights"}))
 
 

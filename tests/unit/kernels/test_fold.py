@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Folded, fold, reference
+from gradwire.kernels import Folded, fold, fold_momentum, mask_zeros, reference
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 12_289, 100_003)
 INF, NAN = float("inf"), float("nan")
@@ -104,3 +104,34 @@ def test_unequal_sizes_raise_instead_of_reading_beyond_the_end(short: int) -> No
     tensors = [torch.zeros(9 if number == short else 10) for number in range(3)]
     with pytest.raises(ValueError, match="shapes differ"):
         fold(*tensors, 1.0)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_within_two_roundings_of_the_reference(n: int, nesterov: bool) -> None:
+    (v, u), (grad, _) = pair(n), pair(n + 1)
+    grad = grad[:n]
+    fast, slow = ((torch.full_like(v, NAN), torch.full_like(v, NAN)) for _ in range(2))
+    flags = fold_momentum(fast, (v, u), grad, 0.9, 0.5, nesterov=nesterov)
+    assert flags == Folded(*reference.fold_momentum(slow, (v, u), grad, 0.9, 0.5, nesterov))
+    # The reference may fuse multiply and add: up to half an ulp for each of three products.
+    bound = 3 * torch.finfo(torch.float32).eps * (v.abs() + 2 * u.abs() + 2 * grad.abs())
+    assert all(((a - b).abs() <= bound).all() for a, b in zip(fast, slow, strict=True))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("where", ["v", "u", "gradient"])
+def test_momentum_sees_one_poisoned_element(value: float, where: str) -> None:
+    planes = {name: torch.zeros(5000) for name in ("v", "u", "gradient")}
+    planes[where][4999] = value
+    working = torch.empty(5000), torch.empty(5000)
+    seen = fold_momentum(working, (planes["v"], planes["u"]), planes["gradient"], 0.9)
+    assert seen == Folded(any_gradient=where == "gradient", finite=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeros_are_masked_and_nothing_else(dtype: torch.dtype) -> None:
+    like = torch.tensor([0.0, -0.0, 1e-45, NAN, INF, -2.0]).to(dtype)
+    target = torch.arange(1.0, 7.0, dtype=dtype)
+    mask_zeros(target, like)
+    assert target.tolist() == [0.0, 0.0, 3.0, 4.0, 5.0, 6.0]

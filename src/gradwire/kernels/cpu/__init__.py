@@ -3,9 +3,20 @@
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """
 
-from gradwire.kernels.cpu.fold import fold
+from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.places import pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.topk import SAMPLE, topk_indices
 
-__all__ = ["SAMPLE", "fold", "pack_bits", "sample_indices", "scatter", "take", "topk_indices", "unpack_bits"]
+__all__ = [
+    "SAMPLE",
+    "fold",
+    "fold_momentum",
+    "mask_zeros",
+    "pack_bits",
+    "sample_indices",
+    "scatter",
+    "take",
+    "topk_indices",
+    "unpack_bits",
+]

@@ -1,0 +1,17 @@
+"""local_every: gradients add up on every rank, and one all-reduce in k steps brings their mean.
+
+What GComp (section 5) and others compare with. Differences from plain gradient accumulation: the optimizer
+is stepped all the same and sees zeros in between, so the learning rate's schedule keeps its count; what
+arrives is the sum over the k steps, as error feedback has it, not their mean.
+"""
+
+from gradwire.exchange import dense, every, remember
+from gradwire.recipes.base import Composition, register
+
+
+@register
+def local_every(interval: int = 8) -> Composition:
+    """Accumulate locally, and all-reduce everything at once every so many steps."""
+    return Composition(
+        f"local_every(interval={interval!r})", remember(every(interval, dense(), together=True))
+    )

@@ -1,0 +1,32 @@
+"""A memory's planes, as the arena keeps them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.memory import UNSENT, Memory
+
+
+class Folding:
+    """`size` elements of committed and working planes, all zero at first."""
+
+    def __init__(self, memory: Memory, size: int) -> None:
+        self.memory = memory
+        self.committed = {name: torch.zeros(size) for name in memory.planes}
+        self.working = {name: torch.zeros(size) for name in memory.planes}
+
+    def fold(self, grad: Tensor, step: int = 0, world: int = 1) -> Tensor:
+        """The error-fed gradient."""
+        self.memory.fold(self.working, self.committed, grad, 1.0, step, world)
+        return self.working[UNSENT]
+
+    def commit(self) -> None:
+        """What the exchange has left becomes the memory."""
+        self.memory.settle(self.working, self.committed)
+        self.committed, self.working = self.working, self.committed
+
+    @property
+    def unsent(self) -> Tensor:
+        """The committed plane of that name."""
+        return self.committed[UNSENT]
