@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec import indices as places
+from gradwire.codec.buffer import Chosen
 from gradwire.codec.select import Selector
 from gradwire.moment import Moment
 
@@ -45,10 +45,8 @@ class Values:
 class Sparse:
     """Indices and values in one byte buffer: one collective per unit, not two.
 
-    Layout: the int32 words of `gradwire.codec.indices`, padded to a multiple of 8 bytes, then the values,
-    padded to a multiple of 4 so that in a gathered (world, bytes) buffer every rank's words are aligned.
-    With a `dtype`, values travel in that type where it is shorter than the tensor's own; what is too large
-    for it is sent as its largest number.
+    The layout is that of `gradwire.codec.buffer.Chosen`. With a `dtype`, values travel in that type where it
+    is shorter than the tensor's own; what is too large for it is sent as its largest number.
     """
 
     selector: Selector
@@ -65,34 +63,22 @@ class Sparse:
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""
-        count = self.selector.count(numel, at)
-        value_bytes = count * shorter(self.dtype, dtype).itemsize
-        return _padded(4 * places.words(count, numel), 8) + _padded(value_bytes, 4), torch.uint8
+        return self._layout(numel, dtype, at).buffer.bytes, torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
-        indices = self.selector.select(x, at)
-        size, dtype = self.payload(x.numel(), x.dtype, at)
-        payload = torch.zeros(size, dtype=dtype, device=x.device)
-        words, values = self._parts(payload, x, at)
-        words.copy_(places.pack(indices, x.numel()))
-        values.copy_(narrowed(x[indices], values.dtype))
-        return payload
+        indices, layout = self.selector.select(x, at), self._layout(x.numel(), x.dtype, at)
+        return layout.write(indices, narrowed(x[indices], layout.dtype))
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        words, values = self._parts(payload, out, at)
-        indices = places.unpack(words, values.numel(), out.numel())
+        indices, values = self._layout(out.numel(), out.dtype, at).read(payload)
         out.index_add_(0, indices.long(), values.to(out.dtype), alpha=weight)
 
-    def _parts(self, payload: Tensor, like: Tensor, at: Moment) -> tuple[Tensor, Tensor]:
-        """The words and the values within the payload of a tensor `like`, as views."""
-        count, dtype = self.selector.count(like.numel(), at), shorter(self.dtype, like.dtype)
-        stop = 4 * places.words(count, like.numel())
-        start = _padded(stop, 8)
-        return payload[:stop].view(torch.int32), payload[start : start + count * dtype.itemsize].view(dtype)
+    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Chosen:
+        return Chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
 
 
 def shorter(wanted: torch.dtype | None, own: torch.dtype) -> torch.dtype:
@@ -117,10 +103,6 @@ def check_narrow(dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype not in (None, torch.float16, torch.bfloat16):
         raise ValueError(f"values cannot travel as {dtype}; choose torch.float16 or torch.bfloat16")
     return dtype
-
-
-def _padded(size: int, grain: int) -> int:
-    return -(-size // grain) * grain
 
 
 def values(selector: Selector) -> Values:

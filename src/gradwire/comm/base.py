@@ -18,11 +18,15 @@ Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
 
 @dataclass(frozen=True)
 class Round:
-    """One collective: the verb, and the payload that *each* rank hands in (elements and dtype)."""
+    """One collective: the verb, and the payload that *each* rank hands in (elements and dtype).
+
+    `by` is how far a shift goes: a rank that owes one must meet its peers. It says nothing of other verbs.
+    """
 
     verb: Verb
     numel: int
     dtype: torch.dtype
+    by: int = 1
 
     @property
     def payload_bytes(self) -> int:

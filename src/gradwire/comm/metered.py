@@ -53,7 +53,7 @@ class Metered:
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`."""
-        round_ = Round("shift", tensor.numel(), tensor.dtype)
+        round_ = Round("shift", tensor.numel(), tensor.dtype, by)
         return self._note(round_, lambda: self._comm.shift(out, tensor, by))
 
 
@@ -78,7 +78,7 @@ def _send(comm: Metered, round_: Round, payload: Tensor) -> Pending:
             rows = payload.view(comm.world, -1)
             return comm.all_to_all(torch.empty_like(rows), rows)
         case "shift":
-            return comm.shift(torch.empty_like(payload), payload)
+            return comm.shift(torch.empty_like(payload), payload, round_.by)
         case "broadcast":
             # Exchanges that may fail spread a leader's payload by all-reduce, which needs no root.
             raise AssertionError("a broadcast cannot be owed: its root is not part of the round")

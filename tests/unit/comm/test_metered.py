@@ -22,6 +22,7 @@ def test_rounds_are_noted_in_order_with_the_payload_each_rank_hands_in() -> None
         metered = Metered(comm)
         for call in CALLS[:5]:
             call.issue(metered)
+        metered.shift(torch.empty(SIZE), torch.empty(SIZE), -2)
         return metered
 
     f32 = torch.float32
@@ -32,6 +33,7 @@ def test_rounds_are_noted_in_order_with_the_payload_each_rank_hands_in() -> None
             Round("broadcast", SIZE, f32),
             Round("all_to_all", 3 * SIZE, f32),
             Round("shift", SIZE, f32),
+            Round("shift", SIZE, f32, -2),
         ]
         assert metered.wire_bytes == sum(noted.wire_bytes(3) for noted in metered.rounds)
 
@@ -51,6 +53,7 @@ AGREED = (
     Round("all_gather", 3, torch.uint8),
     Round("all_to_all", 6, torch.float16),
     Round("shift", 5, torch.float64),
+    Round("shift", 5, torch.float64, -1),
 )
 
 
@@ -63,7 +66,7 @@ def issue(comm: Metered, round_: Round) -> None:
     elif round_.verb == "all_to_all":
         comm.all_to_all(torch.empty_like(ones.view(comm.world, -1)), ones.view(comm.world, -1))
     else:
-        comm.shift(torch.empty_like(ones), ones)
+        comm.shift(torch.empty_like(ones), ones, round_.by)
 
 
 @pytest.mark.parametrize("sent", range(len(AGREED) + 1))
