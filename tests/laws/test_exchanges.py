@@ -71,7 +71,9 @@ def test_rounds_are_those_that_were_announced(outcomes: list[Outcome]) -> None:
         row = outcome.row
         for rank, held in enumerate(outcome.ranks):
             announced = row.case.exchange.rounds(row.size, row.dtype, row.moment(rank))
-            assert tuple(held.rounds) == announced, row
+            assert all(a.allows(b) for a, b in zip(announced, held.rounds, strict=False)), row
+            assert all(left.at_most for left in announced[len(held.rounds) :]), row
+            assert len(held.rounds) <= len(announced), row
 
 
 def test_without_rounds_the_mean_is_zero_and_everything_stays(outcomes: list[Outcome]) -> None:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gradwire.exchange import Exchange
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, Entry, entries
 
@@ -20,16 +21,21 @@ NUMEL = 1 << 20
 def recipes(
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the table as JSON.")] = None,
 ) -> None:
-    """List all recipes: what travels, bytes per element and rounds on four ranks."""
+    """List all recipes: what travels, bytes per element and rounds on four ranks, laws, paper, and use."""
     rows = [describe(entry) for entry in entries()]
-    table = Table("recipe", "bytes per element", "rounds per unit", "keeps unsent", box=None)
+    console = Console(width=110, highlight=False)
     for row in rows:
         options = ", ".join(f"{key}={value!r}" for key, value in row["options"].items())
-        name = f"[bold]{row['name']}[/bold]({options})" if options else f"[bold]{row['name']}[/bold]"
-        memory = row["memory"] or "when decided"
-        table.add_row(name, _number(row["wire_bytes_per_element"]), _number(row["rounds"]), memory)
-        table.add_row(f"  [dim]{row['summary']}[/dim]")
-    Console(width=110).print(table)
+        console.print(f"[bold]{row['name']}[/bold]" + (f"({options})" if options else ""), soft_wrap=True)
+        table = Table(box=None, show_header=False, padding=(0, 1, 1, 2))
+        table.add_column(style="dim", width=10)
+        table.add_column()
+        table.add_row("", row["summary"])
+        table.add_row("travels", f"{row['travels']} {_cost(row)}")
+        table.add_row("laws", row["laws"])
+        table.add_row("paper", row["paper"])
+        table.add_row("use when", row["use_when"])
+        console.print(table)
     if json_path is not None:
         json_path.write_text(json.dumps(rows, indent=2) + "\n")
 
@@ -40,17 +46,42 @@ def describe(entry: Entry, world: int = 4) -> dict[str, Any]:
     Adaptive recipes have no bytes of their own before they have measured.
     """
     row: dict[str, Any] = {"name": entry.name, "options": entry.options, "summary": entry.summary}
+    row |= {key.lower().replace(" ", "_"): entry.says(key) for key in ("Travels", "Paper", "Use when")}
+    row |= {"wire_bytes_per_element": None, "rounds": None, "at_most": None, "laws": "those of the choice"}
     built = entry.build()
-    row |= {"wire_bytes_per_element": None, "rounds": None, "memory": None}
-    if isinstance(built, Composition):
-        exchange = built.exchange
-        at = Moment(step=0, unit=0, rank=0, world=world)
-        rounds = exchange.rounds(NUMEL, torch.float32, at)
-        row["wire_bytes_per_element"] = sum(round_.wire_bytes(world) for round_ in rounds) / NUMEL
-        row["rounds"] = len(rounds)
-        row["memory"] = "yes" if exchange.memory is not None else "no"
-    return row
+    return row | _measures(built.exchange, world) if isinstance(built, Composition) else row
 
 
-def _number(value: float | None) -> str:
-    return "measured" if value is None else f"{value:.3g}"
+def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
+    """Of a long run, over the steps in which something travels and those in which nothing does."""
+    moments = [Moment(step, unit=0, rank=0, world=world) for step in range(LATE, LATE + CYCLE)]
+    steps = [exchange.rounds(NUMEL, torch.float32, at) for at in moments]
+    travelled = sum(round_.wire_bytes(world) for rounds in steps for round_ in rounds)
+    return {
+        "wire_bytes_per_element": travelled / NUMEL / CYCLE,
+        "rounds": max(len(rounds) for rounds in steps),
+        "at_most": any(round_.at_most for rounds in steps for round_ in rounds),
+        "laws": _laws(exchange),
+    }
+
+
+LATE, CYCLE = 1 << 20, 840
+"""A step beyond every warm-up, and a number of steps that holds whole cycles of every interval up to 8."""
+
+
+def _laws(exchange: Exchange) -> str:
+    parts = ["consensus, finiteness"]
+    parts.append("conservation with a memory" if exchange.memory is not None else "no memory")
+    if exchange.contractive:
+        parts.append("contractive")
+    if exchange.may_overflow:
+        parts.append("may overflow")
+    return "; ".join(parts)
+
+
+def _cost(row: dict[str, Any]) -> str:
+    if row["rounds"] is None:
+        return ""
+    least = "at most " if row["at_most"] else ""
+    rounds = f"{row['rounds']} round" + ("s" if row["rounds"] != 1 else "")
+    return f"[dim]{least}{row['wire_bytes_per_element']:.3g} bytes per element in {rounds}[/dim]"

@@ -7,7 +7,7 @@ sends, averaged over ranks (what one rank sends another receives, so the mean re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -21,12 +21,21 @@ class Round:
     """One collective: the verb, and the payload that *each* rank hands in (elements and dtype).
 
     `by` is how far a shift goes: a rank that owes one must meet its peers. It says nothing of other verbs.
+    A round announced as `at_most` may be shorter, or left out at the end, as ranks agree on the way.
     """
 
     verb: Verb
     numel: int
     dtype: torch.dtype
     by: int = 1
+    at_most: bool = False
+
+    def allows(self, issued: Round) -> bool:
+        """Whether `issued` is what this round has announced."""
+        if not self.at_most:
+            return issued == self
+        shorter = replace(self, numel=issued.numel, at_most=False)
+        return issued == shorter and issued.numel <= self.numel
 
     @property
     def payload_bytes(self) -> int:

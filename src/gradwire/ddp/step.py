@@ -131,9 +131,13 @@ class Step:
             self.failure = error
 
     def record(self, task: Task) -> None:
-        """Add a finished task's bytes: as metered, and as its exchange predicts them."""
+        """Add a finished task's bytes: as metered, and as its exchange predicts them.
+
+        Of rounds whose size is agreed on the way, what is known is what they came to.
+        """
         self.metered_bytes += task.comm.wire_bytes
-        self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in task.agreed)
+        known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
+        self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in known)
 
     def record_tail(self, tail: Tail) -> None:
         """Add the tail's bytes."""

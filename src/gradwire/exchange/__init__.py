@@ -1,5 +1,6 @@
 """Agreement over a unit: one file per pattern, and the combinators that compose them."""
 
+from gradwire.exchange.agreed import agreed
 from gradwire.exchange.base import Exchange, Finish, run
 from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.dense import dense
@@ -8,4 +9,16 @@ from gradwire.exchange.gather import gather
 from gradwire.exchange.leader import leader
 from gradwire.exchange.reduce import reduce
 
-__all__ = ["Exchange", "Finish", "dense", "every", "gather", "leader", "reduce", "remember", "run", "warm"]
+__all__ = [
+    "Exchange",
+    "Finish",
+    "agreed",
+    "dense",
+    "every",
+    "gather",
+    "leader",
+    "reduce",
+    "remember",
+    "run",
+    "warm",
+]

@@ -16,7 +16,12 @@ from gradwire.recipes.leader_topk import leader_topk
 
 @register
 def auto(target: float = 0.95) -> Decide:
-    """Measure, then choose dense, fp16 or leader_topk: the least that reaches linear scaling."""
+    """Measure, then choose dense, fp16 or leader_topk: the least that reaches linear scaling.
+
+    Travels: what the choice sends; dense while it measures.
+    Paper: COVAP's criterion (Meng et al. 2023, section III-C) as the rule for all.
+    Use when: first of all, and read in `wire.report()` what it chose.
+    """
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
     return partial(from_facts, target=target)

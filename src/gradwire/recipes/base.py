@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,17 @@ class Entry:
     def summary(self) -> str:
         """First line of the builder's docstring."""
         return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+    def says(self, heading: str) -> str:
+        """What the builder's docstring says under "Travels", "Paper" or "Use when"; empty if nothing.
+
+        >>> from gradwire.recipes import entries
+        >>> next(entry for entry in entries() if entry.name == "dense").says("Travels")
+        'every value.'
+        """
+        text = inspect.getdoc(self.build) or ""
+        found = re.search(rf"^{heading}: (.*(?:\n +.*)*)", text, re.MULTILINE)
+        return " ".join(found[1].split()) if found else ""
 
 
 REGISTRY: dict[str, Entry] = {}

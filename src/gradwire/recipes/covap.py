@@ -16,7 +16,14 @@ from gradwire.recipes.base import Composition, Decide, register
 
 @register
 def covap(interval: int | None = None) -> Composition | Decide:
-    """Each unit every I-th step with error feedback; without an interval, I from the measured CCR."""
+    """Each unit every I-th step with error feedback; without an interval, I from the measured CCR.
+
+    Travels: one unit in I, whole.
+    Paper: Meng et al. 2023, "Near-linear scaling data parallel training with overlapping-aware gradient
+        compression".
+    Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
+        get stale.
+    """
     return from_facts if interval is None else compose(interval)
 
 

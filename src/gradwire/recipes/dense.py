@@ -9,5 +9,10 @@ from gradwire.recipes.base import Composition, register
 
 @register
 def dense() -> Composition:
-    """Plain all-reduce of every gradient, in place on DDP's buckets."""
+    """Plain all-reduce of every gradient, in place on DDP's buckets.
+
+    Travels: every value.
+    Paper: none; what DistributedDataParallel does.
+    Use when: the network is fast enough.
+    """
     return Composition("dense", plain())

@@ -13,5 +13,10 @@ from gradwire.recipes.base import Composition, register
 
 @register
 def fp16() -> Composition:
-    """All-reduce in float16: half the bytes, overflow above 65504."""
+    """All-reduce in float16: half the bytes, overflow above 65504.
+
+    Travels: every value in 16 bits.
+    Paper: Micikevicius et al. 2018, "Mixed precision training".
+    Use when: the network is at most twice too slow; three more bits of precision than bf16.
+    """
     return Composition("fp16", reduce(cast(torch.float16)))

@@ -5,23 +5,20 @@ Differences from the papers: per unit, not fused over the gradient; indices are 
 low-pass memory; values may travel in 16 bits.
 """
 
-from typing import Literal, get_args
-
-import torch
-
 from gradwire.codec import top_k
 from gradwire.exchange import leader, remember
 from gradwire.exchange.leader import Elect
 from gradwire.recipes.base import Composition, register
-
-Values = Literal["full", "fp16", "bf16"]
-DTYPES = {"full": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+from gradwire.recipes.narrow import Values, dtype_of
 
 
 @register
 def leader_topk(ratio: float = 0.01, elect: Elect = "round_robin", values: Values = "full") -> Composition:
-    """One leader's top-k for all ranks with error feedback: traffic constant in the world."""
-    if values not in DTYPES:
-        raise ValueError(f"values={values!r} is none of {', '.join(get_args(Values))}")
-    exchange = remember(leader(top_k(ratio), elect, DTYPES[values]))
+    """One leader's top-k for all ranks with error feedback: traffic constant in the world.
+
+    Travels: one rank's choice of places once, and everybody's values there.
+    Paper: Chen et al. 2020, "ScaleCom", section 3; Tyagi and Swany 2024, AR-Topk.
+    Use when: the network is more than 3 times too slow, on any number of ranks.
+    """
+    exchange = remember(leader(top_k(ratio), elect, dtype_of(values)))
     return Composition(f"leader_topk(ratio={ratio!r}, elect={elect!r}, values={values!r})", exchange)

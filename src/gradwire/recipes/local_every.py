@@ -11,7 +11,12 @@ from gradwire.recipes.base import Composition, register
 
 @register
 def local_every(interval: int = 8) -> Composition:
-    """Accumulate locally, and all-reduce everything at once every so many steps."""
+    """Accumulate locally, and all-reduce everything at once every so many steps.
+
+    Travels: the sum of k steps' gradients, in one of k steps.
+    Paper: none; what GComp (section 5) compares with.
+    Use when: as a baseline: the optimizer rests k - 1 steps and then takes k steps' gradients at once.
+    """
     return Composition(
         f"local_every(interval={interval!r})", remember(every(interval, dense(), together=True))
     )

@@ -10,5 +10,10 @@ from gradwire.recipes.base import Composition, register
 
 @register
 def randomk(ratio: float = 0.01) -> Composition:
-    """Random elements from a shared seed with error feedback, all-reduced without indices."""
+    """Random elements from a shared seed with error feedback, all-reduced without indices.
+
+    Travels: values at random places that all ranks know.
+    Paper: Stich et al. 2018, "Sparsified SGD with memory".
+    Use when: as a baseline: it costs least to choose and loses most.
+    """
     return Composition(f"randomk(ratio={ratio!r})", remember(reduce(values(random_k(ratio)))))

@@ -137,3 +137,42 @@ def test_settled_says_whether_an_adaptive_recipe_has_decided() -> None:
         _backward(ddp)
     assert wire.settled
     assert wire.report().facts is not None
+
+
+def test_memory_in_bfloat16_takes_less_space_and_keeps_what_it_can_say() -> None:
+    plain, ours = _backward(_ddp()), _ddp()
+    wire = gradwire.attach(ours, recipe="topk(ratio=0.1)", memory_dtype=torch.bfloat16)
+    full = gradwire.attach(_ddp(), recipe="topk(ratio=0.1)").report().memory_bytes
+    assert wire.report().memory_bytes == full * (4 + 2) // (4 + 4)
+    sent = _backward(ours)
+    memory = wire.state_dict()["memory"]
+    names = [name for name, _ in ours.module.named_parameters()]
+    for name, whole, part in zip(names, plain, sent, strict=True):
+        kept = memory.get(name, torch.zeros_like(part))
+        # One rounding to 8 bits of precision: half an ulp.
+        assert ((part + kept - whole).abs() <= whole.abs() * torch.finfo(torch.bfloat16).eps / 2).all()
+        assert torch.equal(kept, kept.bfloat16().float())
+
+
+def test_memory_in_any_other_type_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"memory_dtype=torch.float16; choose torch.bfloat16"):
+        gradwire.attach(_ddp(), recipe="topk", memory_dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("make", "accepted"),
+    [
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1), True),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), False),
+        (lambda parameters: torch.optim.Adam(parameters), False),
+    ],
+)
+def test_momentum_is_applied_once(make: Callable[[Any], torch.optim.Optimizer], accepted: bool) -> None:
+    ddp = _ddp()
+    optimizer = make(ddp.parameters())
+    if accepted:
+        gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1)")
+        return
+    with pytest.raises(ValueError, match=r"dgc.* applies momentum itself.*SGD\(momentum=0\)"):
+        gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1)")
+    gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1, momentum=0.0)")

@@ -1,0 +1,104 @@
+"""All-gather of as many elements as the rank with the most has chosen: for selectors of no fixed size.
+
+A length that depends on the data must be known to all ranks before it reaches a collective: counts travel
+first, and a peer's count is believed up to the bound that the selector's configuration gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.buffer import Chosen
+from gradwire.codec.select import Selector, filled
+from gradwire.codec.sparse import check_narrow, narrowed, shorter
+from gradwire.comm.base import Comm, Round
+from gradwire.errors import WireError
+from gradwire.exchange.base import Finish
+from gradwire.memory import Memory
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Two all-gathers: one count per rank, then payloads for the largest of them.
+
+    Room that a rank has paid for and does not need carries further elements. When no rank has chosen
+    anything, nothing else travels.
+    """
+
+    selector: Selector
+    dtype: torch.dtype | None = None
+    grain: int = 1
+    memory: Memory | None = None
+    in_place: bool = False
+    may_overflow: bool = False
+
+    @property
+    def contractive(self) -> bool:
+        """As the selector."""
+        return self.selector.contractive
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`."""
+        chosen, failure = self._chosen(x, at)
+        count = self._largest(chosen.numel(), x.numel(), comm, at)
+        layout = Chosen(count, x.numel(), shorter(self.dtype, x.dtype))
+        payloads = torch.zeros(comm.world, layout.buffer.bytes, dtype=torch.uint8, device=x.device)
+        if count == 0:
+            mean.zero_()
+            return _raising(failure)
+        indices = filled(chosen, count, x.numel())
+        values = narrowed(x[indices], layout.dtype)
+        pending = comm.all_gather(payloads, layout.write(indices, values))
+        x[indices] -= values.to(x.dtype)
+        if failure is not None:
+            pending.wait()
+            raise failure
+
+        def finish() -> None:
+            pending.wait()
+            mean.zero_()
+            for payload in payloads:
+                places, sent = layout.read(payload)
+                mean.index_add_(0, places.long(), sent.to(mean.dtype), alpha=1.0 / comm.world)
+
+        return finish
+
+    def _chosen(self, x: Tensor, at: Moment) -> tuple[Tensor, Exception | None]:
+        """This rank's choice. Peers wait for its count, so a failure is raised when both rounds are out."""
+        try:
+            return self.selector.select(x, at), None
+        except Exception as error:
+            return torch.empty(0, dtype=torch.int64, device=x.device), error
+
+    def _largest(self, mine: int, numel: int, comm: Comm, at: Moment) -> int:
+        counts = torch.empty(comm.world, 1, dtype=torch.int64)
+        comm.all_gather(counts, torch.tensor([mine])).wait()
+        largest, bound = int(counts.max()), self.selector.count(numel, at)
+        if not 0 <= int(counts.min()) <= largest <= bound:
+            raise WireError(f"a peer announces {counts.view(-1).tolist()} elements, outside 0 … {bound}")
+        return largest
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`. The second is an upper bound."""
+        layout = Chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
+        payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
+        return Round("all_gather", 1, torch.int64), payload
+
+
+def _raising(failure: Exception | None) -> Finish:
+    """Raised in the end: an error from `start` would make this rank pay for a round that nobody issues."""
+
+    def finish() -> None:
+        if failure is not None:
+            raise failure
+
+    return finish
+
+
+def agreed(selector: Selector, dtype: torch.dtype | None = None) -> Agreed:
+    """All-gather what `selector` chooses, however much that is; values in float16 or bfloat16 on request."""
+    return Agreed(selector, check_narrow(dtype))
