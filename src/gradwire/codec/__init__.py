@@ -2,7 +2,35 @@
 
 from gradwire.codec.base import Codec
 from gradwire.codec.cast import cast
-from gradwire.codec.select import Selector, everything, random_k, top_k
+from gradwire.codec.select import (
+    Selector,
+    ada_comp,
+    chunk_top_k,
+    everything,
+    fixed_threshold,
+    layer_top_k,
+    ms_top_k,
+    random_k,
+    sampled_top_k,
+    sidco,
+    top_k,
+)
 from gradwire.codec.sparse import sparse, values
 
-__all__ = ["Codec", "Selector", "cast", "everything", "random_k", "sparse", "top_k", "values"]
+__all__ = [
+    "Codec",
+    "Selector",
+    "ada_comp",
+    "cast",
+    "chunk_top_k",
+    "everything",
+    "fixed_threshold",
+    "layer_top_k",
+    "ms_top_k",
+    "random_k",
+    "sampled_top_k",
+    "sidco",
+    "sparse",
+    "top_k",
+    "values",
+]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.buffer import Chosen
-from gradwire.codec.select import Selector
+from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.moment import Moment
 
 
@@ -109,9 +109,9 @@ def values(selector: Selector) -> Values:
     """Send the chosen values only; the selector must choose alike on all ranks."""
     if not selector.shared:
         raise ValueError(f"{selector} differs between ranks: send indices too, with sparse(selector)")
-    return Values(selector)
+    return Values(check_fixed_size(selector))
 
 
 def sparse(selector: Selector, dtype: torch.dtype | None = None) -> Sparse:
     """Send the chosen values, in float16 or bfloat16 on request, with their indices."""
-    return Sparse(selector, check_narrow(dtype))
+    return Sparse(check_fixed_size(selector), check_narrow(dtype))

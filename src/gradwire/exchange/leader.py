@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import indices as places
-from gradwire.codec.select import Selector
+from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.codec.sparse import check_narrow, shorter
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
@@ -109,4 +109,4 @@ def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype 
     """
     if elect not in get_args(Elect):
         raise ValueError(f"elect={elect!r} is none of {', '.join(get_args(Elect))}")
-    return Leader(selector, elect, check_narrow(dtype))
+    return Leader(check_fixed_size(selector), elect, check_narrow(dtype))

@@ -10,17 +10,26 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
+from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
+from gradwire.kernels.dispatch import is_fast
+from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 
 __all__ = [
     "Folded",
+    "Moments",
+    "chunk_topk_indices",
     "fold",
     "fold_momentum",
+    "indices_near_maxima",
+    "indices_reaching",
     "mask_zeros",
+    "moments_reaching",
     "pack_bits",
     "prepare",
     "put",
     "sample_indices",
     "scatter",
+    "stratified_indices",
     "take",
     "topk_indices",
     "unpack_bits",
@@ -36,10 +45,6 @@ class Folded(NamedTuple):
     """Whether memory plus gradient is finite everywhere."""
 
 
-def _is_fast(*tensors: Tensor) -> bool:
-    return all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
-
-
 def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, scale: float = 1.0) -> Folded:
     """working = coefficient · committed + scale · grad in one pass; all three are (numel,).
 
@@ -53,7 +58,7 @@ def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, s
     if not working.shape == committed.shape == grad.shape:
         # The kernel checks no bounds: it would read beyond the shorter one.
         raise ValueError(f"shapes differ: {working.shape}, {committed.shape}, {grad.shape}")
-    if not _is_fast(working, committed, grad):
+    if not is_fast(working, committed, grad):
         return Folded(*reference.fold(working, committed, grad, coefficient, scale))
     arrays = (working.numpy(), committed.numpy(), grad.numpy())
     return Folded(*cpu.fold(*arrays, np.float32(coefficient), np.float32(scale)))
@@ -113,7 +118,7 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     """
     if not 0 <= k <= x.numel():
         raise ValueError(f"k={k} is outside 0 … {x.numel()}, the number of elements")
-    if not _is_fast(x):
+    if not is_fast(x):
         return reference.topk_indices(x, k)
     return torch.from_numpy(cpu.topk_indices(x.numpy(), k))
 
@@ -128,7 +133,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
     >>> take(x, torch.tensor([0, 2]), 0.5), x
     (tensor([0.5000, 1.5000]), tensor([0., 2., 0.]))
     """
-    if not (_is_fast(x) and indices.is_contiguous()):
+    if not (is_fast(x) and indices.is_contiguous()):
         return reference.take(x, indices.long(), weight)
     values = torch.empty(indices.numel(), dtype=x.dtype)
     cpu.take(x.numpy(), indices.numpy(), np.float32(weight), values.numpy())
@@ -157,7 +162,7 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
     >>> out
     tensor([1., 5., 1.])
     """
-    if not (_is_fast(out, values) and indices.is_contiguous()):
+    if not (is_fast(out, values) and indices.is_contiguous()):
         out[indices.long()] = values
         return
     cpu.scatter(out.numpy(), indices.numpy(), values.numpy())
@@ -211,6 +216,12 @@ def prepare() -> None:
     mask_zeros(torch.empty_like(x), x)
     topk_indices(x, 16)
     sample_indices(64, 8, 0)
+    indices_reaching(x, 1.0, 16)
+    moments_reaching(x, 1.0)
+    stratified_indices(64, 8, 0)
+    chunk_topk_indices(x, 64, 1)
+    chunk_topk_indices(x, 64, 2)
+    indices_near_maxima(x, 64, 2.0)
     for dtype in (torch.int32, torch.int64):
         indices = torch.arange(4, dtype=dtype)
         put(x, indices, take(x, indices))

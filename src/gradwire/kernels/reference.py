@@ -92,3 +92,49 @@ def sample_indices(n: int, k: int, seed: int) -> Tensor:
         draw = (bits >> 1) % (top + 1)
         chosen.add(top if draw in chosen else draw)
     return torch.tensor(sorted(chosen), dtype=torch.int64)
+
+
+def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
+    """Indices of magnitudes that are not below `threshold`, at most `capacity` + 1 of them."""
+    return (~(x.abs() < threshold)).nonzero().view(-1)[: capacity + 1]
+
+
+def moments_reaching(x: Tensor, threshold: float) -> tuple[int, float, float]:
+    """(how many, Σ|x|, Σ|x|²) of what is not below `threshold`, in float64."""
+    magnitude = x.abs()
+    reaching = magnitude[~(magnitude < threshold)].double()
+    return reaching.numel(), float(reaching.sum()), float(reaching.square().sum())
+
+
+def stratified_indices(n: int, size: int, seed: int) -> Tensor:
+    """A random index of each of `size` equal stretches of 0 … n - 1."""
+    indices, state = [], seed
+    for j in range(size):
+        start, stop = j * n // size, (j + 1) * n // size
+        state, bits = splitmix64(state)
+        indices.append(start + (bits >> 1) % (stop - start))
+    return torch.tensor(indices, dtype=torch.int64)
+
+
+def in_chunks(magnitude: Tensor, chunk: int) -> Tensor:
+    """`magnitude` (n,) as (chunks, chunk), the last one padded with -1, which is below everything."""
+    return torch.nn.functional.pad(magnitude, (0, -magnitude.numel() % chunk), value=-1.0).view(-1, chunk)
+
+
+def chunk_topk_indices(x: Tensor, chunk: int, keep: int) -> Tensor:
+    """Indices of the largest magnitudes of each chunk, ascending; of the last as many as there are."""
+    chunk = min(chunk, max(x.numel(), 1))
+    magnitude = in_chunks(x.abs().masked_fill(x.isnan(), torch.inf), chunk)
+    places = torch.sort(magnitude, dim=1, descending=True, stable=True).indices[:, :keep].sort(dim=1).values
+    starts = torch.arange(0, x.numel(), chunk, device=x.device)
+    indices = (starts[:, None] + places).view(-1)
+    return indices[indices < x.numel()]
+
+
+def indices_near_maxima(x: Tensor, chunk: int, scale: float) -> Tensor:
+    """Indices of non-zero magnitudes that reach their chunk's largest / scale."""
+    chunk = min(chunk, max(x.numel(), 1))
+    magnitude = in_chunks(x.abs().masked_fill(x.isnan(), torch.inf), chunk)
+    # A tensor, because a division by a number may be a multiplication by its rounded reciprocal.
+    thresholds = magnitude.amax(1, keepdim=True) / torch.tensor(scale, dtype=x.dtype, device=x.device)
+    return ((magnitude >= thresholds) & (magnitude > 0)).view(-1).nonzero().view(-1)

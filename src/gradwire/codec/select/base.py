@@ -47,3 +47,13 @@ def count_kept(ratio: float, numel: int) -> int:
     (10, 1, 0)
     """
     return min(numel, max(1, round(ratio * numel)))
+
+
+def check_fixed_size(selector: Selector) -> Selector:
+    """Return `selector` when the number that it chooses is known beforehand, else raise."""
+    if not selector.fixed_size:
+        raise ValueError(
+            f"{selector} chooses a number of elements that depends on their values, and here all ranks must "
+            "know the size beforehand: use an exchange that has it agreed first, or a selector with a ratio"
+        )
+    return selector

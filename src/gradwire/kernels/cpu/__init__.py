@@ -3,19 +3,27 @@
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """
 
+from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.places import pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
+from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import SAMPLE, topk_indices
 
 __all__ = [
     "SAMPLE",
+    "chunk_maxima",
+    "chunk_topk",
     "fold",
     "fold_momentum",
+    "indices_near_maxima",
+    "indices_reaching",
     "mask_zeros",
+    "moments_reaching",
     "pack_bits",
     "sample_indices",
     "scatter",
+    "stratified_indices",
     "take",
     "topk_indices",
     "unpack_bits",

@@ -1,0 +1,56 @@
+"""The largest magnitudes of each parameter alone.
+
+LWTopk of the comparisons in Shi et al. 2019 ("A distributed synchronous SGD algorithm with global top-k
+sparsification") and in Tyagi and Swany 2024 ("Flexible communication …", section II): every layer keeps its
+share, so that layers with small gradients are heard.
+
+Differences from the papers: a parameter that a cut divides keeps its share in each of the two units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.kernels import topk_indices
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class LayerTopK:
+    """The largest magnitudes of each piece, exactly, at least one of each; among equals the lowest index."""
+
+    ratio: float
+    shared: bool = False
+    contractive: bool = True
+    fixed_size: bool = True
+
+    def count(self, numel: int, at: Moment) -> int:
+        """See `Selector.count`."""
+        return sum(count_kept(self.ratio, size) for size in _sizes(numel, at))
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        """See `Selector.select`."""
+        start, parts = 0, []
+        for piece in torch.split(x, _sizes(x.numel(), at)):
+            parts.append(topk_indices(piece, count_kept(self.ratio, piece.numel())) + start)
+            start += piece.numel()
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _sizes(numel: int, at: Moment) -> list[int]:
+    assert not at.pieces or sum(at.pieces) == numel, f"pieces {at.pieces} do not make up {numel} elements"
+    return list(at.pieces) or [numel]
+
+
+def layer_top_k(ratio: float) -> LayerTopK:
+    """Keep the share `ratio` of each parameter, that with the largest magnitudes.
+
+    >>> x = torch.tensor([9.0, 8.0, 7.0, 0.1, 0.2])
+    >>> layer_top_k(0.4).select(x, Moment(step=0, unit=0, rank=0, world=1, pieces=(3, 2)))
+    tensor([0, 4])
+    """
+    return LayerTopK(check_ratio(ratio))

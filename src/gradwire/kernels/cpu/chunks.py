@@ -1,0 +1,86 @@
+"""The largest elements of each chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.threshold import largest_bits
+
+_PLACES = 0x7FFFFFFF
+
+
+@njit(nogil=True, cache=True)
+def _key(bits: Any, place: Any) -> Any:
+    """Orders by magnitude, then by the lowest place: one integer, so that a maximum vectorises."""
+    return (np.int64(min(np.int32(bits & MAGNITUDE), INFINITY)) << 32) | (_PLACES - place)
+
+
+@njit(nogil=True, cache=True)
+def _place(key: Any) -> Any:
+    return _PLACES - (key & _PLACES)
+
+
+@njit(nogil=True, cache=True)
+def _largest_key(bits: Any) -> Any:
+    largest = np.int64(-1)
+    for i in range(bits.size):
+        largest = max(largest, _key(bits[i], i))
+    return largest
+
+
+@njit(nogil=True, cache=True)
+def chunk_maxima(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
+    """The index of the largest of each chunk; `keep` is 1, named so that it is called like `chunk_topk`."""
+    for number in range(out.size):
+        start = number * chunk
+        out[number] = start + _place(_largest_key(bits[start : start + chunk]))
+
+
+@njit(nogil=True, cache=True)
+def _keep_largest(bits: Any, keys: Any) -> None:
+    """Fill `keys` with the largest keys of `bits`, which has as many elements or more."""
+    for i in range(keys.size):
+        keys[i] = _key(bits[i], i)
+    smallest = keys.argmin()
+    for i in range(keys.size, bits.size):
+        key = _key(bits[i], i)
+        if key > keys[smallest]:
+            keys[smallest] = key
+            smallest = keys.argmin()
+
+
+@njit(nogil=True, cache=True)
+def chunk_topk(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
+    """The indices of the `keep` largest of each chunk; of the last as many as there are."""
+    buffer = np.empty(keep, np.int64)
+    for start in range(0, bits.size, chunk):
+        here = bits[start : start + chunk]
+        keys = buffer[: min(keep, here.size)]
+        _keep_largest(here, keys)
+        for j in range(keys.size):
+            keys[j] = start + _place(keys[j])
+        keys.sort()
+        first = start // chunk * keep
+        out[first : first + keys.size] = keys
+
+
+@njit(nogil=True, cache=True)
+def indices_near_maxima(bits: Any, chunk: Any, scale: Any, out: Any) -> Any:
+    """Write the indices that reach their chunk's maximum / scale, zeros left out; returns how many."""
+    # One number as float and as integer: the division is that of floats, comparisons are those of integers.
+    as_bits = np.empty(1, np.int32)
+    as_float = as_bits.view(np.float32)
+    count = 0
+    for start in range(0, bits.size, chunk):
+        stop = min(start + chunk, bits.size)
+        as_bits[0] = min(largest_bits(bits[start:stop]), INFINITY)
+        as_float[0] /= scale
+        threshold = max(as_bits[0], np.int32(1))
+        for i in range(start, stop):
+            out[count] = i
+            count += (bits[i] & MAGNITUDE) >= threshold
+    return count

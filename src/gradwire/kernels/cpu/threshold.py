@@ -1,0 +1,92 @@
+"""Elements that reach a threshold, sums over them, and a sample to guess a threshold from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradwire.kernels.cpu.bits import MAGNITUDE
+
+_BLOCK = 32  # of longer ones, too many hold an element when one in a hundred is wanted
+_LANES = 1024  # independent sums in the first-level cache: without fast-math, one sum cannot be vectorised
+
+
+@njit(nogil=True, cache=True)
+def largest_bits(bits: Any) -> Any:
+    """The largest magnitude as an integer."""
+    largest = np.int32(0)
+    for i in range(bits.size):
+        largest = max(largest, np.int32(bits[i] & MAGNITUDE))
+    return largest
+
+
+@njit(nogil=True, cache=True)
+def _first_beyond(bits: Any, threshold: Any, out: Any, start: Any) -> Any:
+    """Repair the last place of a full `out`: the first in the block at `start` that is beyond the others."""
+    last = out[out.size - 2] if out.size > 1 else -1
+    i = max(start, last + 1)
+    while (bits[i] & MAGNITUDE) < threshold:
+        i += 1
+    out[out.size - 1] = i
+    return out.size
+
+
+@njit(nogil=True, cache=True)
+def indices_reaching(bits: Any, threshold: Any, out: Any) -> Any:
+    """Write the indices whose magnitude reaches `threshold` until `out` is full; returns how many.
+
+    Most blocks hold none and are passed over at the speed of memory. The last place of `out` takes what
+    is written before it is known whether it counts.
+    """
+    count, room = 0, out.size - 1
+    for start in range(0, bits.size, _BLOCK):
+        stop = min(start + _BLOCK, bits.size)
+        if largest_bits(bits[start:stop]) < threshold:
+            continue
+        # Without a branch, which would be mispredicted at every element that counts.
+        for i in range(start, stop):
+            out[min(count, room)] = i
+            count += (bits[i] & MAGNITUDE) >= threshold
+        if count > room:
+            return _first_beyond(bits, threshold, out, start)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _accumulate(x: Any, threshold: Any, counts: Any, totals: Any, squares: Any) -> None:
+    for lane in range(x.size):
+        magnitude = abs(x[lane])
+        # Not `>=`, so that NaN counts and shows in the sums.
+        reaches = not magnitude < threshold
+        value = np.float64(magnitude) if reaches else 0.0
+        counts[lane] += reaches
+        totals[lane] += value
+        squares[lane] += value * value
+
+
+@njit(nogil=True, cache=True)
+def moments_reaching(x: Any, threshold: Any) -> Any:
+    """(how many reach `threshold`, Σ|x|, Σ|x|²) of float32 in float64."""
+    counts, totals, squares = np.zeros(_LANES, np.int64), np.zeros(_LANES), np.zeros(_LANES)
+    for start in range(0, x.size, _LANES):
+        _accumulate(x[start : start + _LANES], threshold, counts, totals, squares)
+    return counts.sum(), totals.sum(), squares.sum()
+
+
+@njit(nogil=True, cache=True)
+def stratified_indices(n: Any, size: Any, seed: Any) -> Any:
+    """One index of each of `size` stretches by SplitMix64; the same numbers as the reference."""
+    out = np.empty(size, np.int64)
+    state = np.uint64(seed)
+    for j in range(size):
+        start = j * n // size
+        stop = (j + 1) * n // size
+        state += np.uint64(0x9E3779B97F4A7C15)
+        z = state
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = (z ^ (z >> np.uint64(31))) >> np.uint64(1)
+        out[j] = start + np.int64(z % np.uint64(stop - start))
+    return out

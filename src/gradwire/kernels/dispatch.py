@@ -1,0 +1,27 @@
+"""Which tensors the kernels of the CPU take; all others go to the reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def is_fast(*tensors: Tensor) -> bool:
+    """Whether all are contiguous float32 tensors on the CPU.
+
+    >>> is_fast(torch.zeros(4)), is_fast(torch.zeros(4)[::2]), is_fast(torch.zeros(4, dtype=torch.float64))
+    (True, False, False)
+    """
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+
+
+def rounded(threshold: float, dtype: torch.dtype) -> float:
+    """`threshold` in the type that it is compared in; raises unless it is a number that is 0 or more.
+
+    >>> rounded(0.1, torch.float16), rounded(1e6, torch.float16)
+    (0.0999755859375, inf)
+    """
+    if not threshold >= 0.0:
+        raise ValueError(f"threshold={threshold} is not 0 or more; magnitudes are compared with it")
+    # The absolute value turns -0.0, whose bits are those of the smallest integer, into 0.0.
+    return abs(float(torch.tensor(threshold, dtype=dtype)))

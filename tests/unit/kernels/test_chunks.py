@@ -1,0 +1,106 @@
+"""The largest of each chunk against the reference, and the reference against brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import chunk_topk_indices, indices_near_maxima, reference
+from tests.unit.kernels.inputs import KINDS, normal
+
+Kind = Callable[[int], Tensor]
+SIZES = (0, 1, 2, 99, 100, 101, 4097, 40_009)
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+every_size = pytest.mark.parametrize("n", SIZES)
+
+
+@every_kind
+@every_size
+def test_largest_of_each_chunk_are_those_of_the_reference(kind: Kind, n: int) -> None:
+    x = kind(n)
+    for chunk, keep in (
+        (1, 1),
+        (2, 1),
+        (7, 1),
+        (100, 1),
+        (50_000, 1),
+        (7, 7),
+        (100, 3),
+        (1000, 50),
+        (50_000, 9),
+    ):
+        fast = chunk_topk_indices(x, chunk, keep)
+        assert torch.equal(fast, reference.chunk_topk_indices(x, chunk, keep)), (chunk, keep)
+
+
+@every_kind
+@pytest.mark.parametrize(("chunk", "keep"), [(10, 1), (10, 4), (7, 7), (500, 3)])
+def test_reference_is_top_k_chunk_by_chunk(kind: Kind, chunk: int, keep: int) -> None:
+    x = kind(207)
+    expected = [
+        start + index
+        for start in range(0, 207, chunk)
+        for index in reference.topk_indices(x[start : start + chunk], min(keep, chunk, 207 - start)).tolist()
+    ]
+    assert reference.chunk_topk_indices(x, chunk, keep).tolist() == expected
+
+
+@every_kind
+@every_size
+def test_those_near_the_maxima_are_those_of_the_reference(kind: Kind, n: int) -> None:
+    x = kind(n)
+    for chunk in (1, 2, 7, 500, 50_000):
+        for scale in (1.0, 1.1, 2.0, 3.0, 1e30):
+            fast = indices_near_maxima(x, chunk, scale)
+            assert torch.equal(fast, reference.indices_near_maxima(x, chunk, scale)), (chunk, scale)
+
+
+@pytest.mark.parametrize(
+    ("values", "chosen"),
+    [
+        ([4.0, -2.0, 1.9, 0.0], [0, 1]),
+        ([0.0, -0.0, 0.0, 0.0], []),
+        ([torch.inf, torch.nan, 3e38, 0.0], [0, 1]),
+        (
+            [1e-45, 0.0, -1e-45, 4e-45],
+            [3],
+        ),  # of the smallest subnormal 1, 0, 1 and 3; half of 3 is 2, to even
+        ([1.0, 5.0, 2.0, 2.5, 1.0, 0.4], [1, 3, 4]),  # chunks of four
+    ],
+)
+def test_near_the_maxima_by_hand(values: list[float], chosen: list[int]) -> None:
+    x = torch.tensor(values)
+    for found in (indices_near_maxima(x, 4, 2.0), reference.indices_near_maxima(x, 4, 2.0)):
+        assert found.tolist() == chosen
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_and_strided_views_take_the_reference_path(dtype: torch.dtype) -> None:
+    x = normal(2000)
+    for view in (x.to(dtype), x[::2]):
+        assert torch.equal(chunk_topk_indices(view, 100, 2), reference.chunk_topk_indices(view, 100, 2))
+        assert torch.equal(indices_near_maxima(view, 100, 2.0), reference.indices_near_maxima(view, 100, 2.0))
+
+
+def test_input_is_only_read() -> None:
+    x = normal(4000)
+    before = x.clone()
+    chunk_topk_indices(x, 100, 1)
+    chunk_topk_indices(x, 100, 3)
+    indices_near_maxima(x, 100, 2.0)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(("chunk", "keep"), [(0, 0), (5, 0), (5, 6)])
+def test_keep_outside_its_range_raises(chunk: int, keep: int) -> None:
+    with pytest.raises(ValueError, match=f"keep={keep} is outside 1 … chunk={chunk}"):
+        chunk_topk_indices(normal(9), chunk, keep)
+
+
+@pytest.mark.parametrize(("chunk", "scale"), [(0, 2.0), (5, 0.9), (5, torch.nan), (5, torch.inf)])
+def test_scale_or_chunk_outside_its_range_raises(chunk: int, scale: float) -> None:
+    with pytest.raises(ValueError, match="must both be 1 or more"):
+        indices_near_maxima(normal(9), chunk, scale)
