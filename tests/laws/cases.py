@@ -10,7 +10,19 @@ from torch import Tensor
 
 from gradwire.codec import Codec, Selector, cast, everything, random_k, sparse, top_k, values
 from gradwire.codec.select import RandomK, ramp
-from gradwire.exchange import Exchange, dense, every, gather, leader, reduce, remember, warm
+from gradwire.exchange import (
+    Exchange,
+    dense,
+    every,
+    gather,
+    gtop_k,
+    leader,
+    ok_topk,
+    reduce,
+    remember,
+    sketch,
+    warm,
+)
 from gradwire.memory import Residual
 from gradwire.moment import Moment
 from gradwire.plan import Facts
@@ -149,6 +161,16 @@ _EXCHANGES = (
     ExchangeCase("leader everything", leader(everything(), "norm")),
     ExchangeCase("leader top 30% f16", leader(top_k(0.3), dtype=F16), F16),
     ExchangeCase("leader top 1% bf16 norm", leader(top_k(0.01), "norm", BF16), BF16),
+    ExchangeCase("ok top 1%", ok_topk(top_k(0.01))),
+    ExchangeCase("ok top 30% slack 1", ok_topk(top_k(0.3), slack=1.0)),
+    ExchangeCase("ok top all", ok_topk(top_k(1.0), slack=1.5)),
+    ExchangeCase("ok random 10%", ok_topk(random_k(0.1))),
+    ExchangeCase("gtop 1%", gtop_k(0.01)),
+    ExchangeCase("gtop 30%", gtop_k(0.3)),
+    ExchangeCase("gtop all", gtop_k(1.0)),
+    ExchangeCase("sketch 1%", sketch(0.01)),
+    ExchangeCase("sketch 30%, three rows", sketch(0.3, rows=3, table=1.0, candidates=2)),
+    ExchangeCase("sketch all", sketch(1.0, rows=1, table=0.1, candidates=1)),
     ExchangeCase("every 1 dense", every(1, dense())),
     ExchangeCase("every 4 dense", every(4, dense())),
     ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
@@ -159,6 +181,9 @@ _EXCHANGES = (
     ExchangeCase("remember dense", remember(dense())),
     ExchangeCase("remember gather top", remember(gather(sparse(top_k(0.1))))),
     ExchangeCase("remember warm leader", remember(warm(4, leader(top_k(0.25), "norm")))),
+    ExchangeCase("remember warm ok top", remember(warm(4, ok_topk(top_k(0.1))))),
+    ExchangeCase("remember gtop", remember(gtop_k(0.1))),
+    ExchangeCase("every 2 sketch", every(2, remember(sketch(0.1)))),
     ExchangeCase("covap", remember(every(4, dense()), Residual(0.5, 0.1, 50))),
     ExchangeCase("warm remember reduce f16", warm(4, remember(reduce(cast(F16)))), F16),
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
@@ -176,6 +201,19 @@ RECIPES = {
     "leader_topk(ratio=0.3, values='fp16')": F16,
     "covap(interval=4)": None,
     "local_every(interval=2)": None,
+    "lwtopk(ratio=0.05)": None,
+    "lwtopk(ratio=0.3, values='bf16')": BF16,
+    "mstopk(ratio=0.05)": None,
+    "sidco(ratio=0.05)": None,
+    "dgc(ratio=0.05, warmup_steps=8)": None,
+    "dgc(ratio=1.0)": None,
+    "threshold(threshold=3.0)": None,
+    "threshold(threshold=1e30)": None,
+    "adacomp(bin_elements=50)": None,
+    "adacomp(values='fp16')": F16,
+    "oktopk(ratio=0.05)": None,
+    "gtopk(ratio=0.05)": None,
+    "sketchsgd(ratio=0.05)": None,
 }
 """Each with the type in which its payloads are summed."""
 

@@ -194,7 +194,7 @@ def test_a_nan_in_a_dense_collective_beside_a_memory_commits_nothing(parameter: 
 def test_an_overflow_under_a_memory_commits_nothing() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
-        rig.engine.install(Composition("remembered cast", remember(reduce(cast(torch.float16)))))
+        rig.engine.install(Composition(remember(reduce(cast(torch.float16))), text="remembered cast"))
         first = rig.step(gradients(comm.rank, 0))
         grads = gradients(comm.rank, 1)
         grads["middle.weight"][5] = 1e6

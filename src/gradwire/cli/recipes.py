@@ -27,7 +27,7 @@ def recipes(
     for row in rows:
         options = ", ".join(f"{key}={value!r}" for key, value in row["options"].items())
         console.print(f"[bold]{row['name']}[/bold]" + (f"({options})" if options else ""), soft_wrap=True)
-        table = Table(box=None, show_header=False, padding=(0, 1, 1, 2))
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
         table.add_column(style="dim", width=10)
         table.add_column()
         table.add_row("", row["summary"])
@@ -36,6 +36,7 @@ def recipes(
         table.add_row("paper", row["paper"])
         table.add_row("use when", row["use_when"])
         console.print(table)
+        console.print()
     if json_path is not None:
         json_path.write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -6,8 +6,11 @@ from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.dense import dense
 from gradwire.exchange.every import every
 from gradwire.exchange.gather import gather
+from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
+from gradwire.exchange.ok_topk import ok_topk
 from gradwire.exchange.reduce import reduce
+from gradwire.exchange.sketch import sketch
 
 __all__ = [
     "Exchange",
@@ -16,9 +19,12 @@ __all__ = [
     "dense",
     "every",
     "gather",
+    "gtop_k",
     "leader",
+    "ok_topk",
     "reduce",
     "remember",
     "run",
+    "sketch",
     "warm",
 ]

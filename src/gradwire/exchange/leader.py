@@ -13,11 +13,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec import indices as places
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.codec.sparse import check_narrow, shorter
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
+from gradwire.exchange.spread import spread_indices, spread_round
 from gradwire.kernels import put, scatter, take
 from gradwire.memory import Memory
 from gradwire.moment import Moment
@@ -28,9 +28,6 @@ Elect = Literal["round_robin", "norm"]
 @dataclass(frozen=True)
 class Leader:
     """The leader's indices are spread by an all-reduce to which all others contribute zeros.
-
-    That is a scatter-all-gather broadcast: 2(N-1)/N of the payload in time, against log N for a tree,
-    and it needs no root, so that a rank which fails can still keep the agreed order.
 
     With a `dtype`, values travel in that type where it is shorter than the gradient's own; what rounding
     drops stays unsent like everything else, and what is too large for the type arrives in several steps.
@@ -86,20 +83,15 @@ class Leader:
         return int(norms.argmax())
 
     def _spread(self, x: Tensor, leader: int, comm: Comm, at: Moment) -> Tensor:
-        count = self.selector.count(x.numel(), at)
-        if comm.rank == leader:
-            words = places.pack(self.selector.select(x, at), x.numel())
-        else:
-            words = torch.zeros(places.words(count, x.numel()), dtype=torch.int32, device=x.device)
-        comm.all_reduce(words).wait()
-        return places.unpack(words, count, x.numel())
+        own = self.selector.select(x, at) if comm.rank == leader else None
+        return spread_indices(own, self.selector.count(x.numel(), at), x, comm)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
         count = self.selector.count(numel, at)
         election = () if self.elect == "round_robin" else (Round("all_reduce", at.world, torch.float32),)
-        words = Round("all_reduce", places.words(count, numel), torch.int32)
-        return (*election, words, Round("all_reduce", count, shorter(self.dtype, dtype)))
+        values = Round("all_reduce", count, shorter(self.dtype, dtype))
+        return (*election, spread_round(count, numel), values)
 
 
 def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype | None = None) -> Leader:

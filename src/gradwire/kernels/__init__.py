@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
@@ -18,6 +19,8 @@ __all__ = [
     "Folded",
     "Moments",
     "chunk_topk_indices",
+    "count_sketch",
+    "count_sketch_estimates",
     "fold",
     "fold_momentum",
     "indices_near_maxima",
@@ -87,7 +90,7 @@ def fold_momentum(
     planes = (*working, *committed)
     if any(plane.shape != grad.shape for plane in planes):
         raise ValueError(f"shapes differ: {[tuple(plane.shape) for plane in planes]}, {tuple(grad.shape)}")
-    if not _is_fast(*planes, grad):
+    if not is_fast(*planes, grad):
         return Folded(*reference.fold_momentum(working, committed, grad, momentum, scale, nesterov))
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
     weights = np.float32(momentum), np.float32(scale)
@@ -103,7 +106,7 @@ def mask_zeros(target: Tensor, like: Tensor) -> None:
     >>> target
     tensor([1., 0., 1.])
     """
-    if not _is_fast(target, like) or target.shape != like.shape:
+    if not is_fast(target, like) or target.shape != like.shape:
         reference.mask_zeros(target, like)
         return
     cpu.mask_zeros(target.numpy(), like.numpy())
@@ -194,6 +197,47 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
     return indices[: cpu.unpack_bits(packed.numpy(), indices.numpy())]
 
 
+def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
+    """x (n,), float32 or float64, as a count sketch (rows, columns); sketches of several x add up.
+
+    `hashes` (rows, 2) are int64 of any value: a multiplier and an addend per row.
+
+    >>> import torch
+    >>> x, hashes = torch.zeros(1000), torch.tensor([[3 << 57, 5], [7 << 55, 11], [9 << 54, 2]])
+    >>> x[700] = 8.0
+    >>> table = count_sketch(x, hashes, columns=4)
+    >>> table.shape, table.abs().sum(1)
+    (torch.Size([3, 4]), tensor([8., 8., 8.]))
+    >>> count_sketch_estimates(table, hashes, torch.empty(1000))[700]
+    tensor(8.)
+    """
+    if not (is_fast(x) and hashes.device.type == "cpu"):
+        return reference.count_sketch(x, hashes, columns)
+    table = torch.zeros(hashes.shape[0], columns)
+    cpu.count_sketch(x.numpy(), *_unsigned(hashes), table.numpy())
+    return table
+
+
+def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor:
+    """Write to `out` (n,), and return, what a count sketch (rows, columns) says of the sketched elements.
+
+    The median over an odd number of rows. NaN in the table counts as Inf, which has a place in the order.
+    """
+    if hashes.shape[0] % 2 == 0:
+        raise ValueError(f"{hashes.shape[0]} rows have no middle one; take an odd number")
+    table = table.nan_to_num(torch.inf, torch.inf, -torch.inf)
+    if not (is_fast(table, out) and hashes.device.type == "cpu"):
+        return out.copy_(reference.count_sketch_estimates(table, hashes, out.numel()))
+    cpu.count_sketch_estimates(table.numpy(), *_unsigned(hashes), out.numpy())
+    return out
+
+
+def _unsigned(hashes: Tensor) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Multipliers and addends, each (rows,)."""
+    multipliers, addends = hashes.t().contiguous().numpy().view(np.uint64)
+    return multipliers, addends
+
+
 @lru_cache(maxsize=32)
 def sample_indices(n: int, k: int, seed: int) -> Tensor:
     """k of n indices (k,) int64, ascending, uniformly without replacement; equal seeds give equal draws.
@@ -222,6 +266,8 @@ def prepare() -> None:
     chunk_topk_indices(x, 64, 1)
     chunk_topk_indices(x, 64, 2)
     indices_near_maxima(x, 64, 2.0)
+    hashes = torch.ones(1, 2, dtype=torch.int64)
+    count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))
     for dtype in (torch.int32, torch.int64):
         indices = torch.arange(4, dtype=dtype)
         put(x, indices, take(x, indices))

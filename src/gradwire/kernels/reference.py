@@ -138,3 +138,28 @@ def indices_near_maxima(x: Tensor, chunk: int, scale: float) -> Tensor:
     # A tensor, because a division by a number may be a multiplication by its rounded reciprocal.
     thresholds = magnitude.amax(1, keepdim=True) / torch.tensor(scale, dtype=x.dtype, device=x.device)
     return ((magnitude >= thresholds) & (magnitude > 0)).view(-1).nonzero().view(-1)
+
+
+def count_sketch_buckets(n: int, hashes: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """For rows of a table and n elements: column (rows, n) int64 and sign (rows, n), 1 or -1.
+
+    Multiply-shift (Thorup 2015, "High speed hashing for integers and strings", section 3.3): the upper half
+    of multiplier · i + addend mod 2^64 is uniform, and independent for any two i below 2^32. Its lowest bit
+    is the sign, the 31 above it are the column.
+    """
+    multipliers, addends = hashes[:, :1], hashes[:, 1:]
+    # int64 products wrap; the mask undoes the sign extension of the shift.
+    hashed = (multipliers * torch.arange(n, device=hashes.device) + addends) >> 32 & 0xFFFFFFFF
+    return (hashed >> 1) * columns >> 31, 1 - 2 * (hashed & 1)
+
+
+def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
+    """x (n,) as a table (rows, columns)."""
+    column, sign = count_sketch_buckets(x.numel(), hashes, columns)
+    return x.new_zeros(hashes.shape[0], columns).scatter_add_(1, column, sign.to(x.dtype) * x)
+
+
+def count_sketch_estimates(table: Tensor, hashes: Tensor, n: int) -> Tensor:
+    """The median over rows (n,) of what the table says of each element."""
+    column, sign = count_sketch_buckets(n, hashes, table.shape[1])
+    return (sign.to(table.dtype) * table.gather(1, column)).median(0).values

@@ -1,22 +1,15 @@
 """Named compositions, one paper and one file each."""
 
-from gradwire.recipes import (  # register themselves
-    auto,
-    bf16,
-    covap,
-    dense,
-    fp16,
-    leader_topk,
-    local_every,
-    randomk,
-    topk,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from gradwire.recipes.base import REGISTRY, Composition, Decide, Entry, register
 from gradwire.recipes.parse import Recipe, recipe
 
 __all__ = ["Composition", "Decide", "Entry", "Recipe", "entries", "names", "recipe", "register"]
 
-_MODULES = (auto, bf16, covap, dense, fp16, leader_topk, local_every, randomk, topk)
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")  # a recipe registers itself
 
 
 def names() -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from gradwire.arena import Cutter
 from gradwire.exchange import Exchange
@@ -17,14 +18,15 @@ from gradwire.plan import Facts, ramped_cuts
 class Composition:
     """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report.
 
-    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise.
+    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. `text` parses
+    back to the composition, because checkpoints carry it; what `register` decorates need not give it.
     """
 
-    text: str
     exchange: Exchange
     cutter: Cutter = ramped_cuts
     why: str = "as configured"
     tiny: str = "dense"
+    text: str = ""
 
 
 Decide = Callable[[Facts], Composition]
@@ -66,10 +68,13 @@ class Entry:
 REGISTRY: dict[str, Entry] = {}
 
 
-def register(build: Builder) -> Builder:
+B = TypeVar("B", bound=Builder)
+
+
+def register(build: B) -> B:
     """Make `build` a recipe under its own name; every option needs a default.
 
-    The composition's text must parse back to it, because checkpoints carry it.
+    Its docstring says in a line each what "Travels", from which "Paper", and "Use when".
 
     >>> from gradwire.codec import sparse, top_k
     >>> from gradwire.exchange import gather, remember, warm
@@ -77,9 +82,23 @@ def register(build: Builder) -> Builder:
     ... def gentle_topk(ratio: float = 0.05, steps: int = 100) -> Composition:
     ...     '''Top-k after some dense steps.'''
     ...     exchange = remember(warm(steps, gather(sparse(top_k(ratio)))))
-    ...     return Composition(f"gentle_topk(ratio={ratio}, steps={steps})", exchange)
+    ...     return Composition(exchange)
     >>> REGISTRY.pop("gentle_topk").options
     {'ratio': 0.05, 'steps': 100}
+    >>> gentle_topk(0.1).text
+    'gentle_topk(ratio=0.1, steps=100)'
     """
-    REGISTRY[build.__name__] = Entry(build.__name__, build)
-    return build
+    name, signature = build.__name__, inspect.signature(build)
+
+    @wraps(build)
+    def named(*args: Any, **options: Any) -> Composition | Decide:
+        built = build(*args, **options)
+        if not isinstance(built, Composition) or built.text:
+            return built
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        inside = ", ".join(f"{key}={value!r}" for key, value in bound.arguments.items())
+        return replace(built, text=f"{name}({inside})" if inside else name)
+
+    REGISTRY[name] = Entry(name, named)
+    return cast(B, named)

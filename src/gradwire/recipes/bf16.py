@@ -15,4 +15,4 @@ def bf16() -> Composition:
     Paper: Kalamkar et al. 2019, "A study of bfloat16 for deep learning training".
     Use when: the network is at most twice too slow and gradients may be large.
     """
-    return Composition("bf16", reduce(cast(torch.bfloat16)))
+    return Composition(reduce(cast(torch.bfloat16)))

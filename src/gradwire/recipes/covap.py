@@ -29,11 +29,12 @@ def covap(interval: int | None = None) -> Composition | Decide:
 
 def compose(interval: int, why: str = "as configured") -> Composition:
     """The filter with its scheduled memory and cuts; at interval 1 nothing is filtered or remembered."""
+    text = f"covap(interval={interval})"
     if interval == 1:
-        return Composition("covap(interval=1)", dense(), why=why)
+        return Composition(dense(), why=why, text=text)
     exchange = remember(every(interval, dense()), schedule(interval))
     cutter = partial(phased_cuts, interval=interval)
-    return Composition(f"covap(interval={interval})", exchange, cutter, why)
+    return Composition(exchange, cutter, why, text=text)
 
 
 def schedule(interval: int) -> Residual:

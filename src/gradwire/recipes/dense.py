@@ -15,4 +15,4 @@ def dense() -> Composition:
     Paper: none; what DistributedDataParallel does.
     Use when: the network is fast enough.
     """
-    return Composition("dense", plain())
+    return Composition(plain())

@@ -19,4 +19,4 @@ def fp16() -> Composition:
     Paper: Micikevicius et al. 2018, "Mixed precision training".
     Use when: the network is at most twice too slow; three more bits of precision than bf16.
     """
-    return Composition("fp16", reduce(cast(torch.float16)))
+    return Composition(reduce(cast(torch.float16)))

@@ -16,4 +16,4 @@ def randomk(ratio: float = 0.01) -> Composition:
     Paper: Stich et al. 2018, "Sparsified SGD with memory".
     Use when: as a baseline: it costs least to choose and loses most.
     """
-    return Composition(f"randomk(ratio={ratio!r})", remember(reduce(values(random_k(ratio)))))
+    return Composition(remember(reduce(values(random_k(ratio)))))

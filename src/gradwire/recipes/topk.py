@@ -19,4 +19,4 @@ def topk(ratio: float = 0.01, values: Values = "full") -> Composition:
     Use when: there are two to four ranks: all-gather grows with their number.
     """
     exchange = remember(gather(sparse(top_k(ratio), dtype_of(values))))
-    return Composition(f"topk(ratio={ratio!r}, values={values!r})", exchange)
+    return Composition(exchange)

@@ -48,18 +48,43 @@ BUCKETS = {"one": ONE_BUCKET, "reversed": REVERSED, "shuffled": SHUFFLED, "alone
 
 EVERY_RECIPE = {
     "auto": "auto",
+    "adacomp": "adacomp(bin_elements=50)",
     "bf16": "bf16",
     "covap": "covap(interval=3)",
     "covap, measuring": "covap",
     "dense": "dense",
+    "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=2)",
     "fp16": "fp16",
+    "gtopk": "gtopk(ratio=0.1)",
     "leader_topk": "leader_topk(ratio=0.1)",
     "leader_topk, norm": "leader_topk(ratio=0.1, elect='norm')",
     "local_every": "local_every(interval=2)",
+    "lwtopk": "lwtopk(ratio=0.1)",
+    "mstopk": "mstopk(ratio=0.1)",
+    "oktopk": "oktopk(ratio=0.1)",
     "randomk": "randomk(ratio=0.2)",
+    "sidco": "sidco(ratio=0.1)",
+    "sketchsgd": "sketchsgd(ratio=0.1)",
+    "threshold": "threshold(threshold=1.5)",
     "topk": "topk(ratio=0.1)",
 }
-REMEMBERING = ("covap", "leader_topk", "leader_topk, norm", "local_every", "randomk", "topk")
+REMEMBERING = (
+    "adacomp",
+    "covap",
+    "dgc",
+    "gtopk",
+    "leader_topk",
+    "leader_topk, norm",
+    "local_every",
+    "lwtopk",
+    "mstopk",
+    "oktopk",
+    "randomk",
+    "sidco",
+    "sketchsgd",
+    "threshold",
+    "topk",
+)
 
 
 def specs(dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32) -> tuple[ParameterSpec, ...]:

@@ -80,7 +80,7 @@ def test_memory_is_a_view_of_the_committed_plane() -> None:
 
 
 def test_an_exchange_that_forgets_is_refused() -> None:
-    forgetful = Composition("forgetful", reduce(values(random_k(0.1))))
+    forgetful = Composition(reduce(values(random_k(0.1))), text="forgetful")
     assert isinstance(forgetful.exchange, Reduce)
     with pytest.raises(ValueError, match=r"'forgetful' forgets what it does not send"):
         build(SPECS, forgetful, None, CPU)

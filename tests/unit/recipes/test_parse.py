@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gradwire.recipes import Composition, Recipe, entries, names, recipe
+from gradwire.recipes import Composition, Entry, Recipe, entries, names, recipe
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,20 @@ def test_every_recipe_builds_without_options_and_has_a_summary(name: str) -> Non
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
-def test_every_recipe_documents_itself(entry: object) -> None:
-    assert entry.summary.endswith(".")  # type: ignore[attr-defined]
+def test_every_recipe_documents_itself(entry: Entry) -> None:
+    assert entry.summary.endswith(".")
+    for heading in ("Travels", "Paper", "Use when"):
+        assert entry.says(heading).endswith("."), heading
 
 
 @pytest.mark.parametrize(
     "text",
-    ["topk(ratio=0.25)", "leader_topk(ratio=0.5, elect='norm', values='bf16')", "covap(interval=3)", "fp16"],
+    [
+        "topk(ratio=0.25, values='bf16')",
+        "leader_topk(ratio=0.5, elect='norm', values='bf16')",
+        "covap(interval=3)",
+        "fp16",
+    ],
 )
 def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str) -> None:
     built = recipe(text).build()

@@ -7,6 +7,7 @@ from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_m
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.places import pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
+from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import SAMPLE, topk_indices
 
@@ -14,6 +15,8 @@ __all__ = [
     "SAMPLE",
     "chunk_maxima",
     "chunk_topk",
+    "count_sketch",
+    "count_sketch_estimates",
     "fold",
     "fold_momentum",
     "indices_near_maxima",

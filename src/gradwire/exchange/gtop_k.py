@@ -1,0 +1,111 @@
+"""gTop-k: a tree merges the ranks' own top-k two by two into one choice for all (Shi et al. 2019).
+
+"A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth networks",
+algorithm gTopKAllReduce: in each of log2 N rounds the partner's k sums are added to one's own, and the k
+largest of the merged set go on.
+
+Differences from the paper:
+
+- The tree elects the places alone, and an all-reduce adds up what *every* rank has there. The paper's mean
+  is the sum that reaches the root: where a place is dropped in one branch and survives through another, the
+  first branch's part is in no sum and, since the place is among the final ones, in no residual either. Here
+  nothing is lost, and places cost what places with the root's values would.
+- Nobody keeps what others contributed. A merging rank could (it knows what it drops), but the memory of a
+  parameter that is idle there must not change.
+- Places and values of a round are one message, places as a bitmap where that is shorter; the final places
+  are spread by an all-reduce of zeros, which needs no root. Any world: a rank without a partner waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.buffer import Chosen
+from gradwire.codec.select import check_ratio, count_kept
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import Finish
+from gradwire.exchange.spread import spread_indices, spread_round
+from gradwire.kernels import put, take, topk_indices
+from gradwire.memory import Memory
+from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class GTopK:
+    """Traffic per rank: log2 N times k places and values, then 2(N-1)/N times as much."""
+
+    ratio: float
+    grain: int = 1
+    memory: Memory | None = None
+    in_place: bool = False
+    may_overflow: bool = False
+    contractive: bool = True
+    """Guaranteed: on each rank what is left is x with k elements taken out. How much smaller that is depends
+    on how far the ranks' choices overlap, as for a leader."""
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`. ceil(log2 N) shifts (places and values), two all-reduces."""
+        count = count_kept(self.ratio, x.numel())
+        if count == 0:
+            return lambda: None
+        elected = self._elect(x, Chosen(count, x.numel(), x.dtype), comm)
+        indices = spread_indices(elected if comm.rank == 0 else None, count, x, comm)
+        values = take(x, indices, 1.0 / comm.world)
+        pending = comm.all_reduce(values)
+
+        def finish() -> None:
+            pending.wait()
+            put(mean, indices, values)
+
+        return finish
+
+    def _elect(self, x: Tensor, chosen: Chosen, comm: Comm) -> Tensor:
+        """The places that reached this rank; those of rank 0 are everybody's."""
+        places = topk_indices(x, chosen.count)
+        # 1/N: a sum of N numbers near the end of the range must not be taken for Inf.
+        values = x[places] * (1.0 / comm.world)
+        for by in _strides(comm.world):
+            payload = chosen.write(places, values)
+            received = torch.empty_like(payload)
+            # Everybody takes part, so that the order of rounds depends on no rank.
+            comm.shift(received, payload, -by).wait()
+            if comm.rank % (2 * by) == 0 and comm.rank + by < comm.world:
+                places, values = _merged(places, values, *chosen.read(received))
+        return places
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`."""
+        count = count_kept(self.ratio, numel)
+        if count == 0:
+            return ()
+        size = Chosen(count, numel, dtype).buffer.bytes
+        tree = (Round("shift", size, torch.uint8, -by) for by in _strides(at.world))
+        return (*tree, spread_round(count, numel), Round("all_reduce", count, dtype))
+
+
+def _strides(world: int) -> tuple[int, ...]:
+    """1, 2, 4 … below `world`: how far partners are apart."""
+    return tuple(2**j for j in range((world - 1).bit_length()))
+
+
+def _merged(places: Tensor, values: Tensor, others: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """The as many largest of the sums, at ascending places (k,), of two sparse vectors of k values."""
+    union, at = torch.unique(torch.cat([places, others.long()]), return_inverse=True)
+    sums = values.new_zeros(union.numel())
+    sums.index_add_(0, at[: places.numel()], values)
+    sums.index_add_(0, at[places.numel() :], theirs)
+    kept = topk_indices(sums, places.numel())
+    return union[kept], sums[kept]
+
+
+def gtop_k(ratio: float) -> GTopK:
+    """A tree of merged top-k elects the share `ratio` of places; all ranks send their values there.
+
+    >>> from gradwire.moment import Moment
+    >>> [round_.by for round_ in gtop_k(0.01).rounds(1000, torch.float32, Moment(0, 0, 0, world=5))[:3]]
+    [-1, -2, -4]
+    """
+    return GTopK(check_ratio(ratio))
