@@ -53,7 +53,7 @@ EVERY_RECIPE = {
     "covap": "covap(interval=3)",
     "covap, measuring": "covap",
     "dense": "dense",
-    "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=2)",
+    "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=0)",
     "fp16": "fp16",
     "gtopk": "gtopk(ratio=0.1)",
     "leader_topk": "leader_topk(ratio=0.1)",
