@@ -63,7 +63,7 @@ class Sketch:
         count, columns, asked = self._sizes(x.numel())
         hashes = _hashes(self.rows, at).to(x.device)
         table = count_sketch(x.to(TABLE), hashes, columns) * (1.0 / comm.world)
-        comm.all_reduce(table).wait()
+        comm.all_reduce(table.view(-1)).wait()
         scratch = mean if mean.dtype == TABLE else torch.empty_like(mean, dtype=TABLE)
         indices = topk_indices(count_sketch_estimates(table, hashes, scratch), asked)
         values = x[indices] * (1.0 / comm.world)
