@@ -8,7 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec, Selector, cast, everything, random_k, sparse, top_k, values
+from gradwire.codec import (
+    Codec,
+    Selector,
+    cast,
+    chunk_top_k,
+    everything,
+    layer_top_k,
+    ms_top_k,
+    random_k,
+    sampled_top_k,
+    sidco,
+    sparse,
+    top_k,
+    values,
+)
 from gradwire.codec.select import RandomK, ramp
 from gradwire.exchange import (
     Exchange,
@@ -89,6 +103,21 @@ def left_by(selector: Selector) -> Callable[[int], float]:
     return lambda numel: 1.0 - selector.count(numel, AT) / max(numel, 1)
 
 
+def left_by_half(selector: Selector) -> Callable[[int], float]:
+    """γ = 1 − ⌈k/2⌉/d where only half of the k chosen are surely the largest."""
+    return lambda numel: 1.0 - -(-selector.count(numel, AT) // 2) / max(numel, 1)
+
+
+def left_by_bracket(selector: Selector) -> Callable[[int], float]:
+    """γ = 1 − k/4d where all chosen are at least half as large as any that is left."""
+    return lambda numel: 1.0 - selector.count(numel, AT) / (4 * max(numel, 1))
+
+
+def left_by_chunks(keep: int, chunk: int) -> Callable[[int], float]:
+    """γ = 1 − keep/chunk; a unit shorter than a chunk keeps a larger share."""
+    return lambda numel: 1.0 - min(keep, numel) / max(1, min(chunk, numel))
+
+
 def left_by_rounding(dtype: torch.dtype) -> Callable[[int], float]:
     """γ = u²: every element is within a relative u, half the spacing at 1, of what is sent."""
     return lambda numel: (torch.finfo(dtype).eps / 2) ** 2
@@ -116,6 +145,16 @@ CODECS = (
         "sparse top 1% bf16", sparse(top_k(0.01), BF16), left_by_narrow(0.01, BF16), half_smallest(BF16)
     ),
     CodecCase("sparse ramp", sparse(ramp(top_k, 0.01, 8)), left_by(ramp(top_k, 0.01, 8))),
+    CodecCase("sparse layers 5%", sparse(layer_top_k(0.05)), left_by(layer_top_k(0.05))),
+    CodecCase("sparse chunks 1%", sparse(chunk_top_k(0.01)), left_by_chunks(1, 100)),
+    CodecCase("sparse chunks 4 of 10", sparse(chunk_top_k(0.4, keep=4)), left_by_chunks(4, 10)),
+    CodecCase("sparse ms 1%", sparse(ms_top_k(0.01)), left_by_bracket(ms_top_k(0.01))),
+    CodecCase("sparse ms 30%, 3 rounds", sparse(ms_top_k(0.3, 3)), left_by_bracket(ms_top_k(0.3, 3))),
+    CodecCase("sparse sampled 1%", sparse(sampled_top_k(0.01)), left_by_half(sampled_top_k(0.01))),
+    CodecCase("sparse sampled 30%", sparse(sampled_top_k(0.3)), left_by_half(sampled_top_k(0.3))),
+    CodecCase("sparse sidco 1%", sparse(sidco(0.01)), left_by_half(sidco(0.01))),
+    CodecCase("sparse sidco gamma 5%", sparse(sidco(0.05, 2, "gamma")), left_by_half(sidco(0.05))),
+    CodecCase("sparse sidco pareto 1%", sparse(sidco(0.01, 3, "pareto")), left_by_half(sidco(0.01))),
     CodecCase("sparse random 10%", sparse(random_k(0.1)), left_by(random_k(0.1)), in_mean=True),
     CodecCase("sparse everything", sparse(everything()), left_by(everything())),
     CodecCase("values random 1%", values(random_k(0.01)), left_by(random_k(0.01)), in_mean=True),
@@ -153,10 +192,15 @@ _EXCHANGES = (
     ExchangeCase("gather top 5% bf16", gather(sparse(top_k(0.05), BF16))),
     ExchangeCase("gather ramp", gather(sparse(ramp(top_k, 0.01, 8)))),
     ExchangeCase("leader ramp", leader(ramp(top_k, 0.01, 8))),
+    ExchangeCase("gather layers 5%", gather(sparse(layer_top_k(0.05)))),
+    ExchangeCase("gather ms 5%", gather(sparse(ms_top_k(0.05)))),
+    ExchangeCase("gather sampled 1%", gather(sparse(sampled_top_k(0.01)))),
     ExchangeCase("gather random 10%", gather(sparse(random_k(0.1)))),
     ExchangeCase("gather values random 10%", gather(values(random_k(0.1)))),
     ExchangeCase("leader top 1%", leader(top_k(0.01))),
     ExchangeCase("leader top 25% norm", leader(top_k(0.25), "norm")),
+    ExchangeCase("leader chunks 1%", leader(chunk_top_k(0.01))),
+    ExchangeCase("leader sidco 5% norm", leader(sidco(0.05), "norm")),
     ExchangeCase("leader random 10%", leader(random_k(0.1))),
     ExchangeCase("leader everything", leader(everything(), "norm")),
     ExchangeCase("leader top 30% f16", leader(top_k(0.3), dtype=F16), F16),

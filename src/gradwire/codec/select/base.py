@@ -54,6 +54,6 @@ def check_fixed_size(selector: Selector) -> Selector:
     if not selector.fixed_size:
         raise ValueError(
             f"{selector} chooses a number of elements that depends on their values, and here all ranks must "
-            "know the size beforehand: use an exchange that has it agreed first, or a selector with a ratio"
+            "know the size beforehand: all-gather it with exchange.agreed, or a selector with a ratio"
         )
     return selector

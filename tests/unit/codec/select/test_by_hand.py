@@ -1,0 +1,110 @@
+"""Examples worked by hand, what is refused, and how many are announced."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gradwire.codec import (
+    Selector,
+    ada_comp,
+    chunk_top_k,
+    fixed_threshold,
+    layer_top_k,
+    ms_top_k,
+    sampled_top_k,
+    sidco,
+    sparse,
+    values,
+)
+from gradwire.exchange import leader
+from gradwire.moment import Moment
+
+AT = Moment(step=4, unit=1, rank=0, world=3)
+X = torch.tensor([1.0, -5.0, 2.0, -2.0, 0.0, 5.0, 2.0, 0.5, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("selector", "chosen"),
+    [
+        (chunk_top_k(0.5), [1, 2, 5, 6, 8]),
+        (chunk_top_k(1 / 3), [1, 5, 6, 9]),  # the last chunk is one element
+        (chunk_top_k(0.5, keep=2), [1, 2, 5, 6, 8, 9]),  # chunks of 4, 4 and 2
+        (fixed_threshold(2.0, at_most=0.5), [1, 2, 3, 5, 6]),
+        (fixed_threshold(2.0, at_most=0.4), [1, 2, 3, 5]),  # over the bound: of equals the lowest
+        (fixed_threshold(5.1), []),
+        (ada_comp(5, at_most=1.0), [1, 5]),
+        (ada_comp(5, at_most=1.0, scale=2.5), [1, 2, 3, 5, 6]),
+        (ada_comp(2, at_most=1.0), [1, 2, 3, 5, 6, 8, 9]),
+        (ada_comp(2, at_most=0.2), [1, 5]),
+    ],
+)
+def test_chosen_by_hand(selector: Selector, chosen: list[int]) -> None:
+    assert selector.select(X, AT).tolist() == chosen
+
+
+def test_every_parameter_keeps_its_share_and_at_least_one() -> None:
+    at = Moment(0, 0, 0, 1, pieces=(4, 0, 1, 5))
+    assert layer_top_k(0.4).select(X, at).tolist() == [1, 2, 4, 5, 6]
+    assert layer_top_k(0.4).count(10, at) == 2 + 0 + 1 + 2
+    assert layer_top_k(0.4).count(10, AT) == 4
+
+
+@pytest.mark.parametrize(
+    ("ratio", "keep", "numel", "count"),
+    [
+        (0.01, 1, 0, 0),
+        (0.01, 1, 99, 1),
+        (0.01, 1, 101, 2),
+        (0.01, 3, 602, 8),
+        (0.7, 1, 9, 9),
+        (0.75, 3, 9, 7),
+    ],
+)
+def test_count_by_chunks(ratio: float, keep: int, numel: int, count: int) -> None:
+    assert chunk_top_k(ratio, keep).count(numel, AT) == count
+
+
+def test_all_zero_bins_send_nothing() -> None:
+    x = torch.zeros(1000)
+    x[700] = 1e-30
+    assert ada_comp(at_most=1.0).select(x, AT).tolist() == [700]
+
+
+@pytest.mark.parametrize("make", [layer_top_k, chunk_top_k, ms_top_k, sampled_top_k, sidco])
+@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, math.nan])
+def test_ratio_outside_its_range_raises(make, ratio: float) -> None:
+    with pytest.raises(ValueError, match=r"outside \(0, 1\]"):
+        make(ratio)
+
+
+def test_other_options_outside_their_ranges_raise() -> None:
+    for threshold in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="threshold="):
+            fixed_threshold(threshold)
+    for scale in (0.5, math.nan, math.inf):
+        with pytest.raises(ValueError, match="scale="):
+            ada_comp(scale=scale)
+    with pytest.raises(ValueError, match=r"outside \(0, 1\]"):
+        ada_comp(at_most=0.0)
+    with pytest.raises(ValueError, match="bin_elements=0"):
+        ada_comp(0)
+    with pytest.raises(ValueError, match="keep=0"):
+        chunk_top_k(0.1, keep=0)
+
+
+@pytest.mark.parametrize("selector", [fixed_threshold(1.0), ada_comp()])
+@pytest.mark.parametrize("use", [sparse, leader], ids=lambda use: use.__name__)
+def test_sizes_that_depend_on_values_are_refused_where_nobody_agrees_on_them(selector: Selector, use) -> None:
+    with pytest.raises(ValueError, match=r"depends on their values.*agreed first"):
+        use(selector)
+
+
+def test_values_alone_refuse_them_too() -> None:
+    class Shared:
+        shared, contractive, fixed_size = True, True, False
+
+    with pytest.raises(ValueError, match="agreed first"):
+        values(Shared())
