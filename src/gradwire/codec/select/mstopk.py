@@ -70,7 +70,7 @@ class MSTopK:
             return topk_indices(x, k)
         indices, floor = _candidates(x, k, rounded(mean, x.dtype), at)
         magnitudes = x[indices].abs()
-        bracket = bisect(magnitudes, k, mean, floor, self.rounds)
+        bracket = bisect(magnitudes, k, mean, self.rounds)
         if 2 * bracket.above < k and 2 * bracket.lower < min(bracket.upper, bracket.largest):
             return topk_indices(x, k)
         if 0.0 < bracket.lower < floor:
@@ -97,14 +97,15 @@ def _candidates(x: Tensor, k: int, mean: float, at: Moment) -> tuple[Tensor, flo
     return indices_reaching(x, mean, x.numel()), mean
 
 
-def bisect(magnitudes: Tensor, k: int, mean: float, floor: float, rounds: int) -> Bracket:
-    """The bracket of k after so many rounds of all elements, of which `magnitudes` are those >= `floor`.
+def bisect(magnitudes: Tensor, k: int, mean: float, rounds: int) -> Bracket:
+    """The bracket of k after so many rounds between the mean of all elements and the largest.
 
-    Thresholds below the floor, if there are any, are known to have more than k above them.
+    `magnitudes` may leave out those below some floor, if the floor is at most the mean or more than k
+    reach it: a threshold below it then finds more than k all the same.
 
-    >>> bisect(torch.tensor([1.0, 2.0, 3.0, 9.0]), k=2, mean=3.75, floor=0.0, rounds=25)
+    >>> bisect(torch.tensor([1.0, 2.0, 3.0, 9.0]), k=2, mean=3.75, rounds=25)
     Bracket(lower=0.0, upper=6.375, above=1, largest=9.0)
-    >>> bisect(torch.tensor([4.0, 5.0, 8.0, 9.0]), k=1, mean=2.0, floor=2.0, rounds=3)
+    >>> bisect(torch.tensor([4.0, 5.0, 8.0, 9.0]), k=1, mean=2.0, rounds=3)
     Bracket(lower=7.25, upper=8.125, above=1, largest=9.0)
     """
     largest = float(magnitudes.max()) if magnitudes.numel() else mean
@@ -112,7 +113,7 @@ def bisect(magnitudes: Tensor, k: int, mean: float, floor: float, rounds: int) -
     for _ in range(rounds):
         share = (low + high) / 2
         threshold = rounded(mean + share * (largest - mean), magnitudes.dtype)
-        count = k + 1 if threshold < floor else int((magnitudes >= threshold).sum())
+        count = int((magnitudes >= threshold).sum())
         if count > k:
             low, bracket = share, replace(bracket, lower=threshold)
         else:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.codec import ms_top_k
 from gradwire.codec.select import mstopk
-from gradwire.codec.select.mstopk import Bracket
+from gradwire.codec.select.mstopk import Bracket, bisect
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 from tests.unit.kernels.inputs import FINITE, normal
@@ -39,6 +39,29 @@ def listing(x: Tensor, k: int, rounds: int) -> Bracket:
             if count < below:
                 below, lower = count, threshold
     return Bracket(lower, upper, above, largest)
+
+
+@pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
+def test_bracket_is_that_of_the_listing_whatever_is_left_out_below_the_floor(kind: Kind) -> None:
+    magnitudes = kind(4097).abs()
+    mean = float(magnitudes.double().mean())
+    for k in (1, 40, 400, 2000):
+        for rounds in (1, 3, 25):
+            listed = listing(magnitudes, k, rounds)
+            for floor in (0.0, float(magnitudes.sort(descending=True).values[k])):
+                few = magnitudes[magnitudes >= floor]
+                if few.numel() > k:
+                    bracket = bisect(few, k, mean, rounds)
+                    assert (bracket.above, bracket.upper) == (listed.above, listed.upper)
+                    assert (magnitudes >= bracket.lower).sum() == (magnitudes >= listed.lower).sum()
+
+
+def test_wide_bracket_does_not_send_zeros_for_lack_of_rounds() -> None:
+    # One round: 1.0 is above the threshold, 0.6 and 0.0 are not, and a run from anywhere may hold zeros only.
+    x = torch.cat([torch.zeros(2000), torch.full((2000,), 0.6), torch.ones(1)])
+    for step in range(20):
+        chosen = ms_top_k(0.05, rounds=1).select(x, replace(AT, step=step))
+        assert (x[chosen] >= 0.6).all()
 
 
 @pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
