@@ -1,48 +1,103 @@
-"""Which elements travel, in the fewer bytes: a list of int32, or one bit per element.
+"""Which elements travel, in the fewest bytes: a list, one bit per element, or coded.
 
-A list costs 32 bits for each of k elements, a bitmap one bit for each of n: above k/n = 1/32 it is shorter.
+A list costs 32 bits for each of k elements and is for a handful of them; a bitmap costs one bit for each of n
+and is shortest above k/n = 0.4; between them indices are coded (`gradwire.codec.elias_fano`), within 1.08 of
+the entropy log2 C(n, k). Each has a size that depends on k and n alone, so that all ranks know it.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from gradwire.codec import elias_fano
 from gradwire.errors import WireError
-from gradwire.kernels import pack_bits, unpack_bits
+from gradwire.kernels import index_type, pack_bits, unpack_bits
+
+Form = Literal["list", "bitmap", "coded"]
 
 
-def _bitmap_words(numel: int) -> int:
-    return -(-numel // 32)
+def _sizes(count: int, numel: int) -> dict[Form, int]:
+    """int32 words of each form that there is; where two are equal, the first is the cheaper to read."""
+    sizes: dict[Form, int] = {"list": count} if index_type(numel) == torch.int32 else {}
+    return {**sizes, "bitmap": -(-numel // 32), "coded": elias_fano.words(count, numel)}
+
+
+def form(count: int, numel: int) -> Form:
+    """The form in which `count` of `numel` indices are shortest.
+
+    >>> form(2, 1000), form(100, 1000), form(500, 1000)
+    ('list', 'coded', 'bitmap')
+    """
+    sizes = _sizes(count, numel)
+    return min(sizes, key=lambda name: sizes[name])
 
 
 def words(count: int, numel: int) -> int:
     """int32 words that carry `count` of `numel` indices.
 
-    >>> words(10, 1000), words(100, 1000)
-    (10, 32)
+    >>> words(2, 1000), words(100, 1000), words(500, 1000)
+    (2, 18, 32)
     """
-    return min(count, _bitmap_words(numel))
+    return min(_sizes(count, numel).values())
+
+
+def bits_per_index(density: float) -> float:
+    """Bits for each of k of n indices, k/n = `density` in (0, 1], when n is large but below 2^31.
+
+    >>> bits_per_index(0.5), round(bits_per_index(0.01), 3)
+    (2.0, 8.456)
+    """
+    return min(32.0, 1.0 / density, elias_fano.bits_per_index(density))
 
 
 def pack(indices: Tensor, numel: int) -> Tensor:
-    """Ascending `indices` (count,) within 0 … numel - 1 as (words,) int32."""
-    if indices.numel() <= _bitmap_words(numel):
+    """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32.
+
+    >>> pack(torch.tensor([3, 5]), 1000)
+    tensor([3, 5], dtype=torch.int32)
+    """
+    chosen = form(indices.numel(), numel)
+    if chosen == "list":
         return indices.int()
-    return pack_bits(indices, _bitmap_words(numel))
+    if chosen == "bitmap":
+        return pack_bits(indices, -(-numel // 32))
+    return elias_fano.pack(indices, numel)
 
 
 def unpack(packed: Tensor, count: int, numel: int) -> Tensor:
-    """Ascending indices (count,) int32; raises `WireError` for what `pack` cannot have made.
+    """Ascending indices (count,), int32 if numel ≤ 2^31, else int64.
 
-    Kernels do not check bounds; what comes from a peer is checked here, once. Zeros are what a rank sends
-    whose encode has failed: they stand for any valid choice, because its verdict will tell.
+    Kernels do not check bounds; what comes from a peer is checked here, once: `WireError` for words that
+    stand for no choice of `count` of `numel`. Zeros are what a rank sends whose encode has failed: they stand
+    for any choice, because its verdict will tell.
+
+    >>> unpack(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
+    tensor([3, 5], dtype=torch.int32)
     """
-    found = packed if count <= _bitmap_words(numel) else unpack_bits(packed, count)
-    if count and found.numel() == 0:
-        return torch.arange(count, dtype=torch.int32, device=packed.device)
-    if found.numel() != count:
-        raise WireError(f"a peer sent {found.numel()} indices or more instead of {count}")
-    if count and not 0 <= int(found.min()) <= int(found.max()) < numel:
-        raise WireError(f"a peer sent indices outside 0 … {numel - 1}")
-    return found
+    if packed.numel() != words(count, numel):
+        raise WireError(f"{count} of {numel} indices take {words(count, numel)} words, not {packed.numel()}")
+    found = _unpacked(packed, count, numel)
+    if found is not None:
+        return found
+    if packed.any():
+        raise WireError(f"a peer sent words that stand for no choice of {count} of {numel} indices")
+    return torch.arange(count, dtype=index_type(numel), device=packed.device)
+
+
+def _unpacked(packed: Tensor, count: int, numel: int) -> Tensor | None:
+    chosen = form(count, numel)
+    if chosen == "coded":
+        return elias_fano.unpack(packed, count, numel)
+    if chosen == "list":
+        return packed if count == 0 or _ascends(packed, numel) else None
+    found = unpack_bits(packed, count)
+    # Ones ascend by themselves, and only those beyond the end are too large.
+    good = found.numel() == count and (count == 0 or int(found[-1]) < numel)
+    return found if good else None
+
+
+def _ascends(found: Tensor, numel: int) -> bool:
+    return bool((found.diff() > 0).all()) and int(found[0]) >= 0 and int(found[-1]) < numel

@@ -10,24 +10,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels import cpu, reference
+from gradwire.kernels import cpu, reference, reference_elias_fano
 from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.dispatch import is_fast
+from gradwire.kernels.elias_fano import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 
 __all__ = [
     "Folded",
     "Moments",
+    "Planes",
     "chunk_topk_indices",
     "count_sketch",
     "count_sketch_estimates",
     "fold",
     "fold_momentum",
+    "index_type",
     "indices_near_maxima",
     "indices_reaching",
     "mask_zeros",
     "moments_reaching",
     "pack_bits",
+    "pack_elias_fano",
     "prepare",
     "put",
     "sample_indices",
@@ -36,6 +40,7 @@ __all__ = [
     "take",
     "topk_indices",
     "unpack_bits",
+    "unpack_elias_fano",
 ]
 
 
@@ -185,15 +190,27 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
     return packed
 
 
+def index_type(numel: int) -> torch.dtype:
+    """The narrower of int32 and int64 that holds every index below `numel`.
+
+    >>> index_type(2**31), index_type(2**31 + 1)
+    (torch.int32, torch.int64)
+    """
+    return torch.int32 if numel <= 2**31 else torch.int64
+
+
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """The ones of a bitmap as ascending indices int32: `count` of them, or `count` + 1 if there are more.
+    """The ones of a bitmap as ascending indices: `count` of them, or `count` + 1 if there are more.
+
+    int32 where the bitmap has up to 2^31 bits, else int64.
 
     >>> unpack_bits(pack_bits(torch.tensor([0, 2, 33]), 2), 3)
     tensor([ 0,  2, 33], dtype=torch.int32)
     """
+    dtype = index_type(32 * packed.numel())
     if packed.device.type != "cpu":
-        return reference.unpack_bits(packed, count)
-    indices = torch.empty(count + 1, dtype=torch.int32)
+        return reference.unpack_bits(packed, count).to(dtype)
+    indices = torch.empty(count + 1, dtype=dtype)
     return indices[: cpu.unpack_bits(packed.numpy(), indices.numpy())]
 
 
@@ -238,6 +255,58 @@ def _unsigned(hashes: Tensor) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     return multipliers, addends
 
 
+def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
+    """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32, laid out as `planes`.
+
+    `ValueError` when they are out of order or range so that the kernel would write where it must not.
+
+    >>> pack_elias_fano(torch.tensor([1, 20, 40]), Planes(count=3, numel=50, low_bits=3))
+    tensor([409,  20,   4], dtype=torch.int32)
+    """
+    if indices.numel() != planes.count:
+        raise ValueError(f"{indices.numel()} indices do not fit a layout for {planes.count}")
+    if indices.device.type != "cpu":
+        return reference_elias_fano.pack_elias_fano(indices, planes)
+    words = np.zeros(planes.words + 1, np.uint32)
+    row = np.zeros(planes.row // 64 + 2, np.uint64)
+    low, groups, places = (words[start:] for start in planes.starts)
+    if not cpu.elias_fano.split(indices.numpy(), planes.low_bits, low, row):
+        raise ValueError(f"indices must ascend within 0 … {planes.numel - 1}, without repeats")
+    cpu.elias_fano.encode_blocks(row, planes.blocks, ENCODING, groups, places)
+    return torch.from_numpy(words[:-1].view(np.int32))
+
+
+def unpack_elias_fano(packed: Tensor, planes: Planes) -> Tensor | None:
+    """The indices (count,) that `pack_elias_fano` laid out as `planes`, or None where it cannot have done so.
+
+    int32 if numel ≤ 2^31, else int64.
+
+    >>> planes = Planes(count=3, numel=50, low_bits=3)
+    >>> unpack_elias_fano(pack_elias_fano(torch.tensor([1, 20, 40]), planes), planes)
+    tensor([ 1, 20, 40], dtype=torch.int32)
+    """
+    if packed.numel() != planes.words:
+        raise ValueError(f"{packed.numel()} words do not fit a layout of {planes.words}")
+    dtype = index_type(planes.numel)
+    if packed.device.type != "cpu":
+        found = reference_elias_fano.unpack_elias_fano(packed, planes)
+        return None if found is None else found.to(dtype)
+    # Kernels read two words at a time, and write a block's ones before they know how many there are.
+    words = np.zeros(planes.words + 2, np.uint32)
+    words[:-2] = packed.numpy().view(np.uint32)
+    indices = torch.empty(planes.count + BLOCK, dtype=dtype)
+    out = indices.numpy()
+    low, groups, places = (words[start:] for start in planes.starts)
+    tables = (DECODING, ZEROS_BEFORE, COUNTS)
+    found = cpu.elias_fano.decode_blocks(groups, places, planes.blocks, planes.count, *tables, out)
+    indices, out = indices[: planes.count], out[: planes.count]
+    if found != planes.count or (found and not 0 <= out[-1] <= planes.top):
+        return None
+    if not cpu.elias_fano.join(low, planes.low_bits, out):
+        return None
+    return indices if found == 0 or 0 <= out[0] <= out[-1] < planes.numel else None
+
+
 @lru_cache(maxsize=32)
 def sample_indices(n: int, k: int, seed: int) -> Tensor:
     """k of n indices (k,) int64, ascending, uniformly without replacement; equal seeds give equal draws.
@@ -272,3 +341,7 @@ def prepare() -> None:
         indices = torch.arange(4, dtype=dtype)
         put(x, indices, take(x, indices))
         unpack_bits(pack_bits(indices, 1), 4)
+    for numel in (64, 2**40):
+        planes = Planes(4, numel, 3 if numel == 64 else 32)
+        for dtype in (torch.int32, torch.int64):
+            unpack_elias_fano(pack_elias_fano(torch.arange(4, dtype=dtype), planes), planes)

@@ -7,6 +7,7 @@ and the codec's own time are not weighed.
 from dataclasses import replace
 from functools import partial
 
+from gradwire.codec.indices import bits_per_index
 from gradwire.plan import Facts
 from gradwire.recipes.base import Composition, Decide, register
 from gradwire.recipes.dense import dense
@@ -46,16 +47,24 @@ BUSY = 0.75
 and the last unit, which needs two rounds and the verdict, should be all that is left at the end."""
 
 
+_BISECTIONS = 40
+"""Leave the ratio open by 2^-40: below any digit of a recipe's text."""
+
+
 def affordable_ratio(budget_bytes: float) -> float:
     """The share of elements for which 16-bit values and their places fit into so many bytes per element.
 
-    A place costs 4 bytes in a list, or 1/8 byte for every element of the unit in a bitmap: what is shorter
-    is sent.
+    What a place costs depends on how many there are, so the ratio is found by bisection: the sum grows with it.
 
-    >>> affordable_ratio(0.875), affordable_ratio(0.06)
-    (0.375, 0.01)
+    >>> round(affordable_ratio(1.125), 4), round(affordable_ratio(0.03), 4)
+    (0.5, 0.0097)
     """
-    return max((budget_bytes - 1 / 8) / 2, budget_bytes / 6)
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        ratio = (low + high) / 2
+        affordable = ratio * (2.0 + bits_per_index(ratio) / 8) <= budget_bytes
+        low, high = (ratio, high) if affordable else (low, ratio)
+    return low
 
 
 def _because(chosen: Composition | Decide, facts: Facts, reason: str) -> Composition:

@@ -1,7 +1,7 @@
 """leader_topk: one rank's top-k indices for everybody (CLT-k of ScaleCom, STAR and VAR of AR-Topk).
 
 Differences from the papers: per unit, not fused over the gradient; indices are spread by an all-reduce
-(see `gradwire.exchange.leader`), as a bitmap where that is shorter than a list; plain error feedback, no
+(see `gradwire.exchange.leader`), in the shortest of three forms (see `gradwire.codec.indices`); plain error feedback, no
 low-pass memory; values may travel in 16 bits.
 """
 

@@ -3,6 +3,7 @@
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """
 
+from gradwire.kernels.cpu import elias_fano
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.places import pack_bits, scatter, take, unpack_bits
@@ -17,6 +18,7 @@ __all__ = [
     "chunk_topk",
     "count_sketch",
     "count_sketch_estimates",
+    "elias_fano",
     "fold",
     "fold_momentum",
     "indices_near_maxima",
