@@ -54,7 +54,7 @@ _BISECTIONS = 40
 def affordable_ratio(budget_bytes: float) -> float:
     """The share of elements for which 16-bit values and their places fit into so many bytes per element.
 
-    What a place costs depends on how many there are, so the ratio is found by bisection: the sum grows with it.
+    A place costs the less, the more there are; the sum grows with the ratio, which is found by bisection.
 
     >>> round(affordable_ratio(1.125), 4), round(affordable_ratio(0.03), 4)
     (0.5, 0.0097)

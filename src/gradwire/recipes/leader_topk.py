@@ -1,8 +1,8 @@
 """leader_topk: one rank's top-k indices for everybody (CLT-k of ScaleCom, STAR and VAR of AR-Topk).
 
 Differences from the papers: per unit, not fused over the gradient; indices are spread by an all-reduce
-(see `gradwire.exchange.leader`), in the shortest of three forms (see `gradwire.codec.indices`); plain error feedback, no
-low-pass memory; values may travel in 16 bits.
+(see `gradwire.exchange.leader`), in the shortest of three forms (see `gradwire.codec.indices`); plain error
+feedback, no low-pass memory; values may travel in 16 bits.
 """
 
 from gradwire.codec import top_k

@@ -52,7 +52,7 @@ def split(indices: Any, low_bits: Any, low: Any, row: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def encode_blocks(row: Any, blocks: Any, encoding: Any, groups: Any, places: Any) -> None:
-    """Code `blocks` of uint64 `row` into uint32 `groups` and `places`, which like `row` has a spare word."""
+    """Code `blocks` of uint64 `row` into uint32 `groups` and `places`, each with a spare word."""
     group_bits, group_filled, group = _0, _0, _0
     place_bits, place_filled, place = _0, _0, _0
     for i in range(_U(blocks)):

@@ -1,0 +1,166 @@
+"""The planes: kernels against references, on what was packed and on what nobody packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import Planes, cpu, pack_elias_fano, prepare, unpack_elias_fano
+from gradwire.kernels import reference_elias_fano as reference
+from gradwire.kernels.elias_fano import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE
+
+SIZES = ((0, 0), (0, 50), (1, 1), (1, 2), (2, 1000), (31, 64), (32, 33), (33, 5000), (64, 64), (5000, 70_001))
+
+
+def drawn(count: int, numel: int, seed: int) -> Tensor:
+    return torch.randperm(numel, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+
+
+def same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.long(), other.long())
+
+
+@pytest.mark.parametrize("low_bits", [0, 1, 2, 5, 9, 31, 32])
+@pytest.mark.parametrize(("count", "numel"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_kernels_and_references_agree(count: int, numel: int, low_bits: int, dtype: torch.dtype) -> None:
+    planes = Planes(count, numel, low_bits)
+    for indices in (drawn(count, numel, low_bits), torch.arange(count), torch.arange(numel - count, numel)):
+        packed = pack_elias_fano(indices.to(dtype), planes)
+        assert packed.shape == (planes.words,)
+        assert torch.equal(packed, reference.pack_elias_fano(indices, planes))
+        found = unpack_elias_fano(packed, planes)
+        assert found is not None
+        assert found.dtype == torch.int32
+        assert torch.equal(found.long(), indices)
+        assert same(found, reference.unpack_elias_fano(packed, planes))
+
+
+@pytest.mark.parametrize("numel", [2**31, 2**31 + 1, 2**45])
+def test_large_indices(numel: int) -> None:
+    planes = Planes(4, numel, 30)
+    indices = torch.tensor([0, 5, numel // 2, numel - 1])
+    packed = pack_elias_fano(indices, planes)
+    assert torch.equal(packed, reference.pack_elias_fano(indices, planes))
+    found = unpack_elias_fano(packed, planes)
+    assert found is not None
+    assert found.dtype == (torch.int32 if numel == 2**31 else torch.int64)
+    assert torch.equal(found.long(), indices)
+
+
+def mutations(packed: Tensor, random: torch.Generator) -> Tensor:
+    """The words with some bits flipped, with some words replaced, or all of them at random."""
+    noise = torch.randint(-(2**31), 2**31, packed.shape, generator=random).to(torch.int32)
+    kind = int(torch.randint(3, (1,), generator=random))
+    if kind == 0:
+        bits = torch.randint(0, 32 * packed.numel(), (1 + int(noise[0]) % 3,), generator=random)
+        packed = packed.clone()
+        for bit in bits.tolist():
+            packed[bit // 32] ^= torch.tensor(1 << bit % 32).to(torch.int32)
+        return packed
+    if kind == 1:
+        return torch.where(torch.rand(packed.shape, generator=random) < 0.3, noise, packed)
+    return noise
+
+
+@pytest.mark.parametrize(
+    ("count", "numel", "low_bits"),
+    [
+        (1, 2, 0),
+        (1, 2**31, 29),
+        (3, 2**31, 28),
+        (3, 40, 2),
+        (10, 60, 1),
+        (33, 100, 0),
+        (40, 900, 4),
+        (4, 2**40, 32),
+    ],
+)
+def test_damaged_words_give_what_the_reference_makes_of_them(count: int, numel: int, low_bits: int) -> None:
+    # 20 000 damaged payloads in all; those that still mean something are found by both or by neither.
+    planes, random = Planes(count, numel, low_bits), torch.Generator().manual_seed(count)
+    outcomes = set()
+    for trial in range(2500):
+        step = numel // count
+        packed = pack_elias_fano(torch.arange(count) * step + trial % step, planes)
+        damaged = mutations(packed, random)
+        found = unpack_elias_fano(damaged, planes)
+        assert same(found, reference.unpack_elias_fano(damaged, planes))
+        outcomes.add(found is None)
+        if found is not None:
+            assert found.shape == (count,)
+            assert (found.diff() > 0).all()
+            assert 0 <= int(found[0]) <= int(found[-1]) < numel
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("ones", [0, 19, 21, 600])
+def test_a_wrong_number_of_ones_is_noticed(ones: int) -> None:
+    planes = Planes(20, 1000, 0)
+    other = Planes(ones, 1000, 0)
+    packed = pack_elias_fano(drawn(ones, 1000, seed=1), other)
+    groups = packed[other.starts[1] : other.starts[2]]
+    places = torch.cat([packed[other.starts[2] :], torch.zeros(1, dtype=torch.int32)])[:1]
+    words = torch.cat([groups, places])
+    assert unpack_elias_fano(words, planes) is None
+    assert reference.unpack_elias_fano(words, planes) is None
+
+
+def test_low_bits_that_descend_are_noticed() -> None:
+    # Low bits 1 and 3 below the same upper part, which swapped would make 3 and 2.
+    planes = Planes(2, 32, 3)
+    packed = pack_elias_fano(torch.tensor([1, 4]), planes)
+    assert packed[0] == 1 | 3 << 3
+    packed[0] = 3 | 1 << 3
+    assert unpack_elias_fano(packed, planes) is None
+    assert reference.unpack_elias_fano(packed, planes) is None
+
+
+def test_a_layout_of_another_size_is_refused() -> None:
+    planes = Planes(10, 1000, 3)
+    with pytest.raises(ValueError, match="9 indices do not fit a layout for 10"):
+        pack_elias_fano(torch.arange(9), planes)
+    with pytest.raises(ValueError, match=f"3 words do not fit a layout of {planes.words}"):
+        unpack_elias_fano(torch.zeros(3, dtype=torch.int32), planes)
+
+
+def test_every_pattern_has_one_code_of_at_most_6_bits_and_one_for_each_of_its_ones() -> None:
+    codes = set()
+    for pattern in range(1024):
+        group, width, place = (
+            int(ENCODING[pattern]) >> shift & mask for shift, mask in ((0, 63), (6, 7), (9, 127))
+        )
+        codes.add((group, place))
+        assert group < len(GROUPS)
+        assert width <= pattern.bit_count()
+        assert place < 1 << width
+        first = int(DECODING[group])
+        assert first >> 11 == width
+        assert ORDER[(first & 2047) + place] == pattern
+    assert len(codes) == 1024
+
+
+def test_tables_of_ones_say_how_many_and_where() -> None:
+    for position, pattern in enumerate(ORDER):
+        ones = [bit for bit in range(10) if pattern >> bit & 1]
+        assert COUNTS[position] == len(ones)
+        zeros = [pattern_zeros(pattern, bit) for bit in ones]
+        assert ZEROS_BEFORE[position, : len(ones)].tolist() == zeros
+
+
+def pattern_zeros(pattern: int, end: int) -> int:
+    return sum(not pattern >> bit & 1 for bit in range(end))
+
+
+def test_prepare_leaves_nothing_to_compile() -> None:
+    prepare()
+    before = len(cpu.elias_fano.split.signatures), len(cpu.elias_fano.decode_blocks.signatures)
+    for numel, low_bits in ((1000, 3), (2**40, 32)):
+        for dtype in (torch.int32, torch.int64):
+            planes = Planes(10, numel, low_bits)
+            unpack_elias_fano(pack_elias_fano(torch.arange(10, dtype=dtype), planes), planes)
+    assert before == (len(cpu.elias_fano.split.signatures), len(cpu.elias_fano.decode_blocks.signatures))
+    assert min(before) > 0
