@@ -20,6 +20,7 @@ from gradwire.bench.samples import StepSample
 from gradwire.bench.settings import Task
 from gradwire.bench.workloads import Workload, workload
 from gradwire.bench.workloads.shards import Shards
+from gradwire.recipes import Composition
 
 
 @dataclass
@@ -138,6 +139,16 @@ def _synchronise(
         return None, None
     if entry.kind == "peer":
         return None, peers.install(entry, module)
+    _leave_momentum(entry, optimizer)
     wire = gradwire.attach(module, optimizer, entry.name, seed=seed)
     wire.overlap = task.overlap
     return wire, None
+
+
+def _leave_momentum(entry: Entry, optimizer: torch.optim.Optimizer) -> None:
+    """A recipe that applies momentum before gradients are sent takes over SGD's, so that all train alike."""
+    built = gradwire.recipe(entry.name).build()
+    memory = built.exchange.memory if isinstance(built, Composition) else None
+    if memory is not None and memory.covers_momentum and isinstance(optimizer, torch.optim.SGD):
+        for group in optimizer.param_groups:
+            group["momentum"] = 0.0
