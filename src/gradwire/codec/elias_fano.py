@@ -2,8 +2,8 @@
 
 The layout, its arithmetic and its sources are in `gradwire.kernels.elias_fano`. Coding the gaps between
 indices by Golomb's or Rice's code (Golomb, "Run-length encodings", 1966; Rice, "Some practical universal
-noiseless coding techniques", 1979) takes 0.99 of this size on random indices; but its length depends on the
-indices, so that all ranks would have to agree on it first, or reserve the longest.
+noiseless coding techniques", 1979) takes 0.96 to 0.99 of this size on random indices; but its length depends
+on the indices, so that all ranks would have to agree on it first, or reserve the longest.
 """
 
 from __future__ import annotations

@@ -39,6 +39,23 @@ def test_kernels_and_references_agree(count: int, numel: int, low_bits: int, dty
         assert same(found, reference.unpack_elias_fano(packed, planes))
 
 
+@pytest.mark.parametrize("pattern", ["uniform", "run", "every other"])
+def test_planes_end_anywhere_in_a_word(pattern: str) -> None:
+    # A block whose place lies across two words may be the last one: about one size in 30 shows it.
+    for count in range(1, 600):
+        numel = 2 * count + 7
+        indices = {
+            "uniform": drawn(count, numel, seed=count),
+            "run": torch.arange(count) + 7,
+            "every other": 2 * torch.arange(count),
+        }[pattern]
+        for low_bits in (0, 1):
+            planes = Planes(count, numel, low_bits)
+            packed = pack_elias_fano(indices, planes)
+            assert torch.equal(packed, reference.pack_elias_fano(indices, planes))
+            assert same(unpack_elias_fano(packed, planes), indices)
+
+
 @pytest.mark.parametrize("numel", [2**31, 2**31 + 1, 2**45])
 def test_large_indices(numel: int) -> None:
     planes = Planes(4, numel, 30)

@@ -78,6 +78,8 @@ def encode_blocks(row: Any, blocks: Any, encoding: Any, groups: Any, places: Any
         place += full
     if group_filled > _0:
         groups[group] = np.uint32(group_bits)
+    if place_filled > _0:
+        places[place] = np.uint32(place_bits)
 
 
 @njit(nogil=True, cache=True)
