@@ -57,7 +57,7 @@ def affordable_ratio(budget_bytes: float) -> float:
     A place costs the less, the more there are; the sum grows with the ratio, which is found by bisection.
 
     >>> round(affordable_ratio(1.125), 4), round(affordable_ratio(0.03), 4)
-    (0.5, 0.0097)
+    (0.5, 0.0098)
     """
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):

@@ -24,7 +24,7 @@ from gradwire.codec import (
     sidco,
     top_k,
 )
-from gradwire.codec.select import count_kept
+from gradwire.codec.select import count_kept, ramp
 from gradwire.moment import Moment
 from tests.laws.inputs import KINDS as LAW_KINDS
 from tests.laws.inputs import generator
@@ -79,6 +79,7 @@ CASES = (
     *(Case(top_k(ratio), exact(ratio)) for ratio in (0.001, 0.1, 1.0)),
     *(Case(layer_top_k(ratio), exact(ratio), everywhere=False) for ratio in (0.001, 0.1, 1.0)),
     Case(everything(), lambda n: 0.0),
+    Case(ramp(top_k, 0.01, 4), exact(0.01)),
     Case(chunk_top_k(0.01), chunked(1, 100), everywhere=False),
     Case(chunk_top_k(0.3, keep=3), chunked(3, 10), everywhere=False),
     Case(chunk_top_k(1.0), chunked(1, 1), everywhere=False),
