@@ -23,6 +23,7 @@ __all__ = [
     "chunk_topk_indices",
     "count_sketch",
     "count_sketch_estimates",
+    "feedback_topk",
     "fold",
     "fold_momentum",
     "index_type",
@@ -38,6 +39,7 @@ __all__ = [
     "scatter",
     "stratified_indices",
     "take",
+    "take_topk",
     "topk_indices",
     "unpack_bits",
     "unpack_elias_fano",
@@ -124,11 +126,53 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     >>> topk_indices(torch.tensor([1.0, -3.0, 2.0, 3.0]), 2)
     tensor([1, 3])
     """
-    if not 0 <= k <= x.numel():
-        raise ValueError(f"k={k} is outside 0 … {x.numel()}, the number of elements")
+    _check_count(k, x)
     if not is_fast(x):
         return reference.topk_indices(x, k)
     return torch.from_numpy(cpu.topk_indices(x.numpy(), k))
+
+
+def take_topk(x: Tensor, k: int, weight: float = 1.0) -> tuple[Tensor, Tensor]:
+    """`topk_indices` and `take` in one: (indices (k,), weight · values (k,)), leaving zeros in x (n,).
+
+    For whoever takes what it chose at once: values are read while the selection passes by them.
+
+    >>> import torch
+    >>> x = torch.tensor([1.0, -3.0, 2.0, 3.0])
+    >>> take_topk(x, 2, 0.5), x
+    ((tensor([1, 3]), tensor([-1.5000,  1.5000])), tensor([1., 0., 2., 0.]))
+    """
+    _check_count(k, x)
+    if not is_fast(x):
+        return reference.take_topk(x, k, weight)
+    array = x.numpy()
+    indices, values = cpu.take_topk(array, array[:0], k, np.float32(weight))
+    return torch.from_numpy(indices), torch.from_numpy(values)
+
+
+def feedback_topk(memory: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Error feedback and top-k in one pass: memory += grad, then `take_topk` of the sum; both are (n,).
+
+    For whoever has the whole gradient at hand. Under DDP it arrives in buckets, and must be kept until the
+    verdict: there `fold` and the selection are two jobs.
+
+    >>> import torch
+    >>> memory = torch.tensor([1.0, -3.0, 2.0])
+    >>> feedback_topk(memory, torch.tensor([0.0, 2.0, 2.0]), 1), memory
+    ((tensor([2]), tensor([4.])), tensor([ 1., -1.,  0.]))
+    """
+    if memory.shape != grad.shape:
+        raise ValueError(f"shapes differ: {memory.shape}, {grad.shape}")
+    _check_count(k, memory)
+    if not is_fast(memory, grad):
+        return reference.feedback_topk(memory, grad, k)
+    indices, values = cpu.take_topk(memory.numpy(), grad.numpy(), k, np.float32(1.0))
+    return torch.from_numpy(indices), torch.from_numpy(values)
+
+
+def _check_count(k: int, x: Tensor) -> None:
+    if not 0 <= k <= x.numel():
+        raise ValueError(f"k={k} is outside 0 … {x.numel()}, the number of elements")
 
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
@@ -323,11 +367,13 @@ def sample_indices(n: int, k: int, seed: int) -> Tensor:
 
 def prepare() -> None:
     """Compile (or load from the cache) every kernel now: compilation holds the interpreter lock."""
-    x = torch.arange(4 * cpu.SAMPLE, dtype=torch.float32)
+    x = torch.zeros(64)
     fold(torch.empty_like(x), x, x, 1.0)
     fold_momentum((torch.empty_like(x), torch.empty_like(x)), (x, x), x, 0.9)
     mask_zeros(torch.empty_like(x), x)
     topk_indices(x, 16)
+    take_topk(x, 16)
+    feedback_topk(x, torch.zeros(64), 16)
     sample_indices(64, 8, 0)
     indices_reaching(x, 1.0, 16)
     moments_reaching(x, 1.0)
@@ -340,7 +386,8 @@ def prepare() -> None:
     for dtype in (torch.int32, torch.int64):
         indices = torch.arange(4, dtype=dtype)
         put(x, indices, take(x, indices))
-        unpack_bits(pack_bits(indices, 1), 4)
+        packed = pack_bits(indices, 1)
+        cpu.unpack_bits(packed.numpy(), indices.numpy())
     for numel in (64, 2**40):
         planes = Planes(4, numel, 3 if numel == 64 else 32)
         for dtype in (torch.int32, torch.int64):

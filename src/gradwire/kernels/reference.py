@@ -55,6 +55,18 @@ def take(x: Tensor, indices: Tensor, weight: float) -> Tensor:
     return values
 
 
+def take_topk(x: Tensor, k: int, weight: float) -> tuple[Tensor, Tensor]:
+    """Indices and weight · values of the k largest magnitudes; zeroes what it took."""
+    indices = topk_indices(x, k)
+    return indices, take(x, indices, weight)
+
+
+def feedback_topk(memory: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """memory += grad, then indices and values of the k largest magnitudes; zeroes what it took."""
+    memory.add_(grad)
+    return take_topk(memory, k, 1.0)
+
+
 def pack_bits(indices: Tensor, words: int) -> Tensor:
     """A bitmap (words,) int32 with a one for each index."""
     bits = torch.zeros(words * 32, dtype=torch.int64, device=indices.device)
@@ -65,9 +77,14 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """Indices of ones int32, ascending, at most `count` + 1 of them."""
+    """Indices of ones, ascending, at most `count` + 1 of them; int32, or int64 where that is too short."""
     bits = (packed.view(-1, 1) >> torch.arange(32, device=packed.device)) & 1
-    return bits.view(-1).nonzero().view(-1)[: count + 1].int()
+    return bits.view(-1).nonzero().view(-1)[: count + 1].to(index_type(packed))
+
+
+def index_type(packed: Tensor) -> torch.dtype:
+    """The shortest type for all bit numbers of a bitmap: 2^26 words are bits 0 … 2^31 - 1."""
+    return torch.int32 if packed.numel() <= 2**26 else torch.int64
 
 
 def splitmix64(state: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,72 +13,9 @@ from torch import Tensor
 
 from gradwire.kernels import reference, topk_indices
 from gradwire.kernels.cpu import topk as cpu
+from tests.unit.kernels.kinds import KINDS, drawn, generator, normal
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 40_000, 100_003)
-
-
-def generator(n: int) -> torch.Generator:
-    return torch.Generator().manual_seed(n)
-
-
-def normal(n: int) -> Tensor:
-    return torch.randn(n, generator=generator(n))
-
-
-def ties(n: int) -> Tensor:
-    return torch.randint(-3, 4, (n,), generator=generator(n)).float()
-
-
-def constant(n: int) -> Tensor:
-    return torch.full((n,), -0.5)
-
-
-def zeros(n: int) -> Tensor:
-    return torch.zeros(n) * normal(n).sign()  # zeros of both signs
-
-
-def half_zeros(n: int) -> Tensor:
-    return normal(n) * (torch.rand(n, generator=generator(n)) < 0.5)
-
-
-def heavy_tail(n: int) -> Tensor:
-    return normal(n) / torch.rand(n, generator=generator(n + 1)).clamp_min(1e-12) ** 2
-
-
-def subnormal(n: int) -> Tensor:
-    return normal(n) * 1e-40
-
-
-def sorted_down(n: int) -> Tensor:
-    return torch.arange(n, 0, -1).float()
-
-
-def columns(n: int) -> Tensor:
-    """Rows of 64 with one large column: what a stride of a power of two would miss or hit always."""
-    x = normal(n)
-    x[::64] *= 1e3
-    return x
-
-
-def special(n: int) -> Tensor:
-    x = normal(n)
-    x[torch.rand(n, generator=generator(n)) < 0.02] = float("nan")
-    x[torch.rand(n, generator=generator(n + 1)) < 0.02] = -float("inf")
-    x[torch.rand(n, generator=generator(n + 2)) < 0.02] = torch.finfo(torch.float32).max
-    return x
-
-
-def mostly_nan(n: int) -> Tensor:
-    x = torch.full((n,), float("nan"))
-    x[::3] = float("inf")
-    x[::5] = 1.0
-    return x
-
-
-KINDS = (
-    normal, ties, constant, zeros, half_zeros, heavy_tail, subnormal, sorted_down, columns, special,
-    mostly_nan,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -88,18 +26,36 @@ def test_same_indices_as_the_reference(kind: Callable[[int], Tensor], n: int) ->
         assert torch.equal(topk_indices(x, k), reference.topk_indices(x, k)), f"k={k}"
 
 
-def test_guess_that_fails_is_repaired() -> None:
+@pytest.mark.parametrize("above", [True, False])
+def test_guess_that_fails_is_repaired(above: bool) -> None:
     # Large where the sample looks and nowhere else: too few elements reach the guess. The other way
-    # round it is far too low, and the buffer overflows. Both end in a look at everything.
+    # round it is far too low, and the room for candidates fills up again and again.
     n = 4 * cpu.SAMPLE
-    stride = n // cpu.SAMPLE | 1
     sampled = torch.zeros(n, dtype=torch.bool)
-    sampled[::stride] = True
-    for large in (sampled, ~sampled):
-        x = torch.where(large, 2.0, 1.0) + torch.arange(n) / (2.0 * n)
-        assert cpu._candidates(x.numpy().view("int32"), n // 4).size == n
-        for k in (1, n // 100, n // 4):
-            assert torch.equal(topk_indices(x, k), reference.topk_indices(x, k))
+    sampled[drawn(n)] = True
+    x = torch.where(sampled == above, 2.0, 1.0) + torch.arange(n) / (2.0 * n)
+    k = n // 8
+    guess = cpu._guess(x.numpy(), x.numpy()[:0], k)
+    reached = int((x.view(torch.int32) >= int(guess)).sum())
+    assert reached < k if above else reached > n - cpu.SAMPLE
+    for k in (1, n // 100, n // 8):
+        assert torch.equal(topk_indices(x, k), reference.topk_indices(x, k))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("k", [1, 37, 4097])
+def test_any_guess_that_enough_reach_gives_the_answer(kind: Callable[[int], Tensor], k: int) -> None:
+    x = kind(100_003)
+    expected = reference.topk_indices(x, k)
+    smallest = min(int(x[expected].view(torch.int32).bitwise_and(0x7FFFFFFF).min()), 0x7F800000)
+    room = 2 * k + 5 * cpu.BLOCK + 1
+    for guess in {0, smallest // 2, smallest}:
+        indices, kept = np.empty(room, np.int64), np.empty(room, np.int32)
+        count = cpu._sift(x.numpy(), x.numpy()[:0], k, np.int32(guess), indices, kept)
+        assert count >= k
+        cpu._keep_largest(indices, kept, count, k)
+        assert indices[:k].tolist() == expected.tolist()
+        assert torch.equal(torch.from_numpy(kept[:k]), x[expected].view(torch.int32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

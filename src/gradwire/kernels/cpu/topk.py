@@ -1,4 +1,14 @@
-"""Exact top-k by magnitude."""
+"""Exact top-k by magnitude in one pass over memory: sift by a threshold that only rises.
+
+A sample guesses a threshold a little below the k-th largest magnitude. One pass over blocks that fit the
+first-level cache collects what reaches it. Whenever the room for candidates is full, the k largest of them
+are kept and the threshold rises above the smallest of those: whatever comes later and equals it would lose
+the tie to a lower index. So ties, constants and zeros cost no more than noise, and any guess that k elements
+reach gives the exact answer; one that fewer reach (about one in 10^4, by chance) costs a second pass.
+
+The sampled guess is that of DGC (Lin et al. 2018, section 3), made exact. Differences: DGC sends whatever
+reaches its guess, and repeats the sampling when that is far too much.
+"""
 
 from __future__ import annotations
 
@@ -6,92 +16,158 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
-
-@njit(nogil=True, cache=True)
-def _compact(bits: Any, threshold: Any, indices: Any) -> Any:
-    """Write the indices whose magnitude reaches `threshold`; returns how many, or -1 if they do not fit.
-
-    Branch-free: at 10 % kept, a branch would be mispredicted at every tenth element.
-    """
-    count, room = 0, indices.size - 1
-    for i in range(bits.size):
-        indices[min(count, room)] = i
-        count += (bits[i] & MAGNITUDE) >= threshold
-    return count if count <= room else -1
-
-
-@njit(nogil=True, cache=True)
-def _ordered(bits: Any) -> Any:
-    """The magnitude as an integer, with every NaN equal to Inf: their bits would order them."""
-    return min(np.int32(bits & MAGNITUDE), INFINITY)
-
-
-@njit(nogil=True, cache=True)
-def _finish(bits: Any, candidates: Any, threshold: Any, out: Any) -> None:
-    """Keep candidates above `threshold`, and the first of those equal to it until `out` is full."""
-    above = 0
-    for i in candidates:
-        above += _ordered(bits[i]) > threshold
-    ties, count = out.size - above, 0
-    for i in candidates:
-        magnitude = _ordered(bits[i])
-        if magnitude > threshold:
-            out[count] = i
-            count += 1
-        elif magnitude == threshold and ties > 0:
-            out[count] = i
-            count += 1
-            ties -= 1
-
-
-@njit(nogil=True, cache=True)
-def _magnitudes(bits: Any, indices: Any) -> Any:
-    out = np.empty(indices.size, np.int32)
-    for j in range(indices.size):
-        out[j] = _ordered(bits[indices[j]])
-    return out
-
+from gradwire.kernels.cpu.bits import magnitude
+from gradwire.kernels.cpu.kth import kth_magnitude
 
 SAMPLE = 16384
+BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the first-level cache
 
 
-def topk_indices(x: Floats, k: int) -> Ints:
-    """Exact top-k of float32: guess a threshold from a sample, compact what reaches it, finish exactly.
+@njit(nogil=True, cache=True)
+def _add(out: Any, a: Any) -> None:
+    for i in range(out.size):
+        out[i] += a[i]
 
-    The guess aims 4 standard deviations below the k-th largest, so that it fails about once in 10^4
-    calls; a guess that fails, or a tie that overflows the buffer, is repaired by sorting everything.
+
+@njit(nogil=True, cache=True)
+def _flag(bits: Any, threshold: Any, flags: Any) -> None:
+    for i in range(bits.size):
+        flags[i] = magnitude(bits[i]) >= threshold
+
+
+@njit(nogil=True, cache=True)
+def _eights(flags: Any, which: Any) -> Any:
+    """Write the numbers of the groups of eight flags in which one is set; returns how many."""
+    words, count = flags.view(np.uint64), 0
+    for word in range(words.size):
+        # Here and below: write always, advance if it counts. A branch would be mispredicted too often.
+        which[count] = word
+        count += words[word] != 0
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _sift_block(
+    bits: Any, start: Any, threshold: Any, flags: Any, which: Any, indices: Any, kept: Any, count: Any
+) -> Any:
+    """Append the candidates of a whole block; at 1 % nine groups in ten have none and are passed over."""
+    _flag(bits, threshold, flags)
+    for group in range(_eights(flags, which)):
+        first = np.int64(which[group]) * 8
+        for i in range(first, first + 8):
+            indices[count] = start + i
+            kept[count] = bits[i]
+            count += flags[i]
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, count: Any) -> Any:
+    """The same for the elements after the last whole block."""
+    for i in range(bits.size):
+        indices[count] = start + i
+        kept[count] = bits[i]
+        count += magnitude(bits[i]) >= threshold
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _keep_largest(indices: Any, kept: Any, count: Any, k: Any) -> Any:
+    """Move the k largest of `count` candidates to the front, in order; returns the smallest of them."""
+    threshold, ties = kth_magnitude(kept[:count], k)
+    to = 0
+    for j in range(count):
+        if to == k:
+            break
+        here = magnitude(kept[j])
+        indices[to], kept[to] = indices[j], kept[j]
+        tie = (here == threshold) & (ties > 0)
+        ties -= tie
+        to += (here > threshold) | tie
+    return threshold
+
+
+@njit(nogil=True, cache=True)
+def _sift(x: Any, grad: Any, k: Any, threshold: Any, indices: Any, kept: Any) -> Any:
+    """Fold `grad` into x, unless it is empty, and collect candidates; returns how many reached `threshold`.
+
+    `indices` and `kept` have room for k candidates, and for a block and one more.
     """
-    out = np.empty(k, np.int64)
-    if k == 0:
-        return out
     bits = x.view(np.int32)
-    candidates = _candidates(bits, k)
-    magnitudes = _magnitudes(bits, candidates)
-    threshold = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    _finish(bits, candidates, threshold, out)
-    return out
+    flags, which = np.empty(BLOCK, np.uint8), np.empty(BLOCK // 8 + 1, np.uint16)
+    count, room = 0, indices.size - min(x.size, BLOCK) - 1
+    for start in range(0, x.size, BLOCK):
+        here = slice(start, min(start + BLOCK, x.size))
+        if grad.size > 0:
+            _add(x[here], grad[here])
+        if here.stop - start == BLOCK:
+            count = _sift_block(bits[here], start, threshold, flags, which, indices, kept, count)
+        else:
+            count = _sift_rest(bits[here], start, threshold, indices, kept, count)
+        if count > room:
+            threshold = np.int32(_keep_largest(indices, kept, count, k) + 1)
+            count = k
+    return count
 
 
-def _candidates(bits: NDArray[np.int32], k: int) -> Ints:
-    """Indices of a superset of the top k, ascending."""
-    n = bits.size
-    if n > 2 * SAMPLE and k < n // 2:
-        # An odd stride, so that the sample does not fall on one column of a power-of-two matrix.
-        sample = bits[:: max(1, n // SAMPLE) | 1] & MAGNITUDE
-        expected = k / n * sample.size
-        rank = min(int(expected + 4 * expected**0.5) + 4, sample.size - 1)
-        guess = min(np.partition(sample, sample.size - 1 - rank)[sample.size - 1 - rank], INFINITY)
-        # Mostly zeros: what is not zero is few, and may be enough.
-        guess = max(guess, np.int32(1))
-        buffer = np.empty(min(n, 2 * k + 16 * n // SAMPLE + 64) + 1, np.int64)
-        count = _compact(bits, guess, buffer)
+@njit(nogil=True, cache=True)
+def _guess(x: Any, grad: Any, k: Any) -> Any:
+    """A threshold that the k-th largest magnitude very likely reaches, from a sample.
+
+    It aims 4 standard deviations of the sample's count below. One element is drawn from each of equal
+    stretches, anywhere in it: a fixed stride could fall on one column of a matrix.
+    """
+    sample = np.empty(min(SAMPLE, x.size // 32), np.float32)
+    if sample.size == 0:
+        return np.int32(0)
+    stretch, random = x.size // sample.size, np.uint64(1)
+    for j in range(sample.size):
+        # Knuth's MMIX generator; its low bits have short periods.
+        random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        i = j * stretch + np.int64((random >> np.uint64(33)) % np.uint64(stretch))
+        sample[j] = x[i] + grad[i] if grad.size > 0 else x[i]
+    expected = k / x.size * sample.size
+    rank = int(expected + 4 * expected**0.5) + 4
+    if rank > sample.size:
+        return np.int32(0)
+    return kth_magnitude(sample.view(np.int32), rank)[0]
+
+
+@njit(nogil=True, cache=True)
+def _largest(x: Any, grad: Any, k: Any) -> Any:
+    """Indices and bits (k,) of the k largest magnitudes of x + grad, or of x where `grad` is empty.
+
+    Both are the front of the larger arrays in which candidates were collected: fresh memory for the
+    result would cost more than a third of the whole pass.
+    """
+    room = min(x.size, 2 * k + 4 * BLOCK) + min(x.size, BLOCK) + 1
+    indices, kept = np.empty(room, np.int64), np.empty(room, np.int32)
+    if k == 0:
+        _add(x[: grad.size], grad)
+        return indices[:0], kept[:0]
+    threshold, count = _guess(x, grad, k), 0
+    while True:
+        count = _sift(x, grad, k, threshold, indices, kept)
         if count >= k:
-            return buffer[:count]
-    return np.arange(n, dtype=np.int64)
+            break
+        threshold, grad = np.int32(0), grad[:0]
+    _keep_largest(indices, kept, count, k)
+    return indices[:k], kept[:k]
+
+
+@njit(nogil=True, cache=True)
+def topk_indices(x: Any, k: Any) -> Any:
+    """Exact top-k of float32: indices int64, ascending."""
+    return _largest(x, x[:0], k)[0]
+
+
+@njit(nogil=True, cache=True)
+def take_topk(x: Any, grad: Any, k: Any, weight: Any) -> Any:
+    """float32: x += grad unless that is empty; (indices, weight · values) of the top k, zeroed in x."""
+    indices, bits = _largest(x, grad, k)
+    values = bits.view(np.float32)
+    for j in range(k):
+        values[j] *= weight
+        x[indices[j]] = 0.0
+    return indices, values

@@ -1,0 +1,51 @@
+"""`prepare` reaches every kernel, whoever adds one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from typing import Any
+
+import numba.core.dispatcher
+
+from gradwire.kernels import cpu, prepare
+from tests.house.source import ROOT
+
+
+def kernels() -> dict[str, Any]:
+    """Everything jitted in any module of the package, by name."""
+    found = {}
+    for module in pkgutil.walk_packages(cpu.__path__, cpu.__name__ + "."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, numba.core.dispatcher.Dispatcher):
+                found[f"{value.py_func.__module__}.{value.__name__}"] = value
+    return found
+
+
+def called_from_python() -> dict[str, Any]:
+    """Those that no other kernel calls; the others are part of their callers, cached with them."""
+    every = kernels()
+    inner = {name for kernel in every.values() for name in kernel.py_func.__code__.co_names}
+    return {name: kernel for name, kernel in every.items() if kernel.__name__ not in inner}
+
+
+def forgotten() -> list[str]:
+    """Kernels that are not compiled after `prepare`, in a process that has called none before."""
+    prepare()
+    return sorted(name for name, kernel in called_from_python().items() if not kernel.signatures)
+
+
+def test_kernels_are_found() -> None:
+    names = {kernel.__name__ for kernel in called_from_python().values()}
+    assert names >= {"fold", "pack_bits", "sample_indices", "scatter", "take", "take_topk", "topk_indices"}
+
+
+def test_prepare_leaves_nothing_to_compile() -> None:
+    # A process of its own: here other tests have compiled what `prepare` may have forgotten.
+    program = f"from {__name__} import forgotten; print(forgotten())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
