@@ -1,0 +1,102 @@
+"""More than 2^31 elements: indices do not wrap, and nearly empty memory stays nearly empty.
+
+Memory is mapped, not filled: pages that are only read cost nothing, so that 8 GB of zeros fit anywhere.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import (
+    pack_bits,
+    reference,
+    sample_indices,
+    scatter,
+    take,
+    take_topk,
+    topk_indices,
+    unpack_bits,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memory that is mapped, not reserved")
+
+N = 2**31 + 17
+PLACES = torch.tensor([5, 2**31 - 1, 2**31, N - 1])
+VALUES = torch.tensor([3.0, -4.0, 5.0, torch.inf])
+MAY_GROW_BYTES = 2 * 10**9
+
+
+@pytest.fixture(scope="module")
+def zeros() -> Tensor:
+    """(N,) zeros; every test leaves them as they were."""
+    # Old Pythons do not name the last flag; this is its number on x86 and Arm.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4 * N, flags=flags), np.float32))
+
+
+def peak_bytes() -> int:
+    """The most memory that this process held since the mark was reset."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return 1024 * int(found[1])
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the mark
+    before = peak_bytes()
+    yield
+    assert peak_bytes() - before < MAY_GROW_BYTES
+
+
+def test_chosen_taken_and_put_back_beyond_31_bits(zeros: Tensor) -> None:
+    with little_memory():
+        scatter(zeros, PLACES, VALUES)
+        assert torch.equal(zeros[PLACES], VALUES)
+        assert torch.equal(topk_indices(zeros, 4), PLACES)
+        assert topk_indices(zeros, 6).tolist() == [0, 1, *PLACES.tolist()]  # zeros tie, the lowest win
+        assert torch.equal(take(zeros, PLACES[1:3], 2.0), 2 * VALUES[1:3])
+        indices, values = take_topk(zeros, 3)
+        assert indices.tolist() == [0, 5, N - 1]
+        assert values.tolist() == [0.0, 3.0, float("inf")]
+        assert not zeros[PLACES].any()
+
+
+def test_bits_beyond_31_bits() -> None:
+    with little_memory():
+        packed = pack_bits(PLACES, -(-N // 32))
+        found = unpack_bits(packed, PLACES.numel())
+        assert found.dtype == torch.int64
+        assert torch.equal(found, PLACES)
+
+
+def test_bits_of_exactly_31_are_int32() -> None:
+    last = torch.tensor([2**31 - 1])
+    found = unpack_bits(pack_bits(last, 2**26), 1)
+    assert found.dtype == torch.int32
+    assert found.tolist() == last.tolist()
+
+
+def test_draws_beyond_31_bits() -> None:
+    with little_memory():
+        drawn = sample_indices.__wrapped__(N, 1000, 7)
+        assert drawn.dtype == torch.int64
+        assert (drawn.diff() > 0).all()
+        assert 0 <= int(drawn[0]) <= int(drawn[-1]) < N
+        # Of 1000 uniform draws from 0 … N - 1 the largest lies below 0.97 N once in 10^13.
+        assert int(drawn[-1]) > 0.97 * N
+
+
+def test_draws_equal_the_reference_beyond_31_bits() -> None:
+    assert torch.equal(sample_indices.__wrapped__(N, 50, 3), reference.sample_indices(N, 50, 3))
