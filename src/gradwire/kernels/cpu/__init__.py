@@ -10,6 +10,7 @@ from gradwire.kernels.cpu.places import pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
+from gradwire.kernels.cpu.topk import take_topk, topk_indices
 
 __all__ = [
     "chunk_maxima",
@@ -28,7 +29,6 @@ __all__ = [
     "scatter",
     "stratified_indices",
     "take",
-from gradwire.kernels.cpu.topk import take_topk, topk_indices
     "take_topk",
     "topk_indices",
     "unpack_bits",
