@@ -12,7 +12,7 @@ Differences from the paper:
   nothing is lost, and places cost what places with the root's values would.
 - Nobody keeps what others contributed. A merging rank could (it knows what it drops), but the memory of a
   parameter that is idle there must not change.
-- Places and values of a round are one message, places as a bitmap where that is shorter; the final places
+- Places and values of a round are one message, places in their shortest form; the final places
   are spread by an all-reduce of zeros, which needs no root. Any world: a rank without a partner waits.
 """
 
