@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm import Metered, ThreadComm, run_ranks
+from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
+from gradwire.exchange import run
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import coded
 from tests.laws.rows import Outcome, Row, bits, groups, perform
@@ -165,3 +167,40 @@ def test_finish_issues_nothing(case: ExchangeCase) -> None:
 
     for issued, in_the_end in run_ranks(3, body):
         assert issued == in_the_end
+
+
+class Accident(Exception):
+    """What an encoder may raise."""
+
+
+class Failing:
+    """A comm whose rank fails when it is about to issue its n-th round."""
+
+    def __init__(self, comm: Metered, at: int) -> None:
+        self._comm, self._at = comm, at
+        self.rank, self.world = comm.rank, comm.world
+
+    def __getattr__(self, verb: str) -> Any:
+        if len(self._comm.rounds) == self._at:
+            raise Accident
+        return getattr(self._comm, verb)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: ExchangeCase, failing: int) -> None:
+    row = Row(case, 3, 200, F32, coded, SENDING)
+    agreed = case.exchange.rounds(row.size, row.dtype, row.moment(0))
+
+    def body(comm: ThreadComm, at: int) -> list[Round]:
+        x, metered, moment = row.inputs()[comm.rank], Metered(comm), row.moment(comm.rank)
+        if comm.rank == failing:
+            with pytest.raises(Accident):
+                case.exchange.start(x, torch.empty_like(x), Failing(metered, at), moment)
+            owe_zeros(metered, agreed, x.device)
+        else:
+            run(case.exchange, x, torch.empty_like(x), metered, moment)
+        return metered.rounds
+
+    for at in range(len(agreed)):
+        assert run_ranks(3, lambda comm, at=at: body(comm, at)) == [list(agreed)] * 3

@@ -18,9 +18,12 @@ RECIPES = (
     "covap",
     "dense",
     "fp16",
+    "gtopk(ratio=0.05)",
     "leader_topk(ratio=0.05)",
     "leader_topk(ratio=0.05, elect='norm')",
+    "oktopk(ratio=0.05)",
     "randomk(ratio=0.1)",
+    "sketchsgd(ratio=0.05)",
     "topk(ratio=0.05)",
 )
 
