@@ -186,8 +186,14 @@ class Failing:
         return getattr(self._comm, verb)
 
 
+def sizes_are_known(case: ExchangeCase) -> bool:
+    """Where sizes are agreed on the way, the exchange pays for its own failures: tests/unit/exchange."""
+    row = Row(case, 3, 200, F32, coded, SENDING)
+    return not any(each.at_most for each in case.exchange.rounds(200, F32, row.moment(0)))
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
-@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+@pytest.mark.parametrize("case", [case for case in EXCHANGES if sizes_are_known(case)], ids=str)
 def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: ExchangeCase, failing: int) -> None:
     row = Row(case, 3, 200, F32, coded, SENDING)
     agreed = case.exchange.rounds(row.size, row.dtype, row.moment(0))

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.codec.buffer import Chosen
 from gradwire.codec.select import Selector, filled
 from gradwire.codec.sparse import check_narrow, narrowed, shorter
-from gradwire.comm.base import Comm, Round
+from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
 from gradwire.memory import Memory
@@ -26,7 +26,8 @@ class Agreed:
     """Two all-gathers: one count per rank, then payloads for the largest of them.
 
     Room that a rank has paid for and does not need carries further elements. When no rank has chosen
-    anything, nothing else travels.
+    anything, nothing else travels. A failure is raised in the end: peers wait for a count, and nobody else
+    knows how much a rank that gave up would owe.
     """
 
     selector: Selector
@@ -43,36 +44,32 @@ class Agreed:
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`."""
-        chosen, failure = self._chosen(x, at)
+        failures: list[Exception] = []
+        chosen = self._chosen(x, at, failures)
         count = self._largest(chosen.numel(), x.numel(), comm, at)
+        mean.zero_()
+        pending: Pending = DONE
         layout = Chosen(count, x.numel(), shorter(self.dtype, x.dtype))
         payloads = torch.zeros(comm.world, layout.buffer.bytes, dtype=torch.uint8, device=x.device)
-        if count == 0:
-            mean.zero_()
-            return _raising(failure)
-        indices = filled(chosen, count, x.numel())
-        values = narrowed(x[indices], layout.dtype)
-        pending = comm.all_gather(payloads, layout.write(indices, values))
-        x[indices] -= values.to(x.dtype)
-        if failure is not None:
-            pending.wait()
-            raise failure
+        if count > 0:
+            pending = comm.all_gather(payloads, _take(x, chosen, layout, failures))
 
         def finish() -> None:
             pending.wait()
-            mean.zero_()
-            for payload in payloads:
-                places, sent = layout.read(payload)
-                mean.index_add_(0, places.long(), sent.to(mean.dtype), alpha=1.0 / comm.world)
+            for error in failures:
+                raise error
+            for payload in payloads if count > 0 else ():
+                places, values = layout.read(payload)
+                mean.index_add_(0, places.long(), values.to(mean.dtype), alpha=1.0 / comm.world)
 
         return finish
 
-    def _chosen(self, x: Tensor, at: Moment) -> tuple[Tensor, Exception | None]:
-        """This rank's choice. Peers wait for its count, so a failure is raised when both rounds are out."""
+    def _chosen(self, x: Tensor, at: Moment, failures: list[Exception]) -> Tensor:
         try:
-            return self.selector.select(x, at), None
+            return self.selector.select(x, at)
         except Exception as error:
-            return torch.empty(0, dtype=torch.int64, device=x.device), error
+            failures.append(error)
+            return torch.empty(0, dtype=torch.int64, device=x.device)
 
     def _largest(self, mine: int, numel: int, comm: Comm, at: Moment) -> int:
         counts = torch.empty(comm.world, 1, dtype=torch.int64)
@@ -89,14 +86,17 @@ class Agreed:
         return Round("all_gather", 1, torch.int64), payload
 
 
-def _raising(failure: Exception | None) -> Finish:
-    """Raised in the end: an error from `start` would make this rank pay for a round that nobody issues."""
-
-    def finish() -> None:
-        if failure is not None:
-            raise failure
-
-    return finish
+def _take(x: Tensor, chosen: Tensor, layout: Chosen, failures: list[Exception]) -> Tensor:
+    """The payload of this rank, which is taken from x; zeros after a failure."""
+    try:
+        indices = filled(chosen, layout.count, layout.numel)
+        values = narrowed(x[indices], layout.dtype)
+        payload = layout.write(indices, values)
+        x[indices] -= values.to(x.dtype)
+    except Exception as error:
+        failures.append(error)
+        return torch.zeros(layout.buffer.bytes, dtype=torch.uint8, device=x.device)
+    return payload
 
 
 def agreed(selector: Selector, dtype: torch.dtype | None = None) -> Agreed:

@@ -1,0 +1,124 @@
+"""Sizes that depend on the gradient are agreed before they reach a collective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.codec import fixed_threshold
+from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.errors import WireError
+from gradwire.exchange import agreed, run
+from gradwire.moment import Moment
+
+VALUES = [
+    torch.tensor([9.0, 1.0, 1.0, -8.0, 1.0, 0.0]),
+    torch.tensor([1.0, 1.0, 7.0, 1.0, 1.0, 0.0]),
+    torch.zeros(6),
+]
+
+
+def step(exchange: Any, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor, list[Round]]]:
+    """Per rank: the mean, what is left, and the rounds."""
+
+    def body(comm: ThreadComm) -> tuple[Tensor, Tensor, list[Round]]:
+        x, metered = tensors[comm.rank].clone(), Metered(comm)
+        mean = torch.full_like(x, torch.nan)
+        run(exchange, x, mean, metered, Moment(0, 0, comm.rank, comm.world))
+        return mean, x, metered.rounds
+
+    return run_ranks(len(tensors), body)
+
+
+def test_everybody_sends_as_many_as_the_rank_with_the_most() -> None:
+    for mean, left, rounds in step(agreed(fixed_threshold(5.0, at_most=0.5)), VALUES):
+        # Two of each rank: what reaches the threshold, and where that is fewer, the first others.
+        assert mean.tolist() == pytest.approx([10 / 3, 0.0, 7 / 3, -8 / 3, 0.0, 0.0])
+        assert [each.verb for each in rounds] == ["all_gather"] * 2
+        assert rounds[0] == Round("all_gather", 1, torch.int64)
+        assert left.sum() in (3.0, 4.0, 0.0)
+
+
+def test_nothing_else_travels_when_nobody_has_chosen_anything() -> None:
+    for rank, (mean, left, rounds) in enumerate(step(agreed(fixed_threshold(50.0)), VALUES)):
+        assert not mean.any()
+        assert torch.equal(left, VALUES[rank])
+        assert rounds == [Round("all_gather", 1, torch.int64)]
+
+
+def test_no_rank_sends_more_than_the_bound() -> None:
+    exchange = agreed(fixed_threshold(0.5, at_most=1 / 3), torch.float16)
+    announced = exchange.rounds(6, torch.float32, Moment(0, 0, 0, 3))
+    for mean, _left, rounds in step(exchange, VALUES):
+        assert mean.tolist() == pytest.approx([10 / 3, 0.0, 7 / 3, -8 / 3, 0.0, 0.0])
+        assert all(a.allows(b) for a, b in zip(announced, rounds, strict=True))
+        assert rounds[1].numel == announced[1].numel
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Fails on one rank, or says what it must not."""
+
+    rank: int
+    answer: int | None = None
+    shared: bool = False
+    contractive: bool = True
+    fixed_size: bool = False
+
+    def count(self, numel: int, at: Moment) -> int:
+        return 2
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        if at.rank != self.rank:
+            return torch.tensor([0, 3])
+        if self.answer is None:
+            raise ArithmeticError("while choosing")
+        return torch.arange(self.answer)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_rank_that_fails_to_choose_raises_after_its_peers_have_their_rounds(failing: int) -> None:
+    def body(comm: ThreadComm) -> str:
+        x = VALUES[comm.rank].clone()
+        try:
+            run(agreed(Broken(failing)), x, torch.empty(6), comm, Moment(0, 0, comm.rank, 3))
+        except ArithmeticError as error:
+            return str(error)
+        return "done"
+
+    answers = run_ranks(3, body)
+    assert answers == ["while choosing" if rank == failing else "done" for rank in range(3)]
+
+
+def test_a_rank_that_fails_to_encode_sends_zeros_and_raises() -> None:
+    # Two indices that are out of range: taking their values fails, after counts have been agreed.
+    @dataclass(frozen=True)
+    class Outside(Broken):
+        def select(self, x: Tensor, at: Moment) -> Tensor:
+            return torch.tensor([4, 900]) if at.rank == self.rank else torch.tensor([0, 3])
+
+    def body(comm: ThreadComm) -> list[float] | str:
+        mean = torch.empty(6)
+        try:
+            run(agreed(Outside(1)), VALUES[comm.rank].clone(), mean, comm, Moment(0, 0, comm.rank, 3))
+        except IndexError:
+            return "raised"
+        return mean.tolist()
+
+    mine, theirs, other = run_ranks(3, body)
+    assert theirs == "raised"
+    assert mine == other == pytest.approx([3.0, 0.0, 0.0, -8 / 3, 0.0, 0.0])
+
+
+def test_a_count_beyond_the_bound_is_refused_by_all() -> None:
+    def body(comm: ThreadComm) -> str:
+        exchange = agreed(Broken(2, answer=5))
+        with pytest.raises(WireError, match=r"announces \[2, 2, 5\] elements, outside 0 … 2"):
+            exchange.start(VALUES[comm.rank].clone(), torch.empty(6), comm, Moment(0, 0, comm.rank, 3))
+        return "refused"
+
+    assert run_ranks(3, body) == ["refused"] * 3
