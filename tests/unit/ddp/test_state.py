@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gradwire.codec import sparse, top_k
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp import state
 from gradwire.errors import RanksDisagree
+from gradwire.exchange import gather, remember
+from gradwire.memory import LowPass
 from tests.unit.ddp.rig import EVERY_RECIPE, REMEMBERING, REVERSED, SHUFFLED, Rig, gradients
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -242,3 +246,60 @@ def test_a_run_saved_while_it_measures_measures_again() -> None:
         assert not rig.engine.measuring
 
     run_ranks(1, rank)
+
+
+DGC = "dgc(ratio=0.1, warmup_steps=0)"
+
+
+def test_every_plane_of_a_memory_is_saved_and_comes_back() -> None:
+    def rank(comm: Comm) -> None:
+        rig, again = Rig(comm, DGC), Rig(comm, DGC)
+        _steps(rig, comm.rank, range(3))
+        saved = _round_trip(state.save(rig.engine))
+        assert any(plane.any() for plane in saved["planes"]["momentum"].values())
+        state.load(again.engine, saved)
+        for found, expected in zip(
+            _steps(again, comm.rank, range(3, 6)), _steps(rig, comm.rank, range(3, 6)), strict=True
+        ):
+            assert torch.equal(found, expected)
+
+    run_ranks(2, rank)
+
+
+def test_in_another_world_every_plane_starts_with_its_mean() -> None:
+    states = _saved(3, DGC, 2)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, DGC)
+        state.load(rig.engine, states)
+        for name in rig.engine.layout.slots:
+            expected = torch.stack([old["planes"]["momentum"][name].view(-1) for old in states]).mean(0)
+            assert torch.equal(rig.engine.layout.memory(name, "momentum"), expected)
+
+    run_ranks(2, rank)
+
+
+def test_memory_in_bfloat16_is_saved_exactly() -> None:
+    def rank(comm: Comm) -> None:
+        rig, again = (Rig(comm, "topk(ratio=0.1)", memory_dtype=torch.bfloat16) for _ in range(2))
+        _steps(rig, comm.rank, range(3))
+        saved = _round_trip(state.save(rig.engine))
+        assert all(memory.dtype == torch.float32 for memory in saved["memory"].values())
+        state.load(again.engine, saved)
+        assert all(torch.equal(again.memory[name], rig.memory[name]) for name in rig.memory)
+
+    run_ranks(2, rank)
+
+
+def test_memory_that_moves_to_another_kind_stands_for_the_same_gradient() -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        _steps(rig, comm.rank, range(2))
+        before, main = rig.memory, rig.engine.layout.main
+        filtered = replace(main, exchange=remember(gather(sparse(top_k(0.1))), LowPass(0.25)))
+        rig.engine.install(filtered)
+        assert all(torch.equal(rig.memory[name], before[name] / 4) for name in before)
+        rig.engine.install(main)
+        assert all(torch.equal(rig.memory[name], before[name]) for name in before)
+
+    run_ranks(2, rank)
