@@ -10,7 +10,19 @@ from torch import Tensor
 
 from gradwire.codec import random_k, sparse, top_k, values
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.exchange import Exchange, dense, every, gather, leader, reduce, remember, run
+from gradwire.exchange import (
+    Exchange,
+    dense,
+    every,
+    gather,
+    gtop_k,
+    leader,
+    ok_topk,
+    reduce,
+    remember,
+    run,
+    sketch,
+)
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment
@@ -90,6 +102,11 @@ PLATEAUS = {
     "random 25%": (reduce(values(random_k(0.25))), 2 * 2 / 0.25),
     # A rank that does not lead contracts only as far as choices overlap, but each leads every W-th step.
     "leader 25%": (leader(top_k(0.25)), WORLD * 2 / 0.25),
+    # What cancels between ranks waits while they disagree: nothing bounds that but the sum of all gradients.
+    # Gradients that are independent of each other stay below the bound of a leader.
+    "ok 25%": (ok_topk(top_k(0.25)), WORLD * 2 / 0.25),
+    "gtop 25%": (gtop_k(0.25), WORLD * 2 / 0.25),
+    "sketch 25%": (sketch(0.25), WORLD * 2 / 0.25),
     # At most I − 1 gradients wait.
     "every 4": (every(4, dense()), 3.0),
 }

@@ -43,8 +43,9 @@ class GTopK:
     in_place: bool = False
     may_overflow: bool = False
     contractive: bool = True
-    """Guaranteed: on each rank what is left is x with k elements taken out. How much smaller that is depends
-    on how far the ranks' choices overlap, as for a leader."""
+    """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. No share
+    of it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
+    among their k."""
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. ceil(log2 N) shifts (places and values), two all-reduces."""
@@ -70,7 +71,8 @@ class GTopK:
         for by in _strides(comm.world):
             payload = chosen.write(places, values)
             received = torch.empty_like(payload)
-            # Everybody takes part, so that the order of rounds depends on no rank.
+            # Everybody takes part, so that the order of rounds depends on no rank; only the merges that
+            # can reach rank 0 are made.
             comm.shift(received, payload, -by).wait()
             if comm.rank % (2 * by) == 0 and comm.rank + by < comm.world:
                 places, values = _merged(places, values, *chosen.read(received))

@@ -54,8 +54,12 @@ class OkTopK:
 
     @property
     def contractive(self) -> bool:
-        """As the selector. Guaranteed: on each rank what is left is x with elements taken out, some of those
-        it chose. How many they are depends on how far the ranks' choices overlap, as for a leader."""
+        """As the selector.
+
+        Guaranteed: on each rank what is left is x with elements taken out, never more than came. No share of
+        it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
+        among their k.
+        """
         return self.selector.contractive
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:

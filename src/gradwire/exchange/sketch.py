@@ -50,8 +50,9 @@ class Sketch:
     in_place: bool = False
     may_overflow: bool = False
     contractive: bool = True
-    """Guaranteed: on each rank what is left is x with k elements taken out. That these are the largest sums
-    is probable over the draw of hashes, for as many as stand out from the rest."""
+    """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. That these
+    are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what
+    cancels in the sum stays with the ranks, and grows while they disagree."""
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Two all-reduces: the table, and the candidates' exact values.
