@@ -265,11 +265,11 @@ ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
 """Recipes that decide, and ratios of communication to computation at which they decide differently."""
 
 
-def decided(text: str, ratio: float) -> Composition:
+def decided(text: str, ratio: float, world: int = 3) -> Composition:
     """What an adaptive recipe makes of a ratio of communication to computation."""
     decide = recipe(text).build()
     assert not isinstance(decide, Composition), f"{text} is not adaptive"
-    return decide(Facts(backward_s=1.0, allreduce_s=ratio))
+    return decide(Facts(backward_s=1.0, allreduce_s=ratio, world=world))
 
 
 def composed(text: str) -> Composition:

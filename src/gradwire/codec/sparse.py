@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.buffer import Chosen
 from gradwire.codec.select import Selector, check_fixed_size
+from gradwire.kernels import add_at
 from gradwire.moment import Moment
 
 
@@ -75,7 +76,7 @@ class Sparse:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         indices, values = self._layout(out.numel(), out.dtype, at).read(payload)
-        out.index_add_(0, indices.long(), values.to(out.dtype), alpha=weight)
+        add_at(out, indices, values.to(out.dtype), weight)
 
     def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Chosen:
         return Chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))

@@ -17,6 +17,7 @@ from gradwire.codec.sparse import check_narrow, narrowed, shorter
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
+from gradwire.kernels import add_at
 from gradwire.memory import Memory
 from gradwire.moment import Moment
 
@@ -60,7 +61,7 @@ class Agreed:
                 raise error
             for payload in payloads if count > 0 else ():
                 places, values = layout.read(payload)
-                mean.index_add_(0, places.long(), values.to(mean.dtype), alpha=1.0 / comm.world)
+                add_at(mean, places, values.to(mean.dtype), 1.0 / comm.world)
 
         return finish
 

@@ -9,7 +9,7 @@ from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
-from gradwire.kernels.places import index_type, pack_bits, put, scatter, take, unpack_bits
+from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
@@ -19,6 +19,7 @@ __all__ = [
     "Folded",
     "Moments",
     "Planes",
+    "add_at",
     "chunk_topk_indices",
     "count_sketch",
     "count_sketch_estimates",
@@ -66,6 +67,7 @@ def prepare() -> None:
     for dtype in (torch.int32, torch.int64):
         indices = torch.arange(4, dtype=dtype)
         put(x, indices, take(x, indices))
+        add_at(x, indices, torch.ones(4))
         packed = pack_bits(indices, 1)
         cpu.unpack_bits(packed.numpy(), indices.numpy())
     for numel in (64, 2**40):

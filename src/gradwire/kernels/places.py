@@ -55,6 +55,21 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
     cpu.scatter(out.numpy(), indices.numpy(), values.numpy())
 
 
+def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
+    """out[indices] += weight · values (k,), in the type of `out` (n,); indices as for `take`.
+
+    >>> import torch
+    >>> out = torch.ones(3)
+    >>> add_at(out, torch.tensor([1, 2]), torch.tensor([5.0, 6.0]), 0.5)
+    >>> out
+    tensor([1.0000, 3.5000, 4.0000])
+    """
+    if not (is_fast(out, values) and indices.is_contiguous()):
+        reference.add_at(out, indices.long(), values, weight)
+        return
+    cpu.add_at(out.numpy(), indices.numpy(), values.numpy(), np.float32(weight))
+
+
 def pack_bits(indices: Tensor, words: int) -> Tensor:
     """A bitmap (words,) int32 with a one for each of `indices` (k,), lowest bit first; unchecked.
 

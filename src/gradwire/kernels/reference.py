@@ -67,6 +67,11 @@ def feedback_topk(memory: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]
     return take_topk(memory, k, 1.0)
 
 
+def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> None:
+    """out[indices] += weight · values."""
+    out.index_add_(0, indices, values.to(out.dtype), alpha=weight)
+
+
 def pack_bits(indices: Tensor, words: int) -> Tensor:
     """A bitmap (words,) int32 with a one for each index."""
     bits = torch.zeros(words * 32, dtype=torch.int64, device=indices.device)

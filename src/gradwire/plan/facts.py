@@ -11,11 +11,13 @@ from statistics import median
 class Facts:
     """Times of one dense step, in seconds, the same numbers on every rank.
 
-    `allreduce_s` adds up the collectives' own durations, `backward_s` is the backward pass alone.
+    `allreduce_s` adds up the collectives' own durations, `backward_s` is the backward pass alone; `world` is
+    the number of ranks.
     """
 
     backward_s: float
     allreduce_s: float
+    world: int
 
     @property
     def ccr(self) -> float:
@@ -31,10 +33,11 @@ def facts_of_step(backward_s: Sequence[float], durations_s: Sequence[Sequence[fl
     compute side by side, so the mean backward time stands for all.
 
     >>> facts_of_step([1.0, 1.0], [[0.5, 0.25], [0.75, 0.25]])
-    Facts(backward_s=1.0, allreduce_s=0.75)
+    Facts(backward_s=1.0, allreduce_s=0.75, world=2)
     """
     allreduce_s = sum(min(column) for column in zip(*durations_s, strict=True))
-    return Facts(sum(backward_s) / len(backward_s), allreduce_s)
+    world = len(backward_s)
+    return Facts(sum(backward_s) / world, allreduce_s, world)
 
 
 def typical(steps: Sequence[Facts]) -> Facts:

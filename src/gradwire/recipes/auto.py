@@ -13,11 +13,12 @@ from gradwire.recipes.base import Composition, Decide, register
 from gradwire.recipes.dense import dense
 from gradwire.recipes.fp16 import fp16
 from gradwire.recipes.leader_topk import leader_topk
+from gradwire.recipes.topk import topk
 
 
 @register
 def auto(target: float = 0.95) -> Decide:
-    """Measure, then choose dense, fp16 or leader_topk: the least that reaches linear scaling.
+    """Measure, then choose dense, fp16, topk or leader_topk: the least that reaches linear scaling.
 
     Travels: what the choice sends; dense while it measures.
     Paper: COVAP's criterion (Meng et al. 2023, section III-C) as the rule for all.
@@ -38,7 +39,8 @@ def from_facts(facts: Facts, target: float) -> Composition:
     share *= BUSY
     # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
     ratio = max(round(affordable_ratio(4.0 * share), 4), 1e-4)
-    chosen = leader_topk(ratio, values="fp16")
+    # Between two ranks an all-gather of both choices costs what a leader's does, in one round, not two.
+    chosen = topk(ratio, values="fp16") if facts.world == 2 else leader_topk(ratio, values="fp16")
     return _because(chosen, facts, f"{share:.0%} of the bytes hide behind backward")
 
 

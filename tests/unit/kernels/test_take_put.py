@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.kernels import put, reference, take
+from gradwire.kernels import add_at, put, reference, take
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -29,3 +29,17 @@ def test_take_on_a_strided_tensor_takes_the_reference_path() -> None:
     x = torch.arange(10.0)[::2]
     assert torch.equal(take(x, torch.tensor([1, 2])), torch.tensor([2.0, 4.0]))
     assert torch.equal(x, torch.tensor([0.0, 0.0, 0.0, 6.0, 8.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("value_type", [torch.float32, torch.float64])
+def test_add_at_counts_an_index_as_often_as_it_occurs(dtype: torch.dtype, value_type: torch.dtype) -> None:
+    out = torch.arange(6.0, dtype=value_type)
+    add_at(out, torch.tensor([1, 5, 1], dtype=dtype), torch.tensor([2.0, 4.0, 8.0], dtype=value_type), 0.5)
+    assert out.tolist() == [0.0, 6.0, 2.0, 3.0, 4.0, 7.0]
+
+
+def test_add_at_takes_shorter_values_into_the_type_of_the_sum() -> None:
+    out = torch.zeros(3)
+    add_at(out, torch.tensor([2]), torch.tensor([1.5], dtype=torch.float16), -2.0)
+    assert out.tolist() == [0.0, 0.0, -3.0]

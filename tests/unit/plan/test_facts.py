@@ -10,7 +10,7 @@ from gradwire.plan.facts import facts_of_step, typical
 
 def test_a_collective_takes_as_long_as_for_the_rank_that_entered_last() -> None:
     early, late = [0.9, 0.2], [0.5, 0.7]
-    assert facts_of_step([1.0, 3.0], [early, late]) == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2)
+    assert facts_of_step([1.0, 3.0], [early, late]) == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2, world=2)
 
 
 def test_ranks_with_different_numbers_of_collectives_are_no_step() -> None:
@@ -28,8 +28,8 @@ def test_a_backward_pass_of_no_time_does_not_divide_by_zero() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_the_typical_step_is_the_median_by_ratio(order: tuple[int, ...]) -> None:
-    steps = [Facts(1.0, 0.1), Facts(1.0, 0.5), Facts(1.0, 9.0)]
-    assert typical([steps[i] for i in order]) == Facts(1.0, 0.5)
+    steps = [Facts(1.0, 0.1, 2), Facts(1.0, 0.5, 2), Facts(1.0, 9.0, 2)]
+    assert typical([steps[i] for i in order]) == Facts(1.0, 0.5, 2)
 
 
 @pytest.mark.parametrize(

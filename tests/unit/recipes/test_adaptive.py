@@ -11,10 +11,10 @@ from gradwire.plan import Facts
 from gradwire.recipes import Composition, recipe
 
 
-def _decided(text: str, ccr: float) -> Composition:
+def _decided(text: str, ccr: float, world: int = 4) -> Composition:
     decide = recipe(text).build()
     assert not isinstance(decide, Composition)
-    return decide(Facts(backward_s=0.1, allreduce_s=0.1 * ccr))
+    return decide(Facts(backward_s=0.1, allreduce_s=0.1 * ccr, world=world))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,14 @@ def _decided(text: str, ccr: float) -> Composition:
 )
 def test_auto_takes_the_least_compression_that_reaches_95_percent(ccr: float, chosen: str) -> None:
     assert _decided("auto", ccr).text == chosen
+
+
+def test_auto_lets_two_ranks_choose_for_themselves_at_the_same_cost() -> None:
+    alone, led = _decided("auto", 4.0, world=2), _decided("auto", 4.0, world=3)
+    assert alone.text == "topk(ratio=0.3362, values='fp16')"
+    at, kind = Moment(0, 0, 0, 2), torch.float32
+    cost = [sum(r.wire_bytes(2) for r in each.exchange.rounds(10**6, kind, at)) for each in (alone, led)]
+    assert cost[0] == pytest.approx(cost[1], abs=8)  # padding
 
 
 def test_auto_takes_less_compression_when_less_is_enough() -> None:

@@ -26,6 +26,13 @@ def scatter(out: Any, indices: Any, values: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
+def add_at(out: Any, indices: Any, values: Any, weight: Any) -> None:
+    """float32: out[indices] += weight · values."""
+    for j in range(indices.size):
+        out[indices[j]] += weight * values[j]
+
+
+@njit(nogil=True, cache=True)
 def pack_bits(indices: Any, words: Any) -> None:
     """Set a bit of int32 `words` for each index."""
     for j in range(indices.size):
