@@ -1,0 +1,150 @@
+"""Which sparsifier is worth its cost, on two real models over a slow link, and on more and more ranks?
+
+Runs `gradwire bench` in groups that fit into memory, each with its own bound, and writes one dated report in
+Markdown. Every recipe with the ratio that its paper publishes; peers are DistributedDataParallel's own.
+Losses are those of the last counted step, after equally many steps from equal weights.
+
+    python benchmarks/sparsifiers.py REPORT.md [--steps 4] [--rounds 7] [--only resnet18] [--json PATH]
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PEERS = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)"
+GROUPS = (
+    (PEERS, "leader_topk;topk;lwtopk"),
+    ("", "mstopk;randomk;dgc(warmup_steps=0{momentum});oktopk;gtopk"),
+    ("", "sidco;threshold;adacomp;sketchsgd;local_every"),
+)
+MODELS = {"resnet18": ("200mbit", ""), "chargpt": ("50mbit", ", momentum=0.0")}
+SCALE_OUT = ("emulated(vgg19, shrink=32)", "256mbit", "topk;leader_topk;randomk;oktopk;gtopk;sketchsgd")
+WORLDS = (2, 4, 8)
+
+Rows = list[dict[str, Any]]
+
+
+def bench(*arguments: str) -> dict[str, Any]:
+    """The document of one `gradwire bench`."""
+    with tempfile.TemporaryDirectory() as folder:
+        document = Path(folder) / "bench.json"
+        command = [
+            str(Path(sys.executable).with_name("gradwire")),
+            "bench",
+            *arguments,
+            "--json",
+            str(document),
+        ]
+        subprocess.run(command, check=True)
+        found: dict[str, Any] = json.loads(document.read_text())
+    return found
+
+
+def compare(workload: str, settings: list[str]) -> list[dict[str, Any]]:
+    """All groups on one model."""
+    rate, momentum = MODELS[workload]
+    return [
+        bench(
+            *("--workload", workload, "--rate", rate, "--peers", peers),
+            *("--recipes", recipes.format(momentum=momentum), *settings),
+        )
+        for peers, recipes in GROUPS
+    ]
+
+
+def scale_out(settings: list[str]) -> dict[int, dict[str, Any]]:
+    """The same model on more and more ranks; compute is slept, so that two cores can carry them."""
+    workload, rate, recipes = SCALE_OUT
+    common = ["--workload", workload, "--rate", rate, "--peers", "ddp", "--recipes", recipes, *settings]
+    return {world: bench("--workers", str(world), "--bucket-cap-mb", "0.78", *common) for world in WORLDS}
+
+
+def number(value: float | None, scale: float = 1.0, digits: int = 0) -> str:
+    """A cell."""
+    return "-" if value is None else f"{value * scale:,.{digits}f}"
+
+
+def table(documents: list[dict[str, Any]]) -> str:
+    """One line per setting; scaling is against the bound of its own group."""
+    lines = [
+        "| setting | step, ms | against DDP | share of bound | sent, kB | at the interface, kB "
+        "| compress, ms | exposed, ms | CPU, ms | peak, MB | loss | replicas |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    plain = next(row["step_s"] for row in documents[0]["rows"] if row["name"] == "ddp")
+    for row in (row for document in documents for row in document["rows"]):
+        if row["step_s"] is None:
+            lines.append(f"| {row['name']} | {row['failed']} |" + " |" * 10)
+            continue
+        cells = [
+            number(row["step_s"], 1e3),
+            number(plain / row["step_s"], 1, 2) + "x",
+            number(row["scaling"], 100) + " %",
+            number(row["wire_bytes_per_step"], 1e-3, 1),
+            number(row["interface_bytes_per_step"], 1e-3, 1),
+            number(row["compress_s"], 1e3, 1),
+            number(row["exposed_comm_s"], 1e3),
+            number(row["cpu_s"], 1e3),
+            number(row["peak_bytes"], 1e-6),
+            number(row["loss"], 1, 3),
+            {True: "identical", False: "**differ**", None: "-"}[row["replicas_identical"]],
+        ]
+        lines.append(f"| `{row['name']}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def worlds_table(documents: dict[int, dict[str, Any]]) -> str:
+    """Step, bytes per rank and memory over the number of ranks."""
+    header = (
+        "| setting | " + " | ".join(f"{w} ranks: step, ms / sent, kB / peak, MB" for w in documents) + " |"
+    )
+    lines = [header, "|---|" + "---|" * len(documents)]
+    for name in [row["name"] for row in documents[WORLDS[0]]["rows"]]:
+        cells = []
+        for document in documents.values():
+            row = next(row for row in document["rows"] if row["name"] == name)
+            parts = (
+                number(row["step_s"], 1e3),
+                number(row["wire_bytes_per_step"], 1e-3, 1),
+                number(row["peak_bytes"], 1e-6),
+            )
+            cells.append(" / ".join(parts))
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--steps", default="4")
+    parser.add_argument("--rounds", default="7")
+    parser.add_argument("--only", choices=[*MODELS, "scale-out"])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    settings = ["--steps", options.steps, "--rounds", options.rounds]
+    raw: dict[str, Any] = {}
+    sections = []
+    for workload, (rate, _) in MODELS.items():
+        if options.only in (None, workload):
+            raw[workload] = documents = compare(workload, settings)
+            sections.append(f"## {workload}, 2 ranks, {rate}\n\n{table(documents)}\n")
+    if options.only in (None, "scale-out"):
+        raw["scale-out"] = documents_of = scale_out(settings)
+        title = f"## {SCALE_OUT[0]}, {SCALE_OUT[1]} per rank\n"
+        sections.append(f"{title}\n{worlds_table(documents_of)}\n")
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    medians = f"Medians over {options.rounds} x {options.steps} steps, settings in turn."
+    head = f"# Sparsifiers, {today}\n\n{medians}\n"
+    options.report.write_text("\n".join([head, *sections]))
+    if options.json is not None:
+        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
