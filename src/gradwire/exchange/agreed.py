@@ -47,7 +47,7 @@ class Agreed:
         """See `Exchange.start`."""
         failures: list[Exception] = []
         chosen = self._chosen(x, at, failures)
-        count = self._largest(chosen.numel(), x.numel(), comm, at)
+        count = self._largest(chosen.numel(), x, comm, at)
         mean.zero_()
         pending: Pending = DONE
         layout = Chosen(count, x.numel(), shorter(self.dtype, x.dtype))
@@ -72,10 +72,10 @@ class Agreed:
             failures.append(error)
             return torch.empty(0, dtype=torch.int64, device=x.device)
 
-    def _largest(self, mine: int, numel: int, comm: Comm, at: Moment) -> int:
-        counts = torch.empty(comm.world, 1, dtype=torch.int64)
-        comm.all_gather(counts, torch.tensor([mine])).wait()
-        largest, bound = int(counts.max()), self.selector.count(numel, at)
+    def _largest(self, mine: int, x: Tensor, comm: Comm, at: Moment) -> int:
+        counts = torch.empty(comm.world, 1, dtype=torch.int64, device=x.device)
+        comm.all_gather(counts, torch.tensor([mine], device=x.device)).wait()
+        largest, bound = int(counts.max()), self.selector.count(x.numel(), at)
         if not 0 <= int(counts.min()) <= largest <= bound:
             raise WireError(f"a peer announces {counts.view(-1).tolist()} elements, outside 0 … {bound}")
         return largest
