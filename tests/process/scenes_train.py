@@ -12,19 +12,27 @@ import gradwire
 from tests.process.models import digest, optimizer_of, perceptron, train
 
 RECIPES = (
+    "adacomp",
     "auto",
     "bf16",
     "covap(interval=4)",
     "covap",
     "dense",
+    "dgc(ratio=0.05, warmup_steps=40)",
     "fp16",
     "gtopk(ratio=0.05)",
     "leader_topk(ratio=0.05)",
     "leader_topk(ratio=0.05, elect='norm')",
+    "local_every(interval=2)",
+    "lwtopk(ratio=0.05)",
+    "mstopk(ratio=0.05)",
     "oktopk(ratio=0.05)",
     "randomk(ratio=0.1)",
+    "sidco(ratio=0.05)",
     "sketchsgd(ratio=0.05)",
+    "threshold(threshold=0.05)",
     "topk(ratio=0.05)",
+    "topk(ratio=0.05, reuse=True)",
 )
 
 
