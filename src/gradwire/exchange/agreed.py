@@ -53,7 +53,7 @@ class Agreed:
         layout = Chosen(count, x.numel(), shorter(self.dtype, x.dtype))
         payloads = torch.zeros(comm.world, layout.buffer.bytes, dtype=torch.uint8, device=x.device)
         if count > 0:
-            pending = comm.all_gather(payloads, _take(x, chosen, layout, failures))
+            pending = comm.all_gather(payloads, _take(x, chosen, layout, at, failures))
 
         def finish() -> None:
             pending.wait()
@@ -87,10 +87,10 @@ class Agreed:
         return Round("all_gather", 1, torch.int64), payload
 
 
-def _take(x: Tensor, chosen: Tensor, layout: Chosen, failures: list[Exception]) -> Tensor:
+def _take(x: Tensor, chosen: Tensor, layout: Chosen, at: Moment, failures: list[Exception]) -> Tensor:
     """The payload of this rank, which is taken from x; zeros after a failure."""
     try:
-        indices = filled(chosen, layout.count, layout.numel)
+        indices = filled(chosen, layout.count, layout.numel, at)
         values = narrowed(x[indices], layout.dtype)
         payload = layout.write(indices, values)
         x[indices] -= values.to(x.dtype)

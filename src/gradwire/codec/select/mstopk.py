@@ -7,6 +7,7 @@ between the two.
 
 Differences from the paper: the counts are those over everything, but are made among a few candidates that
 reach a lower threshold guessed from a sample (every threshold of the bisection that matters lies above it).
+The run goes on from the first after the last, so that all are equally likely: γ = 1 - k/numel in the mean.
 Where no threshold has k or fewer elements above it, none is chosen outright (the listing would choose all).
 Where the bracket is so wide that the run would be arbitrary (lower below half of the upper, and less than
 half of k above), and where there are NaN or Inf, the exact top k is chosen.
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import check_ratio, count_kept
-from gradwire.codec.select.room import filled
+from gradwire.codec.select.room import filled, start_of
 from gradwire.codec.select.sampled import threshold_of_sample
 from gradwire.kernels import indices_reaching, moments_reaching, topk_indices
 from gradwire.kernels.dispatch import rounded
@@ -124,17 +125,15 @@ def bisect(magnitudes: Tensor, k: int, mean: float, rounds: int) -> Bracket:
 
 
 def _within(bracket: Bracket, indices: Tensor, magnitudes: Tensor, k: int, numel: int, at: Moment) -> Tensor:
-    """All above the bracket, and as many neighbours within it as are wanted, from a random start."""
+    """All above the bracket, and a run of as many within it as are wanted, from a random one on."""
     above = magnitudes >= bracket.upper
     need = k - bracket.above
     if need == 0:
         return indices[above]
     if bracket.lower == 0.0:  # everything lies within it
-        start = int(torch.randint(numel - k + 1, (), generator=at.private()))
-        return filled(indices[above], k, numel, start)
+        return filled(indices[above], k, numel, at)
     within = ((magnitudes >= bracket.lower) & ~above).nonzero().view(-1)
-    start = int(torch.randint(within.numel() - need + 1, (), generator=at.private()))
-    above[within[start : start + need]] = True
+    above[within.roll(-start_of(within.numel(), at))[:need]] = True
     return indices[above]
 
 

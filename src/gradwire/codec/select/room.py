@@ -10,23 +10,27 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import indices_reaching, topk_indices
+from gradwire.moment import Moment
 
 
-def filled(indices: Tensor, k: int, numel: int, start: int = 0) -> Tensor:
-    """Ascending `indices` (count,) within 0 … numel - 1 and the lowest that are not among them: (k,) int64.
+def filled_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
+    """Ascending `indices` (count,) within 0 … numel - 1, and free places up to k: (k,) int64, ascending.
 
-    With `start`, those that are not among them are taken from the `start`-th on. Work is O(k) at most:
-    the j-th place that is free lies behind all indices i[p] with i[p] - p <= j, so everything from the
-    first place taken to the last is one run without a gap. Raises if there are fewer than k places.
+    The free places are taken from the `start`-th on, and after the last comes the first. Work is O(k):
+    the j-th free place lies behind all indices i[p] with i[p] - p <= j, so all from the first place taken
+    to the last are one run without a gap. Raises if there are fewer than k places.
 
-    >>> filled(torch.tensor([1, 6]), 4, 9), filled(torch.tensor([1, 6]), 4, 9, start=4)
-    (tensor([0, 1, 2, 6]), tensor([1, 5, 6, 7]))
+    >>> filled_from(4, torch.tensor([1, 6]), 4, 9), filled_from(6, torch.tensor([1, 6]), 4, 9)
+    (tensor([1, 5, 6, 7]), tensor([0, 1, 6, 8]))
     """
-    need = k - indices.numel()
-    if not 0 <= need <= numel - indices.numel() - start:
+    need, free = k - indices.numel(), numel - indices.numel()
+    if not 0 <= need <= free or not 0 <= start <= max(free - 1, 0):
         raise ValueError(f"{indices.numel()} indices and {numel} places from {start} on do not give k={k}")
     if need == 0:
         return indices
+    beyond = start + need - free
+    if beyond > 0:
+        return filled_from(0, filled_from(start, indices, k - beyond, numel), k, numel)
     free_before = indices - torch.arange(indices.numel(), device=indices.device)
     wanted = torch.tensor([start, start + need - 1], device=indices.device)
     before, within = torch.searchsorted(free_before, wanted, right=True).tolist()
@@ -34,16 +38,28 @@ def filled(indices: Tensor, k: int, numel: int, start: int = 0) -> Tensor:
     return torch.cat([indices[:before], run, indices[within:]])
 
 
-def exactly(x: Tensor, threshold: float, k: int) -> Tensor:
+def start_of(places: int, at: Moment) -> int:
+    """Any of so many places, all equally likely; this rank's alone."""
+    return int(torch.randint(places, (), generator=at.private()))
+
+
+def filled(indices: Tensor, k: int, numel: int, at: Moment) -> Tensor:
+    """As `filled_from`, from a free place that this rank draws, all equally likely."""
+    free = numel - indices.numel()
+    return filled_from(start_of(free, at), indices, k, numel) if free else indices
+
+
+def exactly(x: Tensor, threshold: float, k: int, at: Moment) -> Tensor:
     """k indices (k,) int64, ascending: the largest of x (numel,) as far as they reach the threshold.
 
     Where more than k reach it, the k largest, which are the top k of everything. Where fewer do, all of
-    them, filled up. Where not even half of k do, the threshold is worthless, and the top k is chosen
-    instead: so the ⌈k/2⌉ largest are always among them, and γ = 1 - ⌈k/2⌉/numel.
+    them, filled up from a random place: those that fill are then average ones, those that reach are above
+    average, and γ = 1 - k/numel in the mean. Where not even half of k do, the threshold is worthless, and
+    the top k is chosen instead: so γ = 1 - ⌈k/2⌉/numel in every single step.
 
-    >>> x = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0])
-    >>> exactly(x, 1.5, 2), exactly(x, 2.5, 3), exactly(x, 3.5, 3)
-    (tensor([1, 3]), tensor([0, 1, 3]), tensor([1, 3, 4]))
+    >>> x, at = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0]), Moment(step=0, unit=0, rank=0, world=1)
+    >>> exactly(x, 1.5, 2, at), exactly(x, 2.5, 3, at), exactly(x, 3.5, 3, at)
+    (tensor([1, 3]), tensor([1, 3, 4]), tensor([1, 3, 4]))
     """
     if k == 0:
         return torch.empty(0, dtype=torch.int64, device=x.device)
@@ -52,7 +68,9 @@ def exactly(x: Tensor, threshold: float, k: int) -> Tensor:
     found = indices_reaching(x, threshold, capacity)
     if found.numel() > capacity or 2 * found.numel() < k:
         return topk_indices(x, k)
-    return filled(largest_of(x, found, k), k, x.numel())
+    if found.numel() >= k:
+        return largest_of(x, found, k)
+    return filled(found, k, x.numel(), at)
 
 
 def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:

@@ -41,7 +41,7 @@ class SampledTopK:
         """See `Selector.select`."""
         if x.numel() == 0:
             return torch.empty(0, dtype=torch.int64, device=x.device)
-        return exactly(x, self.threshold(x, at), self.count(x.numel(), at))
+        return exactly(x, self.threshold(x, at), self.count(x.numel(), at), at)
 
     def threshold(self, x: Tensor, at: Moment) -> float:
         """The magnitude that the wanted share of the sample reaches; Inf if that is NaN. x is not empty."""

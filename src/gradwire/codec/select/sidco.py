@@ -50,7 +50,7 @@ class Sidco:
         """See `Selector.select`."""
         k = self.count(x.numel(), at)
         threshold = self.threshold(x)
-        return topk_indices(x, k) if math.isnan(threshold) else exactly(x, threshold, k)
+        return topk_indices(x, k) if math.isnan(threshold) else exactly(x, threshold, k, at)
 
     def threshold(self, x: Tensor) -> float:
         """The threshold after the last stage; NaN where there is nothing to fit."""
