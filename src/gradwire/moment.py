@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class Moment:
 
     `step` counts committed steps; `unit` is the unit's number within its lane, `lane` the lane's number.
     `pieces` are the sizes of the parameters' parts that make up the unit, in order; none means one.
+    `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
     """
 
     step: int
@@ -23,6 +25,7 @@ class Moment:
     seed: int = 0
     lane: int = 0
     pieces: tuple[int, ...] = ()
+    unsent: Tensor | None = field(default=None, compare=False, repr=False)
 
     def shared(self) -> torch.Generator:
         """A CPU generator that is in the same state on all ranks, and never the global one."""

@@ -244,6 +244,7 @@ RECIPES = {
     "leader_topk(ratio=0.05, elect='norm')": None,
     "leader_topk(ratio=0.3, values='fp16')": F16,
     "covap(interval=4)": None,
+    "topk(ratio=0.05, reuse=True)": None,
     "local_every(interval=2)": None,
     "lwtopk(ratio=0.05)": None,
     "lwtopk(ratio=0.3, values='bf16')": BF16,

@@ -23,6 +23,7 @@ from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
 from gradwire.measure import TimedComm, now_s
+from gradwire.memory import UNSENT
 from gradwire.moment import Moment
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
@@ -178,8 +179,16 @@ class Engine:
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
         x = lane.x[unit.start : unit.stop]
-        pieces = tuple(piece.stop - piece.start for piece in unit.pieces)
-        at = Moment(step.number, unit.index, self.comm.rank, self.comm.world, self._seed, unit.lane, pieces)
+        at = Moment(
+            step.number,
+            unit.index,
+            self.comm.rank,
+            self.comm.world,
+            self._seed,
+            unit.lane,
+            pieces=tuple(piece.stop - piece.start for piece in unit.pieces),
+            unsent=lane.committed[UNSENT][unit.start : unit.stop],
+        )
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)
             return

@@ -67,6 +67,7 @@ EVERY_RECIPE = {
     "sketchsgd": "sketchsgd(ratio=0.1)",
     "threshold": "threshold(threshold=1.5)",
     "topk": "topk(ratio=0.1)",
+    "topk, reuse": "topk(ratio=0.1, reuse=True)",
 }
 REMEMBERING = (
     "adacomp",
@@ -84,6 +85,7 @@ REMEMBERING = (
     "sketchsgd",
     "threshold",
     "topk",
+    "topk, reuse",
 )
 
 
