@@ -59,7 +59,7 @@ def exactly(x: Tensor, threshold: float, k: int, at: Moment) -> Tensor:
 
     >>> x, at = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0]), Moment(step=0, unit=0, rank=0, world=1)
     >>> exactly(x, 1.5, 2, at), exactly(x, 2.5, 3, at), exactly(x, 3.5, 3, at)
-    (tensor([1, 3]), tensor([1, 3, 4]), tensor([1, 3, 4]))
+    (tensor([1, 3]), tensor([0, 1, 3]), tensor([1, 3, 4]))
     """
     if k == 0:
         return torch.empty(0, dtype=torch.int64, device=x.device)
