@@ -9,15 +9,18 @@ so it exists before DDP has built its buckets, and does not change when DDP rebu
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 
-from gradwire.exchange.base import Exchange
+from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.memory import UNSENT, Planes
+from gradwire.moment import Kept, Part
 
 Cutter = Callable[[int], Sequence[int]]
 """From the number of elements of a lane to its inner cut points, ascending."""
@@ -92,6 +95,14 @@ class Unit:
         """Elements."""
         return self.stop - self.start
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Its pieces as an exchange may know them."""
+        return tuple(
+            Part(piece.slot.spec.name, piece.slot.spec.shape, piece.start, piece.stop)
+            for piece in self.pieces
+        )
+
     def __str__(self) -> str:
         return f"lane {self.lane} unit {self.index}"
 
@@ -100,7 +111,8 @@ class Lane:
     """The slots of one exchange with the planes of its memory, by name.
 
     `committed` is what the last good step left, in `memory_dtype` (float32 or float64 by default);
-    `working` belongs to the step under way.
+    `working` belongs to the step under way, which needs the plane `UNSENT` even if nothing is remembered
+    of it. `kept` is what the exchange keeps by parameter.
     """
 
     def __init__(
@@ -127,12 +139,17 @@ class Lane:
         names = self.memory.planes
         kept = memory_dtype or self.dtype
         self.committed = {name: torch.zeros(self.numel, dtype=kept, device=device) for name in names}
-        self.working = {name: torch.zeros(self.numel, dtype=self.dtype, device=device) for name in names}
+        self.working = {
+            name: torch.zeros(self.numel, dtype=self.dtype, device=device)
+            for name in dict.fromkeys((UNSENT, *names))
+        }
+        self.kept = Kept()
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all planes."""
-        return sum(p.nbytes for planes in (self.committed, self.working) for p in planes.values())
+        """Bytes of all planes, and of what the exchange keeps."""
+        groups = (self.committed, self.working, *self.kept.committed.values())
+        return sum(tensor.nbytes for group in groups for tensor in group.values())
 
     @property
     def x(self) -> Tensor:
@@ -150,6 +167,7 @@ class Lane:
 
     def commit(self, idle: Iterable[Slot]) -> None:
         """Make what this step leaves the memory; `idle` slots keep what they had."""
+        self.kept.commit()
         self.memory.settle(self.working, self.committed)
         for name, old in self.committed.items():
             new = self.working[name]
@@ -162,7 +180,12 @@ class Lane:
 
 
 def _units(lane: int, slots: Sequence[Slot], numel: int, cutter: Cutter, grain: int) -> tuple[Unit, ...]:
-    inner = {cut // grain * grain for cut in cutter(numel) if 0 < cut < numel}
+    cuts = [cut for cut in cutter(numel) if 0 < cut < numel]
+    if grain == WHOLE:
+        ends = [0, *(slot.stop for slot in slots)]
+        inner = {ends[bisect_right(ends, cut) - 1] for cut in cuts}
+    else:
+        inner = {cut // grain * grain for cut in cuts}
     bounds = sorted({0, numel} | inner)
     return tuple(
         Unit(lane, index, start, stop, _pieces(slots, start, stop))

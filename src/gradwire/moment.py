@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -10,11 +11,75 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Part:
+    """Elements [start, stop) of the parameter `name`, which has this `shape`: what a unit holds of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether that is all of the parameter."""
+        return self.numel == math.prod(self.shape)
+
+
+class Kept:
+    """What an exchange keeps by parameter beside the planes, such as PowerSGD's factors; equal on all ranks.
+
+    What a step puts here counts once the step has been committed.
+
+    >>> import torch
+    >>> kept = Kept()
+    >>> kept.put("Q", "weight", torch.ones(2))
+    >>> kept.get("Q", "weight") is None
+    True
+    >>> kept.commit()
+    >>> kept.get("Q", "weight")
+    tensor([1., 1.])
+    """
+
+    def __init__(self) -> None:
+        self.committed: dict[str, dict[str, Tensor]] = {}
+        self._working: dict[str, dict[str, Tensor]] = {}
+
+    def get(self, kind: str, name: str) -> Tensor | None:
+        """What the last committed step left, to be read only."""
+        return self.committed.get(kind, {}).get(name)
+
+    def put(self, kind: str, name: str, tensor: Tensor) -> None:
+        """What the next step is to find; the tensor must not be changed any more."""
+        self._working.setdefault(kind, {})[name] = tensor
+
+    def commit(self) -> None:
+        """Make what was put the state."""
+        for kind, tensors in self._working.items():
+            self.committed.setdefault(kind, {}).update(tensors)
+        self.discard()
+
+    def adopt(self, name: str, other: Kept) -> None:
+        """Take over at once what another has committed for the parameter `name`."""
+        for kind, tensors in other.committed.items():
+            if name in tensors:
+                self.committed.setdefault(kind, {})[name] = tensors[name]
+
+    def discard(self) -> None:
+        """Forget what was put since the last commit."""
+        self._working = {}
+
+
+@dataclass(frozen=True)
 class Moment:
     """What an exchange may use beside the tensor: where and when it runs.
 
     `step` counts committed steps; `unit` is the unit's number within its lane, `lane` the lane's number.
-    `pieces` are the sizes of the parameters' parts that make up the unit, in order; none means one.
+    `parts` of parameters make up the unit, in order; none means one that has no name.
     `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
     """
 
@@ -24,8 +89,15 @@ class Moment:
     world: int
     seed: int = 0
     lane: int = 0
-    pieces: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
     unsent: Tensor | None = field(default=None, compare=False, repr=False)
+    kept: Kept = field(default_factory=Kept, compare=False, repr=False)
+
+    def sizes(self, numel: int) -> list[int]:
+        """Elements of the parts of a unit of `numel` elements."""
+        sizes = [part.numel for part in self.parts] or [numel]
+        assert sum(sizes) == numel, f"parts of {sizes} do not make up {numel} elements"
+        return sizes
 
     def shared(self) -> torch.Generator:
         """A CPU generator that is in the same state on all ranks, and never the global one."""

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "comm": {"errors"},
     "memory": {"kernels"},
     "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "moment"},
-    "arena": {"exchange.base", "memory"},
+    "arena": {"exchange.base", "memory", "moment"},
     "plan": set(),
     "adapt": {"plan"},
     "measure": {"comm.base", "errors", "plan"},

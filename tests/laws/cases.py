@@ -54,6 +54,7 @@ class Raw:
     lossless: bool = True
     contractive: bool = True
     covers: bool = True
+    unbiased: bool = True
     may_overflow: bool = False
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
@@ -61,6 +62,11 @@ class Raw:
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         return x.clone()
+
+    def take(self, x: Tensor, at: Moment) -> Tensor:
+        payload = x.clone()
+        x.zero_()
+        return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         out.add_(payload, alpha=weight)
@@ -75,6 +81,7 @@ class ScaledRandomK:
     lossless: bool = False
     contractive: bool = False
     covers: bool = False
+    unbiased: bool = True
     may_overflow: bool = True
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
@@ -82,6 +89,11 @@ class ScaledRandomK:
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         return x[RandomK(self.ratio).select(x, at)] / self.ratio
+
+    def take(self, x: Tensor, at: Moment) -> Tensor:
+        payload = self.encode(x, at)
+        self.add_decoded(payload, x, -1.0, at)
+        return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         out[RandomK(self.ratio).select(out, at)] += weight * payload
@@ -96,6 +108,8 @@ class CodecCase:
     gamma: Callable[[int], float]
     floor: float = 0.0
     in_mean: bool = False  # γ holds in the mean over draws
+    exact: bool = True
+    """What travels is the elements themselves, so that integers are sent whole and NaN stays in its place."""
 
 
 def left_by(selector: Selector) -> Callable[[int], float]:
@@ -165,11 +179,16 @@ CODECS = (
 
 @dataclass(frozen=True)
 class ExchangeCase:
-    """An exchange, and the type in which payloads are summed where that is not the gradient's own."""
+    """An exchange, and the type in which payloads are summed where that is not the gradient's own.
+
+    Where an element is rounded together with others (`coarse`), its error is relative to the largest of
+    them: so many further roundings of that.
+    """
 
     name: str
     exchange: Exchange
     sums_in: torch.dtype | None = None
+    coarse: int = 0
 
     def __str__(self) -> str:
         return self.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,8 +96,38 @@ def test_what_is_encoded_minus_what_is_decoded_leaves_what_was_not_sent(case: Co
     left = x.clone()
     case.codec.add_decoded(case.codec.encode(x, AT), left, -1.0, AT)
     sent = decode(case.codec, case.codec.encode(x, AT), x)
-    assert torch.equal(left + sent, x)
-    assert ((left == 0) | (sent == 0)).all()  # small integers are sent whole or not at all
+    assert torch.allclose(left + sent, x, rtol=0.0, atol=1e-5)
+    if case.exact:
+        assert torch.equal(left + sent, x)
+        assert ((left == 0) | (sent == 0)).all()  # small integers are sent whole or not at all
+
+
+@every_codec
+@every_dtype
+@finite_kinds
+def test_taking_is_encoding_and_subtracting(case: CodecCase, dtype: torch.dtype, kind: Kind) -> None:
+    for size in SIZES:
+        x = make(kind, size, dtype)
+        left, payload = x.clone(), case.codec.encode(x, AT)
+        case.codec.add_decoded(payload, left, -1.0, AT)
+        taken = case.codec.take(x, AT)
+        assert bits(taken) == bits(payload)
+        assert torch.equal(x, left)
+
+
+@declaring("unbiased")
+def test_declared_unbiased(case: CodecCase) -> None:
+    x, draws = make(KINDS[1], 40, F32), 10_000
+    total, squares = torch.zeros(2, 40, dtype=torch.float64)
+    for step in range(draws):
+        at = Moment(step, 0, 0, 1, parts=AT.parts)
+        sent = decode(case.codec, case.codec.encode(x, at), x, at).double()
+        total += sent
+        squares += (sent - x.double()).square()
+    error = (total / draws - x.double()).abs()
+    # Of 40 elements one is beyond 4 sigma once in 400 runs; the draws are those of the steps, always the same.
+    rounding = x.abs().max().double() * torch.finfo(F32).eps
+    assert (error <= 4 * (squares / draws).sqrt() / draws**0.5 + rounding).all()
 
 
 @declaring("linear")
@@ -165,7 +196,12 @@ def test_contraction_is_strict_within_the_normal_range(case: CodecCase) -> None:
 def test_declared_covers(case: CodecCase, dtype: torch.dtype, size: int) -> None:
     x = make(coded, size, dtype)
     sent = decode(case.codec, case.codec.encode(x, AT), x)
-    assert torch.equal(sent.sign(), x.sign())
+    if case.exact:
+        assert torch.equal(sent.sign(), x.sign())
+    # Rounded to few levels an element may be zero in one step: not in the mean of many.
+    for step in range(0 if case.exact else 100):
+        at = replace(AT, step=step)
+        sent = sent + decode(case.codec, case.codec.encode(x, at), x, at)
     assert (sent != 0).all()
 
 
@@ -185,7 +221,7 @@ def test_declared_overflow_happens(case: CodecCase) -> None:
     assert not decode(case.codec, case.codec.encode(x, AT), x).isfinite().any()
 
 
-@every_codec
+@pytest.mark.parametrize("case", [case for case in CODECS if case.exact], ids=lambda case: case.name)
 @every_dtype
 def test_poison_that_travels_is_seen_and_stays_in_its_place(case: CodecCase, dtype: torch.dtype) -> None:
     x = make(coded, 127, dtype)
@@ -196,6 +232,15 @@ def test_poison_that_travels_is_seen_and_stays_in_its_place(case: CodecCase, dty
     assert decoded[clean].isfinite().all()
     sent = decoded[~clean] != 0
     assert not decoded[~clean][sent].isfinite().any()
+
+
+@pytest.mark.parametrize("case", [case for case in CODECS if not case.exact], ids=lambda case: case.name)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@every_dtype
+def test_poison_is_seen_though_it_spreads(case: CodecCase, dtype: torch.dtype, bad: float) -> None:
+    x = make(coded, 127, dtype)
+    x[40] = bad
+    assert not decode(case.codec, case.codec.encode(x, AT), x).isfinite().all()
 
 
 def test_scaled_random_choice_is_larger_than_what_came() -> None:

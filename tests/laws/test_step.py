@@ -21,6 +21,7 @@ from tests.laws.pairwise import all_pairs
 from tests.unit.ddp.rig import (
     BUCKETS,
     EVERY_RECIPE,
+    FORGETTING,
     NAMES,
     REMEMBERING,
     REVERSED,
@@ -96,6 +97,8 @@ def test_a_step_agrees_conserves_and_costs_what_it_predicts(
         here = [of_rank[step] for of_rank in outcomes]
         assert all(outcome.step.committed and outcome.error is None for outcome in here)
         assert all(torch.equal(outcome.flat(), here[0].flat()) for outcome in here), "consensus"
+        if name in FORGETTING:
+            continue
         missing = torch.cat([_missing(name, step, parameter, outcomes) for parameter in NAMES])
         assert missing.abs().max() <= tolerance, "conservation"
         assert all(outcome.step.metered_bytes == outcome.step.predicted_bytes for outcome in here)
@@ -318,6 +321,8 @@ def test_every_type_of_gradient_agrees_and_conserves(name: str) -> None:
         here = [of_rank[step] for of_rank in outcomes]
         assert all(outcome.step.committed for outcome in here)
         assert all(torch.equal(outcome.flat(), here[0].flat()) for outcome in here)
+    if name in FORGETTING:
+        return
     for parameter in ("first.weight", "middle.weight", "last.weight", "first.bias", "scalar"):
         mean = outcomes[0][0].mean[parameter]
         kept = [of_rank[0].memory.get(parameter, torch.zeros(())) for of_rank in outcomes]

@@ -16,6 +16,7 @@ class Codec(Protocol):
     - `linear`: payloads of all ranks may be summed before decoding, so they ride an all-reduce.
     - `lossless`: decode(encode(x)) == x for every finite x.
     - `contractive`: ‖x − decode(encode(x))‖² ≤ γ‖x‖² with γ < 1, so error feedback stays bounded.
+    - `unbiased`: E decode(encode(x)) == x over the draws of `at.private()`.
     - `may_overflow`: a finite x can have a non-finite image.
     - `covers`: every element travels, so that without a memory nothing is forgotten.
     """
@@ -27,6 +28,8 @@ class Codec(Protocol):
     @property
     def contractive(self) -> bool: ...
     @property
+    def unbiased(self) -> bool: ...
+    @property
     def may_overflow(self) -> bool: ...
     @property
     def covers(self) -> bool: ...
@@ -37,6 +40,10 @@ class Codec(Protocol):
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """The payload of `x` (numel,), a new tensor."""
+        ...
+
+    def take(self, x: Tensor, at: Moment) -> Tensor:
+        """The payload of `x`, which is left with what the payload does not carry."""
         ...
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:

@@ -19,6 +19,7 @@ class Cast:
     lossless: bool = False
     contractive: bool = True
     covers: bool = True
+    unbiased: bool = False
     may_overflow: bool = True
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
@@ -28,6 +29,12 @@ class Cast:
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
         return x.to(self.dtype, copy=True)
+
+    def take(self, x: Tensor, at: Moment) -> Tensor:
+        """See `Codec.take`."""
+        payload = self.encode(x, at)
+        self.add_decoded(payload, x, -1.0, at)
+        return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.buffer import Chosen
 from gradwire.codec.select import Selector, check_fixed_size
-from gradwire.kernels import add_at
+from gradwire.kernels import add_at, take
 from gradwire.moment import Moment
 
 
@@ -21,6 +21,7 @@ class Values:
     linear: bool = True
     lossless: bool = False
     covers: bool = False
+    unbiased: bool = False
     may_overflow: bool = False
 
     @property
@@ -35,6 +36,11 @@ class Values:
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
         return x[self.selector.select(x, at)]
+
+    def take(self, x: Tensor, at: Moment) -> Tensor:
+        """See `Codec.take`."""
+        indices = self.selector.select(x, at)
+        return take(x, indices)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`. The selector sees only `out`'s size: it is shared."""
@@ -55,6 +61,7 @@ class Sparse:
     linear: bool = False
     lossless: bool = False
     covers: bool = False
+    unbiased: bool = False
     may_overflow: bool = False
 
     @property
@@ -70,6 +77,13 @@ class Sparse:
         """See `Codec.encode`."""
         indices, layout = self.selector.select(x, at), self._layout(x.numel(), x.dtype, at)
         return layout.write(indices, narrowed(x[indices], layout.dtype))
+
+    def take(self, x: Tensor, at: Moment) -> Tensor:
+        """See `Codec.take`."""
+        indices, layout = self.selector.select(x, at), self._layout(x.numel(), x.dtype, at)
+        values = narrowed(x[indices], layout.dtype)
+        add_at(x, indices, values.to(x.dtype), -1.0)
+        return layout.write(indices, values)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""

@@ -24,7 +24,7 @@ from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
 from gradwire.measure import TimedComm, now_s
 from gradwire.memory import UNSENT
-from gradwire.moment import Moment
+from gradwire.moment import Kept, Moment
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
 
@@ -77,13 +77,16 @@ class Engine:
         """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
         old, self.layout = self.layout, self._build(composition)
         for name, (lane, _slot) in old.slots.items():
-            for plane in self.layout.planes_of(name):
+            planes = self.layout.planes_of(name)
+            for plane in planes:
                 if plane in lane.memory.planes:
                     self.layout.memory(name, plane).copy_(old.memory(name, plane))
-            if name in self.layout.slots:
+            if UNSENT in planes:
                 self.layout.memory(name).mul_(lane.memory.weight / self.layout.slots[name][0].memory.weight)
-            else:
+            elif UNSENT in lane.memory.planes:
                 assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
+            if name in self.layout.slots:
+                self.layout.slots[name][0].kept.adopt(name, lane.kept)
         self._settler, self.runner.one_by_one = None, False
 
     def retire(self) -> None:
@@ -96,6 +99,7 @@ class Engine:
         for lane in self.layout.lanes:
             for plane in lane.committed.values():
                 plane.zero_()
+            lane.kept = Kept()
 
     @property
     def measuring(self) -> bool:
@@ -186,8 +190,9 @@ class Engine:
             self.comm.world,
             self._seed,
             unit.lane,
-            pieces=tuple(piece.stop - piece.start for piece in unit.pieces),
-            unsent=lane.committed[UNSENT][unit.start : unit.stop],
+            unit.parts,
+            unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
+            kept=lane.kept,
         )
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)
@@ -295,6 +300,8 @@ class Engine:
     def _close(self, step: Step) -> None:
         step.closed = True
         self._now = None
+        for lane in self.layout.lanes:
+            lane.kept.discard()
         if step.error is not None:
             # Half-exchanged buckets must not pass for gradients, should someone catch the error.
             step.poison()

@@ -18,7 +18,7 @@ from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 
-FORMAT = 2
+FORMAT = 3
 State = Mapping[str, Any]
 
 
@@ -40,7 +40,17 @@ def save(engine: Engine) -> dict[str, Any]:
         "step": engine.step,
         "memory": planes.pop(UNSENT),
         "planes": planes,
+        "kept": _kept(engine),
     }
+
+
+def _kept(engine: Engine) -> dict[str, dict[str, Tensor]]:
+    """Copies, by kind and parameter name, of what exchanges keep beside the planes; equal on all ranks."""
+    kept: dict[str, dict[str, Tensor]] = {}
+    for lane in engine.layout.lanes:
+        for kind, tensors in lane.kept.committed.items():
+            kept.setdefault(kind, {}).update({name: tensor.clone() for name, tensor in tensors.items()})
+    return kept
 
 
 def _all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
@@ -99,8 +109,8 @@ def _check(engine: Engine, state: State) -> None:
         raise ValueError(f"state has format {state.get('format')!r}; this version reads {FORMAT}")
     if state["layout"] != layout_hash(engine.specs):
         raise ValueError(_different_model(engine, state))
-    if not {"rank", "world", "plan", "why", "step", "planes"} <= set(state):
-        raise ValueError("state lacks some of rank, world, plan, why, step and planes")
+    if not {"rank", "world", "plan", "why", "step", "planes", "kept"} <= set(state):
+        raise ValueError("state lacks some of rank, world, plan, why, step, planes and kept")
     shapes = {spec.name: spec.shape for spec in engine.specs}
     for plane in _all_planes(state).values():
         for name, memory in plane.items():
@@ -125,6 +135,13 @@ def _restore(engine: Engine, state: State) -> None:
                     f"state has {plane} memory for {name!r}, sent otherwise now; keep the policy"
                 )
             engine.layout.memory(name, plane).copy_(memory.reshape(-1))
+    for kind, tensors in state["kept"].items():
+        for name, tensor in tensors.items():
+            if name not in engine.layout.slots:
+                raise ValueError(f"state has {kind} for {name!r}, sent otherwise now; keep the policy")
+            engine.layout.slots[name][0].kept.put(kind, name, tensor.clone())
+    for lane in engine.layout.lanes:
+        lane.kept.commit()
     engine.step = state["step"]
 
 

@@ -115,6 +115,8 @@ class Wire:
     def _flush(self) -> None:
         engine = self._engine
         for lane in engine.layout.lanes:
+            if UNSENT not in lane.committed:
+                continue
             lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
             engine.comm.all_reduce(lane.x).wait()
             for slot in lane.slots:

@@ -1,8 +1,8 @@
 """Agreement over a unit: one file per pattern, and the combinators that compose them."""
 
 from gradwire.exchange.agreed import agreed
-from gradwire.exchange.base import Exchange, Finish, run
-from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.base import WHOLE, Exchange, Finish, run
+from gradwire.exchange.compose import forget, remember, warm
 from gradwire.exchange.dense import dense
 from gradwire.exchange.every import every
 from gradwire.exchange.gather import gather
@@ -13,11 +13,13 @@ from gradwire.exchange.reduce import reduce
 from gradwire.exchange.sketch import sketch
 
 __all__ = [
+    "WHOLE",
     "Exchange",
     "Finish",
     "agreed",
     "dense",
     "every",
+    "forget",
     "gather",
     "gtop_k",
     "leader",

@@ -35,6 +35,7 @@ class Agreed:
     dtype: torch.dtype | None = None
     grain: int = 1
     memory: Memory | None = None
+    conserves: bool = True
     in_place: bool = False
     may_overflow: bool = False
 

@@ -12,6 +12,9 @@ from gradwire.comm.base import Comm, Round
 from gradwire.memory import Memory
 from gradwire.moment import Moment
 
+WHOLE = 0
+"""The grain of an exchange whose units must hold whole parameters."""
+
 Finish = Callable[[], None]
 """Waits for the last round and decodes it. Local: it must not issue a collective."""
 
@@ -21,7 +24,8 @@ class Exchange(Protocol):
 
     Attributes, each with a law in `tests/laws`:
 
-    - `grain`: cuts fall on multiples of so many elements.
+    - `grain`: cuts fall on multiples of so many elements, or, if it is `WHOLE`, between parameters.
+    - `conserves`: the mean of what came is the mean that is returned and the mean of what is left.
     - `contractive`: what is left is smaller than what came, so error feedback stays bounded.
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type).
@@ -30,6 +34,8 @@ class Exchange(Protocol):
 
     @property
     def grain(self) -> int: ...
+    @property
+    def conserves(self) -> bool: ...
     @property
     def contractive(self) -> bool: ...
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.dense import Dense
-from gradwire.memory import Memory, Residual
+from gradwire.memory import Forgetful, Memory, Residual
 from gradwire.moment import Moment
 
 
@@ -26,6 +26,11 @@ class Remember:
     def grain(self) -> int:
         """As the inner exchange."""
         return self.inner.grain
+
+    @property
+    def conserves(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.conserves
 
     @property
     def contractive(self) -> bool:
@@ -62,6 +67,11 @@ class Warm:
     def grain(self) -> int:
         """As the inner exchange."""
         return self.inner.grain
+
+    @property
+    def conserves(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.conserves
 
     @property
     def contractive(self) -> bool:
@@ -101,9 +111,19 @@ def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
     if not inner.contractive:
         raise ValueError(
             f"{inner} is not contractive: what it leaves can be larger than what came, and with error "
-            "feedback that grows without bound. Use it without a memory, or a biased codec."
+            "feedback that grows without bound. Wrap it in forget(...), or take a biased codec."
         )
     return Remember(inner, memory or Residual())
+
+
+def forget(inner: Exchange) -> Remember:
+    """Drop what `inner` does not send. For those that are right in the mean, and refused by `remember`.
+
+    >>> from gradwire.exchange import dense
+    >>> forget(dense()).memory
+    Forgetful()
+    """
+    return Remember(inner, Forgetful())
 
 
 def warm(steps: int, inner: Exchange) -> Warm:

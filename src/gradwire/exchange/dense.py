@@ -18,6 +18,7 @@ class Dense:
     """Multiply by 1/W, then sum: the order that makes it bit-identical to DDP on any world."""
 
     grain: int = 1
+    conserves: bool = True
     contractive: bool = True
     in_place: bool = True
     may_overflow: bool = False

@@ -31,6 +31,11 @@ class Every:
         return self.inner.grain
 
     @property
+    def conserves(self) -> bool:
+        """As the inner exchange."""
+        return self.inner.conserves
+
+    @property
     def contractive(self) -> bool:
         """Over a cycle of I steps everything is sent."""
         return self.inner.contractive

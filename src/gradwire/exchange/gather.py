@@ -21,6 +21,7 @@ class Gather:
     codec: Codec
     grain: int = 1
     memory: Memory | None = None
+    conserves: bool = True
     in_place: bool = False
 
     @property
@@ -35,8 +36,7 @@ class Gather:
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. One all-gather of the payload, W decodes."""
-        payload = self.codec.encode(x, at)
-        self.codec.add_decoded(payload, x, -1.0, at)
+        payload = self.codec.take(x, at)
         payloads = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(payloads, payload)
 

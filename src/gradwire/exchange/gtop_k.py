@@ -42,6 +42,7 @@ class GTopK:
     memory: Memory | None = None
     in_place: bool = False
     may_overflow: bool = False
+    conserves: bool = True
     contractive: bool = True
     """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. No share
     of it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places

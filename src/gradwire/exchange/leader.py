@@ -38,6 +38,7 @@ class Leader:
     dtype: torch.dtype | None = None
     grain: int = 1
     memory: Memory | None = None
+    conserves: bool = True
     in_place: bool = False
     may_overflow: bool = False
 

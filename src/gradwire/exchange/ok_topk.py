@@ -49,6 +49,7 @@ class OkTopK:
     slack: float = 2.0
     grain: int = 1
     memory: Memory | None = None
+    conserves: bool = True
     in_place: bool = False
     may_overflow: bool = False
 

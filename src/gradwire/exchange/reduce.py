@@ -22,6 +22,7 @@ class Reduce:
     codec: Codec
     grain: int = 1
     memory: Memory | None = None
+    conserves: bool = True
 
     @property
     def contractive(self) -> bool:

@@ -49,6 +49,7 @@ class Sketch:
     memory: Memory | None = None
     in_place: bool = False
     may_overflow: bool = False
+    conserves: bool = True
     contractive: bool = True
     """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. That these
     are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what

@@ -1,8 +1,9 @@
 """What becomes of the unsent part of a gradient: late, not lost."""
 
 from gradwire.memory.base import UNSENT, Memory, Planes
+from gradwire.memory.forgetful import Forgetful
 from gradwire.memory.low_pass import LowPass
 from gradwire.memory.momentum import MOMENTUM, MomentumCorrection
 from gradwire.memory.residual import Residual
 
-__all__ = ["MOMENTUM", "UNSENT", "LowPass", "Memory", "MomentumCorrection", "Planes", "Residual"]
+__all__ = ["MOMENTUM", "UNSENT", "Forgetful", "LowPass", "Memory", "MomentumCorrection", "Planes", "Residual"]

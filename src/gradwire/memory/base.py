@@ -15,7 +15,8 @@ from torch import Tensor
 from gradwire.kernels import Folded
 
 UNSENT = "unsent"
-"""The plane that every memory has: what the exchange takes, and where it leaves what it does not send."""
+"""The plane of which every step has a working copy: what the exchange takes, and where it leaves what it does
+not send. Committed it is only where that is remembered."""
 
 Planes = Mapping[str, Tensor]
 """Tensors (numel,) by the names of `Memory.planes`; working ones in float32 or float64."""
@@ -24,7 +25,7 @@ Planes = Mapping[str, Tensor]
 class Memory(Protocol):
     """The element-wise state of an exchange.
 
-    - `planes`: names of the planes it needs; `UNSENT` comes first.
+    - `planes`: names of the planes that are committed; `UNSENT` comes first where it is one of them.
     - `weight`: how much gradient one unit of the committed plane `UNSENT` stands for.
     - `covers_momentum`: it applies momentum itself, so the optimizer must not.
     """

@@ -17,6 +17,7 @@ from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.layout import settled
 from gradwire.ddp.step import Step
+from gradwire.memory import UNSENT
 from gradwire.plan import even_cuts
 from gradwire.recipes import recipe
 
@@ -87,6 +88,10 @@ REMEMBERING = (
     "topk",
     "topk, reuse",
 )
+
+
+FORGETTING: frozenset[str] = frozenset()
+"""Recipes that do not remember what they do not send, or whose mean is none."""
 
 
 def specs(dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32) -> tuple[ParameterSpec, ...]:
@@ -160,7 +165,9 @@ class Rig:
     def memory(self) -> dict[str, Tensor]:
         """A copy of what is remembered, by parameter name."""
         layout = self.engine.layout
-        return {name: layout.memory(name).clone() for name in layout.slots}
+        return {
+            name: layout.memory(name).clone() for name in layout.slots if UNSENT in layout.planes_of(name)
+        }
 
     def step(self, grads: Mapping[str, Tensor], buckets: Sequence[Sequence[str]] = REVERSED) -> Outcome:
         """Hand over every bucket in turn and let the engine run as soon as it can, as its worker would."""

@@ -30,27 +30,24 @@ class LayerTopK:
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""
-        return sum(count_kept(self.ratio, size) for size in _sizes(numel, at))
+        return sum(count_kept(self.ratio, size) for size in at.sizes(numel))
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
         """See `Selector.select`."""
         start, parts = 0, []
-        for piece in torch.split(x, _sizes(x.numel(), at)):
+        for piece in torch.split(x, at.sizes(x.numel())):
             parts.append(topk_indices(piece, count_kept(self.ratio, piece.numel())) + start)
             start += piece.numel()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _sizes(numel: int, at: Moment) -> list[int]:
-    assert not at.pieces or sum(at.pieces) == numel, f"pieces {at.pieces} do not make up {numel} elements"
-    return list(at.pieces) or [numel]
 
 
 def layer_top_k(ratio: float) -> LayerTopK:
     """Keep the share `ratio` of each parameter, that with the largest magnitudes.
 
     >>> x = torch.tensor([9.0, 8.0, 7.0, 0.1, 0.2])
-    >>> layer_top_k(0.4).select(x, Moment(step=0, unit=0, rank=0, world=1, pieces=(3, 2)))
+    >>> from gradwire.moment import Part
+    >>> parts = Part("weight", (3,), 0, 3), Part("bias", (2,), 0, 2)
+    >>> layer_top_k(0.4).select(x, Moment(step=0, unit=0, rank=0, world=1, parts=parts))
     tensor([0, 4])
     """
     return LayerTopK(check_ratio(ratio))

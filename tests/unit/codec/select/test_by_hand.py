@@ -21,6 +21,7 @@ from gradwire.codec import (
 )
 from gradwire.exchange import leader
 from gradwire.moment import Moment
+from tests.laws.parts import parts_of
 
 AT = Moment(step=4, unit=1, rank=0, world=3)
 X = torch.tensor([1.0, -5.0, 2.0, -2.0, 0.0, 5.0, 2.0, 0.5, 0.1, 0.1])
@@ -46,7 +47,7 @@ def test_chosen_by_hand(selector: Selector, chosen: list[int]) -> None:
 
 
 def test_every_parameter_keeps_its_share_and_at_least_one() -> None:
-    at = Moment(0, 0, 0, 1, pieces=(4, 0, 1, 5))
+    at = Moment(0, 0, 0, 1, parts=parts_of(4, 0, 1, 5))
     assert layer_top_k(0.4).select(X, at).tolist() == [1, 2, 4, 5, 6]
     assert layer_top_k(0.4).count(10, at) == 2 + 0 + 1 + 2
     assert layer_top_k(0.4).count(10, AT) == 4

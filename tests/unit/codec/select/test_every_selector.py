@@ -29,6 +29,7 @@ from gradwire.codec.select import count_kept, ramp
 from gradwire.moment import Moment
 from tests.laws.inputs import KINDS as LAW_KINDS
 from tests.laws.inputs import generator
+from tests.laws.parts import parts_of
 from tests.laws.rows import bits, global_generators
 from tests.unit.kernels.inputs import KINDS
 
@@ -121,7 +122,7 @@ def pieces(numel: int, number: int) -> tuple[int, ...]:
 def moments(numel: int) -> tuple[Moment, ...]:
     """Two ranks, one with pieces."""
     at = Moment(step=4, unit=1, rank=0, world=3)
-    return at, replace(at, rank=2, step=5, pieces=pieces(numel, 4))
+    return at, replace(at, rank=2, step=5, parts=parts_of(*pieces(numel, 4)))
 
 
 def gradients(numel: int, dtype: torch.dtype) -> list[Tensor]:
@@ -174,7 +175,7 @@ def left(x: Tensor, indices: Tensor) -> Tensor:
 def test_what_is_left_is_smaller_as_stated(case: Case, numel: int) -> None:
     assert case.selector.contractive
     for at in moments(numel):
-        if at.pieces and not case.everywhere:
+        if at.parts and not case.everywhere:
             continue  # by pieces or chunks: below
         for x in gradients(numel, torch.float32):
             if not x.isfinite().all():
@@ -194,7 +195,7 @@ def test_what_is_left_of_each_piece_is_the_smaller_part_of_it(ratio: float, nume
     selector, (_, at) = layer_top_k(ratio), moments(numel)
     for x in gradients(numel, torch.float32):
         indices, start = selector.select(x, at), 0
-        for size in at.pieces:
+        for size in at.sizes(numel):
             part = x[start : start + size]
             own = indices[(indices >= start) & (indices < start + size)] - start
             assert torch.equal(own, top_k(ratio).select(part, at))
@@ -212,9 +213,9 @@ def test_nan_and_inf_are_the_largest_of_all(case: Case, dtype: torch.dtype) -> N
             assert chosen == min(int(poison.sum()), case.selector.count(numel, at))
 
 
-def test_pieces_that_do_not_make_up_the_unit_are_a_mistake_of_ours() -> None:
+def test_parts_that_do_not_make_up_the_unit_are_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError, match="do not make up 10"):
-        layer_top_k(0.1).select(torch.zeros(10), Moment(0, 0, 0, 1, pieces=(4, 5)))
+        layer_top_k(0.1).select(torch.zeros(10), Moment(0, 0, 0, 1, parts=parts_of(4, 5)))
 
 
 def test_cases_name_every_selector() -> None:

@@ -1,0 +1,48 @@
+"""What an exchange keeps by parameter: it counts once the step is committed, and travels in checkpoints."""
+
+from __future__ import annotations
+
+import torch
+
+from gradwire.arena import ParameterSpec, Slot, _units
+from gradwire.exchange import WHOLE
+from gradwire.moment import Kept, Moment, Part
+
+
+def test_what_was_put_is_seen_after_the_commit_only() -> None:
+    kept = Kept()
+    kept.put("Q", "a", torch.ones(1))
+    assert kept.get("Q", "a") is None
+    kept.discard()
+    kept.commit()
+    assert kept.get("Q", "a") is None
+    kept.put("Q", "a", torch.ones(1))
+    kept.commit()
+    kept.put("Q", "a", torch.zeros(1))
+    assert kept.get("Q", "a") == 1.0
+
+
+def test_another_lane_adopts_what_belongs_to_the_parameter() -> None:
+    old, new = Kept(), Kept()
+    for name in ("a", "b"):
+        old.put("Q", name, torch.ones(1))
+    old.commit()
+    new.adopt("a", old)
+    assert new.committed.keys() == {"Q"}
+    assert new.committed["Q"].keys() == {"a"}
+
+
+def test_parts_know_whether_they_are_whole() -> None:
+    assert Part("a", (2, 3), 0, 6).is_whole
+    assert not Part("a", (2, 3), 1, 6).is_whole
+    assert Moment(0, 0, 0, 1, parts=(Part("a", (2, 3), 1, 6), Part("b", (4,), 0, 4))).sizes(9) == [5, 4]
+    assert Moment(0, 0, 0, 1).sizes(9) == [9]
+
+
+def test_cuts_of_whole_parameters_fall_between_them() -> None:
+    starts, slots = 0, []
+    for name, numel in (("a", 10), ("b", 5), ("c", 20)):
+        slots.append(Slot(ParameterSpec(name, (numel,), torch.float32, numel), starts))
+        starts += numel
+    units = _units(0, slots, 35, lambda _: [3, 10, 12, 30], WHOLE)
+    assert [(unit.start, unit.stop) for unit in units] == [(0, 10), (10, 15), (15, 35)]
