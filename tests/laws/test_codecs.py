@@ -125,7 +125,7 @@ def test_declared_unbiased(case: CodecCase) -> None:
         total += sent
         squares += (sent - x.double()).square()
     error = (total / draws - x.double()).abs()
-    # Of 40 elements one is beyond 4 sigma once in 400 runs; the draws are those of the steps, always the same.
+    # One of 40 is beyond 4 sigma once in 400 runs; the draws are those of the steps, always the same.
     rounding = x.abs().max().double() * torch.finfo(F32).eps
     assert (error <= 4 * (squares / draws).sqrt() / draws**0.5 + rounding).all()
 
