@@ -19,7 +19,7 @@ def packed_bytes(count: int, width: int) -> int:
 
 
 def pack_codes(codes: Tensor, width: int) -> Tensor:
-    """`codes` (count,), integers of `width` bits, as (packed_bytes,) uint8; the last byte is filled with zeros.
+    """`codes` (count,), integers of `width` bits, as (packed_bytes,) uint8, the last byte filled with zeros.
 
     >>> pack_codes(torch.tensor([1, 2, 3]), 2)
     tensor([57], dtype=torch.uint8)
