@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.dispatch import is_fast
+from gradwire.kernels.slices import each_slice
 
 
 class Folded(NamedTuple):
@@ -35,8 +36,17 @@ def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, s
         raise ValueError(f"shapes differ: {working.shape}, {committed.shape}, {grad.shape}")
     if not is_fast(working, committed, grad):
         return Folded(*reference.fold(working, committed, grad, coefficient, scale))
-    arrays = (working.numpy(), committed.numpy(), grad.numpy())
-    return Folded(*cpu.fold(*arrays, np.float32(coefficient), np.float32(scale)))
+    out, old, new = working.numpy(), committed.numpy(), grad.numpy()
+    weights = np.float32(coefficient), np.float32(scale)
+
+    def part(here: slice) -> Folded:
+        return Folded(*cpu.fold(out[here], old[here], new[here], *weights))
+
+    return _together(each_slice(grad.numel(), part))
+
+
+def _together(slices: list[Folded]) -> Folded:
+    return Folded(any(seen.any_gradient for seen in slices), all(seen.finite for seen in slices))
 
 
 def fold_momentum(
@@ -65,8 +75,13 @@ def fold_momentum(
     if not is_fast(*planes, grad):
         return Folded(*reference.fold_momentum(working, committed, grad, momentum, scale, nesterov))
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
-    weights = np.float32(momentum), np.float32(scale)
-    return Folded(*cpu.fold_momentum(v_out, u_out, v, u, grad.numpy(), *weights, nesterov))
+    new, weights = grad.numpy(), (np.float32(momentum), np.float32(scale))
+
+    def part(here: slice) -> Folded:
+        outs, olds = (v_out[here], u_out[here]), (v[here], u[here])
+        return Folded(*cpu.fold_momentum(*outs, *olds, new[here], *weights, nesterov))
+
+    return _together(each_slice(grad.numel(), part))
 
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:

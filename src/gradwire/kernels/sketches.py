@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.dispatch import is_fast
+from gradwire.kernels.slices import each_slice
 
 
 def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
@@ -42,7 +43,15 @@ def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor
     table = table.nan_to_num(torch.inf, torch.inf, -torch.inf)
     if not (is_fast(table, out) and hashes.device.type == "cpu"):
         return out.copy_(reference.count_sketch_estimates(table, hashes, out.numel()))
-    cpu.count_sketch_estimates(table.numpy(), *_unsigned(hashes), out.numpy())
+    numbers, (multipliers, addends) = table.numpy(), _unsigned(hashes)
+    estimates = out.numpy()
+
+    def part(here: slice) -> None:
+        # A hash is multiplier · index + addend: a slice's first index goes into the addend.
+        first = addends + multipliers * np.uint64(here.start)
+        cpu.count_sketch_estimates(numbers, multipliers, first, estimates[here])
+
+    each_slice(out.numel(), part)
     return out
 
 
