@@ -1,10 +1,10 @@
-"""Which sparsifier is worth its cost, on two real models over a slow link, and on more and more ranks?
+"""Which method is worth its cost, on two real models over a slow link, and on more and more ranks?
 
 Runs `gradwire bench` in groups that fit into memory, each with its own bound, and writes one dated report in
 Markdown. Every recipe with the ratio that its paper publishes; peers are DistributedDataParallel's own.
 Losses are those of the last counted step, after equally many steps from equal weights.
 
-    python benchmarks/sparsifiers.py REPORT.md [--steps 4] [--rounds 7] [--only resnet18] [--json PATH]
+    python benchmarks/methods.py REPORT.md [--steps 4] [--rounds 7] [--only resnet18] [--json PATH]
 """
 
 import argparse
@@ -21,9 +21,13 @@ GROUPS = (
     (PEERS, "leader_topk;topk;lwtopk"),
     ("", "mstopk;randomk;dgc(warmup_steps=0{momentum});oktopk;gtopk"),
     ("", "sidco;threshold;adacomp;sketchsgd;local_every"),
+    ("", "fp16;bf16;int8;int4;fp8;truncate"),
+    ("", "efsignsgd;onebit;signsgd;signum;qsgd;terngrad"),
+    ("", "powersgd(warmup_steps=0);acpsgd(warmup_steps=0);covap"),
 )
 MODELS = {"resnet18": ("200mbit", ""), "chargpt": ("50mbit", ", momentum=0.0")}
-SCALE_OUT = ("emulated(vgg19, shrink=32)", "256mbit", "topk;leader_topk;randomk;oktopk;gtopk;sketchsgd")
+OUT = "topk;leader_topk;randomk;oktopk;gtopk;sketchsgd;int8;efsignsgd;qsgd;powersgd(warmup_steps=0);covap"
+SCALE_OUT = ("emulated(vgg19, shrink=32)", "256mbit", OUT)
 WORLDS = (2, 4, 8)
 
 Rows = list[dict[str, Any]]
@@ -140,7 +144,7 @@ def main() -> None:
         sections.append(f"{title}\n{worlds_table(documents_of)}\n")
     today = datetime.datetime.now(tz=datetime.UTC).date()
     medians = f"Medians over {options.rounds} x {options.steps} steps, settings in turn."
-    head = f"# Sparsifiers, {today}\n\n{medians}\n"
+    head = f"# All methods, {today}\n\n{medians}\n"
     options.report.write_text("\n".join([head, *sections]))
     if options.json is not None:
         options.json.write_text(json.dumps(raw, indent=1) + "\n")
