@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests that start processes of their own take turns on one worker (tests/conftest.py); they come first.
+PARALLEL := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: install demo test test-full lint format bench clean
 
@@ -19,7 +21,7 @@ demo: $(STAMP)
 	$(BIN)/gradwire demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(ARGS)
