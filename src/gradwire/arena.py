@@ -167,6 +167,7 @@ class Lane:
 
     def commit(self, idle: Iterable[Slot]) -> None:
         """Make what this step leaves the memory; `idle` slots keep what they had."""
+        idle = tuple(idle)
         self.kept.commit()
         self.memory.settle(self.working, self.committed)
         for name, old in self.committed.items():

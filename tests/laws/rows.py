@@ -55,8 +55,10 @@ class Row:
         ]
 
     def moment(self, rank: int) -> Moment:
-        """Where and when."""
-        return Moment(self.time[0], self.time[1], rank, self.world, seed=7)
+        """Where and when, with something that the last step has left."""
+        draw = generator(str(self), rank + 1000)
+        unsent = torch.randn(self.size, generator=draw) if self.time[0] else torch.zeros(self.size)
+        return Moment(self.time[0], self.time[1], rank, self.world, seed=7, unsent=unsent.to(self.dtype))
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,11 @@ def test_an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace(name: str
     def rank(comm: Comm) -> tuple[Exception | None, bool]:
         rig = _with_accident(comm, name, where, on_rank=1)
         rig.step(gradients(comm.rank, 0))
-        before, number = rig.memory, rig.engine.step
+        before, number = rig.planes, rig.engine.step
         outcome = rig.step(gradients(comm.rank, 1))
         assert not outcome.step.committed
         assert rig.engine.step == number
-        return outcome.error, all(torch.equal(rig.memory[each], before[each]) for each in before)
+        return outcome.error, all(torch.equal(now, before[each]) for each, now in rig.planes.items())
 
     results = run_ranks(3, rank)
     assert all(intact for _, intact in results)

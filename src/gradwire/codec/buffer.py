@@ -71,7 +71,10 @@ class Chosen:
         return payload
 
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices (count,) int32 and values (count,) of a payload; raises `WireError`, as `unpack` does."""
+        """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.
+
+        Raises `WireError`, as `unpack` does.
+        """
         words, values = self.buffer.parts(payload)
         return places.unpack(words, self.count, self.numel), values
 

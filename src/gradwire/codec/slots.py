@@ -13,7 +13,7 @@ from gradwire.errors import WireError
 
 @dataclass(frozen=True)
 class Slots:
-    """Room for `capacity` places and values of `dtype`: how many there are, the places, the values.
+    """Room for `capacity` places below 2^31 and values of `dtype`: how many there are, places, values.
 
     All zeros, what a rank sends whose encode has failed, is an empty one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.hook import gradwire_hook
-from gradwire.ddp.layout import Layout, Policy, build, chooser, plain, settled
+from gradwire.ddp.layout import Policy, build, chooser, plain, settled
+from gradwire.ddp.momentum import check_momentum
 from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
 from gradwire.ddp.wire import Wire
@@ -71,6 +73,7 @@ def attach(
     session, worker = _assemble(ddp, comm, specs, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
+    session.engine.check_layout = partial(check_momentum, optimizer=optimizer)
     observe(ddp, optimizer, scaler, session)
     ddp.register_comm_hook(session, gradwire_hook)
     return Wire(ddp, session, worker)
@@ -140,7 +143,7 @@ def _agreed_recipe(
         if memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
         layout = build(specs, settled(chosen) or plain(), policy, torch.device("meta"))
-        _check_momentum(layout, optimizer)
+        check_momentum(layout, optimizer)
     except ValueError as error:
         refusal = error
     fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
@@ -152,19 +155,6 @@ def _agreed_recipe(
     if refusal is not None:
         raise refusal
     return chosen
-
-
-def _check_momentum(layout: Layout, optimizer: torch.optim.Optimizer | None) -> None:
-    """A memory that applies momentum on every rank must not meet an optimizer that applies it again."""
-    if optimizer is None or not any(lane.memory.covers_momentum for lane in layout.lanes):
-        return
-    plain_sgd = isinstance(optimizer, torch.optim.SGD)
-    if not plain_sgd or any(group["momentum"] for group in optimizer.param_groups):
-        raise ValueError(
-            f"{layout.main.text} applies momentum itself, before gradients are sent: give it "
-            f"torch.optim.SGD(momentum=0), not {type(optimizer).__name__} with a momentum or averages of its "
-            "own, or set the recipe's momentum=0"
-        )
 
 
 def _same_ranks(group: dist.ProcessGroup, ddp: DistributedDataParallel) -> dist.ProcessGroup:

@@ -53,6 +53,7 @@ class Engine:
         self.step = 0
         self.facts: Facts | None = None
         self.loss_scale: Callable[[], float] = lambda: 1.0
+        self.check_layout: Callable[[Layout], None] = lambda _layout: None
         self.backward_started_s: Callable[[], float] = now_s
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
@@ -68,14 +69,15 @@ class Engine:
         fixed = settled(self.recipe)
         self._settler = Settler() if fixed is None else None
         self.runner.one_by_one = fixed is None
-        self.layout = self._build(fixed or plain())
+        self.layout = self.layout_of(fixed or plain())
 
-    def _build(self, composition: Composition) -> Layout:
+    def layout_of(self, composition: Composition) -> Layout:
+        """Who would travel how under another composition; the policy stays."""
         return build(self.specs, composition, self._policy, torch.device("cpu"), self._memory_dtype)
 
     def install(self, composition: Composition) -> None:
         """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
-        old, self.layout = self.layout, self._build(composition)
+        old, self.layout = self.layout, self.layout_of(composition)
         for name, (lane, _slot) in old.slots.items():
             planes = self.layout.planes_of(name)
             for plane in planes:

@@ -105,7 +105,7 @@ def build(
     direct: dict[str, Exchange] = {}
     for spec in specs:
         text = choose(spec)
-        composition = main if text is None else compositions.setdefault(text, _fixed(text))
+        composition = main if text in (None, main.text) else compositions.setdefault(text, _fixed(text))
         if composition.exchange.memory is not None:
             members.setdefault((composition.text, spec.plane_dtype), []).append(spec)
             compositions.setdefault(composition.text, composition)

@@ -116,6 +116,32 @@ def _check(engine: Engine, state: State) -> None:
         for name, memory in plane.items():
             if tuple(memory.shape) != shapes[name]:
                 raise ValueError(f"memory of {name!r} has shape {tuple(memory.shape)}, not {shapes[name]}")
+    _check_fit(engine, state)
+
+
+def _check_fit(engine: Engine, state: State) -> None:
+    """Whether the state's plan may run here, and has a place for all that was remembered."""
+    if state["plan"] is None:
+        return
+    layout = engine.layout_of(_planned(state))
+    engine.check_layout(layout)
+    for plane, memories in _all_planes(state).items():
+        for name in memories:
+            if plane not in layout.planes_of(name):
+                raise ValueError(
+                    f"state has {plane} memory for {name!r}, sent otherwise now; keep the policy"
+                )
+    for kind, tensors in state["kept"].items():
+        for name in tensors:
+            if name not in layout.slots:
+                raise ValueError(f"state has {kind} for {name!r}, sent otherwise now; keep the policy")
+
+
+def _planned(state: State) -> Composition:
+    composition = recipe(state["plan"]).build()
+    if not isinstance(composition, Composition):
+        raise ValueError(f"the state's plan {state['plan']!r} is none that was decided on")
+    return composition
 
 
 def _restore(engine: Engine, state: State) -> None:
@@ -123,22 +149,15 @@ def _restore(engine: Engine, state: State) -> None:
         engine.start_over()
     else:
         # A loaded state compresses from its first step on, with the plan it was saved under.
-        composition = recipe(state["plan"]).build()
-        assert isinstance(composition, Composition), "a saved plan is always a decided one"
+        composition = _planned(state)
         engine.forget()
         engine.install(replace(composition, why=f"loaded; {state['why']}"))
         _warn_of_another_recipe(engine, composition.text)
     for plane, memories in _all_planes(state).items():
         for name, memory in memories.items():
-            if plane not in engine.layout.planes_of(name):
-                raise ValueError(
-                    f"state has {plane} memory for {name!r}, sent otherwise now; keep the policy"
-                )
             engine.layout.memory(name, plane).copy_(memory.reshape(-1))
     for kind, tensors in state["kept"].items():
         for name, tensor in tensors.items():
-            if name not in engine.layout.slots:
-                raise ValueError(f"state has {kind} for {name!r}, sent otherwise now; keep the policy")
             engine.layout.slots[name][0].kept.put(kind, name, tensor.clone())
     for lane in engine.layout.lanes:
         lane.kept.commit()

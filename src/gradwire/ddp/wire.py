@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -126,13 +127,18 @@ class Wire:
                     parameter.grad = late.to(parameter.dtype)
                 else:
                     parameter.grad += late
-        engine.forget()
+            lane.committed[UNSENT].zero_()
 
     def detach(self) -> None:
         """Flush, and from then on run plain all-reduce: DDP cannot unregister a hook.
 
-        Follow it by `optimizer.step()`, as `flush`.
+        Follow it by `optimizer.step()`, as `flush`. Warns where momentum was applied before gradients were
+        sent: from then on it is the optimizer's business again.
         """
+        if any(lane.memory.covers_momentum for lane in self._engine.layout.lanes):
+            warnings.warn(
+                "nobody applies momentum any more: set it in the optimizer if training goes on", stacklevel=2
+            )
         self._worker.call(self._detach)
 
     def _detach(self) -> None:

@@ -9,6 +9,9 @@ INTERFACE_VARIABLE = "GRADWIRE_INTERFACE"
 WIRE_VARIABLE = "GRADWIRE_WIRE"
 """Path of the file that holds the link of backend mode; absent in the other modes."""
 
+RANKS_VARIABLE = "GRADWIRE_RANKS_HERE"
+"""How many ranks share this machine, as `gradwire.kernels.slices` wants to know."""
+
 
 def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port: int) -> dict[str, str]:
     # Every rank is a node: with LOCAL_WORLD_SIZE equal to the world size, gloo may use shared memory.
@@ -22,6 +25,7 @@ def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port:
         "WORLD_SIZE": str(workers),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
+        RANKS_VARIABLE: str(workers),
         "GROUP_RANK": str(rank),
         "GROUP_WORLD_SIZE": str(workers),
         "ROLE_RANK": str(rank),

@@ -15,7 +15,7 @@ from gradwire.codec.buffer import Chosen
 from gradwire.codec.select import Selector, filled
 from gradwire.codec.sparse import check_narrow, narrowed, shorter
 from gradwire.comm.base import DONE, Comm, Pending, Round
-from gradwire.errors import WireError
+from gradwire.errors import TransportError, WireError
 from gradwire.exchange.base import Finish
 from gradwire.kernels import add_at
 from gradwire.memory import Memory
@@ -52,7 +52,7 @@ class Agreed:
         mean.zero_()
         pending: Pending = DONE
         layout = Chosen(count, x.numel(), shorter(self.dtype, x.dtype))
-        payloads = torch.zeros(comm.world, layout.buffer.bytes, dtype=torch.uint8, device=x.device)
+        payloads = _room(comm.world, layout.buffer.bytes, x)
         if count > 0:
             pending = comm.all_gather(payloads, _take(x, chosen, layout, at, failures))
 
@@ -86,6 +86,15 @@ class Agreed:
         layout = Chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
         payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload
+
+
+def _room(world: int, size: int, x: Tensor) -> Tensor:
+    """Memory (world, size) for what the ranks have agreed to send."""
+    try:
+        return torch.zeros(world, size, dtype=torch.uint8, device=x.device)
+    except (MemoryError, RuntimeError) as error:
+        # Zeros of the announced size would not fit what the peers issue: nothing can be issued any more.
+        raise TransportError(f"no memory for {world} payloads of {size} bytes") from error
 
 
 def _take(x: Tensor, chosen: Tensor, layout: Chosen, at: Moment, failures: list[Exception]) -> Tensor:

@@ -26,7 +26,8 @@ class Exchange(Protocol):
 
     - `grain`: cuts fall on multiples of so many elements, or, if it is `WHOLE`, between parameters.
     - `conserves`: the mean of what came is the mean that is returned and the mean of what is left.
-    - `contractive`: what is left is smaller than what came, so error feedback stays bounded.
+    - `contractive`: what is left is not larger than what came. By how much it is smaller, and what of it
+      stays while ranks disagree, `docs/laws.md` says exchange by exchange.
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type).
     - `memory`: what becomes of the unsent part; `None` when nobody remembers it.

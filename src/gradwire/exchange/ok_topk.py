@@ -87,6 +87,10 @@ class OkTopK:
 
     def _slots(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Slots, Slots]:
         """What a rank sends an owner, and an owner all ranks."""
+        if numel > 2**31:
+            raise ValueError(
+                f"a unit of {numel} elements: places travel in 32 bits here; cut it, or use topk"
+            )
         count = self.selector.count(numel, at)
         capacity = min(count, math.ceil(self.slack * count / at.world))
         return Slots(capacity, dtype), Slots(-(-count // at.world), dtype)

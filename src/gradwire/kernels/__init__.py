@@ -61,7 +61,7 @@ def prepare() -> None:
     stratified_indices(64, 8, 0)
     chunk_topk_indices(x, 64, 1)
     chunk_topk_indices(x, 64, 2)
-    indices_near_maxima(x, 64, 2.0)
+    indices_near_maxima(x, 2 * x, 64)
     hashes = torch.ones(1, 2, dtype=torch.int64)
     count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))
     for dtype in (torch.int32, torch.int64):

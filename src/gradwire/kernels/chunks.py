@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,19 +33,20 @@ def chunk_topk_indices(x: Tensor, chunk: int, keep: int) -> Tensor:
     return torch.from_numpy(found)
 
 
-def indices_near_maxima(x: Tensor, chunk: int, scale: float) -> Tensor:
-    """Indices int64, ascending, of elements of x (n,) that reach their chunk's largest magnitude / scale.
+def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
+    """Indices int64, ascending, where |ahead| reaches the largest |x| of the chunk; both are (n,).
 
-    `scale` is 1 or more. Zeros are never among them; where NaN or Inf is the largest, only such are.
+    The largest of x itself is among them, zeros of x never are; where NaN or Inf is the largest, only such.
 
-    >>> indices_near_maxima(torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0]), 3, 2.0)
+    >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0])
+    >>> indices_near_maxima(x, 2 * x, 3)
     tensor([1, 2])
     """
-    if chunk < 1 or not 1.0 <= scale < math.inf:
-        raise ValueError(f"chunk={chunk} and scale={scale} must both be 1 or more, and finite")
-    if not is_fast(x):
-        return reference.indices_near_maxima(x, chunk, scale)
+    if chunk < 1 or x.shape != ahead.shape:
+        raise ValueError(f"chunk={chunk} must be 1 or more, and {ahead.shape} be {x.shape}")
+    if not is_fast(x, ahead):
+        return reference.indices_near_maxima(x, ahead, chunk)
     # Pages of the buffer that are not written to take no memory.
     found = np.empty(x.numel() + 1, np.int64)
-    count = cpu.indices_near_maxima(x.numpy().view(np.int32), chunk, np.float32(scale), found)
+    count = cpu.indices_near_maxima(x.numpy().view(np.int32), ahead.numpy().view(np.int32), chunk, found)
     return torch.from_numpy(found[:count])

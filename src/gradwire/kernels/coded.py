@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference_elias_fano
+from gradwire.kernels.dispatch import is_native
 from gradwire.kernels.elias_fano import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes
 from gradwire.kernels.places import index_type
 
@@ -21,7 +22,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     """
     if indices.numel() != planes.count:
         raise ValueError(f"{indices.numel()} indices do not fit a layout for {planes.count}")
-    if indices.device.type != "cpu":
+    if not is_native(indices):
         return reference_elias_fano.pack_elias_fano(indices, planes)
     words = np.zeros(planes.words + 1, np.uint32)
     row = np.zeros(planes.row // 64 + 2, np.uint64)
@@ -44,7 +45,7 @@ def unpack_elias_fano(packed: Tensor, planes: Planes) -> Tensor | None:
     if packed.numel() != planes.words:
         raise ValueError(f"{packed.numel()} words do not fit a layout of {planes.words}")
     dtype = index_type(planes.numel)
-    if packed.device.type != "cpu":
+    if not is_native(packed):
         found = reference_elias_fano.unpack_elias_fano(packed, planes)
         return None if found is None else found.to(dtype)
     # Kernels read two words at a time, and write a block's ones before they know how many there are.

@@ -15,6 +15,11 @@ def is_fast(*tensors: Tensor) -> bool:
     return all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
 
 
+def is_native(*tensors: Tensor) -> bool:
+    """Whether all are contiguous tensors on the CPU, of any type: for kernels of integers."""
+    return all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+
+
 def rounded(threshold: float, dtype: torch.dtype) -> float:
     """`threshold` in the type that it is compared in; raises unless it is a number that is 0 or more.
 

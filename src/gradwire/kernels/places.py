@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
-from gradwire.kernels.dispatch import is_fast
+from gradwire.kernels.dispatch import is_fast, is_native
 
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
@@ -77,7 +77,7 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
     >>> pack_bits(torch.tensor([0, 2, 33]), 2)
     tensor([5, 2], dtype=torch.int32)
     """
-    if indices.device.type != "cpu":
+    if not is_native(indices):
         return reference.pack_bits(indices, words)
     packed = torch.zeros(words, dtype=torch.int32)
     cpu.pack_bits(indices.numpy(), packed.numpy())
@@ -102,7 +102,7 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
     tensor([ 0,  2, 33], dtype=torch.int32)
     """
     dtype = index_type(32 * packed.numel())
-    if packed.device.type != "cpu":
+    if not is_native(packed):
         return reference.unpack_bits(packed, count).to(dtype)
     indices = torch.empty(count + 1, dtype=dtype)
     return indices[: cpu.unpack_bits(packed.numpy(), indices.numpy())]

@@ -82,14 +82,9 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """Indices of ones, ascending, at most `count` + 1 of them; int32, or int64 where that is too short."""
+    """Indices of ones, ascending, at most `count` + 1 of them; int64."""
     bits = (packed.view(-1, 1) >> torch.arange(32, device=packed.device)) & 1
-    return bits.view(-1).nonzero().view(-1)[: count + 1].to(index_type(packed))
-
-
-def index_type(packed: Tensor) -> torch.dtype:
-    """The shortest type for all bit numbers of a bitmap: 2^26 words are bits 0 … 2^31 - 1."""
-    return torch.int32 if packed.numel() <= 2**26 else torch.int64
+    return bits.view(-1).nonzero().view(-1)[: count + 1]
 
 
 def splitmix64(state: int) -> tuple[int, int]:
@@ -153,13 +148,12 @@ def chunk_topk_indices(x: Tensor, chunk: int, keep: int) -> Tensor:
     return indices[indices < x.numel()]
 
 
-def indices_near_maxima(x: Tensor, chunk: int, scale: float) -> Tensor:
-    """Indices of non-zero magnitudes that reach their chunk's largest / scale."""
+def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
+    """Indices where |ahead| or |x| reaches the chunk's largest |x|, unless x is 0."""
     chunk = min(chunk, max(x.numel(), 1))
-    magnitude = in_chunks(x.abs().masked_fill(x.isnan(), torch.inf), chunk)
-    # A tensor, because a division by a number may be a multiplication by its rounded reciprocal.
-    thresholds = magnitude.amax(1, keepdim=True) / torch.tensor(scale, dtype=x.dtype, device=x.device)
-    return ((magnitude >= thresholds) & (magnitude > 0)).view(-1).nonzero().view(-1)
+    own, tested = (in_chunks(t.abs().masked_fill(t.isnan(), torch.inf), chunk) for t in (x, ahead))
+    largest = own.amax(1, keepdim=True)
+    return (((own >= largest) | (tested >= largest)) & (own > 0)).view(-1).nonzero().view(-1)
 
 
 def count_sketch_buckets(n: int, hashes: Tensor, columns: int) -> tuple[Tensor, Tensor]:

@@ -47,4 +47,5 @@ class LowPass:
     def settle(self, working: Planes, committed: Planes) -> None:
         """See `Memory.settle`."""
         if self.beta < 1.0:
-            torch.lerp(committed[UNSENT], working[UNSENT], self.beta, out=working[UNSENT])
+            old = committed[UNSENT].to(working[UNSENT].dtype)
+            torch.lerp(old, working[UNSENT], self.beta, out=working[UNSENT])

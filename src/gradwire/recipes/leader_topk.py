@@ -1,24 +1,28 @@
 """leader_topk: one rank's top-k indices for everybody (CLT-k of ScaleCom, STAR and VAR of AR-Topk).
 
 Differences from the papers: per unit, not fused over the gradient; indices are spread by an all-reduce
-(see `gradwire.exchange.leader`), in the shortest of three forms (see `gradwire.codec.indices`); plain error
-feedback, no low-pass memory; values may travel in 16 bits.
+(see `gradwire.exchange.leader`), in the shortest of three forms (see `gradwire.codec.indices`); the memory's
+low-pass filter is off (β = 1) by default; values may travel in 16 bits.
 """
 
 from gradwire.codec import top_k
 from gradwire.exchange import leader, remember
 from gradwire.exchange.leader import Elect
+from gradwire.memory import LowPass, Residual
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 
 
 @register
-def leader_topk(ratio: float = 0.01, elect: Elect = "round_robin", values: Values = "full") -> Composition:
+def leader_topk(
+    ratio: float = 0.01, elect: Elect = "round_robin", values: Values = "full", beta: float = 1.0
+) -> Composition:
     """One leader's top-k for all ranks with error feedback: traffic constant in the world.
 
     Travels: one rank's choice of places once, and everybody's values there.
     Paper: Chen et al. 2020, "ScaleCom", section 3; Tyagi and Swany 2024, AR-Topk.
     Use when: the network is more than 3 times too slow, on any number of ranks.
     """
-    exchange = remember(leader(top_k(ratio), elect, dtype_of(values)))
+    memory = LowPass(beta) if beta != 1.0 else Residual()
+    exchange = remember(leader(top_k(ratio), elect, dtype_of(values)), memory)
     return Composition(exchange)

@@ -17,4 +17,5 @@ def local_every(interval: int = 8) -> Composition:
     Paper: none; what GComp (section 5) compares with.
     Use when: as a baseline: the optimizer rests k - 1 steps and then takes k steps' gradients at once.
     """
-    return Composition(remember(every(interval, dense(), together=True)))
+    exchange = remember(every(interval, dense(), together=True))
+    return Composition(exchange, tiny=f"local_every({interval=})")

@@ -55,9 +55,11 @@ EVERY_RECIPE = {
     "covap, measuring": "covap",
     "dense": "dense",
     "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=0)",
+    "dgc, momentum": "dgc(ratio=0.1, momentum=0.9, warmup_steps=0)",
     "fp16": "fp16",
     "gtopk": "gtopk(ratio=0.1)",
     "leader_topk": "leader_topk(ratio=0.1)",
+    "leader_topk, low pass": "leader_topk(ratio=0.1, beta=0.25)",
     "leader_topk, norm": "leader_topk(ratio=0.1, elect='norm')",
     "local_every": "local_every(interval=2)",
     "lwtopk": "lwtopk(ratio=0.1)",
@@ -74,8 +76,10 @@ REMEMBERING = (
     "adacomp",
     "covap",
     "dgc",
+    "dgc, momentum",
     "gtopk",
     "leader_topk",
+    "leader_topk, low pass",
     "leader_topk, norm",
     "local_every",
     "lwtopk",
@@ -90,8 +94,9 @@ REMEMBERING = (
 )
 
 
-FORGETTING: frozenset[str] = frozenset()
-"""Recipes that do not remember what they do not send, or whose mean is none."""
+FORGETTING: frozenset[str] = frozenset({"dgc, momentum", "leader_topk, low pass"})
+"""Recipes that do not remember what they do not send, whose mean is none, or whose memory has a balance of
+its own (`test_memory_kinds.py`)."""
 
 
 def specs(dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32) -> tuple[ParameterSpec, ...]:
@@ -168,6 +173,20 @@ class Rig:
         return {
             name: layout.memory(name).clone() for name in layout.slots if UNSENT in layout.planes_of(name)
         }
+
+    @property
+    def planes(self) -> dict[tuple[str, str], Tensor]:
+        """A copy of all that is remembered, by parameter and plane, and of what exchanges keep by kind."""
+        layout = self.engine.layout
+        planes = {
+            (name, plane): layout.memory(name, plane).clone()
+            for name in layout.slots
+            for plane in layout.planes_of(name)
+        }
+        for lane in layout.lanes:
+            for kind, tensors in lane.kept.committed.items():
+                planes |= {(name, kind): tensor.clone() for name, tensor in tensors.items()}
+        return planes
 
     def step(self, grads: Mapping[str, Tensor], buckets: Sequence[Sequence[str]] = REVERSED) -> Outcome:
         """Hand over every bucket in turn and let the engine run as soon as it can, as its worker would."""

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from gradwire.emulate import rank_env
 from gradwire.kernels import count_sketch, count_sketch_estimates, fold, fold_momentum, reference, slices
 from tests.unit.kernels.inputs import KINDS
 
@@ -67,3 +68,18 @@ def test_threads_are_the_cores_that_neither_ranks_nor_torch_use(
     monkeypatch.setattr(torch, "get_num_threads", lambda: computing)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     assert slices.free_threads() == threads
+    monkeypatch.setenv(slices.RANKS_HERE, str(ranks))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert slices.free_threads() == threads
+
+
+def test_an_emulated_network_says_how_many_ranks_there_are() -> None:
+    assert rank_env.RANKS_VARIABLE == slices.RANKS_HERE
+    assert rank_env.backend({}, 0, 4, 1234, "wire")[slices.RANKS_HERE] == "4"
+
+
+def test_one_thread_where_nobody_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.delenv(slices.RANKS_HERE, raising=False)
+    assert slices.free_threads() == 1

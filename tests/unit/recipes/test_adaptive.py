@@ -25,7 +25,7 @@ def _decided(text: str, ccr: float, world: int = 4) -> Composition:
         (1.05, "dense"),
         (1.06, "fp16"),
         (2.1, "fp16"),
-        (4.0, "leader_topk(ratio=0.3362, elect='round_robin', values='fp16')"),
+        (4.0, "leader_topk(ratio=0.3362, elect='round_robin', values='fp16', beta=1.0)"),
     ],
 )
 def test_auto_takes_the_least_compression_that_reaches_95_percent(ccr: float, chosen: str) -> None:

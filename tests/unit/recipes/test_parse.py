@@ -41,7 +41,7 @@ def test_every_recipe_documents_itself(entry: Entry) -> None:
     "text",
     [
         "topk(ratio=0.25, values='bf16', reuse=False)",
-        "leader_topk(ratio=0.5, elect='norm', values='bf16')",
+        "leader_topk(ratio=0.5, elect='norm', values='bf16', beta=0.25)",
         "covap(interval=3)",
         "fp16",
     ],

@@ -5,18 +5,18 @@ section 3): with G the residual and gradient together and dW the latest gradient
 is sent if |G + dW| >= max |G| over the bin. The number sent follows the gradient: many where none stands
 out, few where one does.
 
-Differences from the paper: only x = G is at hand here, not dW. Where all of x is the latest gradient (no
-residual) the paper's rule is 2|x| >= max; `scale` = 2 takes this, its most generous case, for all. 1 takes
-the maxima alone, its limit for a residual much larger than the gradient. Of normal elements in bins of
-500, 13 % reach half of the largest, so with `scale` = 2 the bound is what counts until residuals have grown
-uneven. Values travel as they are, where the paper sends signs and one mean magnitude. No more than a share
-`at_most` travels; bins run through the whole unit (the paper takes 50 elements for convolutions and 500 for
-other layers); zeros are never sent.
+Here G is x and the residual is `Moment.unsent`, so dW = x - unsent and the rule is |2x - unsent| >= max |x|.
+Early on, where residuals are small, that is half of the largest, and the bound below is what counts; as they
+grow, less and less reaches it.
+
+Differences from the paper: the largest of a bin always travels (the rule alone would keep it back while the
+latest gradient points the other way), so that every bin shrinks. Values travel as they are, where the paper
+sends signs and one mean magnitude. No more than a share `at_most` travels; bins run through the whole unit
+(the paper takes 50 elements for convolutions and 500 for other layers); zeros are never sent.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -29,7 +29,7 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class AdaComp:
-    """All non-zero |x| >= max/scale of their bin; if they are more than the bound, the largest of them.
+    """What would reach its bin's largest after another such gradient; if that is too much, the largest of it.
 
     What is left of a bin is at most 1 - 1/bin_elements of its squared norm; where the bound cuts, the share
     that is sent of this falls to bound/numel at worst.
@@ -37,7 +37,6 @@ class AdaComp:
 
     bin_elements: int = 500
     at_most: float = 0.1
-    scale: float = 2.0
     shared: bool = False
     contractive: bool = True
     fixed_size: bool = False
@@ -48,20 +47,19 @@ class AdaComp:
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
         """See `Selector.select`."""
-        near = indices_near_maxima(x, self.bin_elements, self.scale)
+        ahead = 2 * x if at.unsent is None else 2 * x - at.unsent
+        near = indices_near_maxima(x, ahead, self.bin_elements)
         return largest_of(x, near, self.count(x.numel(), at))
 
 
-def ada_comp(bin_elements: int = 500, at_most: float = 0.1, scale: float = 2.0) -> AdaComp:
-    """Keep what reaches 1/scale of its bin's largest magnitude, but no more than the share `at_most`.
+def ada_comp(bin_elements: int = 500, at_most: float = 0.1) -> AdaComp:
+    """Keep what would reach its bin's largest with another such gradient, at most the share `at_most`.
 
     >>> import torch
-    >>> x = torch.tensor([4.0, -2.0, 1.0, 0.0, 0.1, 0.2])
-    >>> ada_comp(bin_elements=3, at_most=1.0).select(x, Moment(step=0, unit=0, rank=0, world=1))
-    tensor([0, 1, 4, 5])
+    >>> x, at = torch.tensor([4.0, -2.0, 1.0, 0.0]), Moment(step=0, unit=0, rank=0, world=1)
+    >>> ada_comp(bin_elements=4, at_most=1.0).select(x, at)
+    tensor([0, 1])
     """
     if bin_elements < 1:
         raise ValueError(f"bin_elements={bin_elements} is not 1 or more; the paper takes 50 or 500")
-    if not 1.0 <= scale < math.inf:
-        raise ValueError(f"scale={scale} is outside [1, ∞); with less than 1 not even the largest is sent")
-    return AdaComp(bin_elements, check_ratio(at_most), scale)
+    return AdaComp(bin_elements, check_ratio(at_most))

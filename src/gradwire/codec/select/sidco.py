@@ -7,7 +7,8 @@ lighter than the fit, so what exceeds the threshold is fitted anew, stage by sta
 (peaks over threshold): the first stage keeps 1/4, the others share the rest of the way evenly.
 
 Differences from the paper: the number of stages is an option, where the paper adapts it to the numbers seen
-in earlier steps; exactly k are kept (`room.exactly`); zeros are left out of the mean of logarithms.
+in earlier steps; exactly k are kept (`room.exactly`); the fit is to what is not zero, of which the k are then
+a larger share.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ class Sidco:
 
     def threshold(self, x: Tensor) -> float:
         """The threshold after the last stage; NaN where there is nothing to fit."""
-        threshold = 0.0
-        for stage, ratio in enumerate(stage_ratios(self.ratio, self.stages)):
-            number, total, squares = moments_reaching(x, threshold)
+        threshold, floor = 0.0, torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+        share = count_kept(self.ratio, x.numel()) / max(moments_reaching(x, floor).number, 1)
+        if share >= 1.0:
+            return math.nan
+        for stage, ratio in enumerate(stage_ratios(share, self.stages)):
+            number, total, squares = moments_reaching(x, max(threshold, floor))
             if number == 0 or not math.isfinite(squares):
                 return math.nan  # nothing to fit: an earlier stage went too far, or there are NaN or Inf
             mean = max(total / number - threshold, 0.0)

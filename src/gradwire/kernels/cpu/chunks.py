@@ -69,18 +69,14 @@ def chunk_topk(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def indices_near_maxima(bits: Any, chunk: Any, scale: Any, out: Any) -> Any:
-    """Write the indices that reach their chunk's maximum / scale, zeros left out; returns how many."""
-    # One number as float and as integer: the division is that of floats, comparisons are those of integers.
-    as_bits = np.empty(1, np.int32)
-    as_float = as_bits.view(np.float32)
+def indices_near_maxima(bits: Any, ahead: Any, chunk: Any, out: Any) -> Any:
+    """Write the indices where |ahead| or |x| reaches the chunk's largest |x| > 0; returns how many."""
     count = 0
     for start in range(0, bits.size, chunk):
         stop = min(start + chunk, bits.size)
-        as_bits[0] = min(largest_bits(bits[start:stop]), INFINITY)
-        as_float[0] /= scale
-        threshold = max(as_bits[0], np.int32(1))
+        threshold = max(min(largest_bits(bits[start:stop]), INFINITY), np.int32(1))
         for i in range(start, stop):
+            own = bits[i] & MAGNITUDE
             out[count] = i
-            count += (bits[i] & MAGNITUDE) >= threshold
+            count += (own >= threshold) | (((ahead[i] & MAGNITUDE) >= threshold) & (own > 0))
     return count

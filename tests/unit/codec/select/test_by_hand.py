@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,7 +38,6 @@ X = torch.tensor([1.0, -5.0, 2.0, -2.0, 0.0, 5.0, 2.0, 0.5, 0.1, 0.1])
         (fixed_threshold(2.0, at_most=0.4), [1, 2, 3, 5]),  # over the bound: of equals the lowest
         (fixed_threshold(5.1), []),
         (ada_comp(5, at_most=1.0), [1, 5]),
-        (ada_comp(5, at_most=1.0, scale=2.5), [1, 2, 3, 5, 6]),
         (ada_comp(2, at_most=1.0), [1, 2, 3, 5, 6, 8, 9]),
         (ada_comp(2, at_most=0.2), [1, 5]),
     ],
@@ -74,6 +74,26 @@ def test_all_zero_bins_send_nothing() -> None:
     assert ada_comp(at_most=1.0).select(x, AT).tolist() == [700]
 
 
+def test_adacomp_asks_what_another_such_gradient_would_bring() -> None:
+    x = torch.tensor([4.0, 3.0, -3.0, 1.0, 0.0])
+    selector = ada_comp(at_most=1.0)
+    # Residuals 4, 2, -3, -1, 1: the last gradients were 0, 1, 0, 2, -1.
+    at = replace(AT, unsent=torch.tensor([4.0, 2.0, -3.0, -1.0, 1.0]))
+    assert selector.select(x, at).tolist() == [0, 1]
+
+
+def test_adacomp_sends_less_once_residuals_have_grown() -> None:
+    generator, size, residual, shares = torch.Generator().manual_seed(1), 40_000, torch.zeros(40_000), []
+    scales = torch.rand(80, 1, generator=generator).expand(80, 500).reshape(-1)
+    for _ in range(40):
+        x = residual + scales * torch.randn(size, generator=generator)
+        chosen = ada_comp().select(x, replace(AT, unsent=residual))
+        shares.append(chosen.numel() / size)
+        residual = x.index_fill(0, chosen, 0.0)
+    assert shares[0] == 0.1
+    assert max(shares[-10:]) < 0.03
+
+
 @pytest.mark.parametrize("make", [layer_top_k, chunk_top_k, ms_top_k, sampled_top_k, sidco])
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, math.nan])
 def test_ratio_outside_its_range_raises(make, ratio: float) -> None:
@@ -85,9 +105,6 @@ def test_other_options_outside_their_ranges_raise() -> None:
     for threshold in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="threshold="):
             fixed_threshold(threshold)
-    for scale in (0.5, math.nan, math.inf):
-        with pytest.raises(ValueError, match="scale="):
-            ada_comp(scale=scale)
     with pytest.raises(ValueError, match=r"outside \(0, 1\]"):
         ada_comp(at_most=0.0)
     with pytest.raises(ValueError, match="bin_elements=0"):

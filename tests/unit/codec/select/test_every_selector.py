@@ -101,7 +101,7 @@ CASES = (
     # Each bin sends its largest, unless the bound cuts: then the largest bound/n of those near the maxima.
     Case(ada_comp(), lambda n: 1 - count_kept(0.1, n) / n / min(500, n)),
     Case(ada_comp(50, at_most=1.0), lambda n: 1 - 1 / min(50, n)),
-    Case(ada_comp(10, at_most=0.05, scale=1.0), lambda n: 1 - count_kept(0.05, n) / n / min(10, n)),
+    Case(ada_comp(10, at_most=0.05), lambda n: 1 - count_kept(0.05, n) / n / min(10, n)),
 )  # fmt: skip
 
 every_case = pytest.mark.parametrize(
