@@ -2,7 +2,8 @@
 
 Runs `gradwire bench` in groups that fit into memory, each with its own bound, and writes one dated report in
 Markdown. Every recipe with the ratio that its paper publishes; peers are DistributedDataParallel's own.
-Losses are those of the last counted step, after equally many steps from equal weights.
+Losses are those of the last counted step, after equally many steps from equal weights. `bound again` beside
+`bound` shows the spread of a setting against itself.
 
     python benchmarks/methods.py REPORT.md [--steps 4] [--rounds 7] [--only resnet18] [--json PATH]
 """
@@ -19,11 +20,11 @@ from typing import Any
 PEERS = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)"
 GROUPS = (
     (PEERS, "leader_topk;topk;lwtopk"),
-    ("", "mstopk;randomk;dgc(warmup_steps=0{momentum});oktopk;gtopk"),
-    ("", "sidco;threshold;adacomp;sketchsgd;local_every"),
-    ("", "fp16;bf16;int8;int4;fp8;truncate"),
-    ("", "efsignsgd;onebit;signsgd;signum;qsgd;terngrad"),
-    ("", "powersgd(warmup_steps=0);acpsgd(warmup_steps=0);covap"),
+    ("ddp", "mstopk;randomk;dgc(warmup_steps=0{momentum});oktopk;gtopk"),
+    ("ddp", "sidco;threshold;adacomp;sketchsgd;local_every"),
+    ("ddp", "fp16;bf16;int8;int4;fp8;truncate"),
+    ("ddp", "efsignsgd;onebit;signsgd;signum;qsgd;terngrad"),
+    ("ddp", "powersgd(warmup_steps=0);acpsgd(warmup_steps=0);covap"),
 )
 MODELS = {"resnet18": ("200mbit", ""), "chargpt": ("50mbit", ", momentum=0.0")}
 OUT = "topk;leader_topk;randomk;oktopk;gtopk;sketchsgd;int8;efsignsgd;qsgd;powersgd(warmup_steps=0);covap"
@@ -74,32 +75,35 @@ def number(value: float | None, scale: float = 1.0, digits: int = 0) -> str:
 
 
 def table(documents: list[dict[str, Any]]) -> str:
-    """One line per setting; scaling is against the bound of its own group."""
+    """One line per setting; ratios are to the bound and to DDP of its own group, which ran in turn."""
     lines = [
         "| setting | step, ms | against DDP | share of bound | sent, kB | at the interface, kB "
         "| compress, ms | exposed, ms | CPU, ms | peak, MB | loss | replicas |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    plain = next(row["step_s"] for row in documents[0]["rows"] if row["name"] == "ddp")
-    for row in (row for document in documents for row in document["rows"]):
-        if row["step_s"] is None:
-            lines.append(f"| {row['name']} | {row['failed']} |" + " |" * 10)
-            continue
-        cells = [
-            number(row["step_s"], 1e3),
-            number(plain / row["step_s"], 1, 2) + "x",
-            number(row["scaling"], 100) + " %",
-            number(row["wire_bytes_per_step"], 1e-3, 1),
-            number(row["interface_bytes_per_step"], 1e-3, 1),
-            number(row["compress_s"], 1e3, 1),
-            number(row["exposed_comm_s"], 1e3),
-            number(row["cpu_s"], 1e3),
-            number(row["peak_bytes"], 1e-6),
-            number(row["loss"], 1, 3),
-            {True: "identical", False: "**differ**", None: "-"}[row["replicas_identical"]],
-        ]
-        lines.append(f"| `{row['name']}` | " + " | ".join(cells) + " |")
+    for rows in (document["rows"] for document in documents):
+        plain = next(row["step_s"] for row in rows if row["name"] == "ddp")
+        lines += [_line(row, plain) for row in rows]
     return "\n".join(lines)
+
+
+def _line(row: dict[str, Any], plain_s: float) -> str:
+    if row["step_s"] is None:
+        return f"| {row['name']} | {row['failed']} |" + " |" * 10
+    cells = [
+        number(row["step_s"], 1e3),
+        number(plain_s / row["step_s"], 1, 2) + "x",
+        number(row["scaling"], 100) + " %",
+        number(row["wire_bytes_per_step"], 1e-3, 1),
+        number(row["interface_bytes_per_step"], 1e-3, 1),
+        number(row["compress_s"], 1e3, 1),
+        number(row["exposed_comm_s"], 1e3),
+        number(row["cpu_s"], 1e3),
+        number(row["peak_bytes"], 1e-6),
+        number(row["loss"], 1, 3),
+        {True: "identical", False: "**differ**", None: "-"}[row["replicas_identical"]],
+    ]
+    return f"| `{row['name']}` | " + " | ".join(cells) + " |"
 
 
 def worlds_table(documents: dict[int, dict[str, Any]]) -> str:
@@ -132,19 +136,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     settings = ["--steps", options.steps, "--rounds", options.rounds]
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    medians = f"Medians over {options.rounds} x {options.steps} steps, settings in turn."
+    head = f"# All methods, {today}\n\n{medians}\n"
     raw: dict[str, Any] = {}
     sections = []
     for workload, (rate, _) in MODELS.items():
         if options.only in (None, workload):
             raw[workload] = documents = compare(workload, settings)
             sections.append(f"## {workload}, 2 ranks, {rate}\n\n{table(documents)}\n")
+            options.report.write_text("\n".join([head, *sections]))
     if options.only in (None, "scale-out"):
         raw["scale-out"] = documents_of = scale_out(settings)
         title = f"## {SCALE_OUT[0]}, {SCALE_OUT[1]} per rank\n"
         sections.append(f"{title}\n{worlds_table(documents_of)}\n")
-    today = datetime.datetime.now(tz=datetime.UTC).date()
-    medians = f"Medians over {options.rounds} x {options.steps} steps, settings in turn."
-    head = f"# All methods, {today}\n\n{medians}\n"
     options.report.write_text("\n".join([head, *sections]))
     if options.json is not None:
         options.json.write_text(json.dumps(raw, indent=1) + "\n")

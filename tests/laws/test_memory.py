@@ -154,3 +154,23 @@ def test_interval_delivers_the_mass_that_the_coefficient_leaves(coefficient: flo
 
     # Four float32 roundings and those of the coefficient's powers: a relative 8·2^-24 at most.
     assert run_ranks(2, body) == pytest.approx([percent] * 2, rel=5e-7)
+
+
+@pytest.mark.parametrize("interval", [2, 3, 4])
+def test_a_cycle_of_covap_is_a_contraction_in_the_mean_of_its_phases(interval: int) -> None:
+    # A unit's phase is as likely as any other: 1 - 1/I of a vector is left in the mean over a cycle of steps.
+    x = torch.randn(300)
+
+    def rank(comm: ThreadComm) -> list[Tensor]:
+        kept = []
+        for step in range(interval):
+            mine, mean = x.clone(), torch.zeros_like(x)
+            exchange, at = every(interval, dense()), Moment(step, 5, comm.rank, comm.world)
+            if exchange.rounds(mine.numel(), mine.dtype, at):
+                run(exchange, mine, mean, comm, at)
+            kept.append(mine)
+        return kept
+
+    for kept in run_ranks(2, rank):
+        left = [float(mine.square().sum()) for mine in kept]
+        assert sum(left) / interval == pytest.approx((1 - 1 / interval) * float(x.square().sum()))

@@ -176,3 +176,20 @@ def test_momentum_is_applied_once(make: Callable[[Any], torch.optim.Optimizer], 
     with pytest.raises(ValueError, match=r"dgc.* applies momentum itself.*SGD\(momentum=0\)"):
         gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1)")
     gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1, momentum=0.0)")
+
+
+def test_a_flush_hands_over_what_is_unsent_and_keeps_momentum() -> None:
+    ddp = _ddp()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    wire = gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1, warmup_steps=0)", policy=lambda _: None)
+    for _ in range(2):
+        _backward(ddp)
+    before = wire.state_dict()
+    wire.flush()
+    after = wire.state_dict()
+    assert any(plane.any() for plane in before["planes"]["momentum"].values())
+    for name, plane in before["planes"]["momentum"].items():
+        assert torch.equal(after["planes"]["momentum"][name], plane)
+    assert not any(plane.any() for plane in after["memory"].values())
+    with pytest.warns(UserWarning, match="nobody applies momentum any more"):
+        wire.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from gradwire.codec import sparse, top_k
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp import state
+from gradwire.ddp.momentum import check_momentum
 from gradwire.errors import RanksDisagree
 from gradwire.exchange import gather, remember
 from gradwire.memory import LowPass
@@ -303,3 +305,38 @@ def test_memory_that_moves_to_another_kind_stands_for_the_same_gradient() -> Non
         assert all(torch.equal(rig.memory[name], before[name]) for name in before)
 
     run_ranks(2, rank)
+
+
+def test_a_state_whose_momentum_would_be_applied_twice_is_refused_and_nothing_is_changed() -> None:
+    states = _saved(1, DGC, 2)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        _steps(rig, 0, range(2))
+        parameters = [torch.nn.Parameter(torch.zeros(1))]
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        rig.engine.check_layout = partial(check_momentum, optimizer=optimizer)
+        before, plan = rig.planes, rig.engine.layout.main.text
+        with pytest.raises(ValueError, match="applies momentum itself"):
+            state.load(rig.engine, states[0])
+        assert rig.engine.layout.main.text == plan
+        assert rig.planes.keys() == before.keys()
+        assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
+
+    run_ranks(1, rank)
+
+
+def test_a_state_that_has_no_place_under_another_policy_leaves_everything_as_it_was() -> None:
+    states = _saved(1, "topk(ratio=0.1)", 2)
+
+    def rank(comm: Comm) -> None:
+        policy = {"first.*": "dense", "*.weight": "topk(ratio=0.1)", "*": "dense"}
+        rig = Rig(comm, "topk(ratio=0.1)", policy=policy)
+        _steps(rig, 0, range(2))
+        before = rig.planes
+        with pytest.raises(ValueError, match="keep the policy"):
+            state.load(rig.engine, states[0])
+        assert rig.engine.step == 2
+        assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
+
+    run_ranks(1, rank)

@@ -17,11 +17,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.codec.select.room import filled_from
 from gradwire.kernels import (
+    add_at,
+    indices_near_maxima,
+    indices_reaching,
     pack_bits,
     reference,
     sample_indices,
     scatter,
+    stratified_indices,
     take,
     take_topk,
     topk_indices,
@@ -100,3 +105,21 @@ def test_draws_beyond_31_bits() -> None:
 
 def test_draws_equal_the_reference_beyond_31_bits() -> None:
     assert torch.equal(sample_indices.__wrapped__(N, 50, 3), reference.sample_indices(N, 50, 3))
+
+
+def test_thresholds_and_chunks_beyond_31_bits(zeros: Tensor) -> None:
+    with little_memory():
+        add_at(zeros, PLACES, VALUES, 1.0)
+        try:
+            assert torch.equal(zeros[PLACES], VALUES)
+            assert torch.equal(indices_reaching(zeros, 1.0, 10), PLACES)
+            assert torch.equal(indices_near_maxima(zeros, zeros, 2**30), PLACES[[0, 1, 3]])
+        finally:
+            zeros[PLACES] = 0.0
+
+
+def test_places_beyond_31_bits_are_filled_and_drawn() -> None:
+    assert filled_from(2**31 + 4, PLACES, 6, N)[-3:].tolist() == [2**31 + 7, 2**31 + 8, N - 1]
+    drawn = stratified_indices(N, 1000, 3)
+    assert (drawn.diff() > 0).all()
+    assert 2**31 - 2**23 < int(drawn[-1]) < N

@@ -33,6 +33,7 @@ from tests.laws.parts import parts_of
 from tests.laws.rows import bits, global_generators
 from tests.unit.kernels.inputs import KINDS
 
+AT = Moment(step=4, unit=1, rank=0, world=3)
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The other types share one path, on which no size is special.
@@ -222,3 +223,25 @@ def test_cases_name_every_selector() -> None:
     named = {type(case.selector) for case in CASES} | {type(random_k(0.1))}
     classes = {value for value in vars(select).values() if isinstance(value, type) and value is not Selector}
     assert named == classes
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.1])
+@pytest.mark.parametrize(
+    "make",
+    [top_k, ms_top_k, sampled_top_k, sidco, reused_threshold],
+    ids=lambda make: make.__name__,
+)
+def test_what_is_left_is_k_of_d_smaller_in_the_mean(make: Callable[[float], Selector], ratio: float) -> None:
+    selector, numel, draws = make(ratio), 2000, 60
+    for x in gradients(numel, torch.float32):
+        if not x.isfinite().all() or not x.any():
+            continue
+        x = (x.double() / x.abs().max().double()).float()
+        shares, total = [], float(x.double().square().sum())
+        for step in range(draws):
+            # A threshold from the last step that is twice, or half, as high as the right one.
+            kth = float(x.abs().sort().values[-selector.count(numel, AT)])
+            at = replace(AT, step=step, unsent=torch.tensor([kth * (0.5 if step % 2 else 2.0)]))
+            shares.append(float(left(x, selector.select(x, at)).square().sum()) / total)
+        mean, spread = torch.tensor(shares).mean(), torch.tensor(shares).std() / draws**0.5
+        assert mean <= 1 - selector.count(numel, AT) / numel + 4 * spread + 1e-9
