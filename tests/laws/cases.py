@@ -30,16 +30,18 @@ from gradwire.exchange import (
     Exchange,
     dense,
     every,
+    forget,
     gather,
     gtop_k,
     leader,
+    majority_vote,
     ok_topk,
     reduce,
     remember,
     sketch,
     warm,
 )
-from gradwire.memory import Residual
+from gradwire.memory import Residual, Signum
 from gradwire.moment import Moment
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, recipe
@@ -265,6 +267,9 @@ _EXCHANGES = (
     ExchangeCase("gather sign by 64", gather(sign(64)), coarse=2),
     ExchangeCase("remember gather one bit", remember(gather(one_bit())), coarse=2),
     ExchangeCase("warm gather one bit by 8", warm(4, gather(one_bit(8))), coarse=2),
+    ExchangeCase("majority", majority_vote()),
+    ExchangeCase("forget majority l1", forget(majority_vote("l1"))),
+    ExchangeCase("warm signum", warm(4, forget(majority_vote("l1"), Signum()))),
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
 )
 
@@ -297,6 +302,9 @@ RECIPES = {
     "efsignsgd": None,
     "efsignsgd(block=64)": None,
     "onebit": None,
+    "signsgd": None,
+    "signsgd(scale='none')": None,
+    "signum": None,
 }
 """Each with the type in which its payloads are summed."""
 

@@ -32,6 +32,8 @@ RECIPES = (
     "oktopk(ratio=0.05)",
     "randomk(ratio=0.1)",
     "sidco(ratio=0.05)",
+    "signsgd",
+    "signum",
     "sketchsgd(ratio=0.05)",
     "threshold(threshold=0.05)",
     "topk(ratio=0.05)",

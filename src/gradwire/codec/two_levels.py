@@ -1,7 +1,7 @@
 """One bit per element, and what ones and zeros stand for in each block: the payload of `sign` and `one_bit`.
 
-Layout, in bytes: the levels, block by block, in float32 (float64 for float64), then the bits of x >= 0, lowest
-first, each part from a byte of its own, filled with zeros to a multiple of the size of a level.
+Layout, in bytes: the levels, block by block, in float32 (float64 for float64), then the bits of x >= 0,
+lowest first, each part from a byte of its own, filled with zeros to a multiple of the size of a level.
 """
 
 from __future__ import annotations

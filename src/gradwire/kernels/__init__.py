@@ -16,6 +16,7 @@ from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
+from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
 
 __all__ = [
     "Blocks",
@@ -24,7 +25,11 @@ __all__ = [
     "Planes",
     "add_at",
     "add_signs",
+    "apply_votes",
+    "ballot_words",
+    "cast_votes",
     "chunk_topk_indices",
+    "count_groups",
     "count_sketch",
     "count_sketch_estimates",
     "feedback_signs",
@@ -46,6 +51,7 @@ __all__ = [
     "stratified_indices",
     "take",
     "take_topk",
+    "tally",
     "topk_indices",
     "unpack_bits",
     "unpack_elias_fano",
@@ -72,6 +78,9 @@ def prepare() -> None:
     levels = torch.empty(1, 2)
     pack_signs(x, blocks, levels, packed)
     add_signs(levels, packed, blocks, x)
+    ballots = torch.zeros(1, 2, dtype=torch.int64)
+    cast_votes(x, [64], 1, ballots, levels[0, :1])
+    apply_votes(tally(ballots, 1)[None], [64], levels[0, :1], x)
     hashes = torch.ones(1, 2, dtype=torch.int64)
     count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))
     for dtype in (torch.int32, torch.int64):

@@ -68,6 +68,9 @@ EVERY_RECIPE = {
     "oktopk": "oktopk(ratio=0.1)",
     "randomk": "randomk(ratio=0.2)",
     "sidco": "sidco(ratio=0.1)",
+    "signsgd": "signsgd",
+    "signsgd, units": "signsgd(scale='none')",
+    "signum": "signum",
     "sketchsgd": "sketchsgd(ratio=0.1)",
     "threshold": "threshold(threshold=1.5)",
     "topk": "topk(ratio=0.1)",
@@ -96,7 +99,7 @@ REMEMBERING = (
 )
 
 
-FORGETTING: frozenset[str] = frozenset()
+FORGETTING: frozenset[str] = frozenset({"signsgd", "signsgd, units", "signum"})
 """Recipes that do not remember what they do not send, or whose mean is none."""
 
 

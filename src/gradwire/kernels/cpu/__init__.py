@@ -12,10 +12,13 @@ from gradwire.kernels.cpu.signs import add_signs, pack_signs
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import take_topk, topk_indices
+from gradwire.kernels.cpu.votes import apply_votes, cast_votes, tally
 
 __all__ = [
     "add_at",
     "add_signs",
+    "apply_votes",
+    "cast_votes",
     "chunk_maxima",
     "chunk_topk",
     "count_sketch",
@@ -34,6 +37,7 @@ __all__ = [
     "stratified_indices",
     "take",
     "take_topk",
+    "tally",
     "topk_indices",
     "unpack_bits",
 ]
