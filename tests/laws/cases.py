@@ -17,10 +17,12 @@ from gradwire.codec import (
     everything,
     layer_top_k,
     ms_top_k,
+    one_bit,
     random_k,
     reused_threshold,
     sampled_top_k,
     sidco,
+    sign,
     sparse,
     top_k,
     values,
@@ -31,16 +33,18 @@ from gradwire.exchange import (
     agreed,
     dense,
     every,
+    forget,
     gather,
     gtop_k,
     leader,
+    majority_vote,
     ok_topk,
     reduce,
     remember,
     sketch,
     warm,
 )
-from gradwire.memory import Residual
+from gradwire.memory import Residual, Signum
 from gradwire.moment import Moment
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, recipe
@@ -145,6 +149,11 @@ def left_by_narrow(ratio: float, dtype: torch.dtype) -> Callable[[int], float]:
     return lambda numel: left_by(top_k(ratio))(numel) + left_by_rounding(dtype)(numel)
 
 
+def left_by_signs(block: int) -> Callable[[int], float]:
+    """γ = 1 − 1/d: of a block of d elements ‖x‖₁²/d is sent, and ‖x‖₁ ≥ ‖x‖; two means send no less."""
+    return lambda numel: 1.0 - 1.0 / max(1, min(block, numel))
+
+
 def half_smallest(dtype: torch.dtype) -> float:
     """Below the normal range the error is absolute: half the smallest subnormal."""
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
@@ -177,6 +186,10 @@ CODECS = (
     CodecCase("values random 1%", values(random_k(0.01)), left_by(random_k(0.01)), in_mean=True),
     CodecCase("values random 50%", values(random_k(0.5)), left_by(random_k(0.5)), in_mean=True),
     CodecCase("values everything", values(everything()), left_by(everything())),
+    CodecCase("sign", sign(), left_by_signs(1 << 40), half_smallest(F32), exact=False),
+    CodecCase("sign by 64", sign(64), left_by_signs(64), half_smallest(F32), exact=False),
+    CodecCase("one bit", one_bit(), left_by_signs(1 << 40), half_smallest(F32), exact=False),
+    CodecCase("one bit by 8", one_bit(8), left_by_signs(8), half_smallest(F32), exact=False),
 )
 
 
@@ -254,6 +267,14 @@ _EXCHANGES = (
     ExchangeCase("every 2 sketch", every(2, remember(sketch(0.1)))),
     ExchangeCase("covap", remember(every(4, dense()), Residual(0.5, 0.1, 50))),
     ExchangeCase("warm remember reduce f16", warm(4, remember(reduce(cast(F16)))), F16),
+    # Scales are rounded, and x minus a scale: each relative to the largest of the part.
+    ExchangeCase("gather sign", gather(sign()), coarse=2),
+    ExchangeCase("gather sign by 64", gather(sign(64)), coarse=2),
+    ExchangeCase("remember gather one bit", remember(gather(one_bit())), coarse=2),
+    ExchangeCase("warm gather one bit by 8", warm(4, gather(one_bit(8))), coarse=2),
+    ExchangeCase("majority", majority_vote()),
+    ExchangeCase("forget majority l1", forget(majority_vote("l1"))),
+    ExchangeCase("warm signum", warm(4, forget(majority_vote("l1"), Signum()))),
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
 )
 
@@ -284,8 +305,21 @@ RECIPES = {
     "oktopk(ratio=0.05)": None,
     "gtopk(ratio=0.05)": None,
     "sketchsgd(ratio=0.05)": None,
+    "efsignsgd": None,
+    "efsignsgd(block=64)": None,
+    "onebit": None,
+    "signsgd": None,
+    "signsgd(scale='none')": None,
+    "signum": None,
 }
 """Each with the type in which its payloads are summed."""
+
+COARSE = {
+    "efsignsgd": 2,
+    "efsignsgd(block=64)": 2,
+    "onebit": 2,
+}
+"""Of recipes that round elements together: see `ExchangeCase`."""
 
 ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
 """Recipes that decide, and ratios of communication to computation at which they decide differently."""
@@ -307,5 +341,8 @@ def composed(text: str) -> Composition:
 
 EXCHANGES = (
     *_EXCHANGES,
-    *(ExchangeCase(f"recipe {text}", composed(text).exchange, sums) for text, sums in RECIPES.items()),
+    *(
+        ExchangeCase(f"recipe {text}", composed(text).exchange, sums, COARSE.get(text, 0))
+        for text, sums in RECIPES.items()
+    ),
 )

@@ -43,7 +43,12 @@ def started(
     module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = 40.0
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The ranks while they run, printing to `RANK.out`; whoever is left at the end is killed."""
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+    }
     ranks = []
     try:
         for rank in range(world):

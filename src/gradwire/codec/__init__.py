@@ -2,6 +2,7 @@
 
 from gradwire.codec.base import Codec
 from gradwire.codec.cast import cast
+from gradwire.codec.one_bit import one_bit
 from gradwire.codec.select import (
     Selector,
     ada_comp,
@@ -16,6 +17,7 @@ from gradwire.codec.select import (
     sidco,
     top_k,
 )
+from gradwire.codec.sign import sign
 from gradwire.codec.sparse import sparse, values
 
 __all__ = [
@@ -28,10 +30,12 @@ __all__ = [
     "fixed_threshold",
     "layer_top_k",
     "ms_top_k",
+    "one_bit",
     "random_k",
     "reused_threshold",
     "sampled_top_k",
     "sidco",
+    "sign",
     "sparse",
     "top_k",
     "values",

@@ -8,6 +8,7 @@ from gradwire.exchange.every import every
 from gradwire.exchange.gather import gather
 from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
+from gradwire.exchange.majority import majority_vote
 from gradwire.exchange.ok_topk import ok_topk
 from gradwire.exchange.reduce import reduce
 from gradwire.exchange.sketch import sketch
@@ -23,6 +24,7 @@ __all__ = [
     "gather",
     "gtop_k",
     "leader",
+    "majority_vote",
     "ok_topk",
     "reduce",
     "remember",

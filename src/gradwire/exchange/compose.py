@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.dense import Dense
-from gradwire.memory import Forgetful, Memory, Residual
+from gradwire.memory import UNSENT, Forgetful, Memory, Residual
 from gradwire.moment import Moment
 
 
@@ -116,14 +116,18 @@ def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
     return Remember(inner, memory or Residual())
 
 
-def forget(inner: Exchange) -> Remember:
+def forget(inner: Exchange, memory: Memory | None = None) -> Remember:
     """Drop what `inner` does not send. For those that are right in the mean, and refused by `remember`.
+
+    A `memory` may keep other things, such as a momentum, but nothing that is unsent.
 
     >>> from gradwire.exchange import dense
     >>> forget(dense()).memory
     Forgetful()
     """
-    return Remember(inner, Forgetful())
+    if memory is not None and UNSENT in memory.planes:
+        raise ValueError(f"{memory} keeps what is unsent; give it to remember(...)")
+    return Remember(inner, memory or Forgetful())
 
 
 def warm(steps: int, inner: Exchange) -> Warm:

@@ -5,24 +5,34 @@ from __future__ import annotations
 import torch
 
 from gradwire.kernels import cpu
+from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
+from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
+from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
 
 __all__ = [
+    "Blocks",
     "Folded",
     "Moments",
     "Planes",
     "add_at",
+    "add_signs",
+    "apply_votes",
+    "ballot_words",
+    "cast_votes",
     "chunk_topk_indices",
+    "count_groups",
     "count_sketch",
     "count_sketch_estimates",
+    "feedback_signs",
     "feedback_topk",
     "fold",
     "fold_momentum",
@@ -33,6 +43,7 @@ __all__ = [
     "moments_reaching",
     "pack_bits",
     "pack_elias_fano",
+    "pack_signs",
     "prepare",
     "put",
     "sample_indices",
@@ -40,6 +51,7 @@ __all__ = [
     "stratified_indices",
     "take",
     "take_topk",
+    "tally",
     "topk_indices",
     "unpack_bits",
     "unpack_elias_fano",
@@ -62,6 +74,13 @@ def prepare() -> None:
     chunk_topk_indices(x, 64, 1)
     chunk_topk_indices(x, 64, 2)
     indices_near_maxima(x, 2 * x, 64)
+    blocks, packed = Blocks((64,)), torch.empty(8, dtype=torch.uint8)
+    levels = torch.empty(1, 2)
+    pack_signs(x, blocks, levels, packed)
+    add_signs(levels, packed, blocks, x)
+    ballots = torch.zeros(1, 2, dtype=torch.int64)
+    cast_votes(x, [64], 1, ballots, levels[0, :1])
+    apply_votes(tally(ballots, 1)[None], [64], levels[0, :1], x)
     hashes = torch.ones(1, 2, dtype=torch.int64)
     count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))
     for dtype in (torch.int32, torch.int64):

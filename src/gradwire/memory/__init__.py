@@ -5,5 +5,16 @@ from gradwire.memory.forgetful import Forgetful
 from gradwire.memory.low_pass import LowPass
 from gradwire.memory.momentum import MOMENTUM, MomentumCorrection
 from gradwire.memory.residual import Residual
+from gradwire.memory.signum import Signum
 
-__all__ = ["MOMENTUM", "UNSENT", "Forgetful", "LowPass", "Memory", "MomentumCorrection", "Planes", "Residual"]
+__all__ = [
+    "MOMENTUM",
+    "UNSENT",
+    "Forgetful",
+    "LowPass",
+    "Memory",
+    "MomentumCorrection",
+    "Planes",
+    "Residual",
+    "Signum",
+]

@@ -56,6 +56,8 @@ EVERY_RECIPE = {
     "dense": "dense",
     "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=0)",
     "dgc, momentum": "dgc(ratio=0.1, momentum=0.9, warmup_steps=0)",
+    "efsignsgd": "efsignsgd",
+    "efsignsgd, blocks": "efsignsgd(block=64)",
     "fp16": "fp16",
     "gtopk": "gtopk(ratio=0.1)",
     "leader_topk": "leader_topk(ratio=0.1)",
@@ -64,9 +66,13 @@ EVERY_RECIPE = {
     "local_every": "local_every(interval=2)",
     "lwtopk": "lwtopk(ratio=0.1)",
     "mstopk": "mstopk(ratio=0.1)",
+    "onebit": "onebit",
     "oktopk": "oktopk(ratio=0.1)",
     "randomk": "randomk(ratio=0.2)",
     "sidco": "sidco(ratio=0.1)",
+    "signsgd": "signsgd",
+    "signsgd, units": "signsgd(scale='none')",
+    "signum": "signum",
     "sketchsgd": "sketchsgd(ratio=0.1)",
     "threshold": "threshold(threshold=1.5)",
     "topk": "topk(ratio=0.1)",
@@ -77,6 +83,8 @@ REMEMBERING = (
     "covap",
     "dgc",
     "dgc, momentum",
+    "efsignsgd",
+    "efsignsgd, blocks",
     "gtopk",
     "leader_topk",
     "leader_topk, low pass",
@@ -85,6 +93,7 @@ REMEMBERING = (
     "lwtopk",
     "mstopk",
     "oktopk",
+    "onebit",
     "randomk",
     "sidco",
     "sketchsgd",
@@ -94,7 +103,7 @@ REMEMBERING = (
 )
 
 
-FORGETTING: frozenset[str] = frozenset({"dgc, momentum", "leader_topk, low pass"})
+FORGETTING = frozenset({"dgc, momentum", "leader_topk, low pass", "signsgd", "signsgd, units", "signum"})
 """Recipes that do not remember what they do not send, whose mean is none, or whose memory has a balance of
 its own (`test_memory_kinds.py`)."""
 

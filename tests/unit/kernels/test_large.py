@@ -19,10 +19,14 @@ from torch import Tensor
 
 from gradwire.codec.select.room import filled_from
 from gradwire.kernels import (
+    Blocks,
     add_at,
+    ballot_words,
+    cast_votes,
     indices_near_maxima,
     indices_reaching,
     pack_bits,
+    pack_signs,
     reference,
     sample_indices,
     scatter,
@@ -76,6 +80,22 @@ def test_chosen_taken_and_put_back_beyond_31_bits(zeros: Tensor) -> None:
         assert indices.tolist() == [0, 5, N - 1]
         assert values.tolist() == [0.0, 3.0, float("inf")]
         assert not zeros[PLACES].any()
+
+
+def test_signs_and_votes_beyond_31_bits(zeros: Tensor) -> None:
+    blocks, groups = Blocks((N - 9, 9)), -(-(N - 9) // 64) + 1
+    levels, packed = torch.empty(2, 1), torch.empty(blocks.bytes, dtype=torch.uint8)
+    rows, means = torch.zeros(1, ballot_words(groups), dtype=torch.int64), torch.empty(2)
+    with little_memory():
+        scatter(zeros, PLACES[:3], VALUES[:3])
+        pack_signs(zeros, blocks, levels, packed)
+        cast_votes(zeros, blocks.sizes, groups, rows, means)
+        take(zeros, PLACES)
+    negative = int(PLACES[1])
+    assert packed[negative // 8] == 0xFF - (1 << negative % 8)
+    assert levels[0, 0] == means[0] == torch.tensor(12.0 / (N - 9))
+    assert rows[0, negative // 64] == 2**63 - 1  # all ones but the highest
+    assert rows[0, groups:].view(torch.uint8).count_nonzero() == 3
 
 
 def test_bits_beyond_31_bits() -> None:

@@ -8,12 +8,17 @@ from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_m
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
+from gradwire.kernels.cpu.signs import add_signs, pack_signs
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import take_topk, topk_indices
+from gradwire.kernels.cpu.votes import apply_votes, cast_votes, tally
 
 __all__ = [
     "add_at",
+    "add_signs",
+    "apply_votes",
+    "cast_votes",
     "chunk_maxima",
     "chunk_topk",
     "count_sketch",
@@ -26,11 +31,13 @@ __all__ = [
     "mask_zeros",
     "moments_reaching",
     "pack_bits",
+    "pack_signs",
     "sample_indices",
     "scatter",
     "stratified_indices",
     "take",
     "take_topk",
+    "tally",
     "topk_indices",
     "unpack_bits",
 ]

@@ -1,0 +1,128 @@
+"""One bit per element and one or two levels per block: a pass that sums, and one that packs and subtracts.
+
+A block that stays in the caches crosses memory once; a whole part of any size, twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradwire.kernels.cpu.sums import LANES, add_magnitudes, add_sides, total
+
+_BLOCK = 4096  # elements; they and their flags stay in the first-level cache between the inner loops
+# Times eight flags in eight bytes, the lowest first: the highest byte of the product has them as bits.
+_GATHER = np.uint64(0x0102040810204080)
+# Times a byte: eight copies of it. Of each, one bit is kept by the mask.
+_SPREAD, _PICK = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
+
+
+@njit(nogil=True, cache=True)
+def _flag(x: Any, flags: Any) -> None:
+    for i in range(x.size):
+        flags[i] = x[i] >= 0
+
+
+@njit(nogil=True, cache=True)
+def _join(words: Any, out: Any) -> None:
+    for j in range(out.size):
+        out[j] = np.uint8((words[j] * _GATHER) >> np.uint64(56))
+
+
+@njit(nogil=True, cache=True)
+def pack_flags(x: Any, flags: Any, out: Any) -> None:
+    """Bits of x >= 0 of up to a block of elements to `out` (⌈size/8⌉,) uint8; the last is filled with 0."""
+    _flag(x, flags)
+    flags[x.size : 8 * out.size] = 0
+    _join(flags.view(np.uint64), out)
+
+
+@njit(nogil=True, cache=True)
+def _subtract(x: Any, high: Any, low: Any) -> None:
+    for i in range(x.size):
+        x[i] -= high if x[i] >= 0 else low
+
+
+@njit(nogil=True, cache=True)
+def _add(x: Any, grad: Any) -> None:
+    for i in range(x.size):
+        x[i] += grad[i]
+
+
+@njit(nogil=True, cache=True)
+def _measure(x: Any, grad: Any, sums: Any, counts: Any, levels: Any) -> None:
+    """Fold `grad` into x, unless it is empty; the mean magnitude, or the means of both sides, to `levels`."""
+    sums[:], counts[:] = 0, 0
+    for start in range(0, x.size, _BLOCK):
+        here = x[start : start + _BLOCK]
+        if grad.size > 0:
+            _add(here, grad[start : start + _BLOCK])
+        if levels.size == 1:
+            add_magnitudes(here, sums[0])
+        else:
+            add_sides(here, sums[0], sums[1], counts)
+    if levels.size == 1:
+        levels[0] = np.float32(total(sums[0]) / x.size)
+    else:
+        above = counts.sum()
+        levels[0] = np.float32(total(sums[0]) / max(above, 1))
+        levels[1] = np.float32(total(sums[1]) / max(x.size - above, 1))
+
+
+@njit(nogil=True, cache=True)
+def _pack(x: Any, high: Any, low: Any, flags: Any, out: Any, leave: Any) -> None:
+    for start in range(0, x.size, _BLOCK):
+        here = x[start : start + _BLOCK]
+        pack_flags(here, flags, out[start // 8 : (start + here.size + 7) // 8])
+        if leave:
+            _subtract(here, high, low)
+
+
+@njit(nogil=True, cache=True)
+def pack_signs(x: Any, grad: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
+    """float32: fill `levels` (blocks, 1 or 2) and `packed`; with `leave`, x is left without what they say."""
+    flags = np.zeros(_BLOCK, np.uint8)
+    sums, counts = np.zeros((2, LANES)), np.zeros(LANES, np.int64)
+    row, byte = 0, 0
+    for part in range(bounds.size - 1):
+        for start in range(bounds[part], bounds[part + 1], step):
+            here = slice(start, min(start + step, bounds[part + 1]))
+            end = byte + (here.stop - here.start + 7) // 8
+            _measure(x[here], grad[here], sums, counts, levels[row])
+            high = levels[row, 0]
+            low = -high if levels.shape[1] == 1 else levels[row, 1]
+            _pack(x[here], high, low, flags, packed[byte:end], leave)
+            row, byte = row + 1, end
+
+
+@njit(nogil=True, cache=True)
+def _part(packed: Any, words: Any) -> None:
+    for j in range(packed.size):
+        words[j] = (np.uint64(packed[j]) * _SPREAD) & _PICK
+
+
+@njit(nogil=True, cache=True)
+def _add_either(out: Any, flags: Any, high: Any, low: Any) -> None:
+    for i in range(out.size):
+        out[i] += high if flags[i] != 0 else low
+
+
+@njit(nogil=True, cache=True)
+def add_signs(levels: Any, packed: Any, bounds: Any, step: Any, out: Any, weight: Any) -> None:
+    """float32: out += weight · level of the bit."""
+    flags = np.zeros(_BLOCK, np.uint8)
+    row, byte = 0, 0
+    for part in range(bounds.size - 1):
+        for first in range(bounds[part], bounds[part + 1], step):
+            last = min(first + step, bounds[part + 1])
+            high = weight * levels[row, 0]
+            low = -high if levels.shape[1] == 1 else weight * levels[row, 1]
+            row += 1
+            for start in range(first, last, _BLOCK):
+                here = slice(start, min(start + _BLOCK, last))
+                end = byte + (here.stop - start + 7) // 8
+                _part(packed[byte:end], flags.view(np.uint64))
+                _add_either(out[here], flags, high, low)
+                byte = end

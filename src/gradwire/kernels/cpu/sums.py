@@ -1,0 +1,56 @@
+"""Sums of float32 in float64 over independent lanes: without fast-math, one sum cannot be vectorised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+LANES = 128  # a power of two
+
+
+@njit(nogil=True, cache=True)
+def total(lanes: Any) -> Any:
+    """The sum over all lanes, by halves; overwrites them."""
+    half = lanes.size // 2
+    while half > 0:
+        _add(lanes[:half], lanes[half : 2 * half])
+        half //= 2
+    return lanes[0]
+
+
+@njit(nogil=True, cache=True)
+def _add(out: Any, a: Any) -> None:
+    for i in range(out.size):
+        out[i] += a[i]
+
+
+@njit(nogil=True, cache=True)
+def _accumulate(x: Any, lanes: Any) -> None:
+    for i in range(x.size):
+        lanes[i] += abs(np.float64(x[i]))
+
+
+@njit(nogil=True, cache=True)
+def add_magnitudes(x: Any, lanes: Any) -> None:
+    """Add |x| to `lanes` (LANES,) float64."""
+    for start in range(0, x.size, LANES):
+        _accumulate(x[start : start + LANES], lanes)
+
+
+@njit(nogil=True, cache=True)
+def _accumulate_sides(x: Any, above: Any, below: Any, counts: Any) -> None:
+    for i in range(x.size):
+        value = np.float64(x[i])
+        is_above = x[i] >= 0  # not so for NaN, which then shows in the other sum
+        above[i] += value if is_above else 0.0
+        below[i] += 0.0 if is_above else value
+        counts[i] += is_above
+
+
+@njit(nogil=True, cache=True)
+def add_sides(x: Any, above: Any, below: Any, counts: Any) -> None:
+    """Add x >= 0 to `above`, the others to `below`, and how many are of the first kind to `counts`."""
+    for start in range(0, x.size, LANES):
+        _accumulate_sides(x[start : start + LANES], above, below, counts)

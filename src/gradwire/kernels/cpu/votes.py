@@ -1,0 +1,109 @@
+"""Ballots of signs, their tally by counters of one bit per word, and the winners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradwire.kernels.cpu.signs import pack_flags
+from gradwire.kernels.cpu.sums import LANES, add_magnitudes, total
+
+_BLOCK = 4096  # elements; a multiple of a group
+_GROUP = 64
+_ONE, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@njit(nogil=True, cache=True)
+def _any(x: Any) -> Any:
+    found = False
+    for i in range(x.size):
+        found |= x[i] != 0
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _cast_block(x: Any, first: Any, flags: Any, bits: Any, groups: Any, rows: Any) -> None:
+    """The ballots of up to _BLOCK elements, the first group of which is number `first`."""
+    count = (x.size + _GROUP - 1) // _GROUP
+    bits[8 * count - 8 : 8 * count] = 0
+    pack_flags(x, flags, bits[: (x.size + 7) // 8])
+    words = bits.view(np.uint64)
+    for j in range(count):
+        row, place = (first + j) // groups, (first + j) % groups
+        rows[row, place] = words[j]
+        if _any(x[_GROUP * j : _GROUP * (j + 1)]):
+            rows[row, groups + place // 64] |= _ONE << np.uint64(place % 64)
+
+
+@njit(nogil=True, cache=True)
+def cast_votes(x: Any, bounds: Any, groups: Any, rows: Any, means: Any) -> None:
+    """float32: fill zeroed `rows` (r, groups + ⌈groups/64⌉) uint64, and `means` (parts,) with mean |x|."""
+    flags, bits, lanes = np.zeros(_BLOCK, np.uint8), np.zeros(_BLOCK // 8, np.uint8), np.zeros(LANES)
+    first = 0
+    for part in range(bounds.size - 1):
+        lanes[:] = 0
+        for start in range(bounds[part], bounds[part + 1], _BLOCK):
+            here = x[start : min(start + _BLOCK, bounds[part + 1])]
+            _cast_block(here, first, flags, bits, groups, rows)
+            add_magnitudes(here, lanes)
+            first += (here.size + _GROUP - 1) // _GROUP
+        means[part] = np.float32(total(lanes) / max(bounds[part + 1] - bounds[part], 1))
+
+
+@njit(nogil=True, cache=True)
+def _count(ballots: Any, groups: Any, j: Any, counters: Any) -> Any:
+    """Add up the words j of those who vote, digit by digit in `counters`; returns how many do."""
+    voters = 0
+    counters[:] = 0
+    for r in range(ballots.shape[0]):
+        if (ballots[r, groups + j // 64] >> np.uint64(j % 64)) & _ONE:
+            voters += 1
+            carry = ballots[r, j]
+            for k in range(counters.size):
+                both = counters[k] & carry
+                counters[k] ^= carry
+                carry = both
+    return voters
+
+
+@njit(nogil=True, cache=True)
+def tally(ballots: Any, groups: Any, out: Any) -> None:
+    """out (2, groups) uint64: bits that have more ones than zeros among the voters, and those with fewer."""
+    digits = 1
+    while (1 << digits) <= ballots.shape[0]:
+        digits += 1
+    counters = np.zeros(digits, np.uint64)
+    for j in range(groups):
+        voters = _count(ballots, groups, j, counters)
+        more, same = np.uint64(0), _ALL
+        for k in range(digits - 1, -1, -1):
+            if (voters // 2 >> k) & 1:
+                same &= counters[k]
+            else:
+                more |= same & counters[k]
+                same &= ~counters[k]
+        out[0, j] = more
+        # Of an odd number of votes there is no half.
+        out[1, j] = ~more if voters & 1 else ~(more | same)
+
+
+@njit(nogil=True, cache=True)
+def _elect(out: Any, more: Any, fewer: Any, level: Any) -> None:
+    for i in range(out.size):
+        place = np.uint64(i)
+        vote = np.int32((more >> place) & _ONE) - np.int32((fewer >> place) & _ONE)
+        out[i] = level * np.float32(vote)
+
+
+@njit(nogil=True, cache=True)
+def apply_votes(results: Any, bounds: Any, levels: Any, out: Any) -> None:
+    """float32: out = levels[part] · (1, 0 or -1) from `results` (r, 2, groups) uint64."""
+    number, groups = 0, results.shape[2]
+    for part in range(bounds.size - 1):
+        for start in range(bounds[part], bounds[part + 1], _GROUP):
+            row, place = number // groups, number % groups
+            here = out[start : min(start + _GROUP, bounds[part + 1])]
+            _elect(here, results[row, 0, place], results[row, 1, place], levels[part])
+            number += 1

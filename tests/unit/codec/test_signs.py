@@ -1,0 +1,117 @@
+"""Signs with one scale or two: parts, blocks and what is left."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.codec import Codec, one_bit, sign
+from gradwire.moment import Moment
+from tests.laws.parts import parts_of
+
+F32, F64 = torch.float32, torch.float64
+both = pytest.mark.parametrize("make", [sign, one_bit])
+
+
+def at_parts(*sizes: int) -> Moment:
+    return Moment(step=0, unit=0, rank=0, world=1, parts=parts_of(*sizes))
+
+
+def sent(codec: Codec, x: Tensor, at: Moment) -> Tensor:
+    out = torch.zeros_like(x)
+    codec.add_decoded(codec.encode(x, at), out, 1.0, at)
+    return out
+
+
+def normal(n: int) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(n))
+
+
+@both
+@pytest.mark.parametrize("block", [None, 8, 64])
+def test_a_part_is_sent_as_if_it_were_alone(make, block) -> None:
+    sizes, codec = (100, 0, 3, 64), make(block)
+    x = normal(167)
+    alone = [sent(codec, part, at_parts(part.numel())) for part in x.split(list(sizes))]
+    assert torch.equal(sent(codec, x, at_parts(*sizes)), torch.cat(alone))
+
+
+@both
+def test_a_part_of_zeros_is_sent_as_zeros_beside_others(make) -> None:
+    x = normal(30)
+    x[10:20] = 0.0
+    decoded = sent(make(), x, at_parts(10, 10, 10))
+    assert not decoded[10:20].any()
+    assert decoded[:10].all()
+    assert decoded[20:].all()
+
+
+@both
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_poison_stays_in_its_part_and_is_seen(make, bad: float) -> None:
+    x = normal(30)
+    x[15] = bad
+    decoded = sent(make(), x, at_parts(10, 10, 10))
+    assert decoded[:10].isfinite().all()
+    assert decoded[20:].isfinite().all()
+    assert not decoded[15].isfinite()
+
+
+@both
+@pytest.mark.parametrize("dtype", [F32, F64, torch.float16, torch.bfloat16])
+def test_zeros_of_a_rank_that_failed_can_be_read(make, dtype: torch.dtype) -> None:
+    at = at_parts(100, 3)
+    size, kind = make(8).payload(103, dtype, at)
+    out = torch.ones(103, dtype=dtype)
+    make(8).add_decoded(torch.zeros(size, dtype=kind), out, 1.0, at)
+    assert (out == 1.0).all()
+
+
+@pytest.mark.parametrize("block", [None, 64])
+def test_what_signs_leave_is_the_share_of_the_paper(block) -> None:
+    # Lemma 8: ‖x‖² − ‖x‖₁²/d per block; both sides in float64, x - scale rounded once: 2^-23 of ‖x‖².
+    x, at = normal(1000), at_parts(1000)
+    left = (x - sent(sign(block), x, at)).double()
+    blocks = x.double().split(block or 1000)
+    expected = sum(b.square().sum() - b.abs().sum() ** 2 / b.numel() for b in blocks)
+    assert left.square().sum().item() == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_normal_numbers_leave_a_third() -> None:
+    # 1 − 2/π = 0.363; the share of a million draws deviates by less than a hundredth of it.
+    x, at = normal(1_000_000), at_parts(1_000_000)
+    left = x - sent(sign(), x, at)
+    assert left.square().sum() / x.square().sum() == pytest.approx(1 - 2 / torch.pi, rel=0.01)
+
+
+@pytest.mark.parametrize("block", [None, 8])
+def test_two_means_leave_no_more_than_one_and_less_where_sides_differ(block) -> None:
+    x, at = normal(1000) + 1.0, at_parts(1000)
+    one, two = (float((x - sent(codec, x, at)).square().sum()) for codec in (sign(block), one_bit(block)))
+    assert two < 0.9 * one
+
+
+def test_two_means_are_those_of_the_sides() -> None:
+    x, at = torch.tensor([1.0, -2.0, 3.0, -6.0, 0.0, 4.0]), at_parts(4, 2)
+    assert sent(one_bit(), x, at).tolist() == [2.0, -4.0, 2.0, -4.0, 2.0, 2.0]
+    assert sent(sign(), x, at).tolist() == [3.0, -3.0, 3.0, -3.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("codec", "dtype", "expected"),
+    [
+        (sign(), F32, 1000 // 8 + 4 + 3),
+        (sign(), F64, 1000 // 8 + 8 + 3),
+        (one_bit(), F32, 1000 // 8 + 8 + 3),
+        (sign(8), F32, 125 * 5 + 3),
+    ],
+)
+def test_payload_is_a_bit_per_element_and_the_levels(codec: Codec, dtype, expected: int) -> None:
+    assert codec.payload(1000, dtype, at_parts(1000)) == (expected, torch.uint8)
+
+
+@both
+def test_blocks_of_part_of_a_byte_are_refused(make) -> None:
+    with pytest.raises(ValueError, match="block=12 is not a multiple of 8"):
+        make(12)

@@ -1,0 +1,156 @@
+"""One bit per element and its levels, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import Blocks, add_signs, feedback_signs, pack_signs, reference_signs
+from gradwire.kernels.reference_bits import unpack_codes
+from tests.unit.kernels.inputs import FINITE, KINDS, normal
+
+PARTS = ((0,), (1,), (2,), (7,), (8,), (127,), (4096,), (4097,), (9001, 0, 5, 130, 1), (3, 3, 8192, 61))
+F32 = torch.float32
+
+every_parts = pytest.mark.parametrize("sizes", PARTS, ids=str)
+every_block = pytest.mark.parametrize("block", [None, 8, 64, 4104])
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+either = pytest.mark.parametrize("number", [1, 2])
+
+
+def room(blocks: Blocks, number: int, dtype: torch.dtype = F32) -> tuple[Tensor, Tensor]:
+    """Levels and bytes, filled with what must not stay."""
+    return torch.full((blocks.count, number), torch.nan, dtype=dtype), torch.full(
+        (blocks.bytes,), 0xA5
+    ).byte()
+
+
+def slowly(x: Tensor, blocks: Blocks, number: int) -> tuple[Tensor, Tensor]:
+    levels, packed = room(blocks, number)
+    reference_signs.pack_signs(x, blocks, levels, packed, leave=False)
+    return levels, packed
+
+
+@either
+@every_parts
+@every_block
+@every_kind
+def test_bits_of_the_reference_and_levels_within_a_rounding(kind, block, sizes, number) -> None:
+    blocks = Blocks(sizes, block)
+    x = kind(blocks.numel)
+    left, (levels, packed) = x.clone(), room(blocks, number)
+    pack_signs(left, blocks, levels, packed, leave=True)
+    expected_levels, expected = slowly(x, blocks, number)
+    assert torch.equal(packed, expected)
+    # Sums in float64 of other orders, rounded once to float32: neighbours at most.
+    torch.testing.assert_close(levels, expected_levels, rtol=2.0**-23, atol=2.0**-149, equal_nan=True)
+    expected_left = x.clone()
+    reference_signs.add_signs(levels, packed, blocks, expected_left, -1.0)
+    torch.testing.assert_close(left, expected_left, rtol=0, atol=0, equal_nan=True)
+
+
+@either
+@every_parts
+@every_block
+def test_decoding_equals_the_reference_to_the_last_bit(block, sizes, number) -> None:
+    blocks = Blocks(sizes, block)
+    levels, packed = slowly(normal(blocks.numel), blocks, number)
+    for weight in (1.0, -1.0, 1 / 3):
+        out = normal(blocks.numel + 1)[1:]
+        expected = out.clone()
+        add_signs(levels, packed, blocks, out, weight)
+        reference_signs.add_signs(levels, packed, blocks, expected, weight)
+        assert torch.equal(out, expected)
+
+
+@either
+@every_kind
+def test_folding_first_is_the_same_in_one_pass(kind, number) -> None:
+    blocks = Blocks((9001, 0, 130), 4104)
+    memory, grad = kind(blocks.numel), normal(blocks.numel)
+    total, (levels, packed) = memory + grad, room(blocks, number)
+    feedback_signs(memory, grad, blocks, levels, packed)
+    expected, expected_packed = room(blocks, number)
+    pack_signs(total, blocks, expected, expected_packed, leave=True)
+    torch.testing.assert_close(levels, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(packed, expected_packed)
+    torch.testing.assert_close(memory, total, rtol=0, atol=0, equal_nan=True)
+
+
+def test_by_hand() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0, -0.0, 0.0] + [-1.0] * 4)
+    one, packed = room(Blocks((5, 4)), 1)
+    pack_signs(x, Blocks((5, 4)), one, packed)
+    assert unpack_codes(packed[:1], 1, 5).tolist() == [
+        1,
+        0,
+        1,
+        1,
+        1,
+    ]  # a zero of either sign counts as positive
+    assert packed.tolist() == [0b11101, 0]
+    assert torch.equal(one, torch.tensor([[1.2], [1.0]]))
+    two, packed = room(Blocks((5, 4)), 2)
+    pack_signs(x, Blocks((5, 4)), two, packed, leave=True)
+    assert two.tolist() == [[1.0, -2.0], [0.0, -1.0]]
+    assert x.tolist() == [0.0, 0.0, 2.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@either
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_take_the_reference_path(dtype: torch.dtype, number: int) -> None:
+    blocks = Blocks((101, 30), 16)
+    x = normal(131).to(dtype)
+    levels, packed = room(blocks, number, torch.float64 if dtype == torch.float64 else F32)
+    before = x.clone()
+    pack_signs(x, blocks, levels, packed, leave=True)
+    add_signs(levels, packed, blocks, x)
+    # Taken away and put back: two roundings of numbers below 8.
+    torch.testing.assert_close(x, before, rtol=0, atol=16 * torch.finfo(dtype).eps)
+
+
+@either
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_numbers_do_not_overflow(dtype: torch.dtype, number: int) -> None:
+    largest, blocks = torch.finfo(dtype).max, Blocks((5000,))
+    x, (levels, packed) = torch.full((5000,), largest, dtype=dtype), room(blocks, number, dtype)
+    pack_signs(x, blocks, levels, packed, leave=True)
+    assert levels[0, 0] == largest
+    assert not x.any()
+
+
+@either
+@pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
+def test_powers_of_two_move_exponents_only(kind, number: int) -> None:
+    blocks, x = Blocks((5000,), 512), kind(5000).clamp(-1e30, 1e30)
+    x = torch.where(x.abs() < 1e-30, 0.0, x)
+    (levels, packed), (scaled, same) = room(blocks, number), room(blocks, number)
+    pack_signs(x, blocks, levels, packed)
+    pack_signs(x * 2.0**-10, blocks, scaled, same)
+    assert torch.equal(scaled, levels * 2.0**-10)
+    assert torch.equal(same, packed)
+
+
+def test_slices_of_larger_memory_are_written_nowhere_else() -> None:
+    buffer, blocks = torch.full((5002,), 7.0), Blocks((5000,))
+    x, (levels, packed) = normal(5000), room(blocks, 1)
+    buffer[1:-1] = x
+    pack_signs(buffer[1:-1], blocks, levels, packed, leave=True)
+    add_signs(levels, packed, blocks, buffer[1:-1], 2.0)
+    assert buffer[0] == buffer[-1] == 7.0
+
+
+@pytest.mark.parametrize("block", [0, -8, 4, 12])
+def test_blocks_are_of_whole_bytes(block: int) -> None:
+    with pytest.raises(ValueError, match="multiple of 8"):
+        Blocks((10,), block)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_unequal_sizes_raise_instead_of_writing_beyond_the_end(which: int) -> None:
+    sizes = [10, 1, 2, 10]
+    sizes[which] += 1
+    x, levels, packed, grad = (torch.zeros(size) for size in sizes)
+    with pytest.raises(ValueError, match=r"fit|need levels|differ"):
+        feedback_signs(x, grad, Blocks((10,)), levels.view(-1, 1), packed.byte())
