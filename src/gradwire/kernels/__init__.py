@@ -5,6 +5,15 @@ from __future__ import annotations
 import torch
 
 from gradwire.kernels import cpu
+from gradwire.kernels.blocks import (
+    LARGEST,
+    BlockKind,
+    add_blocks,
+    code_bytes,
+    count_blocks,
+    encode_blocks,
+    scale_type,
+)
 from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
@@ -16,13 +25,19 @@ from gradwire.kernels.threshold import Moments, indices_reaching, moments_reachi
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
 
 __all__ = [
+    "LARGEST",
+    "BlockKind",
     "Folded",
     "Moments",
     "Planes",
     "add_at",
+    "add_blocks",
     "chunk_topk_indices",
+    "code_bytes",
+    "count_blocks",
     "count_sketch",
     "count_sketch_estimates",
+    "encode_blocks",
     "feedback_topk",
     "fold",
     "fold_momentum",
@@ -36,6 +51,7 @@ __all__ = [
     "prepare",
     "put",
     "sample_indices",
+    "scale_type",
     "scatter",
     "stratified_indices",
     "take",

@@ -4,6 +4,7 @@ No `parallel=True`: Numba's workqueue layer aborts the process when two threads 
 """
 
 from gradwire.kernels.cpu import elias_fano
+from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
@@ -14,11 +15,13 @@ from gradwire.kernels.cpu.topk import take_topk, topk_indices
 
 __all__ = [
     "add_at",
+    "add_blocks",
     "chunk_maxima",
     "chunk_topk",
     "count_sketch",
     "count_sketch_estimates",
     "elias_fano",
+    "encode_blocks",
     "fold",
     "fold_momentum",
     "indices_near_maxima",
