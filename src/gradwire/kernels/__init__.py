@@ -23,6 +23,7 @@ from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
+from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
 
 __all__ = [
     "LARGEST",
@@ -32,6 +33,7 @@ __all__ = [
     "Planes",
     "add_at",
     "add_blocks",
+    "add_upper",
     "chunk_topk_indices",
     "code_bytes",
     "count_blocks",
@@ -48,6 +50,7 @@ __all__ = [
     "moments_reaching",
     "pack_bits",
     "pack_elias_fano",
+    "pack_upper",
     "prepare",
     "put",
     "sample_indices",
@@ -59,6 +62,7 @@ __all__ = [
     "topk_indices",
     "unpack_bits",
     "unpack_elias_fano",
+    "upper_words",
 ]
 
 
@@ -78,6 +82,12 @@ def prepare() -> None:
     chunk_topk_indices(x, 64, 1)
     chunk_topk_indices(x, 64, 2)
     indices_near_maxima(x, 64, 2.0)
+    kinds: tuple[BlockKind, ...] = ("int8", "int4", "fp8")
+    for kind in kinds:
+        scales, codes = torch.empty(1), torch.empty(code_bytes([64], 64, kind), dtype=torch.uint8)
+        encode_blocks(x, [64], 64, kind, scales, codes, left=True)
+        add_blocks(scales, codes, [64], 64, kind, x, 1.0)
+    add_upper(pack_upper(x, 18, left=True), 18, x, 1.0)
     hashes = torch.ones(1, 2, dtype=torch.int64)
     count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))
     for dtype in (torch.int32, torch.int64):

@@ -12,10 +12,12 @@ from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import take_topk, topk_indices
+from gradwire.kernels.cpu.truncation import add_upper, pack_upper
 
 __all__ = [
     "add_at",
     "add_blocks",
+    "add_upper",
     "chunk_maxima",
     "chunk_topk",
     "count_sketch",
@@ -29,6 +31,7 @@ __all__ = [
     "mask_zeros",
     "moments_reaching",
     "pack_bits",
+    "pack_upper",
     "sample_indices",
     "scatter",
     "stratified_indices",
