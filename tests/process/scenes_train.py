@@ -20,7 +20,11 @@ RECIPES = (
     "dense",
     "dgc(ratio=0.05, warmup_steps=40)",
     "fp16",
+    "fp8",
     "gtopk(ratio=0.05)",
+    "int4",
+    "int8",
+    "int8(feedback=False)",
     "leader_topk(ratio=0.05)",
     "leader_topk(ratio=0.05, elect='norm')",
     "local_every(interval=2)",
@@ -33,6 +37,7 @@ RECIPES = (
     "threshold(threshold=0.05)",
     "topk(ratio=0.05)",
     "topk(ratio=0.05, reuse=True)",
+    "truncate",
 )
 
 

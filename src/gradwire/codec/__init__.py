@@ -1,6 +1,7 @@
 """Codecs: tensor to payload and back; stateless and local."""
 
 from gradwire.codec.base import Codec
+from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.select import (
     Selector,
@@ -17,11 +18,13 @@ from gradwire.codec.select import (
     top_k,
 )
 from gradwire.codec.sparse import sparse, values
+from gradwire.codec.truncate import truncate
 
 __all__ = [
     "Codec",
     "Selector",
     "ada_comp",
+    "blocks",
     "cast",
     "chunk_top_k",
     "everything",
@@ -34,5 +37,6 @@ __all__ = [
     "sidco",
     "sparse",
     "top_k",
+    "truncate",
     "values",
 ]

@@ -10,6 +10,7 @@ from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
 from gradwire.exchange.ok_topk import ok_topk
 from gradwire.exchange.reduce import reduce
+from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.exchange.sketch import sketch
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "reduce",
     "remember",
     "run",
+    "scatter_reduce",
     "sketch",
     "warm",
 ]

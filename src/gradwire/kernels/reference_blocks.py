@@ -82,7 +82,8 @@ def encode_blocks(
         flat = code.reshape(-1)[: part.numel()].view(torch.uint8)
         codes.append(pack_rows(code, part.numel()) if kind == "int4" else flat)
         if left:
-            part.copy_((blocks - values_of(code, scale, kind == "fp8")).reshape(-1)[: part.numel()])
+            values = values_of(code, scale, kind == "fp8").reshape(-1)[: part.numel()]
+            part.sub_(values.to(part.dtype))
     return torch.cat(scales), torch.cat(codes)
 
 

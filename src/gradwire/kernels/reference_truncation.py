@@ -37,7 +37,7 @@ def pack_upper(x: Tensor, drop: int, lanes: int, left: bool) -> Tensor:
         here = x[start:stop]
         codes = upper_bits(saturated(here), drop)
         if left:
-            here.copy_(here - as_float(codes, drop).to(here.dtype))
+            here.sub_(as_float(codes, drop).to(here.dtype))
         padded = torch.nn.functional.pad(codes, (0, ROWS * columns - codes.numel()))
         packed = pack_codes(padded.view(ROWS, columns).T.reshape(-1), width)
         words.append(packed.view(torch.int32).view(columns, width).T.reshape(-1))

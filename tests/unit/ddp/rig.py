@@ -56,7 +56,11 @@ EVERY_RECIPE = {
     "dense": "dense",
     "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=0)",
     "fp16": "fp16",
+    "fp8": "fp8(block=100)",
     "gtopk": "gtopk(ratio=0.1)",
+    "int4": "int4(block=33)",
+    "int8": "int8",
+    "int8, forgetting": "int8(feedback=False)",
     "leader_topk": "leader_topk(ratio=0.1)",
     "leader_topk, norm": "leader_topk(ratio=0.1, elect='norm')",
     "local_every": "local_every(interval=2)",
@@ -69,12 +73,17 @@ EVERY_RECIPE = {
     "threshold": "threshold(threshold=1.5)",
     "topk": "topk(ratio=0.1)",
     "topk, reuse": "topk(ratio=0.1, reuse=True)",
+    "truncate": "truncate",
+    "truncate, remembering": "truncate(feedback=True)",
 }
 REMEMBERING = (
     "adacomp",
     "covap",
     "dgc",
+    "fp8",
     "gtopk",
+    "int4",
+    "int8",
     "leader_topk",
     "leader_topk, norm",
     "local_every",
@@ -87,10 +96,11 @@ REMEMBERING = (
     "threshold",
     "topk",
     "topk, reuse",
+    "truncate, remembering",
 )
 
 
-FORGETTING: frozenset[str] = frozenset()
+FORGETTING: frozenset[str] = frozenset({"int8, forgetting", "truncate"})
 """Recipes that do not remember what they do not send, or whose mean is none."""
 
 
