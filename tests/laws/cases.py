@@ -217,7 +217,7 @@ CODECS = (
     ),
     # A relative 2^(bits − 23) at most, below the normal range 2^bits subnormal steps.
     CodecCase("truncate 18", truncate(18), lambda numel: 4.0**-5, 2.0**18 * 2 * half_smallest(F32)),
-    CodecCase("truncate 22", truncate(22), lambda numel: 4.0**-1, 2.0**22 * 2 * half_smallest(F32)),
+    CodecCase("truncate 20", truncate(20), lambda numel: 4.0**-3, 2.0**20 * 2 * half_smallest(F32)),
     CodecCase("truncate 1", truncate(1), lambda numel: 4.0**-22, 2.0 * 2 * half_smallest(F32)),
 )
 
