@@ -86,7 +86,7 @@ class Bench:
         self.require_equal(mean)
         found["error"] = float((mean - exact).norm() / exact.norm())
         found["worst"] = float((mean - exact).abs().max())
-        # Half a step of a code for every rank's own, and of the mean's: at a block's maximum, 1/16 of it in fp8.
+        # Half a step of a code for every rank's own, and of the mean's; in fp8 1/17 of the maximum.
         maxima = torch.stack([x.abs().max(), exact.abs().max() * self.comm.world])
         dist.all_reduce(maxima)
         half = 1 / 17 if kind == "fp8" else 1 / (2 * LARGEST[kind])
@@ -152,7 +152,9 @@ def line(numel: int, name: str, row: dict[str, list[float]]) -> str:
     text = f"{numel:>10}  {name:<19}{median(row['s']):>9.3f}{ratio:>7.3f}{f'{low:.3f} … {high:.3f}':>17}"
     text += f"{median(row['cpu_s']):>7.2f}{median(row['tx_bytes']) / 1e6:>9.2f}"
     text += f"{median(row['predicted_bytes']) / 1e6:>10.2f}"
-    return text + (f"{median(row['error']):>9.4f}{max(row['worst']) / min(row['bound']):>8.2f}" if "error" in row else "")
+    if "error" not in row:
+        return text
+    return text + f"{median(row['error']):>9.4f}{max(row['worst']) / min(row['bound']):>8.2f}"
 
 
 def worker(arguments: argparse.Namespace) -> None:

@@ -21,8 +21,8 @@ class Truncate:
     """Sign, exponent and the upper 23 - bits bits of the mantissa, towards zero.
 
     Error per element: less than 2^(bits − 23)·|x|, below the normal range less than 2^(bits − 149), so
-    γ = 4^(bits − 23). It is biased: of mantissas that are equally likely 2^(bits − 24)/1.5 of the magnitude is
-    lost in the mean (1 % at 18), and without error feedback no average over ranks or steps brings it back.
+    γ = 4^(bits − 23). It is biased: of mantissas that are equally likely 2^(bits − 24)/1.5 of the magnitude
+    is lost in the mean (1 % at 18), and without error feedback no average over ranks or steps brings it back.
     NaN and Inf arrive as such. float64 is rounded to float32 first, and held to its largest number.
     """
 

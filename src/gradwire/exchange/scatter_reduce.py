@@ -4,14 +4,15 @@ All-to-all, sum in float32, all-gather: the two halves of a ring all-reduce with
 in "1-bit Adam" (Tang et al. 2021, section 4.2, its compressed all-reduce) and in DoubleSqueeze (Tang et al.
 2019), whose server is spread over the ranks here. A rank sends 2(N - 1)/N of a payload, whatever the world.
 
-Differences from the papers: what the owner's second rounding drops goes into the owner's own `unsent`, N times
-(it is one of N addends of the mean), so the second error feedback needs no memory of its own.
+Differences from the papers: what the owner's second rounding drops goes into the owner's own `unsent`, N
+times (it is one of N addends of the mean), so the second error feedback needs no memory of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ class ScatterReduce:
         return finish
 
     def _to_owners(self, x: Tensor, shards: Sequence[Shard], rows: Tensor, comm: Comm) -> Tensor:
-        """Take every shard's payload out of x and send it to its owner; returns all that came for this one's."""
+        """Take every shard's payload out of x and send it to its owner; returns what came for this one's."""
         for shard, row in zip(shards, rows, strict=True):
             self._fill(row, x[shard.start : shard.stop], shard.first)
         received = torch.empty_like(rows)
@@ -128,7 +129,7 @@ class ScatterReduce:
 
 @dataclass(frozen=True)
 class Shard:
-    """Elements [start, stop) of a unit, and the moments of its two codes: those of every rank, the owner's."""
+    """Elements [start, stop) of a unit, and the moments of its codes: all ranks' first, the owner's second."""
 
     start: int
     stop: int
@@ -147,7 +148,7 @@ def shards_of(numel: int, at: Moment) -> tuple[Shard, ...]:
     """
     bounds = [rank * numel // at.world for rank in range(at.world + 1)]
     shards = []
-    for rank, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for rank, (start, stop) in enumerate(pairwise(bounds)):
         unsent = None if at.unsent is None else at.unsent[start:stop]
         here = replace(at, parts=parts_within(at.parts, start, stop), unsent=unsent)
         numbers = (2 * (at.unit * at.world + rank) + stage for stage in (0, 1))

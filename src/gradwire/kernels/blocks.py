@@ -65,7 +65,13 @@ def encode_blocks(
 
 
 def add_blocks(
-    scales: Tensor, codes: Tensor, sizes: Sequence[int], block: int, kind: BlockKind, out: Tensor, weight: float
+    scales: Tensor,
+    codes: Tensor,
+    sizes: Sequence[int],
+    block: int,
+    kind: BlockKind,
+    out: Tensor,
+    weight: float,
 ) -> None:
     """out (n,) += weight · scale · code.
 
@@ -86,7 +92,9 @@ def _array(sizes: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(sizes, np.int64)
 
 
-def _check(x: Tensor, sizes: Sequence[int], block: int, kind: BlockKind, scales: Tensor, codes: Tensor) -> None:
+def _check(
+    x: Tensor, sizes: Sequence[int], block: int, kind: BlockKind, scales: Tensor, codes: Tensor
+) -> None:
     """The kernel checks no bounds."""
     expected = (sum(sizes), count_blocks(sizes, block), code_bytes(sizes, block, kind))
     found = (x.numel(), scales.numel(), codes.numel())

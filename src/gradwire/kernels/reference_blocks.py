@@ -1,4 +1,4 @@
-"""Blocks of elements in a few bits, each with a scale, in plain torch: the oracle, and the path of all other types."""
+"""Blocks in a few bits, each with a scale, in plain torch: the oracle, and the path of all other types."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def encode_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Scales (blocks,) and codes (bytes,) uint8; with `left`, x (n,) keeps what they do not say."""
     scales, codes = [x.new_zeros(0, dtype=wide(x.dtype))], [x.new_zeros(0, dtype=torch.uint8)]
-    for part in x.split(list(sizes)):
+    for part in torch.split(x, list(sizes)):
         if part.numel() == 0:
             continue
         block_ = min(block, part.numel())
@@ -92,7 +92,7 @@ def add_blocks(
 ) -> None:
     """out += weight · decoded."""
     number = place = 0
-    for part in out.split(list(sizes)):
+    for part in torch.split(out, list(sizes)):
         count = part.numel()
         if count == 0:
             continue

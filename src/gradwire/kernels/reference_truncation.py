@@ -1,4 +1,4 @@
-"""The upper bits of float32, packed lane by lane, in plain torch: the oracle, and the path of all other types."""
+"""The upper bits of float32, packed lane by lane, in plain torch: the oracle, and the path of other types."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
     >>> x = torch.tensor([1.75, -3.0])
     >>> words = pack_upper(x, 22, left=True)
     >>> x
-    tensor([ 0.2500, -0.0000])
+    tensor([0.2500, 0.0000])
     >>> out = torch.zeros(2)
     >>> add_upper(words, 22, out, 1.0)
     >>> out

@@ -2,7 +2,7 @@
 
 Differences from the paper: what is kept is packed without a gap, and summed in float32 between an all-to-all
 and an all-gather (see `gradwire.exchange.scatter_reduce`) where the paper cuts in every hop of a ring.
-Without error feedback, as there, it is biased: 1 % of the magnitude is lost at 18 bits, and again of the mean.
+Without error feedback, as there, it is biased: 1 % of the magnitude is lost at 18 bits, twice.
 """
 
 from gradwire.codec import truncate as upper_bits

@@ -1,8 +1,8 @@
-"""Blocks of elements in a few bits, each with a scale: maximum, rounding, subtraction and packing in one pass.
+"""Blocks in a few bits, each with a scale: maximum, rounding, subtraction and packing in one pass.
 
 A block stays in the first-level cache between the small loops, each of which vectorises. Blocks are rows of
-two-dimensional arrays: a slice for each, with its reference count, would cost more than half of the time. Types
-are spelled out because Numba would otherwise widen 32-bit integers to 64 bits.
+two-dimensional arrays, because a slice for each would cost reference counts. Types are spelled out because
+Numba would otherwise widen 32-bit integers to 64 bits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _set_scale(scales: Any, scale_bits: Any, row: Any, largest: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _round(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any, to: Any) -> None:
-    """Row `to` of codes = x / scale to the nearest integer, ties to even; `floats` and `bits` are one memory."""
+    """Row `to` of codes = x / scale to the nearest integer, ties to even; `floats` and `bits` are one."""
     for i in range(x.shape[1]):
         floats[0, i] = x[row, i] / scale + _NEAREST
     for i in range(x.shape[1]):
@@ -120,7 +120,16 @@ def _unpack_pairs(packed: Any, row: Any, pairs: Any, small: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _encode_row(
-    x: Any, row: Any, scale: Any, kind: Any, floats: Any, bits: Any, small: Any, pairs: Any, codes: Any, left: Any
+    x: Any,
+    row: Any,
+    scale: Any,
+    kind: Any,
+    floats: Any,
+    bits: Any,
+    small: Any,
+    pairs: Any,
+    codes: Any,
+    left: Any,
 ) -> None:
     """Codes of a block whose scale is a positive number."""
     if kind == FP8:
