@@ -129,7 +129,7 @@ class ScatterReduce:
 
 @dataclass(frozen=True)
 class Shard:
-    """Elements [start, stop) of a unit, and the moments of its codes: all ranks' first, the owner's second."""
+    """Elements [start, stop) of a unit, and the moments of its codes: of all ranks, and the owner's."""
 
     start: int
     stop: int
