@@ -155,7 +155,9 @@ def test_declared_overflow_happens(case: ExchangeCase) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.coarse], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in EXCHANGES if case.exchange.conserves and not case.coarse], ids=str
+)
 def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
     case: ExchangeCase, world: int
 ) -> None:
