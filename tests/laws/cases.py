@@ -12,6 +12,7 @@ from gradwire.codec import (
     Codec,
     Selector,
     ada_comp,
+    blocks,
     cast,
     chunk_top_k,
     everything,
@@ -25,6 +26,7 @@ from gradwire.codec import (
     sign,
     sparse,
     top_k,
+    truncate,
     values,
 )
 from gradwire.codec.select import RandomK, ramp
@@ -41,9 +43,11 @@ from gradwire.exchange import (
     ok_topk,
     reduce,
     remember,
+    scatter_reduce,
     sketch,
     warm,
 )
+from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual, Signum
 from gradwire.moment import Moment
 from gradwire.plan import Facts
@@ -159,6 +163,37 @@ def half_smallest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
 
 
+def left_by_blocks(kind: BlockKind, block: int) -> Callable[[int], float]:
+    """γ of blocks of n elements: what one maximum and n − 1 elements of the same error leave at worst.
+
+    int8 and int4: |e| ≤ min(|x|, s/2) with s = max/L, and none at the maximum itself. Σe²/Σx² is largest
+    where all others are s/2: (n − 1)/(4L² + n − 1). fp8: e² ≤ x²/2^8 + (s/2^10)². Quotients and products are
+    rounded: a relative 2^-16 of s/2, and 2^-22 of the maximum.
+    """
+
+    def gamma(numel: int) -> float:
+        n = min(block, numel)
+        share = 2.0**-8 + n * 2.0**-20 / LARGEST[kind] ** 2
+        if kind != "fp8":
+            share = max(n - 1, 0) / (4 * LARGEST[kind] ** 2 + max(n - 1, 0))
+        return share * (1 + 2.0**-13) + 2.0**-44
+
+    return gamma
+
+
+def raised_scale(kind: BlockKind) -> float:
+    """What rounding a subnormal scale up adds to the error of an element, η being the smallest subnormal.
+
+    L·s ≤ max + Lη, so γ·max² grows by γ(2·max·Lη + L²η²), and the maximum itself may err by Lη. For maxima
+    above 2^15·Lη that is within the relative 2^-13 of `left_by_blocks`; below, it is less than (2^9·Lη)².
+    """
+    return 2.0**9 * LARGEST[kind] * 2 * half_smallest(F32)
+
+
+BLOCKS: tuple[tuple[BlockKind, int], ...] = (
+    ("int8", 256), ("int8", 7), ("int4", 256), ("int4", 33), ("fp8", 256),
+)  # fmt: skip
+
 CODECS = (
     CodecCase("raw", Raw(), lambda numel: 0.0),
     CodecCase("cast f16", cast(F16), left_by_rounding(F16), half_smallest(F16)),
@@ -190,6 +225,16 @@ CODECS = (
     CodecCase("sign by 64", sign(64), left_by_signs(64), half_smallest(F32), exact=False),
     CodecCase("one bit", one_bit(), left_by_signs(1 << 40), half_smallest(F32), exact=False),
     CodecCase("one bit by 8", one_bit(8), left_by_signs(8), half_smallest(F32), exact=False),
+    *(
+        CodecCase(
+            f"blocks {kind} by {n}", blocks(kind, n), left_by_blocks(kind, n), raised_scale(kind), exact=False
+        )
+        for kind, n in BLOCKS
+    ),
+    # A relative 2^(bits − 23) at most, below the normal range 2^bits subnormal steps.
+    CodecCase("truncate 18", truncate(18), lambda numel: 4.0**-5, 2.0**18 * 2 * half_smallest(F32)),
+    CodecCase("truncate 20", truncate(20), lambda numel: 4.0**-3, 2.0**20 * 2 * half_smallest(F32)),
+    CodecCase("truncate 1", truncate(1), lambda numel: 4.0**-22, 2.0 * 2 * half_smallest(F32)),
 )
 
 
@@ -252,6 +297,16 @@ _EXCHANGES = (
     ExchangeCase("sketch 1%", sketch(0.01)),
     ExchangeCase("sketch 30%, three rows", sketch(0.3, rows=3, table=1.0, candidates=2)),
     ExchangeCase("sketch all", sketch(1.0, rows=1, table=0.1, candidates=1)),
+    ExchangeCase("gather int8", gather(blocks("int8")), coarse=4),
+    ExchangeCase("gather truncate 12", gather(truncate(12))),
+    ExchangeCase("scatter raw", scatter_reduce(Raw())),
+    ExchangeCase("scatter int8", scatter_reduce(blocks("int8")), coarse=4),
+    ExchangeCase("scatter int8, one stage", scatter_reduce(blocks("int8"), second_stage=False), coarse=4),
+    ExchangeCase("scatter int4 by 33", scatter_reduce(blocks("int4", 33)), coarse=4),
+    ExchangeCase("scatter fp8", scatter_reduce(blocks("fp8")), coarse=4),
+    ExchangeCase("scatter truncate 18", scatter_reduce(truncate(18))),
+    ExchangeCase("scatter top 30%", scatter_reduce(sparse(top_k(0.3)))),
+    ExchangeCase("scatter random 10%", scatter_reduce(values(random_k(0.1)))),
     ExchangeCase("every 1 dense", every(1, dense())),
     ExchangeCase("every 4 dense", every(4, dense())),
     ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
@@ -263,6 +318,7 @@ _EXCHANGES = (
     ExchangeCase("remember gather top", remember(gather(sparse(top_k(0.1))))),
     ExchangeCase("remember warm leader", remember(warm(4, leader(top_k(0.25), "norm")))),
     ExchangeCase("remember warm ok top", remember(warm(4, ok_topk(top_k(0.1))))),
+    ExchangeCase("remember warm scatter int4", remember(warm(4, scatter_reduce(blocks("int4")))), coarse=4),
     ExchangeCase("remember gtop", remember(gtop_k(0.1))),
     ExchangeCase("every 2 sketch", every(2, remember(sketch(0.1)))),
     ExchangeCase("covap", remember(every(4, dense()), Residual(0.5, 0.1, 50))),
@@ -278,6 +334,8 @@ _EXCHANGES = (
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
 )
 
+
+IN_BLOCKS = ("int8", "int8(feedback=False)", "int4", "int4(block=33)", "fp8")
 
 RECIPES = {
     "dense": None,
@@ -311,6 +369,9 @@ RECIPES = {
     "signsgd": None,
     "signsgd(scale='none')": None,
     "signum": None,
+    "truncate": None,
+    "truncate(bits=10, feedback=True)": None,
+    **dict.fromkeys(IN_BLOCKS),
 }
 """Each with the type in which its payloads are summed."""
 
@@ -318,6 +379,7 @@ COARSE = {
     "efsignsgd": 2,
     "efsignsgd(block=64)": 2,
     "onebit": 2,
+    **dict.fromkeys(IN_BLOCKS, 4),
 }
 """Of recipes that round elements together: see `ExchangeCase`."""
 

@@ -22,7 +22,11 @@ RECIPES = (
     "efsignsgd",
     "efsignsgd(block=64)",
     "fp16",
+    "fp8",
     "gtopk(ratio=0.05)",
+    "int4",
+    "int8",
+    "int8(feedback=False)",
     "leader_topk(ratio=0.05)",
     "leader_topk(ratio=0.05, elect='norm')",
     "local_every(interval=2)",
@@ -38,6 +42,7 @@ RECIPES = (
     "threshold(threshold=0.05)",
     "topk(ratio=0.05)",
     "topk(ratio=0.05, reuse=True)",
+    "truncate",
 )
 
 

@@ -1,6 +1,7 @@
 """Codecs: tensor to payload and back; stateless and local."""
 
 from gradwire.codec.base import Codec
+from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.one_bit import one_bit
 from gradwire.codec.select import (
@@ -19,11 +20,13 @@ from gradwire.codec.select import (
 )
 from gradwire.codec.sign import sign
 from gradwire.codec.sparse import sparse, values
+from gradwire.codec.truncate import truncate
 
 __all__ = [
     "Codec",
     "Selector",
     "ada_comp",
+    "blocks",
     "cast",
     "chunk_top_k",
     "everything",
@@ -38,5 +41,6 @@ __all__ = [
     "sign",
     "sparse",
     "top_k",
+    "truncate",
     "values",
 ]

@@ -11,6 +11,7 @@ from gradwire.exchange.leader import leader
 from gradwire.exchange.majority import majority_vote
 from gradwire.exchange.ok_topk import ok_topk
 from gradwire.exchange.reduce import reduce
+from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.exchange.sketch import sketch
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "reduce",
     "remember",
     "run",
+    "scatter_reduce",
     "sketch",
     "warm",
 ]

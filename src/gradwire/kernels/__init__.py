@@ -6,6 +6,15 @@ import torch
 
 from gradwire.kernels import cpu
 from gradwire.kernels.bit_blocks import Blocks
+from gradwire.kernels.blocks import (
+    LARGEST,
+    BlockKind,
+    add_blocks,
+    code_bytes,
+    count_blocks,
+    encode_blocks,
+    scale_type,
+)
 from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
@@ -16,22 +25,30 @@ from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
+from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
 from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
 
 __all__ = [
+    "LARGEST",
+    "BlockKind",
     "Blocks",
     "Folded",
     "Moments",
     "Planes",
     "add_at",
+    "add_blocks",
     "add_signs",
+    "add_upper",
     "apply_votes",
     "ballot_words",
     "cast_votes",
     "chunk_topk_indices",
+    "code_bytes",
+    "count_blocks",
     "count_groups",
     "count_sketch",
     "count_sketch_estimates",
+    "encode_blocks",
     "feedback_signs",
     "feedback_topk",
     "fold",
@@ -44,9 +61,11 @@ __all__ = [
     "pack_bits",
     "pack_elias_fano",
     "pack_signs",
+    "pack_upper",
     "prepare",
     "put",
     "sample_indices",
+    "scale_type",
     "scatter",
     "stratified_indices",
     "take",
@@ -55,6 +74,7 @@ __all__ = [
     "topk_indices",
     "unpack_bits",
     "unpack_elias_fano",
+    "upper_words",
 ]
 
 
@@ -81,6 +101,12 @@ def prepare() -> None:
     ballots = torch.zeros(1, 2, dtype=torch.int64)
     cast_votes(x, [64], 1, ballots, levels[0, :1])
     apply_votes(tally(ballots, 1)[None], [64], levels[0, :1], x)
+    kinds: tuple[BlockKind, ...] = ("int8", "int4", "fp8")
+    for kind in kinds:
+        scales, codes = torch.empty(1), torch.empty(code_bytes([64], 64, kind), dtype=torch.uint8)
+        encode_blocks(x, [64], 64, kind, scales, codes, left=True)
+        add_blocks(scales, codes, [64], 64, kind, x, 1.0)
+    add_upper(pack_upper(x, 18, left=True), 18, x, 1.0)
     hashes = torch.ones(1, 2, dtype=torch.int64)
     count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))
     for dtype in (torch.int32, torch.int64):

@@ -59,7 +59,11 @@ EVERY_RECIPE = {
     "efsignsgd": "efsignsgd",
     "efsignsgd, blocks": "efsignsgd(block=64)",
     "fp16": "fp16",
+    "fp8": "fp8(block=100)",
     "gtopk": "gtopk(ratio=0.1)",
+    "int4": "int4(block=33)",
+    "int8": "int8",
+    "int8, forgetting": "int8(feedback=False)",
     "leader_topk": "leader_topk(ratio=0.1)",
     "leader_topk, low pass": "leader_topk(ratio=0.1, beta=0.25)",
     "leader_topk, norm": "leader_topk(ratio=0.1, elect='norm')",
@@ -77,6 +81,8 @@ EVERY_RECIPE = {
     "threshold": "threshold(threshold=1.5)",
     "topk": "topk(ratio=0.1)",
     "topk, reuse": "topk(ratio=0.1, reuse=True)",
+    "truncate": "truncate",
+    "truncate, remembering": "truncate(feedback=True)",
 }
 REMEMBERING = (
     "adacomp",
@@ -85,7 +91,10 @@ REMEMBERING = (
     "dgc, momentum",
     "efsignsgd",
     "efsignsgd, blocks",
+    "fp8",
     "gtopk",
+    "int4",
+    "int8",
     "leader_topk",
     "leader_topk, low pass",
     "leader_topk, norm",
@@ -100,10 +109,21 @@ REMEMBERING = (
     "threshold",
     "topk",
     "topk, reuse",
+    "truncate, remembering",
 )
 
 
-FORGETTING = frozenset({"dgc, momentum", "leader_topk, low pass", "signsgd", "signsgd, units", "signum"})
+FORGETTING = frozenset(
+    {
+        "dgc, momentum",
+        "int8, forgetting",
+        "leader_topk, low pass",
+        "signsgd",
+        "signsgd, units",
+        "signum",
+        "truncate",
+    }
+)
 """Recipes that do not remember what they do not send, whose mean is none, or whose memory has a balance of
 its own (`test_memory_kinds.py`)."""
 

@@ -4,6 +4,7 @@ No `parallel=True`: Numba's workqueue layer aborts the process when two threads 
 """
 
 from gradwire.kernels.cpu import elias_fano
+from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
@@ -12,11 +13,14 @@ from gradwire.kernels.cpu.signs import add_signs, pack_signs
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import take_topk, topk_indices
+from gradwire.kernels.cpu.truncation import add_upper, pack_upper
 from gradwire.kernels.cpu.votes import apply_votes, cast_votes, tally
 
 __all__ = [
     "add_at",
+    "add_blocks",
     "add_signs",
+    "add_upper",
     "apply_votes",
     "cast_votes",
     "chunk_maxima",
@@ -24,6 +28,7 @@ __all__ = [
     "count_sketch",
     "count_sketch_estimates",
     "elias_fano",
+    "encode_blocks",
     "fold",
     "fold_momentum",
     "indices_near_maxima",
@@ -32,6 +37,7 @@ __all__ = [
     "moments_reaching",
     "pack_bits",
     "pack_signs",
+    "pack_upper",
     "sample_indices",
     "scatter",
     "stratified_indices",

@@ -1,0 +1,225 @@
+"""Blocks in a few bits, each with a scale: maximum, rounding, subtraction and packing in one pass.
+
+A block stays in the first-level cache between the small loops, each of which vectorises. Blocks are rows of
+two-dimensional arrays, because a slice for each would cost reference counts. Types are spelled out because
+Numba would otherwise widen 32-bit integers to 64 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+
+INT8, INT4, FP8 = 0, 1, 2
+
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+_NEAREST = np.float32(1.5 * 2.0**23)  # a sum with it has no fraction: its lowest bits are the nearest integer
+# e4m3: 4 bits of exponent with bias 7, 3 of mantissa; below 2^-6 multiples of 2^-9.
+_FP8_NORMAL = np.int32(0x3C800000)  # 2^-6
+_FP8_STEP = np.float32(2.0**14)  # a sum with it is a multiple of 2^-9
+_FP8_STEP_BITS = np.int32(0x46800000)
+_FP8_BIAS = np.int32((127 - 7) << 3)
+_HALF_BELOW = np.int32(0x7FFFF)  # one less than half of the last of 3 bits of mantissa
+
+
+@njit(nogil=True, cache=True)
+def _largest_bits(bits: Any, row: Any) -> Any:
+    """The largest magnitude of a row as an integer."""
+    largest = np.int32(0)
+    for i in range(bits.shape[1]):
+        largest = max(largest, np.int32(bits[row, i] & MAGNITUDE))
+    return largest
+
+
+@njit(nogil=True, cache=True)
+def _set_scale(scales: Any, scale_bits: Any, row: Any, largest: Any) -> None:
+    """From the block's maximum in scales[row] to its scale; `scale_bits` is the same memory.
+
+    Rounded towards zero, so that the largest code decodes to no more than the maximum and cannot overflow;
+    below the normal range upwards, so that no code is larger than the largest.
+    """
+    maximum = scales[row]
+    scale = maximum / largest
+    scales[row] = scale
+    if scale < _SMALLEST_NORMAL:
+        if scale * largest < maximum:
+            scale_bits[row] += 1
+    elif scale * largest > maximum:
+        scale_bits[row] -= 1
+
+
+@njit(nogil=True, cache=True)
+def _round(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any, to: Any) -> None:
+    """Row `to` of codes = x / scale to the nearest integer, ties to even; `floats` and `bits` are one."""
+    for i in range(x.shape[1]):
+        floats[0, i] = x[row, i] / scale + _NEAREST
+    for i in range(x.shape[1]):
+        codes[to, i] = np.int8(bits[0, i])
+
+
+@njit(nogil=True, cache=True)
+def _subtract(x: Any, row: Any, scale: Any, codes: Any, of: Any) -> None:
+    for i in range(x.shape[1]):
+        x[row, i] -= scale * np.float32(codes[of, i])
+
+
+@njit(nogil=True, cache=True)
+def _add(out: Any, row: Any, scale: Any, weight: Any, codes: Any, of: Any) -> None:
+    for i in range(out.shape[1]):
+        out[row, i] += weight * (scale * np.float32(codes[of, i]))
+
+
+@njit(nogil=True, cache=True)
+def _to_fp8(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any) -> None:
+    """codes = x / scale in e4m3, ties to even; `floats` and `bits` (2, block) are one memory."""
+    for i in range(x.shape[1]):
+        value = x[row, i] / scale
+        floats[0, i] = value
+        floats[1, i] = abs(value) + _FP8_STEP
+    for i in range(x.shape[1]):
+        magnitude = np.int32(bits[0, i] & MAGNITUDE)
+        sign = np.int32(bits[0, i] >> 24) & np.int32(0x80)
+        even = np.int32(magnitude >> 20) & np.int32(1)
+        normal = np.int32(np.int32(np.int32(magnitude + _HALF_BELOW) + even) >> 20) - _FP8_BIAS
+        tiny = bits[1, i] - _FP8_STEP_BITS
+        codes[row, i] = np.uint8(np.int32(normal if magnitude >= _FP8_NORMAL else tiny) | sign)
+
+
+@njit(nogil=True, cache=True)
+def _from_fp8(codes: Any, row: Any, floats: Any, bits: Any) -> None:
+    """floats[0] = codes as numbers, without a float32 below the normal range on the way."""
+    for i in range(codes.shape[1]):
+        magnitude = np.int32(codes[row, i] & np.uint8(0x7F))
+        bits[0, i] = np.int32(magnitude << 20) + np.int32(_FP8_BIAS << 20)
+    for i in range(codes.shape[1]):
+        value = floats[0, i]
+        # An exponent of 0 stands for the same step as 1, and for no leading one.
+        value = value if codes[row, i] & np.uint8(0x78) else np.float32(2.0) * value - np.float32(2.0**-6)
+        floats[0, i] = -value if codes[row, i] & np.uint8(0x80) else value
+
+
+@njit(nogil=True, cache=True)
+def _pack_pairs(pairs: Any, out: Any, row: Any) -> None:
+    """Two signed codes in two bytes to two of 4 bits in one, the first in the lower half."""
+    for i in range(out.shape[1]):
+        out[row, i] = np.uint8((pairs[0, i] & 0x0F) | ((pairs[0, i] >> 4) & 0xF0))
+
+
+@njit(nogil=True, cache=True)
+def _unpack_pairs(packed: Any, row: Any, pairs: Any, small: Any) -> None:
+    """The reverse; `pairs` and `small` are one memory."""
+    for i in range(packed.shape[1]):
+        pairs[0, i] = np.uint16((packed[row, i] & 0x0F) | ((packed[row, i] & 0xF0) << 4))
+    for i in range(small.shape[1]):
+        small[0, i] = np.int8(np.int8(small[0, i] ^ np.int8(8)) - np.int8(8))
+
+
+@njit(nogil=True, cache=True)
+def _encode_row(
+    x: Any,
+    row: Any,
+    scale: Any,
+    kind: Any,
+    floats: Any,
+    bits: Any,
+    small: Any,
+    pairs: Any,
+    codes: Any,
+    left: Any,
+) -> None:
+    """Codes of a block whose scale is a positive number."""
+    if kind == FP8:
+        _to_fp8(x, row, scale, floats, bits, codes)
+        if left:
+            _from_fp8(codes, row, floats, bits)
+            _subtract(x, row, scale, floats, 0)
+        return
+    _round(x, row, scale, floats, bits, small, 0)
+    if left:
+        _subtract(x, row, scale, small, 0)
+    if kind == INT4:
+        _pack_pairs(pairs, codes, row)
+    else:
+        for i in range(x.shape[1]):
+            codes[row, i] = np.uint8(small[0, i])
+
+
+@njit(nogil=True, cache=True)
+def _encode_rows(x: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any) -> None:
+    """Blocks of equal size: x (blocks, block), scales (blocks,), codes (blocks, bytes)."""
+    x_bits, scale_bits = x.view(np.int32), scales.view(np.int32)
+    bits = np.empty((2, x.shape[1]), np.int32)
+    # Zeros, because an odd block has half a byte to spare.
+    small = np.zeros((1, x.shape[1] + x.shape[1] % 2), np.int8)
+    floats, pairs = bits.view(np.float32), small.view(np.uint16)
+    for row in range(x.shape[0]):
+        maximum = _largest_bits(x_bits, row)
+        scale_bits[row] = maximum
+        if 0 < maximum < INFINITY:
+            _set_scale(scales, scale_bits, row, largest)
+            _encode_row(x, row, scales[row], kind, floats, bits, small, pairs, codes, left)
+            continue
+        codes[row, :] = 0
+        if maximum != 0:
+            scales[row] = np.nan
+            if left:
+                x[row, :] = np.nan
+
+
+@njit(nogil=True, cache=True)
+def _add_rows(scales: Any, codes: Any, kind: Any, weight: Any, out: Any) -> None:
+    """Blocks of equal size: scales (blocks,), codes (blocks, bytes), out (blocks, block)."""
+    bits = np.empty((1, out.shape[1]), np.int32)
+    small = np.empty((1, out.shape[1] + out.shape[1] % 2), np.int8)
+    floats, pairs, signed = bits.view(np.float32), small.view(np.uint16), codes.view(np.int8)
+    for row in range(out.shape[0]):
+        if kind == INT8:
+            _add(out, row, scales[row], weight, signed, row)
+        elif kind == INT4:
+            _unpack_pairs(codes, row, pairs, small)
+            _add(out, row, scales[row], weight, small, 0)
+        else:
+            _from_fp8(codes, row, floats, bits)
+            _add(out, row, scales[row], weight, floats, 0)
+
+
+@njit(nogil=True, cache=True)
+def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: Any, kind: Any) -> Any:
+    """The next `count` blocks as rows, from `places` on in the three arrays, which move on behind them."""
+    width = (block + 1) // 2 if kind == INT4 else block
+    start, number, place = places
+    places[0], places[1], places[2] = start + count * block, number + count, place + count * width
+    return (
+        x[start : places[0]].reshape((count, block)),
+        scales[number : places[1]],
+        codes[place : places[2]].reshape((count, width)),
+    )
+
+
+@njit(nogil=True, cache=True)
+def encode_blocks(
+    x: Any, sizes: Any, block: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any
+) -> None:
+    """float32: scales and codes of parts of these sizes; with `left`, x keeps what they do not say."""
+    places = np.zeros(3, np.int64)
+    for size in sizes:
+        # The whole blocks of a part, then the last one if that is shorter.
+        for count, length in ((size // block, block), (min(size % block, 1), size % block)):
+            if count > 0:
+                rows, row_scales, row_codes = _as_rows(x, scales, codes, places, count, length, kind)
+                _encode_rows(rows, kind, largest, row_scales, row_codes, left)
+
+
+@njit(nogil=True, cache=True)
+def add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weight: Any, out: Any) -> None:
+    """float32: out += weight · decoded, for parts of these sizes."""
+    places = np.zeros(3, np.int64)
+    for size in sizes:
+        for count, length in ((size // block, block), (min(size % block, 1), size % block)):
+            if count > 0:
+                rows, row_scales, row_codes = _as_rows(out, scales, codes, places, count, length, kind)
+                _add_rows(row_scales, row_codes, kind, weight, rows)

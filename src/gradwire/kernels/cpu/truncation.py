@@ -1,0 +1,106 @@
+"""The upper bits of float32, packed lane by lane: every step is the same shift of a whole row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_ROWS = 32
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)
+_QUIET = np.uint32(0x00400000)
+
+
+@njit(nogil=True, cache=True)
+def _cut(bits: Any, drop: Any, codes: Any) -> None:
+    """The upper 32 - drop bits; a NaN keeps a bit that tells it from Inf."""
+    for i in range(bits.size):
+        quiet = _QUIET if np.uint32(bits[i] & _MAGNITUDE) > _INFINITY else np.uint32(0)
+        codes[i] = np.uint32(np.uint32(bits[i] | quiet) >> drop)
+
+
+@njit(nogil=True, cache=True)
+def _subtract(x: Any, codes: Any, drop: Any, bits: Any, floats: Any) -> None:
+    for i in range(x.size):
+        bits[i] = np.uint32(codes[i] << drop)
+    for i in range(x.size):
+        x[i] -= floats[i]
+
+
+@njit(nogil=True, cache=True)
+def _pack_rows(codes: Any, width: Any, out: Any) -> None:
+    """Column by column, 32 codes of `width` bits to `width` words: (32, lanes) to (width, lanes)."""
+    for row in range(_ROWS):
+        word, shift = np.int64(row * width // 32), np.uint32(row * width % 32)
+        if shift == 0:
+            for lane in range(codes.shape[1]):
+                out[word, lane] = codes[row, lane]
+        else:
+            for lane in range(codes.shape[1]):
+                out[word, lane] |= np.uint32(codes[row, lane] << shift)
+        if shift + width > 32:
+            back = np.uint32(32 - shift)
+            for lane in range(codes.shape[1]):
+                out[word + 1, lane] = np.uint32(codes[row, lane] >> back)
+
+
+@njit(nogil=True, cache=True)
+def _unpack_rows(words: Any, width: Any, drop: Any, bits: Any) -> None:
+    """The reverse, shifted up again: (width, lanes) to float32's bits (32, lanes)."""
+    mask = np.uint32(np.uint32((1 << width) - 1) << drop)
+    for row in range(_ROWS):
+        word, shift = np.int64(row * width // 32), np.int64(row * width % 32)
+        # The code's lowest bit is `shift`, and goes to `drop`.
+        if shift <= drop:
+            up = np.uint32(drop - shift)
+            for lane in range(bits.shape[1]):
+                bits[row, lane] = np.uint32(words[word, lane] << up) & mask
+        else:
+            down = np.uint32(shift - drop)
+            for lane in range(bits.shape[1]):
+                bits[row, lane] = np.uint32(words[word, lane] >> down) & mask
+            up = np.uint32(32 - down)
+            for lane in range(bits.shape[1] if shift + width > 32 else 0):
+                bits[row, lane] |= np.uint32(words[word + 1, lane] << up) & mask
+
+
+@njit(nogil=True, cache=True)
+def _add(out: Any, weight: Any, floats: Any) -> None:
+    for i in range(out.size):
+        out[i] += weight * floats[i]
+
+
+@njit(nogil=True, cache=True)
+def pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
+    """float32: the upper 32 - drop bits of x in uint32 words; with `left`, x keeps the rest."""
+    x_bits, width, chunk = x.view(np.uint32), 32 - drop, _ROWS * lanes
+    codes, bits = np.empty(chunk, np.uint32), np.empty(chunk, np.uint32)
+    floats, low, place = bits.view(np.float32), np.uint32(drop), 0
+    for start in range(0, x.size, chunk):
+        here = slice(start, min(start + chunk, x.size))
+        count = here.stop - start
+        columns = min(lanes, (count + _ROWS - 1) // _ROWS)
+        _cut(x_bits[here], low, codes[:count])
+        codes[count:] = 0
+        if left:
+            _subtract(x[here], codes, low, bits, floats)
+        words = out[place : place + width * columns].reshape((width, columns))
+        _pack_rows(codes[: _ROWS * columns].reshape((_ROWS, columns)), width, words)
+        place += words.size
+
+
+@njit(nogil=True, cache=True)
+def add_upper(words: Any, drop: Any, lanes: Any, weight: Any, out: Any) -> None:
+    """float32: out += weight · what `pack_upper` kept."""
+    width, chunk, place = 32 - drop, _ROWS * lanes, 0
+    bits = np.empty(chunk, np.uint32)
+    floats = bits.view(np.float32)
+    for start in range(0, out.size, chunk):
+        here = slice(start, min(start + chunk, out.size))
+        columns = min(lanes, (here.stop - start + _ROWS - 1) // _ROWS)
+        packed = words[place : place + width * columns].reshape((width, columns))
+        _unpack_rows(packed, width, drop, bits[: _ROWS * columns].reshape((_ROWS, columns)))
+        _add(out[here], weight, floats)
+        place += packed.size

@@ -1,0 +1,173 @@
+"""Blocks in few bits against the reference, and both by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import LARGEST, BlockKind, add_blocks, code_bytes, count_blocks, encode_blocks
+from gradwire.kernels import reference_blocks as reference
+from tests.unit.kernels.inputs import FINITE, KINDS, constant, half_zeros, normal
+
+Inputs = Callable[[int], Tensor]
+SIZES = ([1], [2], [7], [256], [0, 255, 257, 0, 513], [4097], [1000, 3, 3], [40_009])
+every_kind = pytest.mark.parametrize("kind", LARGEST)
+every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+
+
+def encoded(x: Tensor, sizes: list[int], block: int, kind: BlockKind) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales, codes, and what is left."""
+    left = x.clone()
+    scales = torch.empty(count_blocks(sizes, block), dtype=reference.wide(x.dtype))
+    codes = torch.empty(code_bytes(sizes, block, kind), dtype=torch.uint8)
+    encode_blocks(left, sizes, block, kind, scales, codes, left=True)
+    return scales, codes, left
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Equal bits, but that any NaN is any other."""
+    return torch.equal(found.isnan(), expected.isnan()) and torch.equal(
+        found.masked_fill(found.isnan(), 0.0).view(torch.int32),
+        expected.masked_fill(expected.isnan(), 0.0).view(torch.int32),
+    )
+
+
+@every_input
+@every_kind
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_scales_codes_and_the_rest_are_those_of_the_reference(
+    kind: BlockKind, draw: Inputs, sizes: list[int]
+) -> None:
+    x = draw(sum(sizes))
+    for block in (1, 3, 64, 256, 50_000):
+        scales, codes, left = encoded(x, sizes, block, kind)
+        expected = x.clone()
+        found = reference.encode_blocks(expected, sizes, block, kind, LARGEST[kind], left=True)
+        assert same(scales, found[0])
+        assert torch.equal(codes, found[1])
+        assert same(left, expected)
+
+
+@every_input
+@every_kind
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_decoded_sums_are_those_of_the_reference(kind: BlockKind, draw: Inputs, sizes: list[int]) -> None:
+    x = draw(sum(sizes))
+    for block in (1, 3, 64, 256, 50_000):
+        scales, codes, _left = encoded(x, sizes, block, kind)
+        for weight in (1.0, -1.0, 1 / 3):
+            out, expected = normal(x.numel()), normal(x.numel())
+            add_blocks(scales, codes, sizes, block, kind, out, weight)
+            reference.add_blocks(scales, codes, sizes, block, kind, expected, weight)
+            assert same(out, expected)
+
+
+@every_kind
+def test_any_code_decodes_as_in_the_reference(kind: BlockKind) -> None:
+    codes = torch.arange(256).repeat(2).to(torch.uint8)
+    codes = codes[(codes & 0x7F) != 0x7F] if kind == "fp8" else codes  # NaN, which no finite block has
+    numel = codes.numel() * (2 if kind == "int4" else 1)
+    scales = torch.tensor([0.1, 3.0])
+    out, expected = torch.zeros(numel), torch.zeros(numel)
+    add_blocks(scales, codes, [numel], numel // 2, kind, out, 1.0)
+    reference.add_blocks(scales, codes, [numel], numel // 2, kind, expected, 1.0)
+    assert same(out, expected)
+
+
+@pytest.mark.parametrize("draw", FINITE, ids=lambda draw: draw.__name__)
+@every_kind
+def test_errors_are_within_the_bound(kind: BlockKind, draw: Inputs) -> None:
+    x = draw(4097)
+    scales, _codes, left = encoded(x, [4097], 256, kind)
+    s = scales.repeat_interleave(256)[:4097].double()
+    magnitude, slack = x.double().abs(), 1 + 2.0**-15
+    bound = torch.minimum(magnitude, s / 2) if kind != "fp8" else torch.maximum(magnitude / 16, s / 1024)
+    assert (left.double().abs() <= bound * slack + 2.0**-149).all()
+
+
+@pytest.mark.parametrize("draw", FINITE, ids=lambda draw: draw.__name__)
+@every_kind
+def test_nothing_decodes_to_more_than_its_blocks_maximum(kind: BlockKind, draw: Inputs) -> None:
+    x = draw(2048)
+    scales, codes, _left = encoded(x, [2048], 64, kind)
+    out = torch.zeros(2048)
+    add_blocks(scales, codes, [2048], 64, kind, out, 1.0)
+    maxima = x.abs().view(-1, 64).amax(1, keepdim=True)
+    # Below the normal range scales are rounded up, by a step of 2^-149 for each of `largest`.
+    allowed = maxima.double() + (maxima < 2.0**-100) * LARGEST[kind] * 2.0**-149
+    assert (out.view(-1, 64).abs().double() <= allowed).all()
+
+
+def test_by_hand() -> None:
+    x = torch.tensor([254.0, -3.0, 1.0, -0.9, 0.0, -14.0, 5.0])
+    scales, codes, left = encoded(x, [4, 3], 256, "int8")
+    assert scales.tolist() == [2.0, pytest.approx(14 / 127)]
+    # 1.5 and 0.5 are ties: to even.
+    assert codes.view(torch.int8).tolist() == [127, -2, 0, 0, 0, -127, 45]
+    assert left[:4].tolist() == pytest.approx([0.0, 1.0, 1.0, -0.9])
+    scales, codes, left = encoded(x[4:], [3], 256, "int4")
+    assert (scales.tolist(), codes.tolist()) == ([2.0], [0x90, 0x02])
+    assert left.tolist() == [0.0, 0.0, 1.0]
+    scales, codes, left = encoded(torch.tensor([448.0, -1.0, 2.0**-9, 2.0**-10, 17.0]), [5], 256, "fp8")
+    assert (scales.tolist(), codes.tolist()) == ([1.0], [0x7E, 0xB8, 0x01, 0x00, 0x58])
+    assert left.tolist() == [0.0, 0.0, 0.0, 2.0**-10, 1.0]
+
+
+@every_kind
+def test_zeros_are_zeros_and_what_is_not_finite_poisons_its_block_alone(kind: BlockKind) -> None:
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x = torch.cat([torch.zeros(64), torch.ones(64), torch.ones(64)])
+        x[70] = bad
+        scales, codes, left = encoded(x, [192], 64, kind)
+        out = torch.zeros(192)
+        add_blocks(scales, codes, [192], 64, kind, out, 1.0)
+        assert not out[:64].any()
+        assert not out[64:128].isfinite().any()
+        assert not left[64:128].isfinite().any()
+        assert out[128:].isfinite().all()
+
+
+@every_kind
+def test_a_parameter_does_not_depend_on_its_neighbours(kind: BlockKind) -> None:
+    x = torch.cat([normal(100), 1e6 * half_zeros(77), constant(300)])
+    scales, codes, left = encoded(x, [100, 77, 300], 256, kind)
+    alone = [encoded(part, [part.numel()], 256, kind) for part in x.split([100, 77, 300])]
+    for whole, pieces in zip((scales, codes, left), zip(*alone, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(pieces))
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_take_the_reference_path(kind: BlockKind, dtype: torch.dtype) -> None:
+    x = normal(1000).to(dtype)
+    scales, codes, left = encoded(x, [1000], 64, kind)
+    expected = x.clone()
+    found = reference.encode_blocks(expected, [1000], 64, kind, LARGEST[kind], left=True)
+    assert torch.equal(scales, found[0])
+    assert torch.equal(codes, found[1])
+    assert torch.equal(left, expected)
+    out = torch.zeros_like(x)
+    add_blocks(scales, codes, [1000], 64, kind, out, 1.0)
+    assert torch.equal(x - out, left)
+
+
+@every_kind
+def test_encoding_alone_only_reads(kind: BlockKind) -> None:
+    x, before = normal(1000), normal(1000)
+    scales, codes, _left = encoded(x, [1000], 64, kind)
+    again = torch.empty_like(scales), torch.empty_like(codes)
+    encode_blocks(x, [1000], 64, kind, *again, left=False)
+    assert torch.equal(x, before)
+    assert torch.equal(again[0], scales)
+    assert torch.equal(again[1], codes)
+
+
+def test_sizes_that_do_not_fit_raise() -> None:
+    scales, codes = torch.empty(2), torch.empty(100, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"are \(100, 2, 100\), but \(100, 1, 100\) for int8 in 256s"):
+        encode_blocks(torch.zeros(100), [100], 256, "int8", scales, codes, left=False)
+    with pytest.raises(ValueError, match="elements, blocks and bytes"):
+        add_blocks(scales, codes, [99], 50, "int8", torch.zeros(100), 1.0)
