@@ -26,12 +26,14 @@ from gradwire.codec import (
 from gradwire.codec.select import RandomK, ramp
 from gradwire.exchange import (
     Exchange,
+    acp_sgd,
     dense,
     every,
     gather,
     gtop_k,
     leader,
     ok_topk,
+    power_sgd,
     reduce,
     remember,
     sketch,
@@ -194,6 +196,17 @@ class ExchangeCase:
         return self.name
 
 
+def low_rank_coarse(rank: int) -> int:
+    """Roundings of a low-rank exchange relative to a unit's largest element, for matrices of up to 225 rows.
+
+    A factor's error on its way is that of 1/W, W − 1 sums and r products and sums in the mean and in what is
+    left: W + 2r + 3, relative to Σ_k |P_ik·Q_jk| ≤ ‖M_j‖ ≤ √rows·max|M|, as P is orthonormal (in ACP-SGD's
+    even steps likewise by the columns). In the mean over ranks ‖M_j‖ is at most √(W·rows) times the largest
+    mean magnitude, of which the law grants W times, and (W + 2r + 3)·√(rows/W) is largest for W = 1.
+    """
+    return (2 * rank + 4) * 15
+
+
 _EXCHANGES = (
     ExchangeCase("dense", dense()),
     ExchangeCase("reduce raw", reduce(Raw())),
@@ -234,6 +247,11 @@ _EXCHANGES = (
     ExchangeCase("sketch 1%", sketch(0.01)),
     ExchangeCase("sketch 30%, three rows", sketch(0.3, rows=3, table=1.0, candidates=2)),
     ExchangeCase("sketch all", sketch(1.0, rows=1, table=0.1, candidates=1)),
+    ExchangeCase("power 1", power_sgd(), coarse=low_rank_coarse(1)),
+    ExchangeCase("power 3", power_sgd(3), coarse=low_rank_coarse(3)),
+    ExchangeCase("acp 1", acp_sgd(), coarse=low_rank_coarse(1)),
+    ExchangeCase("acp 2", acp_sgd(2), coarse=low_rank_coarse(2)),
+    ExchangeCase("remember warm power 2", remember(warm(4, power_sgd(2))), coarse=low_rank_coarse(2)),
     ExchangeCase("every 1 dense", every(1, dense())),
     ExchangeCase("every 4 dense", every(4, dense())),
     ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
@@ -278,8 +296,16 @@ RECIPES = {
     "oktopk(ratio=0.05)": None,
     "gtopk(ratio=0.05)": None,
     "sketchsgd(ratio=0.05)": None,
+    "powersgd(rank=2)": None,
+    "acpsgd(rank=2)": None,
 }
 """Each with the type in which its payloads are summed."""
+
+COARSE = {
+    "powersgd(rank=2)": low_rank_coarse(2),
+    "acpsgd(rank=2)": low_rank_coarse(2),
+}
+"""Recipes that round elements together."""
 
 ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
 """Recipes that decide, and ratios of communication to computation at which they decide differently."""
@@ -301,5 +327,8 @@ def composed(text: str) -> Composition:
 
 EXCHANGES = (
     *_EXCHANGES,
-    *(ExchangeCase(f"recipe {text}", composed(text).exchange, sums) for text, sums in RECIPES.items()),
+    *(
+        ExchangeCase(f"recipe {text}", composed(text).exchange, sums, COARSE.get(text, 0))
+        for text, sums in RECIPES.items()
+    ),
 )

@@ -1,5 +1,6 @@
 """Agreement over a unit: one file per pattern, and the combinators that compose them."""
 
+from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.base import WHOLE, Exchange, Finish, run
 from gradwire.exchange.compose import forget, remember, warm
@@ -9,6 +10,7 @@ from gradwire.exchange.gather import gather
 from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
 from gradwire.exchange.ok_topk import ok_topk
+from gradwire.exchange.power_sgd import power_sgd
 from gradwire.exchange.reduce import reduce
 from gradwire.exchange.sketch import sketch
 
@@ -16,6 +18,7 @@ __all__ = [
     "WHOLE",
     "Exchange",
     "Finish",
+    "acp_sgd",
     "agreed",
     "dense",
     "every",
@@ -24,6 +27,7 @@ __all__ = [
     "gtop_k",
     "leader",
     "ok_topk",
+    "power_sgd",
     "reduce",
     "remember",
     "run",

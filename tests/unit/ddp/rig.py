@@ -49,6 +49,7 @@ BUCKETS = {"one": ONE_BUCKET, "reversed": REVERSED, "shuffled": SHUFFLED, "alone
 
 EVERY_RECIPE = {
     "auto": "auto",
+    "acpsgd": "acpsgd(warmup_steps=0)",
     "adacomp": "adacomp(bin_elements=50)",
     "bf16": "bf16",
     "covap": "covap(interval=3)",
@@ -63,6 +64,8 @@ EVERY_RECIPE = {
     "lwtopk": "lwtopk(ratio=0.1)",
     "mstopk": "mstopk(ratio=0.1)",
     "oktopk": "oktopk(ratio=0.1)",
+    "powersgd": "powersgd(warmup_steps=0)",
+    "powersgd, rank 3": "powersgd(rank=3, warmup_steps=1)",
     "randomk": "randomk(ratio=0.2)",
     "sidco": "sidco(ratio=0.1)",
     "sketchsgd": "sketchsgd(ratio=0.1)",
@@ -71,6 +74,7 @@ EVERY_RECIPE = {
     "topk, reuse": "topk(ratio=0.1, reuse=True)",
 }
 REMEMBERING = (
+    "acpsgd",
     "adacomp",
     "covap",
     "dgc",
@@ -81,6 +85,7 @@ REMEMBERING = (
     "lwtopk",
     "mstopk",
     "oktopk",
+    "powersgd",
     "randomk",
     "sidco",
     "sketchsgd",

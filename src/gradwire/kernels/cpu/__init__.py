@@ -6,6 +6,7 @@ No `parallel=True`: Numba's workqueue layer aborts the process when two threads 
 from gradwire.kernels.cpu import elias_fano
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
+from gradwire.kernels.cpu.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
@@ -23,9 +24,13 @@ __all__ = [
     "fold_momentum",
     "indices_near_maxima",
     "indices_reaching",
+    "left_products",
     "mask_zeros",
     "moments_reaching",
+    "orthonormalise",
+    "outer_products",
     "pack_bits",
+    "right_products",
     "sample_indices",
     "scatter",
     "stratified_indices",
