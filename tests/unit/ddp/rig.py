@@ -65,7 +65,7 @@ EVERY_RECIPE = {
     "mstopk": "mstopk(ratio=0.1)",
     "oktopk": "oktopk(ratio=0.1)",
     "powersgd": "powersgd(warmup_steps=0)",
-    "powersgd, rank 3": "powersgd(rank=3, warmup_steps=1)",
+    "powersgd, rank 3": "powersgd(rank=3, warmup_steps=0)",
     "randomk": "randomk(ratio=0.2)",
     "sidco": "sidco(ratio=0.1)",
     "sketchsgd": "sketchsgd(ratio=0.1)",
