@@ -173,6 +173,19 @@ def test_columns_become_orthonormal_and_span_the_same(
     assert beside.abs().max() <= 2e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_that_are_nearly_the_same_become_orthonormal(dtype: torch.dtype) -> None:
+    # A hundred-thousandth is left of each beside the first: one pass of Gram-Schmidt would leave them 1e5
+    # roundings of float64 away from orthogonal.
+    size, rank = 300, 6
+    factors = 1.0 + 1e-5 * torch.randn(rank, size, generator=generator(1), dtype=torch.float64)
+    factors = factors.to(dtype).view(-1)
+    orthonormalise(factors, torch.tensor([[0, size]]), rank)
+    found = factors.view(rank, size).double()
+    # 300 products of two numbers with a rounding each, of norm 1.
+    assert (found @ found.t() - torch.eye(rank)).abs().max() <= 4 * torch.finfo(dtype).eps
+
+
 def test_spare_columns_take_the_place_of_what_is_lost() -> None:
     spans = torch.tensor([[0, 4], [12, 3]])
     spare = torch.cat([torch.eye(4)[:3].reshape(-1), torch.eye(3).reshape(-1)])
