@@ -2,7 +2,9 @@
 
 See `gradwire.exchange.power_sgd` for how it differs from the paper's algorithm 1. Beyond that: a matrix is
 compressed wherever that makes it smaller (torch's hook asks for a factor of 2), and vectors and tiny tensors
-travel densely, as all do in the paper that are no matrices.
+travel densely, as all do in the paper that are no matrices. There is no dense start unless `warmup_steps`
+asks for one, as in the paper; torch's hook sends its first 1000 steps densely, which is safer and, on a link
+that needs compression, slow.
 """
 
 from gradwire.exchange import power_sgd, remember, warm
