@@ -32,6 +32,7 @@ from gradwire.codec import (
 from gradwire.codec.select import RandomK, ramp
 from gradwire.exchange import (
     Exchange,
+    acp_sgd,
     agreed,
     dense,
     every,
@@ -41,6 +42,7 @@ from gradwire.exchange import (
     leader,
     majority_vote,
     ok_topk,
+    power_sgd,
     reduce,
     remember,
     scatter_reduce,
@@ -255,6 +257,17 @@ class ExchangeCase:
         return self.name
 
 
+def low_rank_coarse(rank: int) -> int:
+    """Roundings of a low-rank exchange relative to a unit's largest element, for matrices of up to 225 rows.
+
+    A factor's error on its way is that of 1/W, W − 1 sums and r products and sums in the mean and in what is
+    left: W + 2r + 3, relative to Σ_k |P_ik·Q_jk| ≤ ‖M_j‖ ≤ √rows·max|M|, as P is orthonormal (in ACP-SGD's
+    even steps likewise by the columns). In the mean over ranks ‖M_j‖ is at most √(W·rows) times the largest
+    mean magnitude, of which the law grants W times, and (W + 2r + 3)·√(rows/W) is largest for W = 1.
+    """
+    return (2 * rank + 4) * 15
+
+
 _EXCHANGES = (
     ExchangeCase("dense", dense()),
     ExchangeCase("reduce raw", reduce(Raw())),
@@ -307,6 +320,11 @@ _EXCHANGES = (
     ExchangeCase("scatter truncate 18", scatter_reduce(truncate(18))),
     ExchangeCase("scatter top 30%", scatter_reduce(sparse(top_k(0.3)))),
     ExchangeCase("scatter random 10%", scatter_reduce(values(random_k(0.1)))),
+    ExchangeCase("power 1", power_sgd(), coarse=low_rank_coarse(1)),
+    ExchangeCase("power 3", power_sgd(3), coarse=low_rank_coarse(3)),
+    ExchangeCase("acp 1", acp_sgd(), coarse=low_rank_coarse(1)),
+    ExchangeCase("acp 2", acp_sgd(2), coarse=low_rank_coarse(2)),
+    ExchangeCase("remember warm power 2", remember(warm(4, power_sgd(2))), coarse=low_rank_coarse(2)),
     ExchangeCase("every 1 dense", every(1, dense())),
     ExchangeCase("every 4 dense", every(4, dense())),
     ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
@@ -372,6 +390,8 @@ RECIPES = {
     "truncate": None,
     "truncate(bits=10, feedback=True)": None,
     **dict.fromkeys(IN_BLOCKS),
+    "powersgd(rank=2)": None,
+    "acpsgd(rank=2)": None,
 }
 """Each with the type in which its payloads are summed."""
 
@@ -379,6 +399,8 @@ COARSE = {
     "efsignsgd": 2,
     "efsignsgd(block=64)": 2,
     "onebit": 2,
+    "powersgd(rank=2)": low_rank_coarse(2),
+    "acpsgd(rank=2)": low_rank_coarse(2),
     **dict.fromkeys(IN_BLOCKS, 4),
 }
 """Of recipes that round elements together: see `ExchangeCase`."""

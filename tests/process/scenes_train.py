@@ -12,6 +12,7 @@ import gradwire
 from tests.process.models import digest, optimizer_of, perceptron, train
 
 RECIPES = (
+    "acpsgd(warmup_steps=0)",
     "adacomp",
     "auto",
     "bf16",
@@ -34,6 +35,7 @@ RECIPES = (
     "mstopk(ratio=0.05)",
     "onebit",
     "oktopk(ratio=0.05)",
+    "powersgd(warmup_steps=0)",
     "randomk(ratio=0.1)",
     "sidco(ratio=0.05)",
     "signsgd",

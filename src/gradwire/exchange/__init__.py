@@ -1,5 +1,6 @@
 """Agreement over a unit: one file per pattern, and the combinators that compose them."""
 
+from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.base import WHOLE, Exchange, Finish, run
 from gradwire.exchange.compose import forget, remember, warm
@@ -10,6 +11,7 @@ from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
 from gradwire.exchange.majority import majority_vote
 from gradwire.exchange.ok_topk import ok_topk
+from gradwire.exchange.power_sgd import power_sgd
 from gradwire.exchange.reduce import reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.exchange.sketch import sketch
@@ -18,6 +20,7 @@ __all__ = [
     "WHOLE",
     "Exchange",
     "Finish",
+    "acp_sgd",
     "agreed",
     "dense",
     "every",
@@ -27,6 +30,7 @@ __all__ = [
     "leader",
     "majority_vote",
     "ok_topk",
+    "power_sgd",
     "reduce",
     "remember",
     "run",

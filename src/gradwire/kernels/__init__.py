@@ -19,6 +19,7 @@ from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
+from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
@@ -56,14 +57,18 @@ __all__ = [
     "index_type",
     "indices_near_maxima",
     "indices_reaching",
+    "left_products",
     "mask_zeros",
     "moments_reaching",
+    "orthonormalise",
+    "outer_products",
     "pack_bits",
     "pack_elias_fano",
     "pack_signs",
     "pack_upper",
     "prepare",
     "put",
+    "right_products",
     "sample_indices",
     "scale_type",
     "scatter",
@@ -119,3 +124,9 @@ def prepare() -> None:
         planes = Planes(4, numel, 3 if numel == 64 else 32)
         for dtype in (torch.int32, torch.int64):
             unpack_elias_fano(pack_elias_fano(torch.arange(4, dtype=dtype), planes), planes)
+    places, left, right = torch.tensor([[0, 8, 8, 0, 0]]), torch.ones(8), torch.ones(8)
+    left_products(x, places, 1, left, right)
+    right_products(x, places, 1, left, right)
+    outer_products(x, places, 1, left, right)
+    for factors in (left, left.double()):
+        orthonormalise(factors, places[:, [0, 1]], 1)

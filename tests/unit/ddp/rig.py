@@ -49,6 +49,7 @@ BUCKETS = {"one": ONE_BUCKET, "reversed": REVERSED, "shuffled": SHUFFLED, "alone
 
 EVERY_RECIPE = {
     "auto": "auto",
+    "acpsgd": "acpsgd(warmup_steps=0)",
     "adacomp": "adacomp(bin_elements=50)",
     "bf16": "bf16",
     "covap": "covap(interval=3)",
@@ -72,6 +73,8 @@ EVERY_RECIPE = {
     "mstopk": "mstopk(ratio=0.1)",
     "onebit": "onebit",
     "oktopk": "oktopk(ratio=0.1)",
+    "powersgd": "powersgd(warmup_steps=0)",
+    "powersgd, rank 3": "powersgd(rank=3, warmup_steps=0)",
     "randomk": "randomk(ratio=0.2)",
     "sidco": "sidco(ratio=0.1)",
     "signsgd": "signsgd",
@@ -85,6 +88,7 @@ EVERY_RECIPE = {
     "truncate, remembering": "truncate(feedback=True)",
 }
 REMEMBERING = (
+    "acpsgd",
     "adacomp",
     "covap",
     "dgc",
@@ -103,6 +107,7 @@ REMEMBERING = (
     "mstopk",
     "oktopk",
     "onebit",
+    "powersgd",
     "randomk",
     "sidco",
     "sketchsgd",

@@ -7,6 +7,7 @@ from gradwire.kernels.cpu import elias_fano
 from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
+from gradwire.kernels.cpu.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.signs import add_signs, pack_signs
@@ -33,11 +34,15 @@ __all__ = [
     "fold_momentum",
     "indices_near_maxima",
     "indices_reaching",
+    "left_products",
     "mask_zeros",
     "moments_reaching",
+    "orthonormalise",
+    "outer_products",
     "pack_bits",
     "pack_signs",
     "pack_upper",
+    "right_products",
     "sample_indices",
     "scatter",
     "stratified_indices",

@@ -1,0 +1,148 @@
+"""What low-rank exchanges share: which parameters are matrices, and where their factors lie and are kept.
+
+A parameter of shape (n, …) is a matrix of n rows. Those that a rank-r factorisation would not make smaller
+(r·(rows + columns) ≥ rows·columns), vectors, and whatever lies in the unit in part only, travel raw, in the
+same all-reduce as the first factors. A unit of which nothing is known counts as one matrix of ⌊√numel⌋ rows,
+and what is over is raw.
+
+All matrices of a unit are multiplied by one kernel call and travel in one buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels import orthonormalise
+from gradwire.moment import Moment, Part
+
+PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The left (rows) or right (columns) factors of a unit's matrices, one behind the other in a flat tensor.
+
+    `kind` is the name under which they are kept; `spans` is what `kernels.orthonormalise` takes.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    spans: Tensor
+    rank: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the flat tensor."""
+        return self.rank * int(self.spans[:, 1].sum())
+
+    def recall(self, at: Moment, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What is kept, orthonormal, flat and not to be changed; drawn at random, alike on all ranks, where
+        nothing is or the rank was another."""
+        random, found = at.shared(), []
+        for name, (_start, size) in zip(self.names, self.spans.tolist(), strict=True):
+            kept = at.kept.get(self.kind, name)
+            if kept is None or kept.shape != (self.rank, size):
+                kept = torch.randn(self.rank, size, generator=random, dtype=dtype)
+                orthonormalise(kept.view(-1), torch.tensor([[0, size]]), self.rank)
+            found.append(kept.to(device, dtype).view(-1))
+        return torch.cat(found) if found else torch.empty(0, dtype=dtype, device=device)
+
+    def keep(self, flat: Tensor, before: Tensor, at: Moment) -> None:
+        """Orthonormalise what all ranks have summed, in place, and keep it for the next step.
+
+        A column of which nothing is left (nobody had a gradient, or it was of a lower rank) would stay zero
+        for good, so it is taken from `before`, the columns that were kept until now.
+        """
+        orthonormalise(flat, self.spans, self.rank, before)
+        for name, (start, size) in zip(self.names, self.spans.tolist(), strict=True):
+            at.kept.put(self.kind, name, flat[start : start + self.rank * size].view(self.rank, size))
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The matrices of a unit, the factors of both sides, and the ranges [start, stop) that travel raw."""
+
+    places: Tensor
+    left: Factors
+    right: Factors
+    raw: tuple[tuple[int, int], ...]
+
+    @property
+    def raw_numel(self) -> int:
+        """Elements that travel raw."""
+        return sum(stop - start for start, stop in self.raw)
+
+    def take_raw(self, x: Tensor, out: Tensor, weight: float) -> None:
+        """Move the raw ranges of `x`, times `weight`, to `out` (raw_numel,); zeros stay."""
+        done = 0
+        for start, stop in self.raw:
+            torch.mul(x[start:stop], weight, out=out[done : done + stop - start])
+            x[start:stop].zero_()
+            done += stop - start
+
+    def land_raw(self, raw: Tensor, mean: Tensor) -> None:
+        """Write `raw` (raw_numel,) to the raw ranges of `mean`."""
+        done = 0
+        for start, stop in self.raw:
+            mean[start:stop] = raw[done : done + stop - start]
+            done += stop - start
+
+
+@lru_cache(maxsize=1024)
+def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
+    """Where everything lies in a unit of `numel` elements.
+
+    >>> found = arrange(32, (Part("weight", (4, 2, 3), 0, 24), Part("bias", (8,), 0, 8)), rank=1)
+    >>> found.places.tolist(), found.raw, found.left.numel, found.right.numel
+    ([[0, 4, 6, 0, 0]], ((24, 32),), 4, 6)
+    """
+    names, places, raw = [], [], []
+    start = at_left = at_right = 0
+    for part in parts or _square(numel):
+        rows, columns = _matrix(part)
+        if rank * (rows + columns) < rows * columns:
+            names.append(part.name)
+            places.append((start, rows, columns, at_left, at_right))
+            at_left += rank * rows
+            at_right += rank * columns
+        elif part.numel:
+            raw.append((start, start + part.numel))
+        start += part.numel
+    table = torch.tensor(places, dtype=torch.int64).view(-1, PLACES)
+    left, right = (
+        Factors(kind, tuple(names), table[:, list(SIDES[side])].contiguous(), rank)
+        for kind, side in (("P", "left"), ("Q", "right"))
+    )
+    return Arrangement(table, left, right, tuple(raw))
+
+
+def _matrix(part: Part) -> tuple[int, int]:
+    """Rows and columns; (1, numel), which no factorisation makes smaller, for what is no matrix."""
+    if not part.is_whole or len(part.shape) < 2 or not part.numel:
+        return 1, part.numel
+    return part.shape[0], math.prod(part.shape[1:])
+
+
+def _square(numel: int) -> Sequence[Part]:
+    rows = math.isqrt(numel)
+    columns = numel // max(rows, 1)
+    over = numel - rows * columns
+    return Part("", (rows, columns), 0, rows * columns), Part("over", (over,), 0, over)
+
+
+def factor_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of factors, and of what travels raw beside them."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_rank(rank: int) -> int:
+    """Raise `ValueError` unless `rank` is a rank."""
+    if rank < 1:
+        raise ValueError(f"rank={rank} must be at least 1; published results are of 1 to 4")
+    return rank

@@ -1,0 +1,138 @@
+"""Products of matrices with thin factors. A unit's matrices lie one behind the other and take one call.
+
+A row of `places` says of a matrix where it starts, its rows, its columns, and where its left and right
+factor start. Factors are flat, too: per matrix `rank` runs of as many numbers as it has rows or columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_LOST = 1e-6  # of a column of float32 that shrinks to this share, rounding is all that is left
+
+
+# Only the order of the sum is left to the compiler, so that it can use all lanes: half the time of eight sums
+# by hand. NaN and Inf mean what they mean. A rank's own product need not have anyone else's bits.
+@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+def _dot(a: Any, b: Any) -> Any:
+    total = np.float32(0.0)
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _add(out: Any, weight: Any, a: Any) -> None:
+    for i in range(out.size):
+        out[i] += weight * a[i]
+
+
+@njit(nogil=True, cache=True)
+def _scale(out: Any, weight: Any, a: Any) -> None:
+    for i in range(out.size):
+        out[i] = weight * a[i]
+
+
+@njit(nogil=True, cache=True)
+def left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtract: Any) -> None:
+    """float32: left = M·right for every matrix; with `subtract` M loses left·rightᵀ in the same pass."""
+    for matrix in range(places.shape[0]):
+        start, rows, columns, at_left, at_right = places[matrix]
+        for i in range(rows):
+            row = x[start + i * columns : start + (i + 1) * columns]
+            for k in range(rank):
+                left[at_left + k * rows + i] = _dot(
+                    row, right[at_right + k * columns : at_right + (k + 1) * columns]
+                )
+            if subtract:
+                for k in range(rank):
+                    factor = right[at_right + k * columns : at_right + (k + 1) * columns]
+                    _add(row, -left[at_left + k * rows + i], factor)
+
+
+@njit(nogil=True, cache=True)
+def right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
+    """float32: right = Mᵀ·left, and M loses left·rightᵀ."""
+    for matrix in range(places.shape[0]):
+        start, rows, columns, at_left, at_right = places[matrix]
+        right[at_right : at_right + rank * columns] = np.float32(0.0)
+        for i in range(rows):
+            row = x[start + i * columns : start + (i + 1) * columns]
+            for k in range(rank):
+                factor = right[at_right + k * columns : at_right + (k + 1) * columns]
+                _add(factor, left[at_left + k * rows + i], row)
+        for i in range(rows):
+            row = x[start + i * columns : start + (i + 1) * columns]
+            for k in range(rank):
+                factor = right[at_right + k * columns : at_right + (k + 1) * columns]
+                _add(row, -left[at_left + k * rows + i], factor)
+
+
+@njit(nogil=True, cache=True)
+def outer_products(out: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
+    """float32: out = left·rightᵀ where the matrices lie, each element summed in the order of the columns."""
+    for matrix in range(places.shape[0]):
+        start, rows, columns, at_left, at_right = places[matrix]
+        for i in range(rows):
+            row = out[start + i * columns : start + (i + 1) * columns]
+            _scale(row, left[at_left + i], right[at_right : at_right + columns])
+            for k in range(1, rank):
+                factor = right[at_right + k * columns : at_right + (k + 1) * columns]
+                _add(row, left[at_left + k * rows + i], factor)
+
+
+@njit(nogil=True, cache=True)
+def _norm(a: Any) -> Any:
+    total = 0.0
+    for i in range(a.size):
+        total += a[i] * a[i]
+    return np.sqrt(total)
+
+
+@njit(nogil=True, cache=True)
+def _accept(work: Any, taken: Any, k: Any, column: Any) -> Any:
+    """Make `column` the k-th of an orthonormal set, unless nothing of it is left beside those taken."""
+    total = 0.0
+    for i in range(column.size):
+        total += abs(np.float64(column[i]))
+    if total == 0.0:
+        return False
+    new = work[k]
+    for i in range(column.size):
+        new[i] = column[i] / total  # no square can overflow; and if anything is not finite, nothing is
+    before = _norm(new)
+    for _ in range(2):
+        for j in range(taken.size):
+            if taken[j]:
+                along = 0.0
+                for i in range(new.size):
+                    along += work[j, i] * new[i]
+                for i in range(new.size):
+                    new[i] -= along * work[j, i]
+    after = _norm(new)
+    if after <= _LOST * before:
+        return False
+    for i in range(new.size):
+        new[i] /= after
+    return True
+
+
+@njit(nogil=True, cache=True)
+def orthonormalise(factors: Any, spans: Any, rank: Any, spare: Any) -> None:
+    """float32 or float64: see the entrance. All sums are float64 and in order, so that bits are the same
+    wherever this runs."""
+    for matrix in range(spans.shape[0]):
+        start, size = spans[matrix]
+        work, taken = np.empty((rank, size)), np.zeros(rank, dtype=np.bool_)
+        for k in range(rank):
+            taken[k] = _accept(work, taken, k, factors[start + k * size : start + (k + 1) * size])
+        for k in range(rank):
+            for j in range(rank if spare.size else 0):
+                if not taken[k]:
+                    taken[k] = _accept(work, taken, k, spare[start + j * size : start + (j + 1) * size])
+        for k in range(rank):
+            for i in range(size):
+                factors[start + k * size + i] = work[k, i] if taken[k] else 0.0

@@ -1,0 +1,19 @@
+"""acpsgd: PowerSGD's two factors in turns, one per step (Zhang, Zhang, Shi, Chu and Li 2023).
+
+See `gradwire.exchange.acp_sgd` for how it differs from the paper. Vectors and tiny tensors travel densely.
+"""
+
+from gradwire.exchange import acp_sgd, remember, warm
+from gradwire.recipes.base import Composition, register
+
+
+@register
+def acpsgd(rank: int = 1, warmup_steps: int = 0) -> Composition:
+    """One of two low-rank factors per step with error feedback; one small all-reduce per unit.
+
+    Travels: rank·rows values of every matrix in even steps, rank·columns in odd ones.
+    Paper: Zhang et al. 2023, "Evaluation and optimization of gradient compression for distributed
+        deep learning".
+    Use when: as powersgd, where its two dependent all-reduces per unit cost more than half as many factors.
+    """
+    return Composition(remember(warm(warmup_steps, acp_sgd(rank))))

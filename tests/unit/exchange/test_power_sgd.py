@@ -1,0 +1,379 @@
+"""PowerSGD and ACP-SGD: against the papers' algorithms, and what becomes of factors over steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.ddp import state
+from gradwire.exchange import Exchange, acp_sgd, power_sgd
+from gradwire.exchange.low_rank import arrange
+from gradwire.moment import Moment, Part
+from tests.unit.ddp.rig import SHAPES, Rig, gradients
+from tests.unit.exchange.low_rank import (
+    acp_sgd_by_the_paper,
+    drawn,
+    parts_of,
+    power_sgd_by_the_paper,
+    slices,
+    steps,
+)
+
+PARTS = parts_of(bias=(30,), tall=(40, 12), wide=(12, 3, 15), same=(40, 12), tiny=(2, 2), none=(0, 4))
+NUMEL = sum(part.numel for part in PARTS)
+WHERE = slices(PARTS)
+MATRICES = ("tall", "wide", "same")
+BOTH = [power_sgd, acp_sgd]
+U = torch.finfo(torch.float32).eps / 2
+
+
+def normal(rank: int, step: int) -> Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def matrix(flat: Tensor, name: str) -> np.ndarray:
+    part = next(part for part in PARTS if part.name == name)
+    return flat[WHERE[name]].view(part.shape[0], -1).double().numpy()
+
+
+def start(rank: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """P of the second step and Q of the first, as an exchange draws them."""
+    unit, at = arrange(NUMEL, PARTS, rank), Moment(0, 0, 0, 1)
+    return drawn(unit.left, at), drawn(unit.right, at)
+
+
+# The exchange in float64 beside a float64 oracle: both err by some hundreds of u of that type.
+SAME = 1e-11
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_means_are_those_of_the_papers_power_sgd(world: int, rank: int) -> None:
+    runs = steps(power_sgd(rank), lambda *at: normal(*at).double(), PARTS, world, 5)
+    _, q = start(rank)
+    for name in MATRICES:
+        # Algorithm 2 with the authors' error: the error-fed gradient less the mean, on every rank.
+        error = np.zeros((world, *matrix(normal(0, 0), name).shape))
+        for step in range(5):
+            m = np.stack([matrix(normal(who, step), name) for who in range(world)]) + error
+            expected, q[name] = power_sgd_by_the_paper(m, q[name])
+            error = m - expected
+            assert np.abs(matrix(runs[0].means[step], name) - expected).max() <= SAME
+        # What ranks leave differs from theirs, but not in the mean over ranks.
+        left = np.mean([matrix(seen.unsent[-1], name) for seen in runs], axis=0)
+        assert np.abs(left - error.mean(0)).max() <= SAME
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
+def test_means_are_those_of_the_papers_acp_sgd(world: int, rank: int) -> None:
+    runs = steps(acp_sgd(rank), lambda *at: normal(*at).double(), PARTS, world, 6)
+    p, q = start(rank)
+    for name in MATRICES:
+        error = np.zeros((world, *matrix(normal(0, 0), name).shape))
+        for step in range(6):
+            m = np.stack([matrix(normal(who, step), name) for who in range(world)]) + error
+            expected, p[name], q[name] = acp_sgd_by_the_paper(m, p[name], q[name], step)
+            error = m - expected
+            assert np.abs(matrix(runs[0].means[step], name) - expected).max() <= SAME
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_float32_is_float64_but_for_rounding(build: type) -> None:
+    wide = steps(build(2), lambda *at: normal(*at).double(), PARTS, 1, 1)[0]
+    narrow = steps(build(2), normal, PARTS, 1, 1)[0]
+    # Factors are drawn anew in each type, so what can be compared is what their own projection leaves.
+    for seen in (wide, narrow):
+        for name in MATRICES:
+            came, left = matrix(seen.came[0], name), matrix(seen.unsent[0], name)
+            assert np.linalg.matrix_rank(came - left, tol=1e-3) == 2
+            # An orthogonal projection: what is left is orthogonal to what is sent; 40 terms of u each.
+            inner = np.abs((matrix(seen.means[0], name) * left).sum())
+            assert inner <= 100 * U * np.square(came).sum()
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_what_is_left_is_never_larger(build: type) -> None:
+    for seen in steps(build(2), normal, PARTS, 3, 8):
+        for came, left in zip(seen.came, seen.unsent, strict=True):
+            for name in MATRICES:
+                # Rounding of an orthonormal factor: a few u.
+                assert np.linalg.norm(matrix(left, name)) <= np.linalg.norm(matrix(came, name)) * (1 + 8 * U)
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_vectors_and_what_would_not_get_smaller_travel_raw(build: type) -> None:
+    runs = steps(build(2), normal, PARTS, 2, 2)
+    for name in ("bias", "tiny"):
+        exact = (normal(0, 0) + normal(1, 0))[WHERE[name]] / 2
+        assert torch.equal(runs[0].means[0][WHERE[name]], exact)
+        assert not runs[0].unsent[0][WHERE[name]].any()
+
+
+def test_which_parameters_are_matrices() -> None:
+    assert arrange(NUMEL, PARTS, 1).left.names == MATRICES
+    assert arrange(NUMEL, PARTS, 9).left.names == MATRICES  # 9 (40 + 12) < 40 · 12
+    assert arrange(NUMEL, PARTS, 10).left.names == ()
+    halves = (Part("tall", (40, 12), 0, 240), Part("other", (40, 12), 240, 480))
+    assert arrange(480, halves, 1).raw == ((0, 240), (240, 480))
+    assert arrange(1003, (), 1).places.tolist() == [[0, 31, 32, 0, 0]]
+    assert arrange(1003, (), 1).raw == ((992, 1003),)
+    assert arrange(0, (), 1).raw == ()
+
+
+def test_rounds_of_both() -> None:
+    at = Moment(0, 0, 0, 2, parts=PARTS)
+    assert [each.numel for each in power_sgd(2).rounds(NUMEL, torch.float32, at)] == [2 * 92 + 34, 2 * 69]
+    assert [each.numel for each in acp_sgd(2).rounds(NUMEL, torch.float32, at)] == [2 * 92 + 34]
+    odd = replace(at, step=1)
+    assert [each.numel for each in acp_sgd(2).rounds(NUMEL, torch.float32, odd)] == [2 * 69 + 34]
+    for build in BOTH:
+        assert build(10).rounds(NUMEL, torch.float16, at)[0].numel == NUMEL
+        assert build().rounds(0, torch.float32, Moment(0, 0, 0, 2)) == ()
+        with pytest.raises(ValueError, match="rank=0"):
+            build(0)
+
+
+def low_rank(rank: int, seed: int) -> Tensor:
+    """A unit whose matrices are of this rank."""
+    random, x = torch.Generator().manual_seed(seed), torch.zeros(NUMEL)
+    for part in PARTS:
+        if part.name in MATRICES:
+            rows, columns = part.shape[0], part.numel // part.shape[0]
+            left, right = (
+                torch.randn(rows, rank, generator=random),
+                torch.randn(rank, columns, generator=random),
+            )
+            x[WHERE[part.name]] = (left @ right).view(-1)
+    return x
+
+
+@pytest.mark.parametrize("build", BOTH)
+@pytest.mark.parametrize("of_rank", [1, 2, 3])
+def test_a_mean_of_low_rank_arrives_whole(build: type, of_rank: int) -> None:
+    # The ranks' own gradients are of full rank; what they disagree in cancels.
+    shared, noise = low_rank(of_rank, 5), normal(9, 9)
+    runs = steps(build(3), lambda who, _: shared + (1 - 2 * who) * noise, PARTS, 2, 3, feedback=False)
+    for name in MATRICES:
+        # The span of M·Q for a random Q holds all of M, if M is of the rank of Q or less: in one step of
+        # PowerSGD, and in the second of ACP-SGD, whose first has but a random Q. Rounding: hundreds of u.
+        error = np.abs(matrix(runs[0].means[1], name) - matrix(shared, name)).max()
+        assert error <= 1e-4 * np.abs(matrix(shared, name)).max()
+
+
+@pytest.mark.parametrize("build", BOTH)
+@pytest.mark.parametrize("rank", [1, 2])
+def test_of_a_constant_mean_the_best_approximation_is_found(build: type, rank: int) -> None:
+    # Singular values that fall by halves: the angle shrinks by half or more in each step of power iteration,
+    # by a quarter in the approximation's error.
+    x, best = torch.zeros(NUMEL), {}
+    for name in MATRICES:
+        u, _, v = np.linalg.svd(matrix(normal(3, 3), name), full_matrices=False)
+        s = 0.5 ** np.arange(len(v))
+        x[WHERE[name]] = torch.from_numpy((u * s) @ v).float().view(-1)
+        best[name] = (u[:, :rank] * s[:rank]) @ v[:rank]
+    seen = steps(build(rank), lambda *_: x, PARTS, 1, 40, feedback=False)[0]
+    for name in MATRICES:
+        assert np.abs(matrix(seen.means[0], name) - best[name]).max() > 1e-3
+        # Rounding: a few u times a norm of 1, over the gap of a quarter.
+        assert np.abs(matrix(seen.means[-1], name) - best[name]).max() <= 100 * U
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_columns_without_a_gradient_do_not_end_the_warm_start(build: type) -> None:
+    # Of rank 1 for six steps, then nothing at all for two, then of rank 3.
+    kinds = [low_rank(1, 1)] * 6 + [torch.zeros(NUMEL)] * 2 + [low_rank(3, 2)] * 3
+    seen = steps(build(3), lambda _who, step: kinds[step], PARTS, 1, len(kinds), feedback=False)[0]
+    for step in (6, 7):
+        assert not seen.means[step].any(), "nobody sends what nobody has"
+    for name in MATRICES:
+        for kind in seen.kept.committed.values():
+            gram = kind[name].double() @ kind[name].double().t()
+            assert (gram - torch.eye(3)).abs().max() <= 1e-5, "all columns are there, and orthonormal"
+        error = np.abs(matrix(seen.means[-1], name) - matrix(kinds[-1], name)).max()
+        assert error <= 1e-4 * np.abs(matrix(kinds[-1], name)).max()
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_rows_and_columns_of_zeros_stay_zero(build: type) -> None:
+    x = normal(1, 1)
+    x[WHERE["tall"]].view(40, 12)[:, 5] = 0.0
+    x[WHERE["tall"]].view(40, 12)[7] = 0.0
+    for exchange in (build(1), build(3)):
+        # Without feedback: the random Q of ACP-SGD's first step sends and leaves something in the column.
+        seen = steps(exchange, lambda *_: x, PARTS, 2, 4, feedback=False)[0]
+        for mean in seen.means[1:]:
+            found = matrix(mean, "tall")
+            assert np.isfinite(found).all()
+            assert not found[7].any()
+            assert not found[:, 5].any()
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_an_idle_rank_keeps_nothing_and_idle_everywhere_is_exactly_zero(build: type) -> None:
+    def gradient(who: int, step: int) -> Tensor:
+        x = normal(who, step)
+        x[WHERE["wide"]] = 0.0
+        if who == 1:
+            x[WHERE["tall"]] = 0.0
+        return x
+
+    runs = steps(build(2), gradient, PARTS, 3, 4)
+    for seen in runs:
+        assert not any(mean[WHERE["wide"]].any() for mean in seen.means)
+        assert not any(left[WHERE["wide"]].any() for left in seen.unsent)
+    assert not any(left[WHERE["tall"]].any() for left in runs[1].unsent)
+    assert runs[0].means[0][WHERE["tall"]].any()
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_what_is_kept_has_the_same_bits_on_all_ranks(build: type) -> None:
+    runs = steps(build(3), normal, PARTS, 5, 4)
+    for seen in runs[1:]:
+        for kind, tensors in runs[0].kept.committed.items():
+            assert tensors.keys() == set(MATRICES)
+            assert all(torch.equal(seen.kept.committed[kind][name], tensors[name]) for name in tensors)
+
+
+def test_matrices_do_not_depend_on_their_neighbours() -> None:
+    together = steps(power_sgd(2), normal, PARTS, 2, 1)
+    kept = together[0].kept
+    alone = tuple(part for part in PARTS if part.name == "same")
+
+    def second(parts: tuple[Part, ...], where: slice) -> Tensor:
+        def body(comm: Comm) -> Tensor:
+            x = normal(comm.rank, 1)[where].clone()
+            mean = torch.empty_like(x)
+            at = Moment(1, 0, comm.rank, 2, parts=parts, kept=kept)
+            power_sgd(2).start(x, mean, comm, at)()
+            return mean
+
+        return run_ranks(2, body)[0]
+
+    assert torch.equal(second(PARTS, slice(None))[WHERE["same"]], second(alone, WHERE["same"]))
+
+
+@pytest.mark.parametrize("build", BOTH)
+def test_another_rank_starts_anew(build: type) -> None:
+    kept = steps(build(1), normal, PARTS, 1, 2)[0].kept
+    at = Moment(2, 0, 0, 1, parts=PARTS, kept=kept)
+    x, mean = normal(0, 2), torch.empty(NUMEL)
+    run_ranks(1, lambda comm: build(3).start(x, mean, comm, at)())
+    kept.commit()
+    newest = kept.committed["Q" if build is power_sgd else "P"]
+    assert all(tensor.shape[0] == 3 for tensor in newest.values())
+    assert mean.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("build", BOTH)
+def test_what_is_not_finite_makes_its_matrix_so_on_all_ranks(build: type, value: float) -> None:
+    def gradient(who: int, _step: int) -> Tensor:
+        x = normal(who, 0)
+        x[WHERE["wide"].start + 100 : WHERE["wide"].start + 101] = value if who == 1 else 1.0
+        return x
+
+    for step in (0, 1):
+        count = step + 1
+        for seen in steps(build(2), gradient, PARTS, 2, count, feedback=False):
+            bad = ~seen.means[step].isfinite()
+            assert bad[WHERE["wide"]].any()
+            assert not bad[WHERE["bias"]].any()
+
+
+def test_zeros_of_a_failed_rank_are_read() -> None:
+    for exchange in (power_sgd(2), acp_sgd(2)):
+        runs = steps(exchange, lambda who, step: normal(who, step) * (who == 0), PARTS, 2, 2)
+        assert all(mean.isfinite().all() for mean in runs[0].means)
+
+
+# -- through whole steps: what is kept is state, by parameter name
+
+TEXTS = {"powersgd(rank=2)": "Q", "acpsgd(rank=2)": "P"}
+LARGE = ("first.weight", "middle.weight", "last.weight")
+
+
+def kept_of(rig: Rig) -> dict[str, dict[str, Tensor]]:
+    """A copy, by kind and name."""
+    return state.save(rig.engine)["kept"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_factors_are_state_by_parameter_name(text: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, text, unit_elements=389)
+        rig.step(gradients(comm.rank, 0))
+        kept = kept_of(rig)[TEXTS[text]]
+        assert kept.keys() == set(LARGE)
+        for name in LARGE:
+            side = SHAPES[name][1 if TEXTS[text] == "Q" else 0]
+            assert kept[name].shape == (2, side)
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_step_that_is_not_finite_leaves_factors_bit_for_bit(text: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, text, unit_elements=389)
+        for step in range(3):
+            rig.step(gradients(comm.rank, step))
+        before = kept_of(rig)
+        grads = gradients(comm.rank, 3)
+        if comm.rank == 1:
+            grads["middle.weight"][5] = torch.nan
+        assert not rig.step(grads).step.committed
+        after = kept_of(rig)
+        assert before.keys() == after.keys()
+        for kind, tensors in before.items():
+            assert all(torch.equal(after[kind][name], tensors[name]) for name in tensors)
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened(text: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig, resumed = Rig(comm, text), Rig(comm, text)
+        for step in range(3):
+            rig.step(gradients(comm.rank, step))
+        state.load(resumed.engine, state.save(rig.engine))
+        for step in range(3, 6):
+            expected, found = rig.step(gradients(comm.rank, step)), resumed.step(gradients(comm.rank, step))
+            assert torch.equal(found.flat(), expected.flat())
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_checkpoint_of_another_world_goes_on_with_the_same_factors(text: str) -> None:
+    def save(comm: Comm) -> dict[str, object]:
+        rig = Rig(comm, text)
+        for step in range(3):
+            rig.step(gradients(comm.rank, step))
+        return state.save(rig.engine)
+
+    saved = run_ranks(3, save)
+    same = gradients(7, 7)
+
+    def follow(comm: Comm) -> Tensor:
+        rig = Rig(comm, text)
+        state.load(rig.engine, saved if comm.world != 3 else saved[comm.rank])
+        assert all(torch.equal(kept_of(rig)[TEXTS[text]][name], kept) for name, kept in expected.items())
+        return rig.step(same).flat()
+
+    expected = saved[0]["kept"][TEXTS[text]]  # type: ignore[index]
+    three, two = run_ranks(3, follow)[0], run_ranks(2, follow)[0]
+    # The mean of what was unsent is the same, and so is the next mean: up to rounding of numbers below 32.
+    assert (three - two).abs().max() <= 1e-4
+
+
+def test_the_exchanges_say_what_they_are() -> None:
+    exchanges: list[Exchange] = [power_sgd(), acp_sgd()]
+    for exchange in exchanges:
+        assert (exchange.grain, exchange.conserves, exchange.contractive) == (0, True, True)
