@@ -9,17 +9,21 @@ from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
+from gradwire.kernels.noise import random_words
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
+from gradwire.kernels.stochastic import Grid, add_quantized, quantize, step_type
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
 
 __all__ = [
     "Folded",
+    "Grid",
     "Moments",
     "Planes",
     "add_at",
+    "add_quantized",
     "chunk_topk_indices",
     "count_sketch",
     "count_sketch_estimates",
@@ -35,8 +39,11 @@ __all__ = [
     "pack_elias_fano",
     "prepare",
     "put",
+    "quantize",
+    "random_words",
     "sample_indices",
     "scatter",
+    "step_type",
     "stratified_indices",
     "take",
     "take_topk",
@@ -74,3 +81,9 @@ def prepare() -> None:
         planes = Planes(4, numel, 3 if numel == 64 else 32)
         for dtype in (torch.int32, torch.int64):
             unpack_elias_fano(pack_elias_fano(torch.arange(4, dtype=dtype), planes), planes)
+    random_words(0, 64)
+    for bits in (2, 4, 8):
+        grid = Grid((64,), 32, bits)
+        steps, codes = torch.empty(2), torch.empty(grid.code_bytes, dtype=torch.uint8)
+        quantize(x, grid, 0, steps, codes)
+        add_quantized(steps, codes, grid, x, 1.0)

@@ -6,14 +6,17 @@ No `parallel=True`: Numba's workqueue layer aborts the process when two threads 
 from gradwire.kernels.cpu import elias_fano
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
+from gradwire.kernels.cpu.noise import random_words
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
+from gradwire.kernels.cpu.stochastic import add_quantized, quantize
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import take_topk, topk_indices
 
 __all__ = [
     "add_at",
+    "add_quantized",
     "chunk_maxima",
     "chunk_topk",
     "count_sketch",
@@ -26,6 +29,8 @@ __all__ = [
     "mask_zeros",
     "moments_reaching",
     "pack_bits",
+    "quantize",
+    "random_words",
     "sample_indices",
     "scatter",
     "stratified_indices",
