@@ -16,10 +16,12 @@ from gradwire.codec import (
     everything,
     layer_top_k,
     ms_top_k,
+    qsgd,
     random_k,
     sampled_top_k,
     sidco,
     sparse,
+    tern_grad,
     top_k,
     values,
 )
@@ -142,9 +144,23 @@ def left_by_narrow(ratio: float, dtype: torch.dtype) -> Callable[[int], float]:
     return lambda numel: left_by(top_k(ratio))(numel) + left_by_rounding(dtype)(numel)
 
 
+def left_by_levels(bits: int, bucket: int) -> Callable[[int], float]:
+    """γ = d/s² of s levels and buckets of d elements: none moves by more than a step, ‖x‖/s.
+
+    The step, the quotient by it and the product with it are rounded, and so is what is left: by at most
+    (‖x‖ + step)·8u per element.
+    """
+    levels = 2 ** (bits - 1) - 1
+    return lambda numel: min(bucket, max(numel, 1)) * (1.0 / levels + 1e-6) ** 2
+
+
 def half_smallest(dtype: torch.dtype) -> float:
     """Below the normal range the error is absolute: half the smallest subnormal."""
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+
+
+LEVEL_FLOOR = 2.0 * torch.finfo(F32).smallest_normal * torch.finfo(F32).eps
+"""Below the normal range a step is rounded up by at most one smallest subnormal; so is what is left."""
 
 
 CODECS = (
@@ -174,6 +190,15 @@ CODECS = (
     CodecCase("values random 1%", values(random_k(0.01)), left_by(random_k(0.01)), in_mean=True),
     CodecCase("values random 50%", values(random_k(0.5)), left_by(random_k(0.5)), in_mean=True),
     CodecCase("values everything", values(everything()), left_by(everything())),
+    CodecCase("qsgd 8", qsgd(8), left_by_levels(8, 512), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 8 max 100", qsgd(8, 100, "max"), left_by_levels(8, 100), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 4", qsgd(4), left_by_levels(4, 512), exact=False),
+    CodecCase("qsgd 4 of 30", qsgd(4, 30), left_by_levels(4, 30), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 4 max of 45", qsgd(4, 45, "max"), left_by_levels(4, 45), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 2", qsgd(2), left_by_levels(2, 512), exact=False),
+    CodecCase("qsgd 2 max", qsgd(2, 512, "max"), left_by_levels(2, 512), exact=False),
+    CodecCase("tern_grad", tern_grad(), left_by_levels(2, 512), exact=False),
+    CodecCase("tern_grad clipped", tern_grad(2.5), left_by_levels(2, 512), exact=False),
 )
 
 
@@ -249,6 +274,13 @@ _EXCHANGES = (
     ExchangeCase("every 2 sketch", every(2, remember(sketch(0.1)))),
     ExchangeCase("covap", remember(every(4, dense()), Residual(0.5, 0.1, 50))),
     ExchangeCase("warm remember reduce f16", warm(4, remember(reduce(cast(F16)))), F16),
+    ExchangeCase("gather qsgd 8", gather(qsgd(8)), coarse=2),
+    ExchangeCase("gather qsgd 4 max", gather(qsgd(4, 64, "max")), coarse=11),
+    ExchangeCase("gather qsgd 2", gather(qsgd(2, 100)), coarse=110),
+    ExchangeCase("gather tern_grad", gather(tern_grad()), coarse=11),
+    ExchangeCase("gather tern_grad clipped", gather(tern_grad(2.5)), coarse=11),
+    ExchangeCase("every 2 qsgd", every(2, gather(qsgd(8))), coarse=2),
+    ExchangeCase("remember qsgd", remember(gather(qsgd(8))), coarse=2),
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
 )
 
@@ -278,8 +310,24 @@ RECIPES = {
     "oktopk(ratio=0.05)": None,
     "gtopk(ratio=0.05)": None,
     "sketchsgd(ratio=0.05)": None,
+    "qsgd": None,
+    "qsgd(feedback=True)": None,
+    "qsgd(bits=4)": None,
+    "qsgd(bits=2, norm='max')": None,
+    "terngrad": None,
+    "terngrad(clip=2.5)": None,
 }
 """Each with the type in which its payloads are summed."""
+
+COARSE = {
+    "qsgd": 2,
+    "qsgd(feedback=True)": 2,
+    "qsgd(bits=4)": 36,
+    "qsgd(bits=2, norm='max')": 11,
+    "terngrad": 11,
+    "terngrad(clip=2.5)": 11,
+}
+"""Roundings relative to the largest element: up to W + 4 = 11 of a step of √d/s of it (Euclidean) or 1/s."""
 
 ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
 """Recipes that decide, and ratios of communication to computation at which they decide differently."""
@@ -301,5 +349,8 @@ def composed(text: str) -> Composition:
 
 EXCHANGES = (
     *_EXCHANGES,
-    *(ExchangeCase(f"recipe {text}", composed(text).exchange, sums) for text, sums in RECIPES.items()),
+    *(
+        ExchangeCase(f"recipe {text}", composed(text).exchange, sums, COARSE.get(text, 0))
+        for text, sums in RECIPES.items()
+    ),
 )

@@ -2,6 +2,7 @@
 
 from gradwire.codec.base import Codec
 from gradwire.codec.cast import cast
+from gradwire.codec.qsgd import qsgd
 from gradwire.codec.select import (
     Selector,
     ada_comp,
@@ -17,6 +18,7 @@ from gradwire.codec.select import (
     top_k,
 )
 from gradwire.codec.sparse import sparse, values
+from gradwire.codec.tern_grad import tern_grad
 
 __all__ = [
     "Codec",
@@ -28,11 +30,13 @@ __all__ = [
     "fixed_threshold",
     "layer_top_k",
     "ms_top_k",
+    "qsgd",
     "random_k",
     "reused_threshold",
     "sampled_top_k",
     "sidco",
     "sparse",
+    "tern_grad",
     "top_k",
     "values",
 ]

@@ -13,7 +13,7 @@ from gradwire.kernels.noise import random_words
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
-from gradwire.kernels.stochastic import Grid, add_quantized, quantize, step_type
+from gradwire.kernels.stochastic import Grid, Norm, add_quantized, quantize, step_type
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
 
@@ -21,6 +21,7 @@ __all__ = [
     "Folded",
     "Grid",
     "Moments",
+    "Norm",
     "Planes",
     "add_at",
     "add_quantized",

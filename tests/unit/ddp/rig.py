@@ -63,9 +63,13 @@ EVERY_RECIPE = {
     "lwtopk": "lwtopk(ratio=0.1)",
     "mstopk": "mstopk(ratio=0.1)",
     "oktopk": "oktopk(ratio=0.1)",
+    "qsgd": "qsgd",
+    "qsgd, feedback": "qsgd(feedback=True)",
+    "qsgd, 4 bits": "qsgd(bits=4, bucket=100, norm='max')",
     "randomk": "randomk(ratio=0.2)",
     "sidco": "sidco(ratio=0.1)",
     "sketchsgd": "sketchsgd(ratio=0.1)",
+    "terngrad": "terngrad",
     "threshold": "threshold(threshold=1.5)",
     "topk": "topk(ratio=0.1)",
     "topk, reuse": "topk(ratio=0.1, reuse=True)",
@@ -81,6 +85,7 @@ REMEMBERING = (
     "lwtopk",
     "mstopk",
     "oktopk",
+    "qsgd, feedback",
     "randomk",
     "sidco",
     "sketchsgd",
@@ -90,7 +95,7 @@ REMEMBERING = (
 )
 
 
-FORGETTING: frozenset[str] = frozenset()
+FORGETTING: frozenset[str] = frozenset({"qsgd", "qsgd, 4 bits", "terngrad"})
 """Recipes that do not remember what they do not send, or whose mean is none."""
 
 
