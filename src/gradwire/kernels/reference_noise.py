@@ -3,8 +3,9 @@
 A word is a bijection of the index, given the key: the finalizer of MurmurHash3 (Appleby 2011, public domain),
 applied to a Weyl sequence with the golden ratio's multiplier.
 
-Differences from the original: a second half of the key enters between its two rounds, so that streams of
-different keys are not each other's words in another order.
+Differences from the original: two halves of a hashed key enter, one before each of its two rounds, so that
+streams of different keys are not each other's words in another order. The second half is mixed by one round
+only; that keys which differ in a bit have nothing in common is the work of SplitMix64, which hashes them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.kernels.reference import splitmix64
+
 WORD = 0xFFFFFFFF
 
 
 def halves(key: int) -> tuple[int, int]:
-    """The lower and the upper 32 bits of a key of 64."""
-    return key & WORD, key >> 32 & WORD
+    """The lower and the upper 32 bits of the hash of a key of 64."""
+    _, hashed = splitmix64(key)
+    return hashed & WORD, hashed >> 32
 
 
 def random_words(key: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
