@@ -19,12 +19,14 @@ from gradwire.codec import (
     layer_top_k,
     ms_top_k,
     one_bit,
+    qsgd,
     random_k,
     reused_threshold,
     sampled_top_k,
     sidco,
     sign,
     sparse,
+    tern_grad,
     top_k,
     truncate,
     values,
@@ -160,6 +162,16 @@ def left_by_signs(block: int) -> Callable[[int], float]:
     return lambda numel: 1.0 - 1.0 / max(1, min(block, numel))
 
 
+def left_by_levels(bits: int, bucket: int) -> Callable[[int], float]:
+    """γ = d/s² of s levels and buckets of d elements: none moves by more than a step, ‖x‖/s.
+
+    The step, the quotient by it and the product with it are rounded, and so is what is left: by at most
+    (‖x‖ + step)·8u per element.
+    """
+    levels = 2 ** (bits - 1) - 1
+    return lambda numel: min(bucket, max(numel, 1)) * (1.0 / levels + 1e-6) ** 2
+
+
 def half_smallest(dtype: torch.dtype) -> float:
     """Below the normal range the error is absolute: half the smallest subnormal."""
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
@@ -195,6 +207,10 @@ def raised_scale(kind: BlockKind) -> float:
 BLOCKS: tuple[tuple[BlockKind, int], ...] = (
     ("int8", 256), ("int8", 7), ("int4", 256), ("int4", 33), ("fp8", 256),
 )  # fmt: skip
+
+LEVEL_FLOOR = 2.0 * torch.finfo(F32).smallest_normal * torch.finfo(F32).eps
+"""Below the normal range a step is rounded up by at most one smallest subnormal; so is what is left."""
+
 
 CODECS = (
     CodecCase("raw", Raw(), lambda numel: 0.0),
@@ -237,6 +253,15 @@ CODECS = (
     CodecCase("truncate 18", truncate(18), lambda numel: 4.0**-5, 2.0**18 * 2 * half_smallest(F32)),
     CodecCase("truncate 20", truncate(20), lambda numel: 4.0**-3, 2.0**20 * 2 * half_smallest(F32)),
     CodecCase("truncate 1", truncate(1), lambda numel: 4.0**-22, 2.0 * 2 * half_smallest(F32)),
+    CodecCase("qsgd 8", qsgd(8), left_by_levels(8, 512), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 8 max 100", qsgd(8, 100, "max"), left_by_levels(8, 100), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 4", qsgd(4), left_by_levels(4, 512), exact=False),
+    CodecCase("qsgd 4 of 30", qsgd(4, 30), left_by_levels(4, 30), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 4 max of 45", qsgd(4, 45, "max"), left_by_levels(4, 45), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 2", qsgd(2), left_by_levels(2, 512), exact=False),
+    CodecCase("qsgd 2 max", qsgd(2, 512, "max"), left_by_levels(2, 512), exact=False),
+    CodecCase("tern_grad", tern_grad(), left_by_levels(2, 512), exact=False),
+    CodecCase("tern_grad clipped", tern_grad(2.5), left_by_levels(2, 512), exact=False),
 )
 
 
@@ -349,6 +374,13 @@ _EXCHANGES = (
     ExchangeCase("majority", majority_vote()),
     ExchangeCase("forget majority l1", forget(majority_vote("l1"))),
     ExchangeCase("warm signum", warm(4, forget(majority_vote("l1"), Signum()))),
+    ExchangeCase("gather qsgd 8", gather(qsgd(8)), coarse=2),
+    ExchangeCase("gather qsgd 4 max", gather(qsgd(4, 64, "max")), coarse=11),
+    ExchangeCase("gather qsgd 2", gather(qsgd(2, 100)), coarse=110),
+    ExchangeCase("gather tern_grad", gather(tern_grad()), coarse=11),
+    ExchangeCase("gather tern_grad clipped", gather(tern_grad(2.5)), coarse=11),
+    ExchangeCase("every 2 qsgd", every(2, gather(qsgd(8))), coarse=2),
+    ExchangeCase("remember qsgd", remember(gather(qsgd(8))), coarse=2),
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
 )
 
@@ -392,6 +424,12 @@ RECIPES = {
     **dict.fromkeys(IN_BLOCKS),
     "powersgd(rank=2)": None,
     "acpsgd(rank=2)": None,
+    "qsgd": None,
+    "qsgd(feedback=True)": None,
+    "qsgd(bits=4)": None,
+    "qsgd(bits=2, norm='max')": None,
+    "terngrad": None,
+    "terngrad(clip=2.5)": None,
 }
 """Each with the type in which its payloads are summed."""
 
@@ -402,8 +440,15 @@ COARSE = {
     "powersgd(rank=2)": low_rank_coarse(2),
     "acpsgd(rank=2)": low_rank_coarse(2),
     **dict.fromkeys(IN_BLOCKS, 4),
+    "qsgd": 2,
+    "qsgd(feedback=True)": 2,
+    "qsgd(bits=4)": 36,
+    "qsgd(bits=2, norm='max')": 11,
+    "terngrad": 11,
+    "terngrad(clip=2.5)": 11,
 }
-"""Of recipes that round elements together: see `ExchangeCase`."""
+"""Of recipes that round elements together: see `ExchangeCase`. Of stochastic levels up to W + 4 = 11 roundings
+of a step, which is √d/s (Euclidean) or 1/s of the largest element."""
 
 ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
 """Recipes that decide, and ratios of communication to computation at which they decide differently."""

@@ -4,6 +4,7 @@ from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.one_bit import one_bit
+from gradwire.codec.qsgd import qsgd
 from gradwire.codec.select import (
     Selector,
     ada_comp,
@@ -20,6 +21,7 @@ from gradwire.codec.select import (
 )
 from gradwire.codec.sign import sign
 from gradwire.codec.sparse import sparse, values
+from gradwire.codec.tern_grad import tern_grad
 from gradwire.codec.truncate import truncate
 
 __all__ = [
@@ -34,12 +36,14 @@ __all__ = [
     "layer_top_k",
     "ms_top_k",
     "one_bit",
+    "qsgd",
     "random_k",
     "reused_threshold",
     "sampled_top_k",
     "sidco",
     "sign",
     "sparse",
+    "tern_grad",
     "top_k",
     "truncate",
     "values",

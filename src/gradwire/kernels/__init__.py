@@ -20,10 +20,12 @@ from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
+from gradwire.kernels.noise import random_words
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
+from gradwire.kernels.stochastic import Grid, Norm, add_quantized, quantize, step_type
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
 from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
@@ -34,10 +36,13 @@ __all__ = [
     "BlockKind",
     "Blocks",
     "Folded",
+    "Grid",
     "Moments",
+    "Norm",
     "Planes",
     "add_at",
     "add_blocks",
+    "add_quantized",
     "add_signs",
     "add_upper",
     "apply_votes",
@@ -68,10 +73,13 @@ __all__ = [
     "pack_upper",
     "prepare",
     "put",
+    "quantize",
+    "random_words",
     "right_products",
     "sample_indices",
     "scale_type",
     "scatter",
+    "step_type",
     "stratified_indices",
     "take",
     "take_topk",
@@ -130,3 +138,9 @@ def prepare() -> None:
     outer_products(x, places, 1, left, right)
     for factors in (left, left.double()):
         orthonormalise(factors, places[:, [0, 1]], 1)
+    random_words(0, 64)
+    for bits in (2, 4, 8):
+        grid = Grid((64,), 32, bits)
+        steps, codes = torch.empty(2), torch.empty(grid.code_bytes, dtype=torch.uint8)
+        quantize(x, grid, 0, steps, codes)
+        add_quantized(steps, codes, grid, x, 1.0)

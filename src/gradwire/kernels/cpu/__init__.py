@@ -8,10 +8,12 @@ from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.low_rank import left_products, orthonormalise, outer_products, right_products
+from gradwire.kernels.cpu.noise import random_words
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.signs import add_signs, pack_signs
 from gradwire.kernels.cpu.sketch import count_sketch, count_sketch_estimates
+from gradwire.kernels.cpu.stochastic import add_quantized, quantize
 from gradwire.kernels.cpu.threshold import indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.cpu.topk import take_topk, topk_indices
 from gradwire.kernels.cpu.truncation import add_upper, pack_upper
@@ -20,6 +22,7 @@ from gradwire.kernels.cpu.votes import apply_votes, cast_votes, tally
 __all__ = [
     "add_at",
     "add_blocks",
+    "add_quantized",
     "add_signs",
     "add_upper",
     "apply_votes",
@@ -42,6 +45,8 @@ __all__ = [
     "pack_bits",
     "pack_signs",
     "pack_upper",
+    "quantize",
+    "random_words",
     "right_products",
     "sample_indices",
     "scatter",

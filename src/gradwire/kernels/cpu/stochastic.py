@@ -1,0 +1,207 @@
+"""Stochastic rounding to evenly spaced levels, bucket by bucket; bit for bit as the reference does it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.noise import random_word
+
+_BLOCK = 4096  # elements; they and their codes stay in the first-level cache between the inner loops
+_LANES = 64  # partial sums, as a sum in order would not vectorise
+_POWERS = np.ldexp(np.float32(1.0), np.arange(255) - 127)  # by biased exponent
+_ONE = np.float32(2**24)  # a level in fixed point, as noise has 24 bits
+
+
+@njit(nogil=True, cache=True)
+def _largest(bits: Any) -> Any:
+    """The largest magnitude as an integer."""
+    largest = np.int32(0)
+    for i in range(bits.size):
+        largest = max(largest, np.int32(bits[i] & MAGNITUDE))
+    return largest
+
+
+@njit(nogil=True, cache=True)
+def _block_squares(x: Any, scale: Any, lanes: Any) -> Any:
+    """Σ(scale · x)² of at most a block, in float32."""
+    lanes[:] = np.float32(0.0)
+    rows = x.size // _LANES
+    for r in range(rows):
+        row = x[r * _LANES : r * _LANES + _LANES]
+        for lane in range(_LANES):  # a constant number, so that it becomes a few vectors
+            y = row[lane] * scale
+            lanes[lane] += y * y
+    for lane in range(x.size - rows * _LANES):
+        y = x[rows * _LANES + lane] * scale
+        lanes[lane] += y * y
+    for lane in range(32):  # constant numbers again
+        lanes[lane] += lanes[lane + 32]
+    for lane in range(16):
+        lanes[lane] += lanes[lane + 16]
+    for lane in range(8):
+        lanes[lane] += lanes[lane + 8]
+    for lane in range(4):
+        lanes[lane] += lanes[lane + 4]
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+
+
+@njit(nogil=True, cache=True)
+def _sum_squares(x: Any, scale: Any, lanes: Any) -> Any:
+    """Σ(scale · x)² in float64, block by block."""
+    total = 0.0
+    for block in range(0, x.size, _BLOCK):
+        total += np.float64(_block_squares(x[block : min(block + _BLOCK, x.size)], scale, lanes))
+    return total
+
+
+# Inlined, as are the buckets below: to hand over arrays costs as much as the work on a bucket of 512.
+@njit(nogil=True, cache=True, inline="always")
+def _scale(x: Any, largest: Any, levels: Any, euclidean: Any, clip: Any, most: Any, lanes: Any) -> Any:
+    """(power of two that brings x near 1, distance of levels there, the same where x is)."""
+    exponent = min(max(np.int32(254) - (largest >> np.int32(23)), np.int32(1)), np.int32(253))
+    down, up = _POWERS[exponent], _POWERS[254 - exponent]
+    norm = np.int32(largest).view(np.float32) * down
+    if euclidean or clip < np.inf:
+        total = _sum_squares(x, down, lanes)
+        if euclidean:
+            norm = np.float32(math.sqrt(total))
+        else:
+            norm = min(norm, np.float32(clip * math.sqrt(total / x.size)))
+    near = norm / levels
+    step = min(near * up, most)
+    if step * down < near and step < most:
+        step = np.nextafter(step, most)  # rounded below the normal range, where levels must not be too close
+    return down, step * down, step
+
+
+@njit(nogil=True, cache=True)
+def _round(x: Any, scale: Any, per_step: Any, end: Any, index: Any, low: Any, high: Any, codes: Any) -> None:
+    """int8 codes: levels in fixed point plus noise below one level, rounded down."""
+    for i in range(x.size):
+        level = min(max((x[i] * scale) * per_step, -end), end)
+        noise = np.int32(random_word(index + i, low, high) >> np.uint32(8))
+        codes[i] = np.int8((np.int32(level) + noise) >> np.int32(24))
+
+
+@njit(nogil=True, cache=True)
+def _add(codes: Any, step: Any, weight: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] += weight * (step * np.float32(codes[i]))
+
+
+@njit(nogil=True, cache=True)
+def _narrow_to_4(codes: Any, packed: Any) -> None:
+    """From codes (uint16, two a word) to two a byte."""
+    for i in range(packed.size):
+        w = codes[i]
+        packed[i] = np.uint8((w & np.uint16(0xF)) | ((w >> np.uint16(4)) & np.uint16(0xF0)))
+
+
+@njit(nogil=True, cache=True)
+def _narrow_to_2(codes: Any, packed: Any) -> None:
+    """From codes (uint32, four a word) to four a byte."""
+    for i in range(packed.size):
+        w = np.uint32(codes[i] & np.uint32(0x03030303))
+        packed[i] = np.uint8(w | (w >> np.uint32(6)) | (w >> np.uint32(12)) | (w >> np.uint32(18)))
+
+
+@njit(nogil=True, cache=True)
+def _widen_from_4(packed: Any, codes: Any) -> None:
+    """The inverse; the product spreads each sign over the upper bits of its byte."""
+    for i in range(packed.size):
+        b = np.uint16(packed[i])
+        w = np.uint16((b & np.uint16(0xF)) | ((b & np.uint16(0xF0)) << np.uint16(4)))
+        codes[i] = np.uint16(w | np.uint16((w & np.uint16(0x0808)) * np.uint16(0x1E)))
+
+
+@njit(nogil=True, cache=True)
+def _widen_from_2(packed: Any, codes: Any) -> None:
+    """The inverse, as above."""
+    for i in range(packed.size):
+        b = np.uint32(packed[i])
+        w = np.uint32(b | (b << np.uint32(6)) | (b << np.uint32(12)) | (b << np.uint32(18)))
+        w = np.uint32(w & np.uint32(0x03030303))
+        codes[i] = np.uint32(w | np.uint32((w & np.uint32(0x02020202)) * np.uint32(0x7E)))
+
+
+@njit(nogil=True, cache=True)
+def _bytes(count: Any, bits: Any) -> Any:
+    return (count * bits + 7) // 8
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _quantize(
+    x: Any, rule: Any, key: Any, index: Any, largest: Any, lanes: Any, codes: Any, packed: Any, subtract: Any
+) -> Any:
+    """One bucket with a finite largest magnitude that is not 0; returns its step."""
+    bits, euclidean, clip, most = rule
+    levels = np.float32((1 << (bits - 1)) - 1)
+    down, near, step = _scale(x, largest, levels, euclidean, clip, most, lanes)
+    for block in range(0, x.size, _BLOCK):
+        here = x[block : min(block + _BLOCK, x.size)]
+        place = block * bits // 8
+        row = packed[place : place + _bytes(here.size, bits)]
+        buffer = row.view(np.int8) if bits == 8 else codes
+        _round(here, down, _ONE / near, levels * _ONE, index + block, key[0], key[1], buffer)
+        for i in range(here.size, here.size + 3):  # what else is in the last byte
+            codes[i] = 0
+        if bits == 4:
+            _narrow_to_4(codes.view(np.uint16), row)
+        elif bits == 2:
+            _narrow_to_2(codes.view(np.uint32), row)
+        if subtract:
+            _add(buffer, step, np.float32(-1.0), here)
+    return step
+
+
+@njit(nogil=True, cache=True)
+def quantize(
+    x: Any, ends: Any, bucket: Any, rule: Any, key: Any, steps: Any, packed: Any, subtract: Any
+) -> None:
+    """float32: steps (buckets,) and packed codes of x, which keeps the rest if `subtract`.
+
+    Parts end at `ends`; a rule is (bits, whether norms are Euclidean, clip, largest step).
+    """
+    bits_of_x, bits = x.view(np.int32), rule[0]
+    lanes, codes = np.empty(_LANES, np.float32), np.empty(_BLOCK + 4, np.int8)
+    number, place, begin = 0, 0, 0
+    for end in ends:
+        for start in range(begin, end, bucket):
+            stop = min(start + bucket, end)
+            here, row = x[start:stop], packed[place : place + _bytes(stop - start, bits)]
+            largest = _largest(bits_of_x[start:stop])
+            if largest == 0 or largest >= INFINITY:
+                steps[number] = np.float32(0.0) if largest == 0 else np.float32(np.nan)
+                row[:] = 0
+                if subtract and largest != 0:
+                    here[:] = np.float32(np.nan)
+            else:
+                steps[number] = _quantize(here, rule, key, start, largest, lanes, codes, row, subtract)
+            number, place = number + 1, place + row.size
+        begin = end
+
+
+@njit(nogil=True, cache=True)
+def add_quantized(steps: Any, packed: Any, ends: Any, bucket: Any, bits: Any, weight: Any, out: Any) -> None:
+    """float32: out += weight · step · code, part by part and bucket by bucket as `quantize` wrote them."""
+    codes = np.empty(_BLOCK + 4, np.int8)
+    number, place, begin = 0, 0, 0
+    for end in ends:
+        for start in range(begin, end, bucket):
+            stop = min(start + bucket, end)
+            for block in range(start, stop, _BLOCK):
+                here = out[block : min(block + _BLOCK, stop)]
+                row = packed[place : place + _bytes(here.size, bits)]
+                if bits == 4:
+                    _widen_from_4(row, codes.view(np.uint16))
+                elif bits == 2:
+                    _widen_from_2(row, codes.view(np.uint32))
+                _add(row.view(np.int8) if bits == 8 else codes, steps[number], weight, here)
+                place += row.size
+            number += 1
+        begin = end
