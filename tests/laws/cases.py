@@ -447,8 +447,8 @@ COARSE = {
     "terngrad": 11,
     "terngrad(clip=2.5)": 11,
 }
-"""Of recipes that round elements together: see `ExchangeCase`. Of stochastic levels up to W + 4 = 11 roundings
-of a step, which is √d/s (Euclidean) or 1/s of the largest element."""
+"""Of recipes that round elements together: see `ExchangeCase`. Of stochastic levels W + 4 = 11 roundings
+of a step, √d/s (Euclidean) or 1/s of the largest element."""
 
 ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
 """Recipes that decide, and ratios of communication to computation at which they decide differently."""

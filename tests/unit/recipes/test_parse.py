@@ -59,7 +59,7 @@ def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str)
     ("text", "message"),
     [
         ("covapp", "unknown recipe 'covapp'; did you mean 'covap'"),
-        ("zzz", "unknown recipe 'zzz'. Known: adacomp, auto, "),
+        ("zzz", "unknown recipe 'zzz'. Known: acpsgd, adacomp, "),
         ("topk(ratoi=0.1)", "recipe 'topk' has no option 'ratoi'; did you mean 'ratio'"),
         ("dense(ratio=0.1)", "recipe 'dense' has no option 'ratio'. Known: none"),
         ("topk(ratio=0)", "ratio=0 is outside (0, 1]"),
