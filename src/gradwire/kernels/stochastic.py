@@ -94,11 +94,11 @@ def quantize(
     (`random_words`). With `subtract`, x is left with what steps and codes do not say. NaN or Inf makes the
     step of its bucket NaN. Levels are never beyond x's type: a larger Euclidean norm is cut.
 
-    >>> x, grid = torch.tensor([3.0, -1.5, 0.0]), Grid((3,), None, bits=8, norm="max")
+    >>> x, grid = torch.tensor([3.0, -3.0, 0.0]), Grid((3,), None, bits=8, norm="max")
     >>> steps, codes = torch.empty(1), torch.empty(3, dtype=torch.uint8)
     >>> quantize(x, grid, 7, steps, codes)
     >>> 127 * steps, codes.view(torch.int8)
-    (tensor([3.]), tensor([127, -64,   0], dtype=torch.int8))
+    (tensor([3.]), tensor([ 127, -127,    0], dtype=torch.int8))
     """
     _check(x, grid, steps, codes)
     most = reference_stochastic.largest_step(x.dtype, grid.levels)
