@@ -26,6 +26,7 @@ from gradwire.codec import (
     sidco,
     sign,
     sparse,
+    sparse_coded,
     tern_grad,
     top_k,
     truncate,
@@ -172,6 +173,16 @@ def left_by_levels(bits: int, bucket: int) -> Callable[[int], float]:
     return lambda numel: min(bucket, max(numel, 1)) * (1.0 / levels + 1e-6) ** 2
 
 
+def left_by_both(ratio: float, inner: Callable[[int], float]) -> Callable[[int], float]:
+    """γ = 1 − (1 − γ')k/d of k values that travel in a codec of γ'."""
+
+    def gamma(numel: int) -> float:
+        count = top_k(ratio).count(numel, AT)
+        return 1.0 - (1.0 - inner(count)) * count / max(numel, 1)
+
+    return gamma
+
+
 def half_smallest(dtype: torch.dtype) -> float:
     """Below the normal range the error is absolute: half the smallest subnormal."""
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
@@ -222,6 +233,23 @@ CODECS = (
     CodecCase("sparse top 20% f16", sparse(top_k(0.2), F16), left_by_narrow(0.2, F16), half_smallest(F16)),
     CodecCase(
         "sparse top 1% bf16", sparse(top_k(0.01), BF16), left_by_narrow(0.01, BF16), half_smallest(BF16)
+    ),
+    CodecCase(
+        "sparse top 20% int8",
+        sparse_coded(top_k(0.2), blocks("int8", 64)),
+        left_by_both(0.2, left_by_blocks("int8", 64)),
+        raised_scale("int8"),
+        exact=False,
+    ),
+    CodecCase(
+        "sparse top 20% sign",
+        sparse_coded(top_k(0.2), sign()),
+        left_by_both(0.2, left_by_signs(1 << 40)),
+        half_smallest(F32),
+        exact=False,
+    ),
+    CodecCase(
+        "sparse top 30% qsgd 4", sparse_coded(top_k(0.3), qsgd(4)), left_by_levels(4, 512), exact=False
     ),
     CodecCase("sparse ramp", sparse(ramp(top_k, 0.01, 8)), left_by(ramp(top_k, 0.01, 8))),
     CodecCase("sparse layers 5%", sparse(layer_top_k(0.05)), left_by(layer_top_k(0.05))),
@@ -308,6 +336,8 @@ _EXCHANGES = (
     ExchangeCase("gather top all", gather(sparse(top_k(1.0)))),
     ExchangeCase("gather top 30% f16", gather(sparse(top_k(0.3), F16))),
     ExchangeCase("gather top 5% bf16", gather(sparse(top_k(0.05), BF16))),
+    ExchangeCase("gather top 30% int8", gather(sparse_coded(top_k(0.3), blocks("int8"))), coarse=4),
+    ExchangeCase("scatter top 10% fp8", scatter_reduce(sparse_coded(top_k(0.1), blocks("fp8"))), coarse=4),
     ExchangeCase("gather ramp", gather(sparse(ramp(top_k, 0.01, 8)))),
     ExchangeCase("leader ramp", leader(ramp(top_k, 0.01, 8))),
     ExchangeCase("gather reused 5%", gather(sparse(reused_threshold(0.05)))),

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire.exchange import Exchange
+from gradwire.memory import UNSENT
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, Entry, entries
 
@@ -72,12 +73,20 @@ LATE, CYCLE = 1 << 20, 840
 
 def _laws(exchange: Exchange) -> str:
     parts = ["consensus, finiteness"]
-    parts.append("conservation with a memory" if exchange.memory is not None else "no memory")
+    parts.append(_balance(exchange))
     if exchange.contractive:
         parts.append("contractive")
     if exchange.may_overflow:
         parts.append("may overflow")
     return "; ".join(parts)
+
+
+def _balance(exchange: Exchange) -> str:
+    if not exchange.conserves:
+        return "no conservation"
+    if exchange.memory is None:
+        return "no memory"
+    return "conservation with a memory" if UNSENT in exchange.memory.planes else "what is not sent is dropped"
 
 
 def _cost(row: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from gradwire.codec.select import (
 )
 from gradwire.codec.sign import sign
 from gradwire.codec.sparse import sparse, values
+from gradwire.codec.sparse_coded import sparse_coded
 from gradwire.codec.tern_grad import tern_grad
 from gradwire.codec.truncate import truncate
 
@@ -43,6 +44,7 @@ __all__ = [
     "sidco",
     "sign",
     "sparse",
+    "sparse_coded",
     "tern_grad",
     "top_k",
     "truncate",
