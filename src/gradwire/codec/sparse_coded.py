@@ -1,8 +1,8 @@
 """Chosen elements whose values travel in another codec: sparse first, then few bits each.
 
 What Basu et al. 2019 compose ("Qsparse-local-SGD: distributed SGD with quantization, sparsification and local
-computations", section 2). With γ of the codec on k of d elements, what is left of x is at most 1 - (1 - γ)·k/d
-of its squared norm.
+computations", section 2). With γ of the codec on k of d elements, at most 1 - (1 - γ)·k/d of the squared norm
+of x is left.
 
 Differences from the paper: any selector and any codec, indices coded as `gradwire.codec.indices` has it.
 """
