@@ -337,7 +337,6 @@ _EXCHANGES = (
     ExchangeCase("gather top 30% f16", gather(sparse(top_k(0.3), F16))),
     ExchangeCase("gather top 5% bf16", gather(sparse(top_k(0.05), BF16))),
     ExchangeCase("gather top 30% int8", gather(sparse_coded(top_k(0.3), blocks("int8"))), coarse=4),
-    ExchangeCase("scatter top 10% fp8", scatter_reduce(sparse_coded(top_k(0.1), blocks("fp8"))), coarse=4),
     ExchangeCase("gather ramp", gather(sparse(ramp(top_k, 0.01, 8)))),
     ExchangeCase("leader ramp", leader(ramp(top_k, 0.01, 8))),
     ExchangeCase("gather reused 5%", gather(sparse(reused_threshold(0.05)))),

@@ -115,11 +115,12 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def groups() -> list[tuple[Row, ...]]:
-    """The rows to try: single ones from a pairwise sample, or all of them in bundles."""
+    """The rows to try, in bundles: all of them, or a pairwise sample by exchange."""
     if os.environ.get("GRADWIRE_LAWS") == "full":
         return [tuple(_bundle(*key)) for key in product(EXCHANGES, WORLDS, DTYPES)]
     levels = (EXCHANGES, WORLDS, SIZES, DTYPES, KINDS, TIMES)
-    return [(Row(*row),) for row in all_pairs(levels, int(os.environ["GRADWIRE_LAWS_SEED"]))]
+    rows = [Row(*row) for row in all_pairs(levels, int(os.environ["GRADWIRE_LAWS_SEED"]))]
+    return [tuple(row for row in rows if row.case is case) for case in EXCHANGES]
 
 
 def _bundle(case: ExchangeCase, world: int, dtype: torch.dtype) -> Iterable[Row]:

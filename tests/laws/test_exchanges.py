@@ -18,9 +18,9 @@ from tests.laws.rows import Outcome, Row, bits, groups, perform
 pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
 
 
-@pytest.fixture(scope="module", params=groups(), ids=lambda group: str(group[0]))
+@pytest.fixture(scope="module", params=groups(), ids=lambda group: str(group[0].case))
 def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
-    """What the rows of one group did: a single row of the sample, or a bundle of the full table."""
+    """What the rows of one bundle did."""
     return [perform(row) for row in request.param]
 
 
