@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rate", default="500mbit")
     parser.add_argument("--sizes", type=int, nargs="+", default=[4_000_000, 25_000_000])
-    parser.add_argument("--unit", type=int, default=1 << 20, help="elements of a unit")
+    parser.add_argument("--unit", type=int, default=1 << 25, help="elements of a unit")
     parser.add_argument("--block", type=int, default=256)
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--json", type=Path)

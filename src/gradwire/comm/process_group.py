@@ -63,6 +63,12 @@ messages are fewer: a quarter of the CPU time at 800 kB and below, the same from
 second buffer would buy nothing."""
 
 
+PIECE_BYTES = 2**17
+"""An all-to-all on gloo goes in messages no longer than this. Between two ranks gloo moves one large
+message at a time, not one each way, and ranks that send to one peer at once fill its cable while others idle:
+with 1 MB for each of four ranks at 500 Mbit/s whole messages take 74 ms, these 57, and the wire alone 49."""
+
+
 class ProcessGroupComm:
     """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's."""
 
@@ -109,20 +115,39 @@ class ProcessGroupComm:
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""
-        return self._issue(dist.all_to_all_single, out, tensor)
+        row_bytes = tensor.numel() // self.world * tensor.element_size()
+        if tensor.device.type != "cpu" or row_bytes <= PIECE_BYTES:
+            return self._issue(dist.all_to_all_single, out, tensor)
+        step, rows = PIECE_BYTES // tensor.element_size(), tensor.view(self.world, -1)
+        received, works = out.view(self.world, -1), []
+        received[self.rank].copy_(rows[self.rank])
+        for start in range(0, rows.shape[1], step):
+            here = slice(start, start + step)
+            for by in range(1, self.world):
+                target, source = self._neighbours(by)
+                works += self._pass(received[source, here], rows[target, here], target, source)
+        return ShiftPending(works)
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`. A shift onto oneself is a copy."""
-        target, source = (self.rank + by) % self.world, (self.rank - by) % self.world
+        target, source = self._neighbours(by)
         if target == self.rank:
             out.copy_(tensor)
             return DONE
+        return ShiftPending(self._pass(out, tensor, target, source))
+
+    def _neighbours(self, by: int) -> tuple[int, int]:
+        """To whom a shift goes, and from whom it comes."""
+        return (self.rank + by) % self.world, (self.rank - by) % self.world
+
+    def _pass(self, out: Tensor, tensor: Tensor, target: int, source: int) -> list[Any]:
+        """The works of a message to `target` and one from `source`."""
         try:
             send = dist.isend(tensor, group=self._group, group_dst=target)
             receive = dist.irecv(out, group=self._group, group_src=source)
         except RuntimeError as error:
-            raise TransportError(f"a shift could not be issued: {error}") from error
-        return ShiftPending([send, receive])
+            raise TransportError(f"a message could not be issued: {error}") from error
+        return [send, receive]
 
 
 class ShiftPending(WorkPending):

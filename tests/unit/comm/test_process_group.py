@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.comm import ProcessGroupComm
-from gradwire.comm.process_group import SWAP_BYTES
+from gradwire.comm.process_group import PIECE_BYTES, SWAP_BYTES
 from tests.unit.comm.verbs import CALLS
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +37,14 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
         tensor = torch.full((numel,), rank + 1, dtype=torch.int32)
         comm.all_reduce(tensor).wait()
         assert (tensor == world * (world + 1) // 2).all()
+    # Rows longer than a piece travel in several messages.
+    for dtype, numel in ((torch.uint8, 2 * PIECE_BYTES + 5), (torch.float64, PIECE_BYTES // 8 + 1)):
+        places = torch.arange(numel)
+        sent = torch.stack([(31 * places + 7 * rank + to) % 251 for to in range(world)]).to(dtype)
+        received = torch.zeros_like(sent)
+        comm.all_to_all(received, sent).wait()
+        owed = [(31 * places + 7 * sender + rank) % 251 for sender in range(world)]
+        assert torch.equal(received, torch.stack(owed).to(dtype))
     # Two NaNs with different bits: all ranks must keep the same one.
     nans = torch.tensor([0x7FC00001 + rank], dtype=torch.int32).view(torch.float32)
     comm.all_reduce(nans).wait()
