@@ -6,9 +6,11 @@ import ast
 import doctest
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from gradwire import recipes
 from tests.house.source import MODULES, Module
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -77,3 +79,8 @@ def test_examples_run(module: Module) -> None:
     results = doctest.testmod(importlib.import_module(module.name))
     assert results.attempted > 0, "only examples that doctest skips: write them as a block (::) instead"
     assert results.failed == 0
+
+
+def test_the_guide_to_choosing_has_a_line_for_every_recipe() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert [name for name in recipes.names() if f"\n| `{name}` | " not in guide] == []
