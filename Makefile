@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests that start processes of their own take turns on one worker (tests/conftest.py); they come first.
-PARALLEL := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# What starts processes of its own runs alone, the rest on all cores.
+ALONE := tests/faults tests/process
+BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/house tests/laws tests/unit
 
 .PHONY: install demo test test-full lint format bench clean
 
@@ -21,10 +22,12 @@ demo: $(STAMP)
 	$(BIN)/gradwire demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest $(ALONE) $(ARGS)
 
 test-full: $(STAMP)
-	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(ARGS)
+	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest $(ALONE) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 
-import pytest
 import torch
 
 # Set before workers of pytest-xdist start, so that all of them sample the same rows.
@@ -21,11 +20,3 @@ def pytest_report_header() -> str:
         return "laws: in full"
     seed = os.environ["GRADWIRE_LAWS_SEED"]
     return f"laws: pairwise sample, repeat it with GRADWIRE_LAWS_SEED={seed} (GRADWIRE_LAWS=full for all)"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist, what starts processes of its own runs in turn on one worker, the rest beside it."""
-    for item in items:
-        folder = item.path.parent.name
-        group = "processes" if folder in ("process", "faults") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
-GUARD_S = 110.0
+GUARD_S = 230.0
 """When a world hangs, it is ended after so long."""
 
 Results = list[dict[str, Any]]

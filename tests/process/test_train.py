@@ -8,7 +8,8 @@ from gradwire import recipes
 from tests.process.ranks import Results, perform, value
 from tests.process.scenes_train import DENSE, RECIPES
 
-pytestmark = pytest.mark.process
+# The first test waits for all scenes.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
