@@ -28,6 +28,8 @@ from gradwire.moment import Kept, Moment
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
 
+CPU = torch.device("cpu")
+
 
 class Engine:
     """The state of one attached model on one rank.
@@ -71,9 +73,9 @@ class Engine:
         self.runner.one_by_one = fixed is None
         self.layout = self.layout_of(fixed or plain())
 
-    def layout_of(self, composition: Composition) -> Layout:
+    def layout_of(self, composition: Composition, device: torch.device = CPU) -> Layout:
         """Who would travel how under another composition; the policy stays."""
-        return build(self.specs, composition, self._policy, torch.device("cpu"), self._memory_dtype)
+        return build(self.specs, composition, self._policy, device, self._memory_dtype)
 
     def install(self, composition: Composition) -> None:
         """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""

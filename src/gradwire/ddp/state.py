@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.arena import layout_hash
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.engine import Engine
-from gradwire.ddp.layout import settled
+from gradwire.ddp.layout import plain, settled
 from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
@@ -121,9 +121,9 @@ def _check(engine: Engine, state: State) -> None:
 
 def _check_fit(engine: Engine, state: State) -> None:
     """Whether the state's plan may run here, and has a place for all that was remembered."""
-    if state["plan"] is None:
-        return
-    layout = engine.layout_of(_planned(state))
+    measuring = state["plan"] is None
+    composition = (settled(engine.recipe) or plain()) if measuring else _planned(state)
+    layout = engine.layout_of(composition, torch.device("meta"))
     engine.check_layout(layout)
     for plane, memories in _all_planes(state).items():
         for name in memories:

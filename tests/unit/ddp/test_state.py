@@ -340,3 +340,25 @@ def test_a_state_that_has_no_place_under_another_policy_leaves_everything_as_it_
         assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
 
     run_ranks(1, rank)
+
+
+def test_a_measuring_run_loads_what_its_policy_has_a_place_for_and_refuses_the_rest() -> None:
+    policy = {"first.weight": "topk(ratio=0.1)", "*": "dense"}
+
+    def saved(comm: Comm) -> dict[str, Any]:
+        rig = Rig(comm, "covap", policy=policy)
+        _steps(rig, 0, range(2))
+        return state.save(rig.engine)
+
+    (held,) = run_ranks(1, saved)
+    assert held["plan"] is None
+    assert held["memory"]["first.weight"].any()
+
+    def rank(comm: Comm) -> None:
+        again = Rig(comm, "covap", policy=policy)
+        state.load(again.engine, held)
+        assert torch.equal(again.memory["first.weight"], held["memory"]["first.weight"].view(-1))
+        with pytest.raises(ValueError, match="keep the policy"):
+            state.load(Rig(comm, "covap").engine, held)
+
+    run_ranks(1, rank)
