@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,12 +77,35 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Replicated:
+    """What all replicas hold bit for bit alike of one parameter, to be read only.
+
+    `parameter` as in the model, `group` the optimizer's options for it, `state` the optimizer's state of it
+    (empty before its first step), `optimizer` the optimizer's type.
+    """
+
+    parameter: Tensor
+    group: Mapping[str, Any]
+    state: Mapping[str, Any]
+    optimizer: type
+
+
+Replicas = Callable[[str], Replicated | None]
+"""By parameter name; `None` where nothing is known, as without an optimizer."""
+
+
+def _unknown(_name: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
 class Moment:
     """What an exchange may use beside the tensor: where and when it runs.
 
     `step` counts committed steps; `unit` is the unit's number within its lane, `lane` the lane's number.
     `parts` of parameters make up the unit, in order; none means one that has no name.
     `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
+    `replicas` tells what all ranks hold alike of a parameter.
     """
 
     step: int
@@ -92,6 +117,7 @@ class Moment:
     parts: tuple[Part, ...] = ()
     unsent: Tensor | None = field(default=None, compare=False, repr=False)
     kept: Kept = field(default_factory=Kept, compare=False, repr=False)
+    replicas: Replicas = field(default=_unknown, compare=False, repr=False)
 
     def sizes(self, numel: int) -> list[int]:
         """Elements of the parts of a unit of `numel` elements."""

@@ -24,7 +24,7 @@ from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
 from gradwire.measure import TimedComm, now_s
 from gradwire.memory import UNSENT
-from gradwire.moment import Kept, Moment
+from gradwire.moment import Kept, Moment, Replicas
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
 
@@ -56,6 +56,7 @@ class Engine:
         self.facts: Facts | None = None
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self.check_layout: Callable[[Layout], None] = lambda _layout: None
+        self.replicas: Replicas = lambda _name: None
         self.backward_started_s: Callable[[], float] = now_s
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
@@ -197,6 +198,7 @@ class Engine:
             unit.parts,
             unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
             kept=lane.kept,
+            replicas=self.replicas,
         )
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)

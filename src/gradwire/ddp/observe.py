@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.session import Session
 from gradwire.measure import now_s
+from gradwire.moment import Replicated
 
 
 def observe(
@@ -31,7 +33,19 @@ def observe(
     ddp.register_forward_pre_hook(_refine_when_decided(session))
     ddp.register_forward_hook(_forward_hook(session, start, scaled=scaler is not None))
     if optimizer is not None:
+        session.engine.replicas = partial(_replicated, dict(ddp.module.named_parameters()), optimizer)
         optimizer.register_step_post_hook(_AccumulationCheck(session))
+
+
+def _replicated(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, name: str
+) -> Replicated | None:
+    """Looked up when asked for: users add and change parameter groups while training."""
+    parameter = parameters[name]
+    for group in optimizer.param_groups:
+        if any(parameter is each for each in group["params"]):
+            return Replicated(parameter.detach(), group, optimizer.state.get(parameter, {}), type(optimizer))
+    return None
 
 
 class BackwardStart:
