@@ -20,6 +20,7 @@ from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
 from gradwire.ddp.tail import SMALL_BYTES, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
+from gradwire.ddp.watcher import Watcher
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
 from gradwire.measure import TimedComm, now_s
@@ -63,6 +64,7 @@ class Engine:
         self._memory_dtype = memory_dtype
         self._now: Step | None = None
         self._settler: Settler | None = None
+        self._watcher: Watcher | None = None
         self.start_over()
 
     # -- plans: changed between steps only, on all ranks in the same one
@@ -73,6 +75,7 @@ class Engine:
         self._settler = Settler() if fixed is None else None
         self.runner.one_by_one = fixed is None
         self.layout = self.layout_of(fixed or plain())
+        self._watcher = Watcher(fixed.watch, self.comm) if fixed is not None and fixed.watch else None
 
     def layout_of(self, composition: Composition, device: torch.device = CPU) -> Layout:
         """Who would travel how under another composition; the policy stays."""
@@ -93,6 +96,7 @@ class Engine:
             if name in self.layout.slots:
                 self.layout.slots[name][0].kept.adopt(name, lane.kept)
         self._settler, self.runner.one_by_one = None, False
+        self._watcher = Watcher(composition.watch, self.comm) if composition.watch else None
 
     def retire(self) -> None:
         """From the next step on plain all-reduce, whatever the policy. Flush first."""
@@ -203,10 +207,20 @@ class Engine:
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)
             return
+        if self._watcher is not None:
+            self._look(step, unit, x)
         mean = step.landing(unit, x)
         task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)))
         task.land = lambda: step.land(unit, mean)
         self.runner.launch(step, task)
+
+    def _look(self, step: Step, unit: Unit, x: Tensor) -> None:
+        assert self._watcher is not None
+        try:
+            with step.trace.compressing("encode", f"look at {unit}"):
+                self._watcher.look(step.number, x)
+        except Exception as error:
+            step.fail(error, f"look at {unit}", self.comm.rank)
 
     def _metered(self, step: Step, label: str) -> Metered:
         return Metered(TimedComm(self.comm, step.trace, label))
@@ -237,6 +251,8 @@ class Engine:
         facts: tuple[float, ...] = ()
         if self.measuring:
             facts = (step.last_arrival_s - step.started_s, *step.durations_s)
+        elif self._watcher is not None:
+            facts = self._watcher.row(step.number)
         self._require_all_units(step)
         row = Row(step.finite, step.failure is not None, self.plan_number, facts)
         # In layout order, whatever the buckets: a ring adds in an order that depends on the position.
@@ -270,8 +286,10 @@ class Engine:
                 self._commit(step, tail)
             else:
                 step.poison()
-            self._observe(verdict)
+            self._observe(step, verdict)
         self._close(step)
+        if step.error is None and self._watcher is not None:
+            self._watcher.probe(step.number)
 
     def _is_finite(self, step: Step, tail: Tail, verdict: Verdict) -> bool:
         """The same answer on all ranks: verdicts and reduced values are. Plain steps protect nothing."""
@@ -286,11 +304,16 @@ class Engine:
         self.step += 1
         step.committed = True
 
-    def _observe(self, verdict: Verdict) -> None:
-        """Let the settler see the facts of a measuring step, and act on what it decides."""
+    def _observe(self, step: Step, verdict: Verdict) -> None:
+        """Let whoever decides see the facts of a step, and act on what that is."""
+        rows = [row.facts for row in verdict.rows]
+        if self._watcher is not None:
+            following = self._watcher.observe(step.number, rows, now_s() - step.started_s, step.committed)
+            if following is not None:
+                self.install(following)
         if self._settler is None:
             return
-        self.facts = self._settler.observe([row.facts for row in verdict.rows])
+        self.facts = self._settler.observe(rows)
         if self.facts is not None:
             decide = self.recipe.build()
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from torch import Tensor
+
 from gradwire.arena import Cutter
 from gradwire.exchange import Exchange
-from gradwire.plan import Facts, ramped_cuts
+from gradwire.plan import Facts, Observed, ramped_cuts
+
+Judge = Callable[[Observed], "Composition | None"]
+"""Takes what each step has shown, in turn; returns what should run from now on, or `None` to go on."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a composition asks of the steps that run it, and who judges the answers.
+
+    Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient, and after
+    that step's verdict all-reduces of so many float32 elements each (`probes`) are timed. `judge()` makes
+    a judge, which sees only what all ranks have agreed on and must be a function of that alone.
+    """
+
+    judge: Callable[[], Judge]
+    every: int = 10
+    look: Callable[[Tensor], Sequence[float]] | None = None
+    looks: int = 0
+    probes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Composition:
     """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report.
 
-    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. `text` parses
-    back to the composition, because checkpoints carry it; what `register` decorates need not give it.
+    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
+    it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
+    composition, because checkpoints carry it; what `register` decorates need not give it.
     """
 
     exchange: Exchange
@@ -27,6 +49,7 @@ class Composition:
     why: str = "as configured"
     tiny: str = "dense"
     text: str = ""
+    watch: Watch | None = None
 
 
 Decide = Callable[[Facts], Composition]

@@ -1,0 +1,20 @@
+"""What a watched step has shown, agreed by all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Of one verdict: `step` that has been judged, and whether it was committed.
+
+    `previous_s` is how long the step before took from the start of backward to its verdict, on the slowest
+    rank; 0 when there was none under this plan. `looked` are sums over units and ranks, `probed_s` the
+    durations of probes, the least over ranks; both `None` in steps that did not look or follow a probe.
+    """
+
+    step: int
+    previous_s: float
+    looked: tuple[float, ...] | None = None
+    probed_s: tuple[float, ...] | None = None
