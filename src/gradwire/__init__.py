@@ -7,6 +7,7 @@ One line on top of `DistributedDataParallel`::
 
 from gradwire import recipes
 from gradwire.ddp.attach import attach
+from gradwire.ddp.explore import Trial, explore
 from gradwire.ddp.report import Report
 from gradwire.ddp.wire import Wire
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
@@ -20,10 +21,12 @@ __all__ = [
     "Recipe",
     "Report",
     "TransportError",
+    "Trial",
     "Wire",
     "WireError",
     "__version__",
     "attach",
+    "explore",
     "recipe",
     "recipes",
 ]

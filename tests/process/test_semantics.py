@@ -104,3 +104,22 @@ def test_exchanging_after_backward_changes_no_number(world: Results) -> None:
 
 def test_a_model_that_nobody_holds_frees_its_memory(world: Results) -> None:
     assert value(world, "forgotten") == [True, True, True]
+
+
+@pytest.mark.parametrize("scene", ["explored", "explored from dense"])
+def test_a_run_that_explored_is_one_that_did_not(world: Results, scene: str) -> None:
+    for each in value(world, scene):
+        assert each["same"]
+        assert each["timed"]
+
+
+def test_exploring_finds_what_is_gained_and_sent(world: Results) -> None:
+    found = value(world, "explored")
+    assert len({str(each["gains"]) for each in found}) == 1, "agreed by all ranks"
+    much, little, _ = found[0]["gains"]
+    assert 0 < little < much < 1
+    assert found[0]["bytes"][0] > found[0]["bytes"][1] > 0
+
+
+def test_exploring_needs_a_run_that_has_begun(world: Results) -> None:
+    assert all("two steps" in text for text in value(world, "explored too early"))

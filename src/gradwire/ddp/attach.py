@@ -24,7 +24,7 @@ from gradwire.ddp.layout import Policy, build, chooser, plain, settled
 from gradwire.ddp.momentum import check_momentum
 from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
-from gradwire.ddp.wire import Wire
+from gradwire.ddp.wire import Attached, Wire
 from gradwire.ddp.worker import Worker
 from gradwire.errors import RanksDisagree, TransportError
 from gradwire.recipes import Recipe, recipe
@@ -76,7 +76,7 @@ def attach(
     session.engine.check_layout = partial(check_momentum, optimizer=optimizer)
     observe(ddp, optimizer, scaler, session)
     ddp.register_comm_hook(session, gradwire_hook)
-    return Wire(ddp, session, worker)
+    return Wire(Attached(ddp, optimizer, scaler, session, worker))
 
 
 def _assemble(

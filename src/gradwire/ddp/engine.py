@@ -7,6 +7,7 @@ same collectives in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +31,16 @@ from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What an engine ran at some moment."""
+
+    layout: Layout
+    step: int
+    settler: Settler | None
+    watcher: Watcher | None
 
 
 class Engine:
@@ -109,6 +120,15 @@ class Engine:
             for plane in lane.committed.values():
                 plane.zero_()
             lane.kept = Kept()
+
+    def put_aside(self) -> Aside:
+        """What runs now, for `take_up`; whatever is installed meanwhile has planes of its own."""
+        return Aside(self.layout, self.step, self._settler, self._watcher)
+
+    def take_up(self, aside: Aside) -> None:
+        """Go on as if nothing had run since `put_aside`."""
+        self.layout, self.step = aside.layout, aside.step
+        self._settler, self._watcher = aside.settler, aside.watcher
 
     @property
     def measuring(self) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm import Round
@@ -18,6 +19,18 @@ from gradwire.ddp.worker import Worker
 from gradwire.memory import UNSENT
 
 
+@dataclass(frozen=True)
+class Attached:
+    """What an attached model consists of."""
+
+    ddp: DistributedDataParallel
+    optimizer: torch.optim.Optimizer | None
+    scaler: torch.amp.GradScaler | None
+    session: Session
+    # The worker ends with the model, and a wire without its worker could only hang.
+    worker: Worker
+
+
 class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
@@ -25,11 +38,10 @@ class Wire:
     ranks.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, session: Session, worker: Worker) -> None:
-        # The worker ends with the model, and a wire without its worker could only hang.
-        self._ddp = ddp
-        self._parameters = dict(ddp.module.named_parameters())
-        self._session, self._worker = session, worker
+    def __init__(self, attached: Attached) -> None:
+        self.attached = attached
+        self._parameters = dict(attached.ddp.module.named_parameters())
+        self._session, self._worker = attached.session, attached.worker
 
     @property
     def _engine(self) -> Engine:
