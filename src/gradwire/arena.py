@@ -22,8 +22,8 @@ from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.memory import UNSENT, Planes
 from gradwire.moment import Kept, Part
 
-Cutter = Callable[[int], Sequence[int]]
-"""From the number of elements of a lane to its inner cut points, ascending."""
+Cutter = Callable[[Sequence[int]], Sequence[int]]
+"""From the elements of a lane's parameters, in order, to its inner cut points, ascending."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Lane:
 
 
 def _units(lane: int, slots: Sequence[Slot], numel: int, cutter: Cutter, grain: int) -> tuple[Unit, ...]:
-    cuts = [cut for cut in cutter(numel) if 0 < cut < numel]
+    cuts = [cut for cut in cutter([slot.spec.numel for slot in slots]) if 0 < cut < numel]
     if grain == WHOLE:
         ends = [0, *(slot.stop for slot in slots)]
         inner = {ends[bisect_right(ends, cut) - 1] for cut in cuts}

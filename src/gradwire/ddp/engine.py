@@ -86,7 +86,7 @@ class Engine:
         self._settler = Settler() if fixed is None else None
         self.runner.one_by_one = fixed is None
         self.layout = self.layout_of(fixed or plain())
-        self._watcher = Watcher(fixed.watch, self.comm) if fixed is not None and fixed.watch else None
+        self._watcher = None if fixed is None else self._watcher_of(fixed)
 
     def layout_of(self, composition: Composition, device: torch.device = CPU) -> Layout:
         """Who would travel how under another composition; the policy stays."""
@@ -107,7 +107,15 @@ class Engine:
             if name in self.layout.slots:
                 self.layout.slots[name][0].kept.adopt(name, lane.kept)
         self._settler, self.runner.one_by_one = None, False
-        self._watcher = Watcher(composition.watch, self.comm) if composition.watch else None
+        self._watcher = self._watcher_of(composition)
+
+    def _watcher_of(self, composition: Composition) -> Watcher | None:
+        if composition.watch is None:
+            return None
+        mine = [lane for lane in self.layout.lanes if lane.exchange is composition.exchange]
+        largest = max(mine, key=lambda lane: lane.numel, default=None)
+        sizes = [] if largest is None else [slot.spec.numel for slot in largest.slots]
+        return Watcher(composition.watch, self.comm, sizes)
 
     def retire(self) -> None:
         """From the next step on plain all-reduce, whatever the policy. Flush first."""
@@ -328,7 +336,8 @@ class Engine:
         """Let whoever decides see the facts of a step, and act on what that is."""
         rows = [row.facts for row in verdict.rows]
         if self._watcher is not None:
-            following = self._watcher.observe(step.number, rows, now_s() - step.started_s, step.committed)
+            took_s = now_s() - step.started_s, step.trace.compress_s
+            following = self._watcher.observe(step.number, rows, took_s, step.committed)
             if following is not None:
                 self.install(following)
         if self._settler is None:

@@ -128,7 +128,7 @@ def _try(
         assert shown.looked is not None
         energies.append((_unsent_energy(engine), sum(shown.looked)))
 
-    watch = Watch(lambda: judge, every=1, look=_energy, looks=1)
+    watch = Watch(lambda _watched: judge, every=1, look=_energy, looks=1)
     call(lambda: engine.install(replace(composition, watch=watch)))
     for batch in batches:
         start_s = now_s()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm
 from gradwire.measure import now_s
-from gradwire.plan import Observed
+from gradwire.plan import Observed, Watched
 from gradwire.recipes import Composition
 from gradwire.recipes.base import Watch
 
@@ -17,15 +17,16 @@ from gradwire.recipes.base import Watch
 class Watcher:
     """One rank's side of a `Watch`; all calls are on the engine's thread.
 
-    Its numbers ride in the verdict's rows: how long the last step took, then what was looked at in this one,
-    then how long the last probes took. How many there are depends on agreed numbers alone.
+    Its numbers ride in the verdict's rows: how long the last step took and its codec, then what was looked at
+    in this one, then how long the last probes took. How many there are depends on agreed numbers alone.
     """
 
-    def __init__(self, watch: Watch, comm: Comm) -> None:
-        self._watch, self._comm, self._judge = watch, comm, watch.judge()
+    def __init__(self, watch: Watch, comm: Comm, sizes: Sequence[int]) -> None:
+        self._watch, self._comm = watch, comm
+        self._judge = watch.judge(Watched(comm.world, tuple(sizes)))
         self._looked = [0.0] * watch.looks
         self._probed_s: list[float] = []
-        self._previous_s = 0.0
+        self._previous_s = (0.0, 0.0)
 
     def _due(self, step: int) -> bool:
         return step % self._watch.every == 0
@@ -39,23 +40,23 @@ class Watcher:
     def row(self, step: int) -> tuple[float, ...]:
         """This rank's facts for the verdict."""
         looked = self._looked if self._due(step) else []
-        return (self._previous_s, *looked, *self._probed_s)
+        return (*self._previous_s, *looked, *self._probed_s)
 
     def observe(
-        self, step: int, rows: Sequence[Sequence[float]], took_s: float, committed: bool
+        self, step: int, rows: Sequence[Sequence[float]], took_s: tuple[float, float], committed: bool
     ) -> Composition | None:
         """Hand what all ranks said in the verdict of `step` to the judge; returns what is to run instead.
 
-        `took_s` is how long the step took here. A step that was not committed has nothing to say.
+        `took_s` is how long the step took here, and its codec. A step that was not committed says nothing.
         """
         looks = self._watch.looks if self._due(step) else 0
         columns = list(zip(*rows, strict=True))
-        looked = tuple(map(sum, columns[1 : 1 + looks])) if looks else None
-        probed_s = tuple(map(min, columns[1 + looks :])) or None
+        looked = tuple(map(sum, columns[2 : 2 + looks])) if looks else None
+        probed_s = tuple(map(min, columns[2 + looks :])) or None
         self._previous_s, self._looked, self._probed_s = took_s, [0.0] * self._watch.looks, []
         if not committed:
             return None
-        return self._judge(Observed(step, max(columns[0]), looked, probed_s))
+        return self._judge(Observed(step, max(columns[0]), max(columns[1]), looked, probed_s))
 
     def probe(self, step: int) -> None:
         """After the verdict of `step`: time the probes, one after the other."""

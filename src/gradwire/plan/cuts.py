@@ -1,16 +1,39 @@
-"""Where to cut a lane into units."""
+"""Where to cut a lane into units: from the elements of its parameters, in order, to inner cut points."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 
-def even_cuts(numel: int, unit_elements: int) -> tuple[int, ...]:
-    """Inner cut points of equal units of at most `unit_elements` elements.
+def even_cuts(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
+    """Equal units of at most `unit_elements` elements, wherever parameters end.
 
-    >>> even_cuts(10, 4)
+    >>> even_cuts((2, 8), 4)
     (3, 6)
     """
+    return _even(sum(sizes), unit_elements)
+
+
+def layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
+    """A unit for every parameter.
+
+    >>> layer_cuts((2, 5, 3))
+    (2, 7)
+    """
+    return tuple(accumulate(sizes[:-1]))
+
+
+def fixed_cuts(sizes: Sequence[int], cuts: Sequence[int], numel: int) -> tuple[int, ...]:
+    """What was planned for a lane of `numel` elements; any other (of another dtype, say) stays one unit.
+
+    >>> fixed_cuts((2, 8), (6,), numel=10), fixed_cuts((4,), (6,), numel=10)
+    ((6,), ())
+    """
+    return tuple(cuts) if sum(sizes) == numel else ()
+
+
+def _even(numel: int, unit_elements: int) -> tuple[int, ...]:
     parts = max(1, -(-numel // unit_elements))
     return tuple(numel * part // parts for part in range(1, parts))
 
@@ -19,7 +42,7 @@ _RAMP = (2, 8, 13, 15)  # sixteenths of the arena
 _PHASED_RAMP = (2, 6, 10, 13, 15)
 
 
-def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 12) -> tuple[int, ...]:
+def ramped_cuts(sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
@@ -27,30 +50,31 @@ def ramped_cuts(numel: int, largest: int = 25 << 18, smallest: int = 1 << 12) ->
     2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are divided until they fit; a lane too
     small for units of `smallest` elements is halved at most.
 
-    >>> ramped_cuts(1600, largest=500, smallest=100)
+    >>> ramped_cuts((1600,), largest=500, smallest=100)
     (200, 500, 800, 1300, 1500)
     """
+    numel = sum(sizes)
     if numel < 16 * smallest:
-        return even_cuts(numel, max(numel // 2 + 1, smallest))
+        return _even(numel, max(numel // 2 + 1, smallest))
     cuts: list[int] = []
     for start, stop in _segments(numel, _RAMP):
-        cuts += [start + cut for cut in even_cuts(stop - start, largest)]
+        cuts += [start + cut for cut in _even(stop - start, largest)]
         cuts.append(stop)
     return tuple(cuts[:-1])
 
 
-def phased_cuts(numel: int, interval: int) -> tuple[int, ...]:
+def phased_cuts(sizes: Sequence[int], interval: int) -> tuple[int, ...]:
     """Cuts for an interval: every phase gets one unit of each of six segments, spread over the backward.
 
     Unit t belongs to phase (-t) mod I, and each segment is divided into I equal units, so all phases carry
     the same bytes. Segments are 2, 4, 4, 3, 2 and 1 sixteenths: small where nothing is left to hide behind.
 
-    >>> phased_cuts(320, interval=2)
+    >>> phased_cuts((320,), interval=2)
     (20, 40, 80, 120, 160, 200, 230, 260, 280, 300, 310)
     """
     bounds = [
         start + (stop - start) * part // interval
-        for start, stop in _segments(numel, _PHASED_RAMP)
+        for start, stop in _segments(sum(sizes), _PHASED_RAMP)
         for part in range(1, interval + 1)
     ]
     return tuple(bounds[:-1])

@@ -6,15 +6,25 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Watched:
+    """So many ranks, and the elements of the parameters in the main recipe's lane, in order."""
+
+    world: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Observed:
     """Of one verdict: `step` that has been judged, and whether it was committed.
 
-    `previous_s` is how long the step before took from the start of backward to its verdict, on the slowest
-    rank; 0 when there was none under this plan. `looked` are sums over units and ranks, `probed_s` the
-    durations of probes, the least over ranks; both `None` in steps that did not look or follow a probe.
+    `previous_s` is how long the step before took from the start of backward to its verdict, `compressed_s`
+    what of that went into encoding and decoding, each on the slowest rank; 0 when there was none under this
+    plan. `looked` are sums over units and ranks, `probed_s` the durations of probes, the least over ranks;
+    both `None` in steps that did not look or follow a probe.
     """
 
     step: int
     previous_s: float
+    compressed_s: float
     looked: tuple[float, ...] | None = None
     probed_s: tuple[float, ...] | None = None

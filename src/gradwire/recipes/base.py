@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.arena import Cutter
 from gradwire.exchange import Exchange
-from gradwire.plan import Facts, Observed, ramped_cuts
+from gradwire.plan import Facts, Observed, Watched, ramped_cuts
 
 Judge = Callable[[Observed], "Composition | None"]
 """Takes what each step has shown, in turn; returns what should run from now on, or `None` to go on."""
@@ -24,11 +24,11 @@ class Watch:
     """What a composition asks of the steps that run it, and who judges the answers.
 
     Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient, and after
-    that step's verdict all-reduces of so many float32 elements each (`probes`) are timed. `judge()` makes
-    a judge, which sees only what all ranks have agreed on and must be a function of that alone.
+    that step's verdict all-reduces of so many float32 elements each (`probes`) are timed. `judge(watched)`
+    makes a judge, which sees only what all ranks have agreed on and must be a function of that alone.
     """
 
-    judge: Callable[[], Judge]
+    judge: Callable[[Watched], Judge]
     every: int = 10
     look: Callable[[Tensor], Sequence[float]] | None = None
     looks: int = 0

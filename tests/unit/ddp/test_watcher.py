@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.plan import Observed
+from gradwire.plan import Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge, Watch
 from tests.unit.ddp.rig import Rig, gradients
@@ -29,7 +29,7 @@ def _size(x: Tensor) -> Sequence[float]:
 
 
 def _watched(judge: Judge, **options: object) -> Composition:
-    watch = Watch(lambda: judge, every=3, look=_size, looks=2, probes=(1, 64))
+    watch = Watch(lambda _watched: judge, every=3, look=_size, looks=2, probes=(1, 64))
     return _composition("topk(ratio=0.1)", replace(watch, **options))  # type: ignore[arg-type]
 
 
@@ -69,8 +69,23 @@ def test_probes_follow_the_steps_that_look() -> None:
     assert seen[1].probed_s is not None
     assert len(seen[1].probed_s) == 2
     assert min(seen[1].probed_s) > 0
-    assert seen[0].previous_s == 0.0
-    assert all(shown.previous_s > 0 for shown in seen[1:])
+    assert seen[0].previous_s == seen[0].compressed_s == 0.0
+    assert all(shown.previous_s > shown.compressed_s > 0 for shown in seen[1:])
+
+
+def test_a_judge_is_told_what_it_watches() -> None:
+    def rank(comm: Comm) -> list[Watched]:
+        told: list[Watched] = []
+
+        def judge(watched: Watched) -> Judge:
+            told.append(watched)
+            return lambda _shown: None
+
+        Rig(comm, "dense").engine.install(_composition("topk(ratio=0.1)", Watch(judge)))
+        return told
+
+    expected = Watched(2, (47 * 59, 53 * 41, 37 * 61))
+    assert run_ranks(2, rank) == [[expected], [expected]]
 
 
 def test_nothing_asked_nothing_seen() -> None:
