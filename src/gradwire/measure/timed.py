@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.comm.base import Comm, Pending
+from gradwire.comm.base import Algorithm, Broadcasting, Comm, Pending
 from gradwire.measure.clock import Trace, now_s
 
 
@@ -41,17 +41,17 @@ class TimedComm:
         start_s = now_s()
         return _TimedPending(issue(), self._trace, start_s, self._unit)
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`."""
-        return self._timed(lambda: self._comm.all_reduce(tensor))
+        return self._timed(lambda: self._comm.all_reduce(tensor, algorithm))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
         return self._timed(lambda: self._comm.all_gather(out, tensor))
 
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
-        return self._timed(lambda: self._comm.broadcast(tensor, src))
+        return self._timed(lambda: self._comm.broadcast(tensor, src, algorithm))
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""
