@@ -15,12 +15,19 @@ from torch import Tensor
 
 Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
 
+Algorithm = Literal["library", "ring", "tree", "star"]
+"""How an all-reduce goes: as the transport's library likes, or by hops of our own (`gradwire.comm.hops`)."""
+
+Broadcasting = Literal["library", "scatter"]
+"""How a broadcast goes: by the library, or as a scatter and an all-gather of our own."""
+
 
 @dataclass(frozen=True)
 class Round:
     """One collective: the verb, and the payload that *each* rank hands in (elements and dtype).
 
-    `by` is how far a shift goes: a rank that owes one must meet its peers. It says nothing of other verbs.
+    `by` is how far a shift goes, and `src` where a broadcast comes from: a rank that owes one must meet its
+    peers. They say nothing of other verbs. `algorithm` is how an all-reduce or a broadcast goes.
     A round announced as `at_most` may be shorter, or left out at the end, as ranks agree on the way.
     """
 
@@ -29,6 +36,8 @@ class Round:
     dtype: torch.dtype
     by: int = 1
     at_most: bool = False
+    src: int = 0
+    algorithm: Algorithm | Broadcasting = "library"
 
     def allows(self, issued: Round) -> bool:
         """Whether `issued` is what this round has announced."""
@@ -46,7 +55,10 @@ class Round:
         """Bytes sent per rank, averaged over `world` ranks, by the algorithms that gloo and NCCL run.
 
         Ring all-reduce 2(N-1)/N·M, ring all-gather (N-1)·M, tree broadcast (N-1)/N·M in the mean,
-        pairwise all-to-all (N-1)/N·M, shift M (nothing when alone).
+        pairwise all-to-all (N-1)/N·M, shift M (nothing when alone). In the mean over ranks our own
+        algorithms send as much: of an all-reduce 2(N-1) payloads in all, wherever they are added up, and
+        of a broadcast N-1. How it is shared out between ranks differs (`gradwire.comm.hops`), and with it
+        the time.
 
         >>> Round("all_reduce", 1000, torch.float32).wire_bytes(4)
         6000.0
@@ -104,13 +116,13 @@ class Comm(Protocol):
     def world(self) -> int:
         """Number of ranks in the group."""
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """Sum `tensor` over all ranks, in place."""
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """Fill `out` (world, numel) with every rank's `tensor` (numel,)."""
 
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """Overwrite `tensor` with that of rank `src`."""
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:

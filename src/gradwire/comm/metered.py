@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Comm, Pending, Round
+from gradwire.comm.base import Algorithm, Broadcasting, Comm, Pending, Round
 
 
 class Metered:
@@ -31,20 +32,20 @@ class Metered:
         self.rounds.append(round_)
         return self.last
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`."""
-        round_ = Round("all_reduce", tensor.numel(), tensor.dtype)
-        return self._note(round_, lambda: self._comm.all_reduce(tensor))
+        round_ = Round("all_reduce", tensor.numel(), tensor.dtype, algorithm=algorithm)
+        return self._note(round_, lambda: self._comm.all_reduce(tensor, algorithm))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
         round_ = Round("all_gather", tensor.numel(), tensor.dtype)
         return self._note(round_, lambda: self._comm.all_gather(out, tensor))
 
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
-        round_ = Round("broadcast", tensor.numel(), tensor.dtype)
-        return self._note(round_, lambda: self._comm.broadcast(tensor, src))
+        round_ = Round("broadcast", tensor.numel(), tensor.dtype, src=src, algorithm=algorithm)
+        return self._note(round_, lambda: self._comm.broadcast(tensor, src, algorithm))
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""
@@ -71,7 +72,7 @@ def owe_zeros(comm: Metered, agreed: Sequence[Round], device: torch.device) -> N
 def _send(comm: Metered, round_: Round, payload: Tensor) -> Pending:
     match round_.verb:
         case "all_reduce":
-            return comm.all_reduce(payload)
+            return comm.all_reduce(payload, cast(Algorithm, round_.algorithm))
         case "all_gather":
             return comm.all_gather(payload.new_empty(comm.world, round_.numel), payload)
         case "all_to_all":
@@ -80,5 +81,4 @@ def _send(comm: Metered, round_: Round, payload: Tensor) -> Pending:
         case "shift":
             return comm.shift(torch.empty_like(payload), payload, round_.by)
         case "broadcast":
-            # Exchanges that may fail spread a leader's payload by all-reduce, which needs no root.
-            raise AssertionError("a broadcast cannot be owed: its root is not part of the round")
+            return comm.broadcast(payload, round_.src, cast(Broadcasting, round_.algorithm))

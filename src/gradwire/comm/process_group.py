@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Pending
+from gradwire.comm.base import DONE, Algorithm, Broadcasting, Pending
+from gradwire.comm.hops import ALL_REDUCES, BROADCASTS
+from gradwire.comm.progress import Progress
 from gradwire.errors import TransportError
 
 # torch 2.13 renamed the flat all-gather and warns about the old name; 2.11 has only the old one.
@@ -76,6 +79,7 @@ class ProcessGroupComm:
         self._group = group
         self.rank: int = group.rank()
         self.world: int = group.size()
+        self._progress: Progress | None = None
 
     def _issue(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
         return WorkPending([self._work(verb, *args, **kwargs)])
@@ -86,8 +90,17 @@ class ProcessGroupComm:
         except RuntimeError as error:
             raise TransportError(f"a collective could not be issued: {error}") from error
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
+    def _hop(self, collective: Callable[[GroupPeers], None]) -> Pending:
+        """Run `collective` beside the caller, after those issued before."""
+        if self.world == 1:
+            return DONE
+        self._progress = self._progress or Progress()
+        return self._progress.issue(partial(collective, GroupPeers(self._group)))
+
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`. Two addends commute, so a swap gives the same bits as a ring."""
+        if algorithm != "library":
+            return self._hop(partial(ALL_REDUCES[algorithm], tensor))
         if not self._swaps(tensor) or tensor.numel() * tensor.element_size() > SWAP_BYTES:
             return self._issue(dist.all_reduce, tensor)
         other = torch.empty_like(tensor)
@@ -109,8 +122,10 @@ class ProcessGroupComm:
         splits[1 - self.rank] = sent.numel()
         return self._work(dist.all_to_all_single, received.view(-1), sent.view(-1), splits, splits)
 
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
+        if algorithm != "library":
+            return self._hop(partial(BROADCASTS[algorithm], tensor, src))
         return self._issue(dist.broadcast, tensor, group_src=src)
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
@@ -156,3 +171,32 @@ class ShiftPending(WorkPending):
     def then(self, callback: Callable[[], None]) -> None:
         """Announce at once: whoever is called back waits, briefly, in `wait`."""
         callback()
+
+
+HOPS_TAG = 1
+"""Messages of hops are told by it from those of `shift` and `all_to_all`, which another thread sends."""
+
+
+class GroupPeers:
+    """The ranks of a c10d group; see `gradwire.comm.hops.Peers`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank: int = group.rank()
+        self.world: int = group.size()
+
+    def send(self, tensor: Tensor, target: int) -> Pending:
+        """See `Peers.send`."""
+        return self._message(dist.isend, tensor, group_dst=target)
+
+    def receive(self, out: Tensor, source: int) -> Pending:
+        """See `Peers.receive`."""
+        return self._message(dist.irecv, out, group_src=source)
+
+    def _message(self, verb: Callable[..., Any], tensor: Tensor, **peer: int) -> Pending:
+        if tensor.numel() == 0:
+            return DONE
+        try:
+            return ShiftPending([verb(tensor, group=self._group, tag=HOPS_TAG, **peer)])
+        except RuntimeError as error:
+            raise TransportError(f"a message could not be issued: {error}") from error

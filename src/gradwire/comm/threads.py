@@ -7,6 +7,7 @@ from the same payloads in rank order. Real transports add in other orders, which
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Pending
+from gradwire.comm.base import DONE, Algorithm, Broadcasting, Pending
+from gradwire.comm.hops import ALL_REDUCES, BROADCASTS
 from gradwire.errors import RanksDisagree
 
 T = TypeVar("T")
@@ -38,6 +40,10 @@ class _Meeting:
         self.payloads: list[Tensor | None] = [None] * world
         self._enter = threading.Barrier(world, timeout=timeout_s)
         self._leave = threading.Barrier(world, timeout=timeout_s)
+        self.timeout_s = timeout_s
+        self.mail: list[list[queue.SimpleQueue[Tensor]]] = [
+            [queue.SimpleQueue() for _target in range(world)] for _source in range(world)
+        ]
 
     def exchange(self, rank: int, wish: _Wish, payload: Tensor) -> list[Tensor]:
         self.wishes[rank], self.payloads[rank] = wish, payload.clone()
@@ -69,14 +75,19 @@ class ThreadComm:
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self.rank = rank
         self.world = meeting.world
+        self.peers = ThreadPeers(rank, meeting)
         self._meeting = meeting
 
     def _meet(self, verb: str, payload: Tensor, argument: int = 0) -> list[Tensor]:
         wish = _Wish(verb, tuple(payload.shape), payload.dtype, argument)
         return self._meeting.exchange(self.rank, wish, payload)
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
-        """See `Comm.all_reduce`; adds in rank order."""
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
+        """See `Comm.all_reduce`; adds in rank order, or as the `algorithm` does."""
+        if algorithm != "library":
+            self._meet(f"all_reduce by {algorithm}", tensor)
+            ALL_REDUCES[algorithm](tensor, self.peers)
+            return DONE
         first, *rest = self._meet("all_reduce", tensor)
         for other in rest:
             first = first + other
@@ -88,8 +99,12 @@ class ThreadComm:
         out.copy_(torch.stack(self._meet("all_gather", tensor)).view_as(out))
         return DONE
 
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
+        if algorithm != "library":
+            self._meet(f"broadcast by {algorithm}", tensor, src)
+            BROADCASTS[algorithm](tensor, src, self.peers)
+            return DONE
         tensor.copy_(self._meet("broadcast", tensor, src)[src])
         return DONE
 
@@ -103,6 +118,42 @@ class ThreadComm:
         """See `Comm.shift`."""
         out.copy_(self._meet("shift", tensor, by)[(self.rank - by) % self.world])
         return DONE
+
+
+class ThreadPeers:
+    """The other threads; see `gradwire.comm.hops.Peers`. A message is a copy in the receiver's mail."""
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        self.rank = rank
+        self.world = meeting.world
+        self._meeting = meeting
+
+    def send(self, tensor: Tensor, target: int) -> Pending:
+        """See `Peers.send`; returns at once."""
+        if tensor.numel() > 0:
+            self._meeting.mail[self.rank][target].put(tensor.clone())
+        return DONE
+
+    def receive(self, out: Tensor, source: int) -> Pending:
+        """See `Peers.receive`; the message is awaited in `wait`."""
+        return _Arrival(out, self._meeting.mail[source][self.rank], self._meeting.timeout_s)
+
+
+class _Arrival:
+    """A message to come."""
+
+    def __init__(self, out: Tensor, mail: queue.SimpleQueue[Tensor], timeout_s: float) -> None:
+        self._out, self._mail, self._timeout_s = out, mail, timeout_s
+
+    def wait(self) -> None:
+        if self._out.numel() > 0:
+            try:
+                self._out.copy_(self._mail.get(timeout=self._timeout_s))
+            except queue.Empty:
+                raise RanksDisagree("a rank waits for a message that nobody sends") from None
+
+    def then(self, callback: Callable[[], None]) -> None:
+        callback()
 
 
 def run_ranks(world: int, body: Callable[[ThreadComm], T], timeout_s: float = 30.0) -> list[T]:

@@ -175,8 +175,8 @@ def scatter_reduce(codec: Codec, second_stage: bool = True) -> ScatterReduce:
     `second_stage` keeps what the owners' codes drop in the owners' own `unsent`.
 
     >>> from gradwire.codec import blocks
-    >>> scatter_reduce(blocks("int8")).rounds(1024, torch.float32, Moment(step=0, unit=0, rank=0, world=4))
-    (Round(verb='all_to_all', numel=1040, dtype=torch.uint8, by=1, at_most=False), \
-Round(verb='all_gather', numel=260, dtype=torch.uint8, by=1, at_most=False))
+    >>> rounds = scatter_reduce(blocks("int8")).rounds(1024, torch.float32, Moment(0, 0, rank=0, world=4))
+    >>> [(each.verb, each.payload_bytes) for each in rounds]
+    [('all_to_all', 1040), ('all_gather', 260)]
     """
     return ScatterReduce(codec, second_stage)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.comm.base import Comm, Pending, Verb
+from gradwire.comm.base import Algorithm, Broadcasting, Comm, Pending, Verb
 from gradwire.measure.clock import RoundTime, Trace, now_s
 
 
@@ -46,17 +46,17 @@ class TimedComm:
         self._trace.rounds.append(round_)  # only what could be issued, as the meter counts
         return pending
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`."""
-        return self._timed("all_reduce", tensor, lambda: self._comm.all_reduce(tensor))
+        return self._timed("all_reduce", tensor, lambda: self._comm.all_reduce(tensor, algorithm))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
         return self._timed("all_gather", tensor, lambda: self._comm.all_gather(out, tensor))
 
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
-        return self._timed("broadcast", tensor, lambda: self._comm.broadcast(tensor, src))
+        return self._timed("broadcast", tensor, lambda: self._comm.broadcast(tensor, src, algorithm))
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""

@@ -23,6 +23,8 @@ def test_rounds_are_noted_in_order_with_the_payload_each_rank_hands_in() -> None
         for call in CALLS[:5]:
             call.issue(metered)
         metered.shift(torch.empty(SIZE), torch.empty(SIZE), -2)
+        for call in CALLS[-2:]:
+            call.issue(metered)
         return metered
 
     f32 = torch.float32
@@ -30,10 +32,12 @@ def test_rounds_are_noted_in_order_with_the_payload_each_rank_hands_in() -> None
         assert metered.rounds == [
             Round("all_reduce", SIZE, f32),
             Round("all_gather", SIZE, f32),
-            Round("broadcast", SIZE, f32),
+            Round("broadcast", SIZE, f32, src=2),
             Round("all_to_all", 3 * SIZE, f32),
             Round("shift", SIZE, f32),
             Round("shift", SIZE, f32, -2),
+            Round("all_reduce", SIZE, f32, algorithm="star"),
+            Round("broadcast", SIZE, f32, src=1, algorithm="scatter"),
         ]
         assert metered.wire_bytes == sum(noted.wire_bytes(3) for noted in metered.rounds)
 
@@ -54,13 +58,18 @@ AGREED = (
     Round("all_to_all", 6, torch.float16),
     Round("shift", 5, torch.float64),
     Round("shift", 5, torch.float64, -1),
+    Round("broadcast", 4, torch.int32, src=2),
+    Round("broadcast", 4, torch.int32, src=1, algorithm="scatter"),
+    Round("all_reduce", 4, torch.float32, algorithm="tree"),
 )
 
 
 def issue(comm: Metered, round_: Round) -> None:
     ones = torch.ones(round_.numel, dtype=round_.dtype)
     if round_.verb == "all_reduce":
-        comm.all_reduce(ones)
+        comm.all_reduce(ones, round_.algorithm)
+    elif round_.verb == "broadcast":
+        comm.broadcast(ones, round_.src, round_.algorithm)
     elif round_.verb == "all_gather":
         comm.all_gather(ones.new_empty(comm.world, round_.numel), ones)
     elif round_.verb == "all_to_all":
@@ -94,11 +103,13 @@ def test_owed_payload_is_zero() -> None:
     assert run_ranks(3, body)[1:] == [2.0, 2.0]
 
 
-def test_broadcast_cannot_be_owed() -> None:
-    with pytest.raises(AssertionError, match="root"):
-        run_ranks(
-            1,
-            lambda comm: owe_zeros(
-                Metered(comm), [Round("broadcast", 1, torch.float32)], torch.device("cpu")
-            ),
-        )
+def test_owed_broadcast_comes_from_its_root() -> None:
+    def body(comm: ThreadComm) -> list[float]:
+        metered, tensor = Metered(comm), torch.ones(2)
+        if comm.rank == 1:
+            owe_zeros(metered, [Round("broadcast", 2, torch.float32, src=1)], torch.device("cpu"))
+        else:
+            metered.broadcast(tensor, 1).wait()
+        return tensor.tolist()
+
+    assert run_ranks(3, body)[::2] == [[0.0, 0.0]] * 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.comm import ProcessGroupComm
+from gradwire.comm.hops import ALL_REDUCES
 from gradwire.comm.process_group import PIECE_BYTES, SWAP_BYTES
 from tests.unit.comm.verbs import CALLS
 
@@ -51,15 +54,42 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
     seen = torch.empty(world, 1, dtype=torch.int32)
     comm.all_gather(seen, nans.view(torch.int32)).wait()
     assert nans.isnan().all()
-    assert world == 3 or (seen == seen[0]).all()  # what a ring does with them is gloo's business
+    assert world > 2 or (seen == seen[0]).all()  # what a ring does with them is gloo's business
     square = torch.full((2, 3), float(rank))
     comm.all_reduce(square).wait()
     assert (square == world * (world - 1) / 2).all()
+    hops_beside_other_collectives(comm)
     dist.destroy_process_group()
 
 
+def hops_beside_other_collectives(comm: ProcessGroupComm) -> None:
+    """Many under way at once; every rank waits in an order of its own and does other things first."""
+    world, rank = comm.world, comm.rank
+    under_way = []
+    for number, (algorithm, size) in enumerate(product(ALL_REDUCES, (0, 1, 5, 70_001))):
+        tensor = ((torch.arange(size) + number) % 251 * (rank + 1)).to(torch.int64)
+        expected = (torch.arange(size) + number) % 251 * (world * (world + 1) // 2)
+        under_way.append((comm.all_reduce(tensor, algorithm), tensor, expected))
+        root = number % world
+        places = torch.arange(size) + 1000 * rank
+        under_way.append((comm.broadcast(places, root, "scatter"), places, torch.arange(size) + 1000 * root))
+        if number % 3 == rank % 3:
+            under_way[-1][0].wait()
+        # What needs all ranks must not wait for one that waits for hops.
+        token, passed = torch.ones(1), torch.zeros(1)
+        comm.all_reduce(token).wait()
+        comm.shift(passed, torch.full((1,), float(rank))).wait()
+        assert (token.item(), passed.item()) == (world, (rank - 1) % world)
+    for pending, tensor, expected in under_way if rank % 2 else reversed(under_way):
+        pending.wait()
+        assert torch.equal(tensor, expected)
+    ended = threading.Event()
+    comm.all_reduce(torch.ones(3), "tree").then(ended.set)
+    assert ended.wait(30)
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:
     code = "import sys; from tests.unit.comm.test_process_group import run_rank as run; "
     code += "run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"

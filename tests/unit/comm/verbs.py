@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm
+from gradwire.comm.base import Algorithm
 
 SIZE = 6
 
@@ -29,10 +30,17 @@ class Call(NamedTuple):
     expected: Callable[[int, int], Tensor]
 
 
-def _all_reduce(comm: Comm) -> Tensor:
-    tensor = coded(comm.rank)
-    comm.all_reduce(tensor).wait()
-    return tensor
+def _all_reduce(algorithm: Algorithm = "library") -> Callable[[Comm], Tensor]:
+    def issue(comm: Comm) -> Tensor:
+        tensor = coded(comm.rank)
+        comm.all_reduce(tensor, algorithm).wait()
+        return tensor
+
+    return issue
+
+
+def _sum(rank: int, world: int) -> Tensor:
+    return torch.stack([*map(coded, range(world))]).sum(0)
 
 
 def _all_gather(comm: Comm) -> Tensor:
@@ -44,6 +52,12 @@ def _all_gather(comm: Comm) -> Tensor:
 def _broadcast(comm: Comm) -> Tensor:
     tensor = coded(comm.rank)
     comm.broadcast(tensor, comm.world - 1).wait()
+    return tensor
+
+
+def _scatter(comm: Comm) -> Tensor:
+    tensor = coded(comm.rank)
+    comm.broadcast(tensor, comm.world // 2, "scatter").wait()
     return tensor
 
 
@@ -68,11 +82,15 @@ def _rows(rank: int, world: int) -> Tensor:
 
 
 CALLS = (
-    Call("all_reduce", _all_reduce, lambda rank, world: torch.stack([*map(coded, range(world))]).sum(0)),
+    Call("all_reduce", _all_reduce(), _sum),
     Call("all_gather", _all_gather, lambda rank, world: torch.stack([*map(coded, range(world))])),
     Call("broadcast", _broadcast, lambda rank, world: coded(world - 1)),
     Call("all_to_all", _all_to_all, _rows),
     Call("shift by 1", _shift(1), lambda rank, world: coded((rank - 1) % world)),
     Call("shift by 2", _shift(2), lambda rank, world: coded((rank - 2) % world)),
     Call("shift back", _shift(-1), lambda rank, world: coded((rank + 1) % world)),
+    Call("ring all_reduce", _all_reduce("ring"), _sum),
+    Call("tree all_reduce", _all_reduce("tree"), _sum),
+    Call("star all_reduce", _all_reduce("star"), _sum),
+    Call("scatter broadcast", _scatter, lambda rank, world: coded(world // 2)),
 )

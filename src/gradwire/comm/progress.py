@@ -1,0 +1,82 @@
+"""Several hops in a row, without anybody who waits for them: a thread that drives them.
+
+Hops need somebody on every rank who adds and sends on. It cannot be whoever calls `wait`: one rank may have
+issued further collectives before it waits, another not, and each would wait for the other. It cannot be
+`issue` either, for then nothing would overlap with the wire. So there is one thread per rank that takes
+one collective after the other, in the order in which they were issued, which is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from gradwire.errors import TransportError
+
+Job = Callable[[], None]
+_Jobs = queue.SimpleQueue[tuple[Job, "Future[None]"] | None]
+
+STOP_S = 2.0
+"""So long the end of the program waits for a thread that hangs in a broken transport."""
+
+
+class Promise:
+    """A job that is going to be done; see `gradwire.comm.Pending`."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        """Block until the job is done; raises what it raised."""
+        self._future.result()
+
+    def then(self, callback: Job) -> None:
+        """Call back when the job has ended well or badly, on the thread that did it."""
+        self._future.add_done_callback(lambda _future: callback())
+
+
+class Progress:
+    """The thread. After a job that raised, the order of hops is lost, and all later ones raise at once."""
+
+    def __init__(self) -> None:
+        self._jobs: _Jobs = queue.SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(self._jobs,), name="gradwire hops", daemon=True)
+        thread.start()
+        # A thread that comes back from native code while the interpreter shuts down aborts the process.
+        self.stop = weakref.finalize(self, _end, self._jobs, thread)
+
+    def issue(self, job: Job) -> Promise:
+        """Do `job` after all that were issued before; returns at once."""
+        future: Future[None] = Future()
+        self._jobs.put((job, future))
+        return Promise(future)
+
+
+def _end(jobs: _Jobs, thread: threading.Thread) -> None:
+    jobs.put(None)
+    if threading.current_thread() is not thread:  # the garbage collector runs anywhere
+        thread.join(STOP_S)
+
+
+def _serve(jobs: _Jobs) -> None:
+    broken: Exception | None = None
+    while (task := jobs.get()) is not None:
+        job, future = task
+        broken = _attempt(job, future, broken)
+        del task, job, future  # or the tensors would stay until the next job
+
+
+def _attempt(job: Job, future: Future[None], broken: Exception | None) -> Exception | None:
+    """Do `job` and return None, or why nothing more can be done."""
+    try:
+        if broken is not None:
+            raise TransportError(f"an earlier collective has failed: {broken}")
+        job()
+    except Exception as error:
+        future.set_exception(error)
+        return broken or error
+    future.set_result(None)
+    return None
