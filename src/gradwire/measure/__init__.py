@@ -1,6 +1,7 @@
-"""The only code that reads a clock."""
+"""What is found out by looking: times (the only code that reads a clock) and how often weights are used."""
 
 from gradwire.measure.clock import Span, Trace, now_s
+from gradwire.measure.multiply_adds import layer_rates, multiply_adds
 from gradwire.measure.timed import TimedComm
 
-__all__ = ["Span", "TimedComm", "Trace", "now_s"]
+__all__ = ["Span", "TimedComm", "Trace", "layer_rates", "multiply_adds", "now_s"]
