@@ -57,6 +57,7 @@ class Engine:
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self.check_layout: Callable[[Layout], None] = lambda _layout: None
         self.replicas: Replicas = lambda _name: None
+        self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.backward_started_s: Callable[[], float] = now_s
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
@@ -200,6 +201,8 @@ class Engine:
             kept=lane.kept,
             replicas=self.replicas,
         )
+        if self.inspect is not None:
+            self.inspect(lane, unit, x, at)
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)
             return
