@@ -39,6 +39,8 @@ RECIPES = (
     "qsgd",
     "qsgd(bits=4)",
     "randomk(ratio=0.1)",
+    "scalecom(rate=20, warmup_steps=10)",
+    "scalecom(rate=40, rates={'*': 10}, beta=0.3, warmup_steps=0)",
     "sidco(ratio=0.05)",
     "signsgd",
     "signum",

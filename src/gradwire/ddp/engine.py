@@ -73,6 +73,7 @@ class Engine:
         self.check_layout: Callable[[Layout], None] = lambda _layout: None
         self.replicas: Replicas = lambda _name: None
         self.watch = BackwardWatch()
+        self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
         self._memory_dtype = memory_dtype
@@ -236,6 +237,8 @@ class Engine:
             kept=lane.kept,
             replicas=self.replicas,
         )
+        if self.inspect is not None:
+            self.inspect(lane, unit, x, at)
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)
             return

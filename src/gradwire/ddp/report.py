@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradwire.ddp.diagnose import Diagnosis
+
 
 @dataclass(frozen=True)
 class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
-    which unsent gradient lives, which plain DDP does not need.
+    which unsent gradient lives, which plain DDP does not need. `diagnosis` is the last one asked for.
     """
 
     recipe: str
@@ -29,6 +31,7 @@ class Report:
     units: int
     facts: dict[str, Any] | None
     timeline: list[dict[str, object]]
+    diagnosis: Diagnosis | None = None
 
     @property
     def ratio(self) -> float:
@@ -49,6 +52,8 @@ class Report:
             f"exposed communication {_ms(self.exposed_comm_s)}",
             f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
         ]
+        if self.diagnosis is not None:
+            lines.append(f"  ranks        {self.diagnosis}")
         if self.skipped_steps:
             lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
         return "\n".join(lines)

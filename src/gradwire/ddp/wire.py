@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm import Round
 from gradwire.ddp import state
+from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.report import Report
 from gradwire.ddp.session import Session
@@ -34,14 +35,16 @@ class Attached:
 class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
-    `state_dict(kind="mean")`, `load_state_dict`, `flush` and `detach` are collectives: call them on all
-    ranks.
+    `state_dict(kind="mean")`, `load_state_dict`, `diagnose`, `flush` and `detach` are collectives: call
+    them on all ranks.
     """
 
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self._parameters = dict(attached.ddp.module.named_parameters())
         self._session, self._worker = attached.session, attached.worker
+        self._watch: Watch | None = None
+        self._diagnosis: Diagnosis | None = None
 
     @property
     def _engine(self) -> Engine:
@@ -61,6 +64,35 @@ class Wire:
     def settled(self) -> bool:
         """Whether the recipe is decided; `False` while an adaptive one still measures."""
         return not self._engine.measuring
+
+    @property
+    def watching(self) -> bool:
+        """Whether every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
+        return self._watch is not None
+
+    @watching.setter
+    def watching(self, value: bool) -> None:
+        """Takes effect from the next backward pass; costs memory and a pass over what is remembered."""
+        self._watch = Watch() if value else None
+        self._engine.inspect = self._watch
+
+    def diagnose(self) -> Diagnosis:
+        """How alike the ranks were in the last step, and how good one's choice is for all. A collective.
+
+        Two all-reduces of the gradient's size. Raises `ValueError` where nothing was watched. Later reports
+        show the result.
+
+        Example::
+
+            wire.watching = True
+            train_one_step()
+            print(wire.diagnose())
+        """
+        if self._watch is None or not self._watch.seen:
+            raise ValueError("no step was watched: set wire.watching = True, with a recipe that remembers")
+        seen, engine = self._watch.seen, self._engine
+        self._diagnosis = self._worker.call(lambda: diagnose(seen, engine.layout.lanes, engine.comm))
+        return self._diagnosis
 
     def report(self) -> Report:
         """An account of what runs, why, and what it costs.
@@ -91,6 +123,7 @@ class Wire:
             units=sum(len(lane.units) for lane in engine.layout.lanes),
             facts=facts,
             timeline=history.timeline(),
+            diagnosis=self._diagnosis,
         )
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:

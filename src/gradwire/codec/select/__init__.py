@@ -9,6 +9,7 @@ from gradwire.codec.select.layers import LayerTopK, layer_top_k
 from gradwire.codec.select.mstopk import MSTopK, ms_top_k
 from gradwire.codec.select.ramp import Ramp, ramp
 from gradwire.codec.select.random import RandomK, random_k
+from gradwire.codec.select.rated import RatedChunks, rated_chunks
 from gradwire.codec.select.reuse import ReusedThreshold, reused_threshold
 from gradwire.codec.select.room import filled
 from gradwire.codec.select.sampled import SampledTopK, sampled_top_k
@@ -24,6 +25,7 @@ __all__ = [
     "MSTopK",
     "Ramp",
     "RandomK",
+    "RatedChunks",
     "ReusedThreshold",
     "SampledTopK",
     "Selector",
@@ -41,6 +43,7 @@ __all__ = [
     "ms_top_k",
     "ramp",
     "random_k",
+    "rated_chunks",
     "reused_threshold",
     "sampled_top_k",
     "sidco",

@@ -1,0 +1,132 @@
+"""How often a weight is used in a forward pass, counted by hooks: ScaleCom's rates per layer follow from it.
+
+Chen et al. 2020, section 4, calls it FLOPs per gradient. Only layers whose arithmetic is known are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.plan.layer_rates import patterns_of, rate_for
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+Uses = Callable[[Any, tuple[Any, ...], Any], float]
+
+
+def multiply_adds(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, float]:
+    """Multiply-adds per weight in one forward pass over all samples given, by parameter name.
+
+    Runs `module` once in evaluation mode and without gradients; modes are as before afterwards. A layer that
+    runs several times, or shares its weight, adds up. A convolution's weight takes part at every position of
+    its output (a transposed one's: input), a linear layer's for every vector, a recurrent one's at every
+    step; of an embedding it is the mean number of look-ups. Others, biases among them, are left out.
+
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 64, 10))
+    >>> multiply_adds(model, torch.zeros(2, 1, 8, 8))
+    {'0.weight': 128.0, '2.weight': 2.0}
+    """
+    counts: dict[int, float] = {}
+    with torch.no_grad(), _evaluating(module), _counting(module, counts):
+        module(*inputs, **keywords)
+    return {name: counts[id(p)] for name, p in module.named_parameters() if id(p) in counts}
+
+
+def layer_rates(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, int]:
+    """ScaleCom's rates for the recipe `scalecom`, from one batch as a rank has it in a step.
+
+    By patterns over parameter names. Every rank must come to the same: give batches of equal shapes.
+
+    Example::
+
+        rates = gradwire.measure.layer_rates(model, images)
+        ddp = DistributedDataParallel(model)
+        wire = gradwire.attach(ddp, optimizer, f"scalecom(rates={rates})")
+
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 256, 10))
+    >>> layer_rates(model, torch.zeros(32, 1, 16, 16))
+    {'0.*': 25, '2.*': 400}
+    """
+    counted = multiply_adds(module, *inputs, **keywords)
+    return patterns_of({name: rate_for(count, batch=1) for name, count in counted.items()})
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """A count must not change running averages."""
+    before = {each: each.training for each in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in before.items():
+            each.training = training
+
+
+@contextmanager
+def _counting(module: nn.Module, counts: dict[int, float]) -> Iterator[None]:
+    handles = []
+    for each in module.modules():
+        uses = next((uses for kinds, uses in _USES.items() if isinstance(each, kinds)), None)
+        if uses is not None:
+            handles.append(each.register_forward_hook(_hook(uses, counts)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(uses: Uses, counts: dict[int, float]) -> Callable[..., None]:
+    def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        used = uses(layer, inputs, output)
+        for name, parameter in layer.named_parameters():
+            if "weight" in name:
+                counts[id(parameter)] = counts.get(id(parameter), 0.0) + used
+
+    return hook
+
+
+def _vectors(layer: nn.Linear, inputs: tuple[Any, ...], output: Tensor) -> float:
+    return output.numel() / layer.out_features
+
+
+def _positions(layer: Any, inputs: tuple[Any, ...], output: Tensor) -> float:
+    positions: float = output.numel() / layer.out_channels
+    return positions
+
+
+def _source_positions(layer: Any, inputs: tuple[Any, ...], output: Tensor) -> float:
+    positions: float = inputs[0].numel() / layer.in_channels
+    return positions
+
+
+def _look_ups(layer: nn.Embedding, inputs: tuple[Any, ...], output: Tensor) -> float:
+    return output.numel() / layer.embedding_dim / layer.num_embeddings
+
+
+def _steps(layer: nn.RNNBase, inputs: tuple[Any, ...], output: Any) -> float:
+    packed = output[0] if isinstance(output[0], Tensor) else output[0].data
+    return float(packed.numel() / packed.shape[-1])
+
+
+def _attended(layer: nn.MultiheadAttention, inputs: tuple[Any, ...], output: Any) -> float:
+    """Its projections run inside one function, so that no hook of theirs is called."""
+    vectors: float = output[0].numel() / layer.embed_dim
+    return vectors
+
+
+_USES: dict[Any, Uses] = {
+    nn.MultiheadAttention: _attended,
+    nn.Linear: _vectors,
+    _CONVOLUTIONS: _positions,
+    _TRANSPOSED: _source_positions,
+    nn.Embedding: _look_ups,
+    nn.RNNBase: _steps,
+}
