@@ -1,0 +1,162 @@
+"""Which ratio and which collective, again whenever the link or the gradient changes.
+
+Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
+sections III-C and III-D. Differences from the paper: the link is measured in band, by two small all-reduces
+every few steps; the gain of all candidates comes from one histogram of the live gradient and not from ten
+iterations of each; a choice must come out twice in a row before it is followed, because a single probe may
+have been disturbed. And by default the ratio with the most gain per second of the step is taken: a knee point
+scales every objective over the front, so where time rises linearly with the ratio, a link half as fast would
+change nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from gradwire.plan import Observed, Watched
+from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE, ways
+from gradwire.plan.collectives import algorithm_of, fastest
+from gradwire.plan.costs import Link, Network
+from gradwire.plan.ratio import Candidate, knee, pareto_front
+
+Rule = Literal["progress", "knee"]
+"""The most gain per second of the step; or the knee of compression time, communication time and 1/gain."""
+
+WAYS = (ALL_GATHER, RING, TREE)
+PROBES = (1, 16384)
+"""Elements of the two all-reduces: one that is all latency, and one whose bytes show."""
+VALUE_BYTES = 4
+LEAD = 0.05
+"""By how much another collective must be better, so that two that cost the same do not alternate."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A share of the elements, and the collective that carries it."""
+
+    ratio: float
+    way: str
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """What a plan was made from."""
+
+    link: Link
+    gain: float
+
+    def has_changed(self, now: _Basis, link_change: float, gain_change: float) -> bool:
+        return (
+            _moved(now.link.alpha_s, self.link.alpha_s, link_change)
+            or _moved(now.link.beta_s, self.link.beta_s, link_change)
+            or _moved(now.gain, self.gain, gain_change)
+        )
+
+
+def _moved(now: float, then: float, by: float) -> bool:
+    return abs(now - then) > by * max(then, 1e-12)
+
+
+class Flexible:
+    """Sees looks (energy, then what of it each of `ratios` would send) and the durations of `PROBES`.
+
+    `bits` is what a place costs at a ratio. Thresholds are the shares by which latency or bandwidth
+    (`link_change`) or the gain at the ratio in use (`gain_change`) must move before anything is planned anew.
+    """
+
+    def __init__(
+        self,
+        now: Choice,
+        watched: Watched,
+        ratios: Sequence[float],
+        bits: Callable[[float], float],
+        rule: Rule = "progress",
+        link_change: float = 0.2,
+        gain_change: float = 0.1,
+    ) -> None:
+        self.now, self._ratios, self._bits, self._rule = now, tuple(ratios), bits, rule
+        self._world, self._numel = watched.world, sum(watched.sizes)
+        self._link_change, self._gain_change = link_change, gain_change
+        self._links: deque[Link] = deque(maxlen=3)
+        self._gains: dict[float, float] = {}
+        self._compress_s: dict[float, float] = {}
+        self._previous_s = 0.0
+        self._basis: _Basis | None = None
+        self._pending: Choice | None = None
+
+    def observe(self, shown: Observed) -> Choice | None:
+        """Take a step; the new choice, if there is one. It counts from then on."""
+        if shown.compressed_s > 0.0:
+            self._compress_s[self.now.ratio] = shown.compressed_s
+            self._previous_s = shown.previous_s
+        if shown.looked is not None and shown.looked[0] > 0.0:
+            energy, *sent = shown.looked
+            self._gains = {ratio: part / energy for ratio, part in zip(self._ratios, sent, strict=True)}
+        if shown.probed_s is None or self._world == 1:
+            return None
+        self._links.append(self._link(*shown.probed_s))
+        return self._decide() if self._gains else None
+
+    def _link(self, short_s: float, long_s: float) -> Link:
+        """α and β from two all-reduces in a ring."""
+        ring = algorithm_of("all_reduce")
+        more_bytes = (PROBES[1] - PROBES[0]) * VALUE_BYTES * ring.volume(self._world)
+        return Link(short_s / ring.messages(self._world), max(long_s - short_s, 1e-9) / more_bytes)
+
+    def _decide(self) -> Choice | None:
+        basis = _Basis(self.link, self._gain(self.now.ratio))
+        if self._basis and not self._basis.has_changed(basis, self._link_change, self._gain_change):
+            self._pending = None
+            return None
+        choice = self._plan(Network(basis.link))
+        if choice != self.now and choice != self._pending:
+            self._pending = choice
+            return None
+        self._basis, self._pending = _Basis(basis.link, self._gain(choice.ratio)), None
+        if choice == self.now:
+            return None
+        self.now = choice
+        return choice
+
+    @property
+    def link(self) -> Link:
+        """The middle of the last three measurements."""
+        return Link(median(each.alpha_s for each in self._links), median(each.beta_s for each in self._links))
+
+    def _gain(self, ratio: float) -> float:
+        """At the nearest candidate."""
+        return self._gains[min(self._gains, key=lambda known: abs(known - ratio))]
+
+    def _plan(self, network: Network) -> Choice:
+        way_of, candidates = {}, []
+        for ratio in self._ratios:
+            way_of[ratio], seconds = self._fastest(ratio, network)
+            candidates.append(Candidate(ratio, self._compressing(ratio), seconds, self._gains[ratio]))
+        best = knee(pareto_front(candidates)) if self._rule == "knee" else self._progress(candidates, network)
+        return Choice(best.ratio, way_of[best.ratio])
+
+    def _progress(self, candidates: Sequence[Candidate], network: Network) -> Candidate:
+        """What else a step takes is what it took without what this model says of its codec and wire."""
+        _, sending_s = self._fastest(self.now.ratio, network)
+        rest_s = max(self._previous_s - self._compressing(self.now.ratio) - sending_s, 0.0)
+
+        def per_second(each: Candidate) -> float:
+            return each.gain / max(rest_s + each.compress_s + each.communicate_s, 1e-12)
+
+        return max(candidates, key=per_second)
+
+    def _fastest(self, ratio: float, network: Network) -> tuple[str, float]:
+        kept = ratio * self._numel
+        known = ways(kept * VALUE_BYTES, kept * self._bits(ratio) / 8)
+        possible = {way: known[way] for way in WAYS}
+        return fastest(possible, self._world, network, LEAD, self.now.way)
+
+    def _compressing(self, ratio: float) -> float:
+        """As measured at the nearest ratio that has been used: most of it is looking through all elements."""
+        if not self._compress_s:
+            return 0.0
+        return self._compress_s[min(self._compress_s, key=lambda used: abs(used - ratio))]

@@ -1,0 +1,129 @@
+"""The controller of ratio and collective, in worlds of known links and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from gradwire.adapt.flexible import PROBES, Choice, Flexible, Rule
+from gradwire.plan import Observed, Watched
+from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE
+from gradwire.plan.collectives import Transfer, time_of
+from gradwire.plan.costs import Link, Network
+from gradwire.plan.ratio import Candidate, best_ratio, candidate_ratios
+
+NUMEL, WORLD = 10_000_000, 8
+RATIOS = candidate_ratios()
+FAST = Link(alpha_s=1e-4, beta_s=8 / 25e9)
+SLOW = Link(alpha_s=1e-4, beta_s=8 / 1e8)
+FAR = Link(alpha_s=5e-2, beta_s=8 / 25e9)
+COMPUTE_S = 0.3
+
+
+def gain(ratio: float) -> float:
+    """A gradient whose largest tenth holds 80 % of the energy."""
+    return min(1.0, 0.8 * (ratio / 0.1) ** 0.3)
+
+
+@dataclass
+class World:
+    """What a controller would see; `link` may change on the way."""
+
+    link: Link
+    gain: Callable[[float], float] = gain
+    step: int = 0
+    disturbed: float = 1.0
+
+    def shown(self) -> Observed:
+        """One step in five looks, the next has the probes' durations."""
+        self.step += 1
+        network = Network(self.link)
+        probes = [
+            time_of(Transfer("all_reduce", 4.0 * numel), WORLD, network) * self.disturbed for numel in PROBES
+        ]
+        looked = (100.0, *(100.0 * self.gain(ratio) for ratio in RATIOS))
+        return Observed(
+            self.step,
+            previous_s=COMPUTE_S,
+            compressed_s=0.01,
+            looked=looked if self.step % 5 == 0 else None,
+            probed_s=tuple(probes) if self.step % 5 == 1 else None,
+        )
+
+
+def controller(rule: Rule = "progress", ratio: float = 0.1, way: str = RING) -> Flexible:
+    return Flexible(Choice(ratio, way), Watched(WORLD, (NUMEL,)), RATIOS, lambda _: 5.0, rule)
+
+
+def choices(flexible: Flexible, world: World, steps: int) -> Iterator[tuple[int, Choice]]:
+    for number in range(steps):
+        choice = flexible.observe(world.shown())
+        if choice is not None:
+            yield number, choice
+
+
+def test_a_fast_link_needs_no_change() -> None:
+    assert list(choices(controller(), World(FAST), 100)) == []
+
+
+def test_a_slow_link_takes_a_smaller_ratio_within_twenty_steps_and_then_rests() -> None:
+    flexible, world = controller(), World(FAST)
+    assert list(choices(flexible, world, 30)) == []
+    world.link = SLOW
+    [(step, choice)] = choices(flexible, world, 100)
+    assert step <= 20
+    assert choice.ratio < 0.1
+    assert flexible.now == choice
+
+
+def test_it_comes_back_when_the_link_does() -> None:
+    flexible, world = controller(), World(SLOW)
+    first = [choice for _, choice in choices(flexible, world, 60)]
+    world.link = FAST
+    second = [choice for _, choice in choices(flexible, world, 60)]
+    assert len(first) == len(second) == 1
+    assert second[0].ratio > first[0].ratio
+
+
+def test_latency_changes_the_collective() -> None:
+    flexible, world = controller(), World(FAR)
+    [(_, choice)] = choices(flexible, world, 60)
+    assert choice.way in (ALL_GATHER, TREE), "seven hops of 50 ms twice over are not worth the bytes"
+
+
+def test_a_single_disturbed_probe_changes_nothing() -> None:
+    flexible, world = controller(), World(FAST)
+    assert list(choices(flexible, world, 30)) == []
+    world.disturbed = 500.0
+    assert list(choices(flexible, world, 5)) == []
+    world.disturbed = 1.0
+    assert list(choices(flexible, world, 60)) == []
+
+
+def test_a_gradient_that_gets_flat_is_planned_for_anew() -> None:
+    flexible, world = controller(), World(SLOW)
+    [(_, before)] = choices(flexible, world, 60)
+    world.gain = lambda ratio: min(1.0, ratio * 3)
+    [(_, after)] = choices(flexible, world, 60)
+    assert after.ratio > before.ratio
+
+
+def test_the_knee_is_that_of_the_sweep() -> None:
+    flexible, world = controller("knee"), World(SLOW)
+    _ = list(choices(flexible, world, 60))
+    link = flexible.link
+    assert link.alpha_s == pytest.approx(SLOW.alpha_s, rel=1e-2)  # a float32 is no part of the latency probe
+    assert link.beta_s == pytest.approx(SLOW.beta_s, rel=1e-2)
+
+    def evaluate(ratio: float) -> Candidate:
+        _, seconds = flexible._fastest(ratio, Network(link))
+        return Candidate(ratio, 0.01, seconds, gain(ratio))
+
+    assert flexible.now.ratio == best_ratio(evaluate, RATIOS).ratio
+
+
+def test_alone_there_is_nothing_to_choose() -> None:
+    flexible = Flexible(Choice(0.1, RING), Watched(1, (NUMEL,)), RATIOS, lambda _: 5.0)
+    assert list(choices(flexible, World(SLOW), 60)) == []

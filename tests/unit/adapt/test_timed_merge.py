@@ -1,0 +1,58 @@
+"""Algorithm 2 on steps that are timed as they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gradwire.adapt.timed_merge import TimedMerge, Trial
+from gradwire.plan import Observed
+from gradwire.plan.groups import Cuts
+from gradwire.plan.merge_search import search_cuts
+
+TENSORS = 60
+
+
+def seconds(cuts: Cuts) -> float:
+    """Falls up to a cut at 41, then rises; one group is slow."""
+    return 1.0 if not cuts else 0.5 + abs(cuts[0] - 41) / TENSORS + 0.3 * (len(cuts) > 1)
+
+
+def _run(merge: TimedMerge, took_s: Callable[[Cuts, int], float], steps: int = 100) -> tuple[Trial, int]:
+    """Train; the first step of a grouping has no predecessor under it. Returns the last trial, and when."""
+    now, age = Cuts(), 0
+    for step in range(steps):
+        previous_s = took_s(now, age - 1) if age else 0.0
+        trial = merge.observe(Observed(step, previous_s, compressed_s=0.0))
+        age += 1
+        if trial is not None:
+            now, age = trial.cuts, 0
+            if trial.is_last:
+                return trial, step
+    raise AssertionError("the search did not end")
+
+
+def test_it_finds_what_the_search_would_find_and_ends_within_fifty_steps() -> None:
+    trial, step = _run(TimedMerge(TENSORS), lambda cuts, _age: seconds(cuts))
+    assert trial.cuts == search_cuts(seconds, TENSORS) == (41,)
+    assert step < 50
+
+
+def test_the_first_step_of_a_grouping_does_not_count() -> None:
+    trial, _ = _run(
+        TimedMerge(TENSORS), lambda cuts, age: 100.0 - seconds(cuts) if age == 0 else seconds(cuts)
+    )
+    assert trial.cuts == (41,)
+
+
+def test_one_disturbed_step_in_three_does_not_count() -> None:
+    merge = TimedMerge(TENSORS, steps=3)
+    trial, _ = _run(merge, lambda cuts, age: 9.0 if age == 2 else seconds(cuts), steps=200)
+    assert trial.cuts == (41,)
+
+
+@pytest.mark.parametrize("tensors", [1, 2, 3])
+def test_few_tensors(tensors: int) -> None:
+    trial, _ = _run(TimedMerge(tensors), lambda cuts, _age: seconds(cuts))
+    assert trial.cuts == search_cuts(seconds, tensors)
