@@ -13,7 +13,7 @@ reports for its transformer (47x).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 BATCH = 32
 """Samples per worker for which the paper's ranges are given."""
@@ -43,6 +43,17 @@ def rate_for(
         raise ValueError(f"batch={batch} and reference_batch={reference_batch} must be positive")
     scaled = multiply_adds_per_weight * batch / reference_batch
     return next((rate for bound, rate in rates if scaled > bound), rates[-1][1])
+
+
+def overall_rate(layers: Iterable[tuple[int, float]], batch: float = BATCH) -> float:
+    """What a network's (weights, multiply-adds per sample) come to together: all weights over those that travel.
+
+    >>> overall_rate([(100, 0.0), (100, 1e6)])
+    47.05882352941177
+    """
+    counted = [(weights, macs) for weights, macs in layers if weights]
+    sent = sum(weights / rate_for(macs / weights, batch) for weights, macs in counted)
+    return sum(weights for weights, _macs in counted) / sent if sent else 1.0
 
 
 def patterns_of(rates: Mapping[str, int]) -> dict[str, int]:
