@@ -11,7 +11,8 @@ class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
-    which unsent gradient lives, which plain DDP does not need.
+    which unsent gradient lives, which plain DDP does not need. `times_led` says by rank how often it chose
+    for all, where one rank does (`ar_topk`), since training began.
     """
 
     recipe: str
@@ -29,6 +30,7 @@ class Report:
     units: int
     facts: dict[str, float] | None
     timeline: list[dict[str, object]]
+    times_led: list[int] | None = None
 
     @property
     def ratio(self) -> float:
@@ -49,6 +51,8 @@ class Report:
             f"exposed communication {_ms(self.exposed_comm_s)}",
             f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
         ]
+        if self.times_led is not None:
+            lines.append(f"  led          {', '.join(map(str, self.times_led))} times by rank")
         if self.skipped_steps:
             lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
         return "\n".join(lines)
