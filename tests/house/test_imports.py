@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan": set(),
     "adapt": {"plan"},
     "measure": {"comm.base", "errors", "plan"},
-    "recipes": {"arena", "codec", "exchange", "memory", "plan"},
+    "recipes": {"arena", "codec", "comm.base", "exchange", "memory", "plan"},
     "ddp": UPPER | {"version"},
     "emulate": {"errors"},
     "bench": EVERYTHING,

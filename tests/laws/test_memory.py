@@ -12,6 +12,7 @@ from gradwire.codec import blocks, random_k, sparse, top_k, values
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.exchange import (
     Exchange,
+    ar_topk,
     dense,
     every,
     gather,
@@ -103,6 +104,10 @@ PLATEAUS = {
     "random 25%": (reduce(values(random_k(0.25))), 2 * 2 / 0.25),
     # A rank that does not lead contracts only as far as choices overlap, but each leads every W-th step.
     "leader 25%": (leader(top_k(0.25)), WORLD * 2 / 0.25),
+    # As the leader: in turn by construction, by variance as what is not chosen makes a rank's own larger.
+    "ar 25%": (ar_topk(top_k(0.25)), WORLD * 2 / 0.25),
+    "ar 25% variance": (ar_topk(top_k(0.25), "variance"), WORLD * 2 / 0.25),
+    "ar 25% auto": (ar_topk(top_k(0.25), "auto"), WORLD * 2 / 0.25),
     # What cancels between ranks waits while they disagree: nothing bounds that but the sum of all gradients.
     # Gradients that are independent of each other stay below the bound of a leader.
     "ok 25%": (ok_topk(top_k(0.25)), WORLD * 2 / 0.25),

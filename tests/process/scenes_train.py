@@ -14,6 +14,10 @@ from tests.process.models import digest, optimizer_of, perceptron, train
 RECIPES = (
     "acpsgd(warmup_steps=0)",
     "adacomp",
+    "allreduce(algorithm='ring')",
+    "allreduce(algorithm='tree')",
+    "allreduce(algorithm='star')",
+    "ar_topk",
     "auto",
     "bf16",
     "covap(interval=4)",
@@ -45,11 +49,15 @@ RECIPES = (
     "signsgd",
     "signum",
     "sketchsgd(ratio=0.05)",
+    "star_topk(ratio=0.05)",
+    "star_topk(ratio=0.05, fused=False, algorithm='tree')",
     "terngrad",
     "threshold(threshold=0.05)",
     "topk(ratio=0.05)",
     "topk(ratio=0.05, reuse=True)",
     "truncate",
+    "var_topk(ratio=0.05)",
+    "var_topk(ratio=0.05, fused=False, algorithm='ring')",
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ Algorithm = Literal["library", "ring", "tree", "star"]
 
 Broadcasting = Literal["library", "scatter"]
 """How a broadcast goes: by the library, or as a scatter and an all-gather of our own."""
+
+
+def check_algorithm(algorithm: Algorithm) -> Algorithm:
+    """Return `algorithm` when it is one of an all-reduce, else raise."""
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"algorithm={algorithm!r} is none of {', '.join(get_args(Algorithm))}")
+    return algorithm
 
 
 @dataclass(frozen=True)

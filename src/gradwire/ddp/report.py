@@ -14,6 +14,7 @@ class Report:
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
     which unsent gradient lives, which plain DDP does not need. `diagnosis` is the last one asked for.
+    `times_led` says by rank how often it chose for all, where one rank does (`ar_topk`).
     """
 
     recipe: str
@@ -32,6 +33,7 @@ class Report:
     facts: dict[str, Any] | None
     timeline: list[dict[str, object]]
     diagnosis: Diagnosis | None = None
+    times_led: list[int] | None = None
 
     @property
     def ratio(self) -> float:
@@ -54,6 +56,8 @@ class Report:
         ]
         if self.diagnosis is not None:
             lines.append(f"  ranks        {self.diagnosis}")
+        if self.times_led is not None:
+            lines.append(f"  led          {', '.join(map(str, self.times_led))} times by rank")
         if self.skipped_steps:
             lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
         return "\n".join(lines)

@@ -17,6 +17,7 @@ from gradwire.ddp.engine import Engine
 from gradwire.ddp.report import Report
 from gradwire.ddp.session import Session
 from gradwire.ddp.worker import Worker
+from gradwire.exchange.election import times_led
 from gradwire.memory import UNSENT
 
 
@@ -124,6 +125,7 @@ class Wire:
             facts=facts,
             timeline=history.timeline(),
             diagnosis=self._diagnosis,
+            times_led=times_led(lane.kept for lane in engine.layout.lanes),
         )
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:

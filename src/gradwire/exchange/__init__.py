@@ -2,6 +2,7 @@
 
 from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.agreed import agreed
+from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import WHOLE, Exchange, Finish, run
 from gradwire.exchange.compose import forget, remember, warm
 from gradwire.exchange.dense import dense
@@ -22,6 +23,7 @@ __all__ = [
     "Finish",
     "acp_sgd",
     "agreed",
+    "ar_topk",
     "dense",
     "every",
     "forget",

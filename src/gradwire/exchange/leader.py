@@ -6,7 +6,6 @@ Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, secti
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,8 +16,9 @@ from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.codec.sparse import check_narrow, shorter
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
+from gradwire.exchange.shares import take_share
 from gradwire.exchange.spread import spread_indices, spread_round
-from gradwire.kernels import put, scatter, take
+from gradwire.kernels import put
 from gradwire.memory import Memory
 from gradwire.moment import Moment
 
@@ -50,9 +50,7 @@ class Leader:
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Two all-reduces (indices, values), three when norms elect the leader."""
         indices = self._spread(x, self._leader(x, comm, at), comm, at)
-        values = take(x, indices, 1.0 / comm.world)
-        if shorter(self.dtype, x.dtype) != x.dtype:
-            values = self._narrow(values, x, indices, comm.world)
+        values = take_share(x, indices, comm.world, self.dtype)
         pending = comm.all_reduce(values)
 
         def finish() -> None:
@@ -60,19 +58,6 @@ class Leader:
             put(mean, indices, values.to(mean.dtype))
 
         return finish
-
-    def _narrow(self, values: Tensor, x: Tensor, indices: Tensor, world: int) -> Tensor:
-        """`values` in the shorter type; the difference goes back to where they came from.
-
-        Each rank is held to a power of two below 1/W of the largest number, so that the sum cannot overflow:
-        multiples of it are exact (up to 2048 ranks in float16, 256 in bfloat16), and rounding to nearest
-        keeps a partial sum of k ranks at or below k times the limit.
-        """
-        assert self.dtype is not None
-        limit = 2.0 ** math.floor(math.log2(torch.finfo(self.dtype).max / world))
-        narrow = values.clamp(-limit, limit).to(self.dtype)
-        scatter(x, indices, values.sub_(narrow).mul_(world))
-        return narrow
 
     def _leader(self, x: Tensor, comm: Comm, at: Moment) -> int:
         if self.elect == "round_robin":

@@ -1,4 +1,4 @@
-"""From one rank to all without a root: an all-reduce to which all others contribute zeros."""
+"""One rank's choice of places to all: a broadcast where all know who it is, else a sum with zeros."""
 
 from __future__ import annotations
 
@@ -6,25 +6,43 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import indices as places
-from gradwire.comm.base import Comm, Round
+from gradwire.comm.base import Broadcasting, Comm, Round
 
 
 def spread_indices(own: Tensor | None, count: int, like: Tensor, comm: Comm) -> Tensor:
     """The ascending indices (count,) of the rank that hands in its `own`; all others hand in `None`.
 
-    They are places in `like` (numel,). One all-reduce of the packed indices, waited for: in time a
-    scatter-all-gather broadcast, 2(N-1)/N of the payload against log N for a tree, and a rank that fails
-    can still keep the agreed order. Raises `WireError` for what is no choice of `count` places.
+    They are places in `like` (numel,). One all-reduce of the packed indices, waited for, to which all others
+    contribute zeros: 2(N-1)/N of the payload, but no root, so that a rank that fails before it knows who
+    leads can still keep the agreed order. Raises `WireError` for what is no choice of `count` places.
     """
-    numel = like.numel()
-    if own is None:
-        words = torch.zeros(places.words(count, numel), dtype=torch.int32, device=like.device)
-    else:
-        words = places.pack(own, numel)
+    words = _packed(own, count, like)
     comm.all_reduce(words).wait()
-    return places.unpack(words, count, numel)
+    return places.unpack(words, count, like.numel())
 
 
 def spread_round(count: int, numel: int) -> Round:
     """What `spread_indices` issues."""
     return Round("all_reduce", places.words(count, numel), torch.int32)
+
+
+def broadcast_indices(
+    own: Tensor | None, count: int, like: Tensor, comm: Comm, src: int, algorithm: Broadcasting
+) -> Tensor:
+    """As `spread_indices` from rank `src`, which all ranks know. One broadcast, waited for."""
+    words = _packed(own, count, like)
+    comm.broadcast(words, src, algorithm).wait()
+    return places.unpack(words, count, like.numel())
+
+
+def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
+    """What `broadcast_indices` issues."""
+    size = places.words(count, numel)
+    return Round("broadcast", size, torch.int32, src=src, algorithm=algorithm)
+
+
+def _packed(own: Tensor | None, count: int, like: Tensor) -> Tensor:
+    """(words,) int32; zeros of those who have no choice to hand in."""
+    if own is not None:
+        return places.pack(own, like.numel())
+    return torch.zeros(places.words(count, like.numel()), dtype=torch.int32, device=like.device)

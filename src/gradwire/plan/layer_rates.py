@@ -46,7 +46,7 @@ def rate_for(
 
 
 def overall_rate(layers: Iterable[tuple[int, float]], batch: float = BATCH) -> float:
-    """What a network's (weights, multiply-adds per sample) come to together: all weights over those that travel.
+    """What a network's (weights, multiply-adds per sample) come to: all weights over those that travel.
 
     >>> overall_rate([(100, 0.0), (100, 1e6)])
     47.05882352941177

@@ -90,7 +90,7 @@ def _divisible(backward: Backward, interval: int, most: int = 256) -> Backward:
     total = sum(backward.numel)
     unit = max(interval, -(-total // most))
     ready_s = ready_of_element(backward)
-    bounds = [0, *even_cuts(total, unit), total]
+    bounds = [0, *even_cuts((total,), unit), total]
     return Backward(
         backward.before_s,
         tuple(ready_s(stop) for stop in bounds[1:]),

@@ -52,6 +52,10 @@ def test_skipped_steps_are_said_aloud() -> None:
     assert str(replace(REPORT, skipped_steps=3)).endswith("skipped      3 steps with NaN or Inf")
 
 
+def test_who_has_led_is_said_where_somebody_does() -> None:
+    assert str(replace(REPORT, times_led=[30, 90])).endswith("led          30, 90 times by rank")
+
+
 def test_a_report_is_plain_json() -> None:
     assert json.loads(json.dumps(REPORT.as_dict()))["ratio"] == pytest.approx(0.05)
 

@@ -1,0 +1,20 @@
+"""allreduce: every value by an all-reduce of our own: ring, tree, or a parameter server (star).
+
+Costs in Tyagi and Swany 2024, table I; the algorithms in `gradwire.comm.hops`. Differences: a parameter
+server is one of the ranks here, and keeps no parameters: it sums gradients.
+"""
+
+from gradwire.comm.base import Algorithm
+from gradwire.exchange import dense
+from gradwire.recipes.base import Composition, register
+
+
+@register
+def allreduce(algorithm: Algorithm = "star") -> Composition:
+    """Plain all-reduce by a ring, a tree or a parameter server of our own.
+
+    Travels: every value.
+    Paper: Li et al. 2014, "Scaling distributed machine learning with the parameter server" (star).
+    Use when: comparing with it, or where latency is all that counts: a tree takes log N hops, a star two.
+    """
+    return Composition(dense(algorithm))

@@ -1,0 +1,79 @@
+"""star_topk, var_topk, ar_topk: the places of one rank's top-k for everybody, values by all-reduce.
+
+Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
+section III. Differences from the paper: see `gradwire.exchange.ar_topk`; vectors and tiny tensors travel
+densely beside what is fused; a tree is not pipelined; `ar_topk` chooses between the paper's two elections.
+"""
+
+from collections.abc import Sequence
+
+from gradwire.codec import top_k
+from gradwire.comm.base import Algorithm
+from gradwire.exchange import ar_topk as exchange_of
+from gradwire.exchange import remember
+from gradwire.exchange.election import Election
+from gradwire.plan import ramped_cuts
+from gradwire.recipes.base import Composition, register
+from gradwire.recipes.narrow import Values, dtype_of
+
+
+@register
+def star_topk(
+    ratio: float = 0.1, fused: bool = True, values: Values = "full", algorithm: Algorithm = "library"
+) -> Composition:
+    """The top-k places of a leader in turn for all ranks, with error feedback: traffic constant in the world.
+
+    Travels: one rank's choice of places once, and everybody's values there.
+    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", STAR-Topk.
+    Use when: the ranks' data are alike, the network is 2 to 10 times too slow, and one choice for the whole
+        gradient should beat overlap (fused=False cuts it).
+    """
+    return _composed("round_robin", ratio, fused, values, algorithm)
+
+
+@register
+def var_topk(
+    ratio: float = 0.1, fused: bool = True, values: Values = "full", algorithm: Algorithm = "library"
+) -> Composition:
+    """The top-k places of the rank whose top-k is largest for all ranks, with error feedback.
+
+    Travels: a norm per rank, one rank's choice of places, and everybody's values there.
+    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", VAR-Topk.
+    Use when: ranks' gradients differ in size, as on skewed shards; all ranks choose, and a round more.
+    """
+    return _composed("variance", ratio, fused, values, algorithm)
+
+
+@register
+def ar_topk(
+    ratio: float = 0.1,
+    elect: Election = "auto",
+    fused: bool = True,
+    values: Values = "full",
+    algorithm: Algorithm = "library",
+) -> Composition:
+    """As star_topk or var_topk, whichever has sent the larger share of the gradient of late.
+
+    Travels: one rank's choice of places, everybody's values there, and what share they are.
+    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", section V.
+    Use when: it is unknown whether the ranks' gradients differ in size, or that changes.
+    """
+    return _composed(elect, ratio, fused, values, algorithm)
+
+
+def _composed(
+    elect: Election, ratio: float, fused: bool, values: Values, algorithm: Algorithm
+) -> Composition:
+    if not isinstance(fused, bool):
+        raise ValueError(f"fused={fused!r} is neither True (one choice for everything) nor False (by units)")
+    exchange = remember(exchange_of(top_k(ratio), elect, dtype_of(values), algorithm))
+    return Composition(exchange, one_unit if fused else ramped_cuts)
+
+
+def one_unit(_sizes: Sequence[int]) -> Sequence[int]:
+    """No cuts: the paper chooses from the whole gradient.
+
+    >>> one_unit((600, 400))
+    ()
+    """
+    return ()

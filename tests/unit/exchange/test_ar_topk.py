@@ -1,0 +1,148 @@
+"""Who chooses in AR-Topk, what travels, and that traffic does not grow with the world."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.codec import sparse, top_k
+from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.exchange import ar_topk, gather, run
+from gradwire.exchange.election import times_led
+from gradwire.moment import Kept, Moment
+from tests.unit.exchange.steps import step
+
+WORLDS = (1, 2, 3, 4, 5, 7, 8)
+
+
+def own_peak(rank: int) -> Tensor:
+    """Largest at the element with the rank's number, so that the choice shows who made it."""
+    x = torch.ones(10)
+    x[rank] = 5.0
+    return x
+
+
+def chosen(results) -> int:
+    choices = {int(result.mean.nonzero().item()) for result in results}
+    assert len(choices) == 1
+    return choices.pop()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ranks_lead_in_turn(world: int) -> None:
+    leaders = [chosen(step(ar_topk(top_k(0.1)), own_peak, world, number)) for number in range(2 * world)]
+    assert leaders == [number % world for number in range(2 * world)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_largest_variance_leads(world: int) -> None:
+    for strongest in range(world):
+        results = step(
+            ar_topk(top_k(0.1), "variance"),
+            lambda rank, strongest=strongest: own_peak(rank) * (3.0 if rank == strongest else 1.0),
+            world,
+            number=world + 1,
+        )
+        assert chosen(results) == strongest
+
+
+def test_variance_is_that_of_the_chosen_elements() -> None:
+    # The other way round than by the norm of the whole vector.
+    flat, peak = torch.full((100,), 1.0), torch.zeros(100)
+    peak[7] = 9.0
+    results = step(ar_topk(top_k(0.01), "variance"), [flat, peak].__getitem__, 2)
+    assert chosen(results) == 7
+
+
+@pytest.mark.parametrize("elect", ["round_robin", "variance", "auto"])
+def test_chosen_elements_are_averaged_and_the_rest_stays(elect) -> None:
+    results = step(ar_topk(top_k(0.1), elect), lambda rank: own_peak(rank) * (rank + 1), 2, number=1)
+    for rank, result in enumerate(results):
+        assert result.mean.tolist() == [0.0, (1.0 + 10.0) / 2] + [0.0] * 8
+        left = own_peak(rank) * (rank + 1)
+        left[1] = 0.0
+        assert result.unsent.tolist() == left.tolist()
+
+
+def test_rounds() -> None:
+    f32, i32 = torch.float32, torch.int32
+    moment = Moment(step=6, unit=0, rank=0, world=4)
+    values = Round("all_reduce", 100, f32, algorithm="tree")
+    words = 18  # of 100 in 1000 coded indices
+    assert ar_topk(top_k(0.1), algorithm="tree").rounds(1000, f32, moment) == (
+        Round("broadcast", words, i32, src=2, algorithm="scatter"),
+        values,
+    )
+    assert ar_topk(top_k(0.1), "variance", algorithm="tree").rounds(1000, f32, moment) == (
+        Round("all_gather", 1, f32),
+        Round("all_reduce", words, i32),
+        values,
+    )
+    # Two norms behind the values.
+    assert ar_topk(top_k(0.1), "auto", torch.float16).rounds(1000, f32, moment)[-1].numel == 102
+
+
+def trained(world: int, gradient, steps: int) -> list[tuple[list[bool], list[int]]]:
+    """By rank: in which steps of `auto` ranks led in turn, and how often each has led; with a residual."""
+    exchange = ar_topk(top_k(0.05), "auto")
+
+    def body(comm: ThreadComm) -> tuple[list[bool], list[int]]:
+        kept, memory, ways = Kept(), torch.zeros(400), []
+        for number in range(steps):
+            metered, at = Metered(comm), Moment(number, 0, comm.rank, comm.world, kept=kept)
+            memory += gradient(comm.rank, number)
+            run(exchange, memory, torch.empty(400), metered, at)
+            ways.append(metered.rounds[0].verb == "broadcast")
+            kept.commit()
+        return ways, times_led([kept])
+
+    return run_ranks(world, body)
+
+
+def test_auto_elects_by_variance_where_one_rank_has_nearly_all() -> None:
+    def gradient(rank: int, number: int) -> Tensor:
+        draw = torch.Generator().manual_seed(100 * number + rank)
+        return torch.randn(400, generator=draw) ** 3 * (20.0 if rank == 1 else 0.01)
+
+    ways, led = trained(2, gradient, 48)[0]
+    assert trained(2, gradient, 48)[1] == (ways, led)
+    # In turn half of the steps would be rank 0's.
+    assert led[1] > 2 * led[0]
+    assert sum(led) == 48
+
+
+def bytes_per_rank(exchange, world: int, numel: int = 100_000) -> float:
+    """As predicted, which is what is metered."""
+    at = Moment(0, 0, 0, world)
+    predicted = sum(each.wire_bytes(world) for each in exchange.rounds(numel, torch.float32, at))
+
+    def body(comm: ThreadComm) -> float:
+        draw = torch.Generator().manual_seed(comm.rank)
+        x, metered = torch.randn(numel, generator=draw), Metered(comm)
+        run(exchange, x, torch.empty_like(x), metered, Moment(0, 0, comm.rank, comm.world))
+        return metered.wire_bytes
+
+    assert run_ranks(world, body) == [pytest.approx(predicted, rel=1e-12)] * world
+    return predicted
+
+
+@pytest.mark.parametrize("elect", ["round_robin", "variance", "auto"])
+@pytest.mark.parametrize("algorithm", ["library", "ring", "tree", "star"])
+def test_traffic_per_rank_is_bounded_while_that_of_an_all_gather_grows(elect, algorithm) -> None:
+    exchange = ar_topk(top_k(0.01), elect, algorithm=algorithm)
+    two, eight = bytes_per_rank(exchange, 2), bytes_per_rank(exchange, 8)
+    # (N-1)/N of twice the payload: from 1 to 7/4 of it, and never 2. Norms are 4(N-1) bytes.
+    assert eight - 4 * 7 <= 7 / 4 * two
+    gathered = gather(sparse(top_k(0.01)))
+    assert bytes_per_rank(gathered, 8) == pytest.approx(7 * bytes_per_rank(gathered, 2))
+    assert eight < 0.3 * bytes_per_rank(gathered, 8)
+
+
+def test_unknown_options_raise() -> None:
+    with pytest.raises(ValueError, match="none of round_robin, variance, auto"):
+        ar_topk(top_k(0.1), "norm")
+    with pytest.raises(ValueError, match="none of library, ring, tree, star"):
+        ar_topk(top_k(0.1), algorithm="mesh")
+    with pytest.raises(ValueError, match="none of library, scatter"):
+        ar_topk(top_k(0.1), broadcast="tree")
