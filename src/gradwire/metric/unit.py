@@ -36,9 +36,9 @@ def thresholds(numel: int, at: Moment) -> Tensor:
     return _over_parts(numel, at, torch.uint8, numerator_exponents)
 
 
-def fingerprint(thresholds: Tensor) -> int:
-    """32 bits that tell whether two ranks hold the same thresholds (n,)."""
-    return zlib.crc32(thresholds.contiguous().numpy())  # type: ignore[arg-type]  # a buffer, if not by its stub
+def fingerprint(thresholds: Tensor, start: int) -> int:
+    """32 bits that tell whether two ranks hold the same thresholds (n,) for elements from `start` on."""
+    return zlib.crc32(thresholds.contiguous().numpy(), start)  # type: ignore[arg-type]  # it is a buffer
 
 
 def _over_parts(numel: int, at: Moment, dtype: torch.dtype, fill: Fill) -> Tensor:
