@@ -21,7 +21,7 @@ from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.noise import random_words
-from gradwire.kernels.numerators import levels, numerator_exponents, numerators
+from gradwire.kernels.numerators import mantissa_levels, numerator_exponents, numerators
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
@@ -66,7 +66,7 @@ __all__ = [
     "indices_near_maxima",
     "indices_reaching",
     "left_products",
-    "levels",
+    "mantissa_levels",
     "mask_zeros",
     "moments_reaching",
     "numerator_exponents",
@@ -153,4 +153,4 @@ def prepare() -> None:
     exponents = torch.empty(64, dtype=torch.uint8)
     numerators(x, None, None, Terms(), torch.empty_like(x))
     numerator_exponents(x, x, x, Terms(), exponents)
-    levels(x, x, exponents)
+    mantissa_levels(x, x, exponents)

@@ -31,7 +31,8 @@ def numerators(
     """
     _check(parameter, square, momentum, out, torch.float32)
     if _is_fast(parameter, square, momentum, out):
-        cpu.numerators(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
+        theta, v, m = _arrays(parameter, square, momentum)
+        cpu.numerators(theta, v, m, _numbers(terms), out.numpy())
     else:
         out.copy_(reference.numerators(parameter, square, momentum, terms))
 
@@ -48,24 +49,25 @@ def numerator_exponents(
     """
     _check(parameter, square, momentum, out, torch.uint8)
     if _is_fast(parameter, square, momentum, out):
-        cpu.numerator_exponents(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
+        theta, v, m = _arrays(parameter, square, momentum)
+        cpu.numerator_exponents(theta, v, m, _numbers(terms), out.numpy())
     else:
         out.copy_(reference.numerator_exponents(parameter, square, momentum, terms))
 
 
-def levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
+def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
     """out (n,) uint8 = the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator; 0 for NaN.
 
     >>> out = torch.empty(3, dtype=torch.uint8)
-    >>> levels(torch.tensor([1.0, 0.01, torch.nan]), torch.full((3,), 65.0), out)
+    >>> mantissa_levels(torch.tensor([1.0, 0.01, torch.nan]), torch.full((3,), 65.0), out)
     >>> out
     tensor([ 6, 12,  0], dtype=torch.uint8)
     """
     _check(x, numerators, None, out, torch.uint8)
     if is_fast(x, numerators) and out.is_contiguous():
-        cpu.levels(x.numpy(), numerators.numpy(), out.numpy())
+        cpu.mantissa_levels(x.numpy(), numerators.numpy(), out.numpy())
     else:
-        out.copy_(reference.levels(x, numerators))
+        out.copy_(reference.mantissa_levels(x, numerators))
 
 
 def _is_fast(parameter: Tensor, square: Tensor | None, momentum: Tensor | None, out: Tensor) -> bool:

@@ -33,7 +33,7 @@ def numerator_exponents(
     return torch.where(exact.isfinite(), (wide - 896).clamp(0, 255), 0).to(torch.uint8)
 
 
-def levels(x: Tensor, numerators: Tensor) -> Tensor:
+def mantissa_levels(x: Tensor, numerators: Tensor) -> Tensor:
     """(n,) uint8: the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator."""
     value, limit = x.double().abs(), numerators.double()
     count = sum((value * 2.0**level < limit).to(torch.uint8) for level in (6, 12, 18))

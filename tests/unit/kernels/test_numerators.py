@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Terms, levels, numerator_exponents, numerators
+from gradwire.kernels import Terms, mantissa_levels, numerator_exponents, numerators
 from gradwire.kernels import reference_numerators as reference
 from tests.unit.kernels.inputs import KINDS
 
@@ -93,8 +93,8 @@ def test_levels_are_the_largest_with_the_gradient_that_far_below(kind: object) -
         x = kind(n)  # type: ignore[operator]
         limit = torch.rand(n, generator=torch.Generator().manual_seed(1)) * 2.0 ** (torch.arange(n) % 30)
         found = torch.empty(n, dtype=torch.uint8)
-        levels(x, limit, found)
-        assert torch.equal(found, reference.levels(x, limit))
+        mantissa_levels(x, limit, found)
+        assert torch.equal(found, reference.mantissa_levels(x, limit))
         for value, bound, level in zip(x.tolist(), limit.tolist(), found.tolist(), strict=True):
             if math.isfinite(value):
                 below = [each for each in (6, 12, 18) if Fraction(abs(value)) * 2**each < Fraction(bound)]
@@ -110,4 +110,4 @@ def test_wrong_shapes_and_types_are_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
         numerators(x, None, None, Terms(), out)
     with pytest.raises(ValueError, match="uint8"):
-        levels(x, x, x)
+        mantissa_levels(x, x, x)

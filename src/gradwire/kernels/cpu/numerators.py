@@ -62,7 +62,7 @@ def numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, 
 
 
 @njit(nogil=True, cache=True)
-def levels(x: Any, numerators: Any, out: Any) -> None:
+def mantissa_levels(x: Any, numerators: Any, out: Any) -> None:
     """out (n,) uint8: the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator."""
     for i in range(out.size):
         value = np.abs(np.float64(x[i]))
