@@ -9,7 +9,7 @@ import pytest
 from tests.house.source import MODULES, Module, imports
 
 NUMBERS = {"plan", "adapt"}
-CORE = {"kernels", "codec", "comm", "exchange", "memory", "moment", "errors", "arena"}
+CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
 EVERYTHING = UPPER | {"ddp", "version", "emulate", ""}
 
@@ -23,7 +23,8 @@ ALLOWED: dict[str, set[str]] = {
     "codec": {"errors", "kernels", "moment"},
     "comm": {"errors"},
     "memory": {"kernels"},
-    "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "moment"},
+    "metric": {"kernels", "moment"},
+    "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "metric", "moment"},
     "arena": {"exchange.base", "memory", "moment"},
     "plan": set(),
     "adapt": {"plan"},

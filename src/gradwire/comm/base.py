@@ -136,4 +136,7 @@ class Comm(Protocol):
         """Send row r of `tensor` (world, n) to rank r; row r of `out` comes from rank r."""
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
-        """Send `tensor` to rank + by and receive `out` from rank - by (modulo the world)."""
+        """Send `tensor` to rank + by and receive `out` from rank - by (modulo the world).
+
+        `out` is as long as what that rank sends, which may be another length than that of `tensor`.
+        """

@@ -78,8 +78,9 @@ class ThreadComm:
         self.peers = ThreadPeers(rank, meeting)
         self._meeting = meeting
 
-    def _meet(self, verb: str, payload: Tensor, argument: int = 0) -> list[Tensor]:
-        wish = _Wish(verb, tuple(payload.shape), payload.dtype, argument)
+    def _meet(self, verb: str, payload: Tensor, argument: int = 0, any_length: bool = False) -> list[Tensor]:
+        shape = () if any_length else tuple(payload.shape)
+        wish = _Wish(verb, shape, payload.dtype, argument)
         return self._meeting.exchange(self.rank, wish, payload)
 
     def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
@@ -116,7 +117,11 @@ class ThreadComm:
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`."""
-        out.copy_(self._meet("shift", tensor, by)[(self.rank - by) % self.world])
+        payloads = self._meet("shift", tensor, by, any_length=True)
+        received = payloads[(self.rank - by) % self.world]
+        if received.shape != out.shape:
+            raise RanksDisagree(f"a shift brings {tuple(received.shape)}, room is for {tuple(out.shape)}")
+        out.copy_(received)
         return DONE
 
 

@@ -22,11 +22,13 @@ from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.magnitudes import Histogram, magnitude_edges, magnitude_histogram
 from gradwire.kernels.noise import random_words
+from gradwire.kernels.numerators import mantissa_levels, numerator_exponents, numerators
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.kernels.stochastic import Grid, Norm, add_quantized, quantize, step_type
+from gradwire.kernels.terms import Terms
 from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
 from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
 from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
@@ -42,6 +44,7 @@ __all__ = [
     "Moments",
     "Norm",
     "Planes",
+    "Terms",
     "add_at",
     "add_blocks",
     "add_quantized",
@@ -67,8 +70,11 @@ __all__ = [
     "left_products",
     "magnitude_edges",
     "magnitude_histogram",
+    "mantissa_levels",
     "mask_zeros",
     "moments_reaching",
+    "numerator_exponents",
+    "numerators",
     "orthonormalise",
     "outer_products",
     "pack_bits",
@@ -149,3 +155,7 @@ def prepare() -> None:
         steps, codes = torch.empty(2), torch.empty(grid.code_bytes, dtype=torch.uint8)
         quantize(x, grid, 0, steps, codes)
         add_quantized(steps, codes, grid, x, 1.0)
+    exponents = torch.empty(64, dtype=torch.uint8)
+    numerators(x, None, None, Terms(), torch.empty_like(x))
+    numerator_exponents(x, x, x, Terms(), exponents)
+    mantissa_levels(x, x, exponents)

@@ -10,6 +10,7 @@ from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.cpu.magnitudes import magnitude_histogram
 from gradwire.kernels.cpu.noise import random_words
+from gradwire.kernels.cpu.numerators import mantissa_levels, numerator_exponents, numerators
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
 from gradwire.kernels.cpu.signs import add_signs, pack_signs
@@ -40,8 +41,11 @@ __all__ = [
     "indices_reaching",
     "left_products",
     "magnitude_histogram",
+    "mantissa_levels",
     "mask_zeros",
     "moments_reaching",
+    "numerator_exponents",
+    "numerators",
     "orthonormalise",
     "outer_products",
     "pack_bits",

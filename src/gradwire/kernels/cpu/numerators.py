@@ -1,0 +1,71 @@
+"""What a gradient is compared with, from parameters and optimizer state, in one pass over them.
+
+In float64, and every operation rounded by itself, so that ranks on different processors get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_BLOCK = 512
+_SAFE = 1.0 - 2.0**-23
+
+
+@njit(nogil=True, cache=True)
+def _fill(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
+    slope, offset, pull, share, eps = terms[0], terms[1], terms[2], terms[3], terms[4]
+    if square.size:
+        for i in range(out.size):
+            root = np.sqrt(share * np.float64(square[i])) + eps
+            out[i] = np.float64(parameter[i]) * (slope * root + offset)
+    else:
+        factor = slope * eps + offset
+        for i in range(out.size):
+            out[i] = np.float64(parameter[i]) * factor
+    if momentum.size:
+        for i in range(out.size):
+            out[i] -= pull * np.float64(momentum[i])
+
+
+@njit(nogil=True, cache=True)
+def numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
+    """out (n,) float32: |parameter·(slope·(√(share·square) + eps) + offset) − pull·momentum|, never more.
+
+    `terms` are slope, offset, pull, share and eps; `square` and `momentum` may be empty, which means zeros.
+    What is not finite gives 0.
+    """
+    exact = np.empty(_BLOCK)
+    for start in range(0, out.size, _BLOCK):
+        stop = min(start + _BLOCK, out.size)
+        here = exact[: stop - start]
+        _fill(parameter[start:stop], square[start:stop], momentum[start:stop], terms, here)
+        for i in range(here.size):
+            value = np.abs(here[i]) * _SAFE
+            out[start + i] = np.float32(value) if value < np.inf else np.float32(0.0)
+
+
+@njit(nogil=True, cache=True)
+def numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
+    """out (n,) uint8: the exponents of the same, biased as float32's are and held to 0 … 255."""
+    exact = np.empty(_BLOCK)
+    bits = exact.view(np.int64)
+    for start in range(0, out.size, _BLOCK):
+        stop = min(start + _BLOCK, out.size)
+        _fill(parameter[start:stop], square[start:stop], momentum[start:stop], terms, exact[: stop - start])
+        for i in range(stop - start):
+            wide = (bits[i] >> 52) & 0x7FF
+            exponent = min(max(wide - 896, 0), 255)
+            out[start + i] = exponent if wide < 0x7FF else 0
+
+
+@njit(nogil=True, cache=True)
+def mantissa_levels(x: Any, numerators: Any, out: Any) -> None:
+    """out (n,) uint8: the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator."""
+    for i in range(out.size):
+        value = np.abs(np.float64(x[i]))
+        limit = np.float64(numerators[i])
+        count = int(value * 64.0 < limit) + int(value * 4096.0 < limit) + int(value * 262144.0 < limit)
+        out[i] = 6 * count

@@ -1,0 +1,165 @@
+"""δ: how far below a parameter its update lies, for torch's optimizers.
+
+Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training" (GComp), table
+2 and appendix A. Every optimizer there sets θ ← θ' − k·g with g the gradient and a θ' and k that do not
+contain it, and δ = C/g with C = θ'/k: what is lost of g below 2^-24·|C| moves θ by less than a unit in the
+last place of θ'. C follows from what all replicas hold alike, g's own part in the second moment apart.
+
+Differences from the paper:
+
+- Second moments are the previous step's, and of these what surely stays: √v̂ is at least √(β2·v/(1 − β2^t))
+  whatever the gradient. For AdaGrad and RMSProp the bound then holds with all that a gradient does. In Adam
+  it also turns the second moment under the first: at worst `second_moment_factor` times as much.
+- The first step of momentum takes g as it is, without 1 − τ, as torch does.
+- What torch can do beside that (amsgrad, centered, maximize, a momentum in RMSProp, …) is refused with a
+  reason, and so is every optimizer that is not exactly one of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradwire.kernels import Terms
+from gradwire.moment import Replicated
+
+
+@dataclass(frozen=True)
+class Numerator:
+    """C = θ·(slope·(√(share·v) + eps) + offset) − pull·m.
+
+    `square` and `momentum` are the names of v and m in the optimizer's state, empty where they are zeros.
+    """
+
+    terms: Terms
+    square: str = ""
+    momentum: str = ""
+
+
+UNTOUCHED = Numerator(Terms())
+"""C = 0, so that nothing may be lost: for gradients that do not reach the parameter in this step."""
+
+Formula = Callable[[Mapping[str, Any], Mapping[str, Any]], "Numerator | str"]
+"""From a group's options and a parameter's state to C, or to the option for which there is no formula."""
+
+
+def numerator_of(seen: Replicated) -> Numerator | str:
+    """How C follows from what is `seen` of a parameter, or why there is no formula for it.
+
+    >>> parameter = torch.nn.Parameter(torch.ones(3))
+    >>> sgd = torch.optim.SGD([parameter], lr=0.5)
+    >>> numerator_of(Replicated(parameter, sgd.param_groups[0], {}, torch.optim.SGD)).terms.offset
+    2.0
+    >>> numerator_of(Replicated(parameter, {**sgd.param_groups[0], "maximize": True}, {}, torch.optim.SGD))
+    'SGD(maximize=True)'
+    """
+    name = seen.optimizer.__name__
+    formula = _FORMULAS.get(seen.optimizer)
+    if formula is None:
+        return f"{seen.optimizer.__module__}.{name}"
+    if seen.parameter.is_complex():
+        return f"{name} with complex parameters"
+    for option in ("maximize", "differentiable", "amsgrad", "centered"):
+        if seen.group.get(option):
+            return f"{name}({option}=True)"
+    found = formula(seen.group, seen.state)
+    return f"{name}({found})" if isinstance(found, str) else found
+
+
+def second_moment_factor(beta1: float, beta2: float) -> float:
+    """How much more than a unit per rounding Adam may move, at worst, because g is in the second moment too.
+
+    With a = √(β2·v) of the past and y = √(1 − β2)·|g|, both parts of v = a² + y², the derivative of Adam's
+    step by g is that with v held at a² times cos²φ·(cos φ ± c·sin φ), tan φ = y/a, where by Cauchy and
+    Schwarz |m| ≤ c·(1 − β1)/β1·a/√(1 − β2) bounds the past's part of the momentum, c = β1/√(β2 − β1²).
+
+    >>> round(second_moment_factor(0.9, 0.999), 2)
+    1.47
+    >>> second_moment_factor(0.0, 0.999)
+    1.0
+    """
+    if beta1**2 >= beta2:
+        return math.inf
+    c = beta1 / math.sqrt(beta2 - beta1**2)
+    # d/dφ [cos³φ + c·cos²φ·sin φ] = cos φ·(c·cos²φ − 3·cos φ·sin φ − 2c·sin²φ), a quadratic in tan φ.
+    tangent = (-3.0 + math.sqrt(9.0 + 8.0 * c * c)) / (4.0 * c) if c else 0.0
+    cosine = 1.0 / math.sqrt(1.0 + tangent * tangent)
+    return cosine**3 * (1.0 + c * tangent)
+
+
+def _sgd(group: Mapping[str, Any], state: Mapping[str, Any]) -> Numerator | str:
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    momentum, dampening = float(group["momentum"]), float(group["dampening"])
+    is_first = state.get("momentum_buffer") is None
+    buffer = "" if is_first else "momentum_buffer"
+    if rate == 0.0:
+        return UNTOUCHED
+    if group["nesterov"]:
+        reach = rate * (1.0 + momentum)
+        return Numerator(Terms(offset=1.0 / reach - decay, pull=momentum**2 / (1.0 + momentum)), "", buffer)
+    if momentum == 0.0 or is_first:
+        return Numerator(Terms(offset=1.0 / rate - decay))
+    if dampening == 1.0:
+        return UNTOUCHED
+    share = 1.0 - dampening
+    return Numerator(Terms(offset=1.0 / (rate * share) - decay, pull=momentum / share), "", buffer)
+
+
+def _adagrad(group: Mapping[str, Any], state: Mapping[str, Any]) -> Numerator | str:
+    rate = float(group["lr"]) / (1.0 + _steps(state) * float(group["lr_decay"]))
+    if rate == 0.0:
+        return UNTOUCHED
+    terms = Terms(slope=1.0 / rate, offset=-float(group["weight_decay"]), eps=float(group["eps"]))
+    return Numerator(terms, "sum" if "sum" in state else "")
+
+
+def _rmsprop(group: Mapping[str, Any], state: Mapping[str, Any]) -> Numerator | str:
+    if group["momentum"]:
+        return f"momentum={group['momentum']}"
+    rate = float(group["lr"])
+    if rate == 0.0:
+        return UNTOUCHED
+    terms = Terms(
+        slope=1.0 / rate,
+        offset=-float(group["weight_decay"]),
+        share=float(group["alpha"]),
+        eps=float(group["eps"]),
+    )
+    return Numerator(terms, "square_avg" if "square_avg" in state else "")
+
+
+def _adam(group: Mapping[str, Any], state: Mapping[str, Any]) -> Numerator | str:
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    if rate == 0.0:
+        return UNTOUCHED
+    step = _steps(state) + 1.0
+    slope, offset = (1.0 - beta1**step) / (rate * (1.0 - beta1)), -decay
+    if group.get("decoupled_weight_decay"):
+        slope, offset = slope * (1.0 - rate * decay), 0.0
+    terms = Terms(slope, offset, beta1 / (1.0 - beta1), beta2 / (1.0 - beta2**step), float(group["eps"]))
+    if "exp_avg_sq" not in state:
+        return Numerator(terms)
+    return Numerator(terms, "exp_avg_sq", "exp_avg")
+
+
+def _adamw(group: Mapping[str, Any], state: Mapping[str, Any]) -> Numerator | str:
+    return _adam({**group, "decoupled_weight_decay": True}, state)
+
+
+def _steps(state: Mapping[str, Any]) -> float:
+    """Steps that the optimizer has taken; a tensor in some of its variants."""
+    return float(state.get("step", 0.0))
+
+
+_FORMULAS: Mapping[type, Formula] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adamw,
+}

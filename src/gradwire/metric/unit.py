@@ -1,0 +1,104 @@
+"""The metric over the parameters of a unit, as far as replicas agree on it."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels import Terms, numerator_exponents
+from gradwire.kernels import numerators as fill_numerators
+from gradwire.metric.optimizers import Numerator, numerator_of
+from gradwire.moment import Moment, Part, Replicated
+
+Fill = Callable[[Tensor, Tensor | None, Tensor | None, Terms, Tensor], None]
+
+
+def numerators(numel: int, at: Moment) -> Tensor:
+    """(numel,) float32: |C| of every element of a unit, never more; 0 where nothing may be lost."""
+    return _over_parts(numel, at, torch.float32, fill_numerators)
+
+
+def thresholds(numel: int, at: Moment) -> Tensor:
+    """(numel,) uint8: the biased exponents t of C. Of a gradient with exponent e, t − e bits may be lost.
+
+    Rounded to nearest that is an error of 2^(t − 24) or less, and so below 2^-24·|C|. As t depends on nothing
+    but what replicas hold alike, whoever receives the gradient knows it already. 0 where nothing may be lost.
+
+    >>> sgd = dict(lr=2.0**-10, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
+    >>> ones = Replicated(torch.ones(2), sgd, {}, torch.optim.SGD)
+    >>> thresholds(2, Moment(step=0, unit=0, rank=0, world=1, replicas=lambda name: ones))
+    tensor([137, 137], dtype=torch.uint8)
+    """
+    return _over_parts(numel, at, torch.uint8, numerator_exponents)
+
+
+def fingerprint(thresholds: Tensor, start: int) -> int:
+    """32 bits that tell whether two ranks hold the same thresholds (n,) for elements from `start` on."""
+    return zlib.crc32(thresholds.contiguous().numpy(), start)  # type: ignore[arg-type]  # it is a buffer
+
+
+def _over_parts(numel: int, at: Moment, dtype: torch.dtype, fill: Fill) -> Tensor:
+    out = torch.zeros(numel, dtype=dtype)
+    done = 0
+    for part in at.parts or (Part("", (numel,), 0, numel),):
+        seen = at.replicas(part.name)
+        if seen is not None:
+            refusal = _over_part(seen, part, out[done : done + part.numel], fill)
+            if refusal:
+                _say(refusal)
+        done += part.numel
+    return out
+
+
+def _over_part(seen: Replicated, part: Part, out: Tensor, fill: Fill) -> str:
+    """Fill in one parameter's, and return nothing; or leave zeros, and say why."""
+    found = numerator_of(seen)
+    if not isinstance(found, Numerator):
+        return found
+    if seen.parameter.dtype == torch.float64:
+        return "parameters in float64"
+    tensors: list[Tensor | None] = []
+    for state in (seen.parameter, *(seen.state.get(name) for name in (found.square, found.momentum))):
+        flat = _in_memory_order(state, seen.parameter)
+        if state is not None and flat is None:
+            return "an optimizer state that is laid out unlike its parameter"
+        tensors.append(None if flat is None else flat[part.start : part.stop].float())
+    parameter, square, momentum = tensors
+    assert parameter is not None
+    fill(parameter, square, momentum, found.terms, out)
+    return ""
+
+
+def _in_memory_order(tensor: Tensor | None, like: Tensor) -> Tensor | None:
+    """Flat, as DDP's buckets hold the gradient of `like`: in the order of its memory if that is dense."""
+    if tensor is None or tensor.shape != like.shape:
+        return None
+    if not _is_dense(like):
+        return tensor.reshape(-1)
+    if tensor.stride() != like.stride() and not (tensor.is_contiguous() and like.is_contiguous()):
+        return None
+    return tensor.as_strided((like.numel(),), (1,))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill a piece of memory without gap or overlap, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _say(refusal: str) -> None:
+    # Python shows a text once; it names no parameter, so that it is the same for all of them.
+    warnings.warn(
+        f"gcomp knows no error bound for {refusal}: gradients of its parameters are sent without loss, which "
+        "takes up to three times the bytes. Use mode='lossless' to say that this is meant.",
+        stacklevel=2,
+    )

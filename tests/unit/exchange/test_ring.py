@@ -1,0 +1,172 @@
+"""Frames go around a ring, whatever their lengths, and whatever fails on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.errors import TransportError, WireError
+from gradwire.exchange.ring import MARKER_BYTES, Course, Framing, Lap
+from tests.unit.exchange.framings import Coarse, Plain
+
+WORLDS = range(2, 9)
+SIZES = (0, 1, 3, 7, 8, 100, 1009)
+
+
+def addend(rank: int, numel: int) -> Tensor:
+    """Integers by position and rank: sums are exact, and a misplaced element shows."""
+    return (torch.arange(numel) % 101 + 1.0) * (rank + 1)
+
+
+def around(
+    numel: int, world: int, segment: int, framing: Callable[[int], Framing] = lambda _rank: Plain()
+) -> list[tuple[Tensor, Lap, list[Round]]]:
+    """What every rank holds after a lap."""
+
+    def body(comm: ThreadComm) -> tuple[Tensor, Lap, list[Round]]:
+        data, metered = addend(comm.rank, numel), Metered(comm)
+        lap = Lap(data, framing(comm.rank), metered, Course(numel, world, segment))
+        lap.start()
+        issued = len(metered.rounds)
+        lap.finish()
+        assert len(metered.rounds) == issued
+        return data, lap, metered.rounds
+
+    return run_ranks(world, body)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("segment", [1, 5, 1 << 20])
+def test_every_rank_gets_the_sum(world: int, segment: int) -> None:
+    for numel in SIZES if segment > 1 else SIZES[:-2]:
+        expected = sum(addend(rank, numel) for rank in range(world))
+        for data, lap, _rounds in around(numel, world, segment):
+            assert torch.equal(data, expected), (numel, segment)
+            assert not lap.failures
+            assert not lap.is_lost
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_partitions_and_segments_cover_everything_once_and_are_as_equal_as_can_be(world: int) -> None:
+    for numel in SIZES:
+        for segment in (1, 4, 1 << 20):
+            course = Course(numel, world, segment)
+            places = [course.place(p, s) for p in range(world) for s in range(course.segments)]
+            assert places[0][0] == 0
+            assert places[-1][1] == numel
+            assert all(one[1] == other[0] for one, other in pairwise(places))
+            lengths = [stop - start for start, stop in places]
+            assert max(lengths) <= course.longest_segment <= max(segment, 1)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_lap_issues_what_its_course_announces(world: int) -> None:
+    for segment in (5, 1 << 20):
+        course = Course(100, world, segment)
+        announced = course.rounds(Plain().bound(course.longest_segment))
+        for _data, _lap, rounds in around(100, world, segment):
+            assert len(rounds) == len(announced) == 2 * course.messages
+            assert all(a.allows(b) for a, b in zip(announced, rounds, strict=True))
+
+
+def test_lengths_run_ahead_of_frames() -> None:
+    order = list(Course(100, 4, 10).order())
+    assert order[:5] == [(True, 0), (True, 1), (False, 0), (True, 2), (False, 1)]
+    assert sorted(order) == sorted((kind, m) for kind in (True, False) for m in range(18))
+    alone = list(Course(100, 4, 100).order())
+    assert alone[:4] == [(True, 0), (False, 0), (True, 1), (False, 1)]
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_the_order_of_sums_is_that_of_a_ring_which_ends_at_the_owner(world: int) -> None:
+    def body(comm: ThreadComm) -> Tensor:
+        data = torch.randn(100, generator=torch.Generator().manual_seed(comm.rank))
+        lap = Lap(data, Plain(), comm, Course(100, world, 7))
+        lap.start()
+        lap.finish()
+        return data
+
+    found = run_ranks(world, body)
+    addends = [torch.randn(100, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
+    for partition in range(world):
+        here = slice(partition * 100 // world, (partition + 1) * 100 // world)
+        expected = addends[partition][here]
+        for hop in range(1, world):
+            expected = addends[(partition + hop) % world][here] + expected
+        for data in found:
+            assert torch.equal(data[here], expected)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_owner_uses_what_its_frame_says(world: int) -> None:
+    def body(comm: ThreadComm) -> Tensor:
+        data = torch.randn(50, generator=torch.Generator().manual_seed(comm.rank)) * 9
+        lap = Lap(data, Coarse(), comm, Course(50, world, 6))
+        lap.start()
+        lap.finish()
+        return data
+
+    first, *others = run_ranks(world, body)
+    assert torch.equal(first, first.round())
+    assert all(torch.equal(first, other) for other in others)
+
+
+class Failing(Plain):
+    """Fails in one place."""
+
+    def __init__(self, verb: str, hop: int) -> None:
+        super().__init__()
+        self.verb, self.hop = verb, hop
+
+    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
+        if (self.verb, self.hop) == ("encode", hop):
+            raise ZeroDivisionError
+        return super().encode(x, start, hop)
+
+    def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
+        if (self.verb, self.hop) == ("decode", hop):
+            raise WireError("broken")
+        super().decode(data, out, start, hop, add)
+
+    def settle(self, x: Tensor, start: int) -> None:
+        if self.verb == "settle":
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("segment", [5, 1 << 20])
+@pytest.mark.parametrize(
+    ("verb", "hop"), [*((verb, hop) for verb in ("encode", "decode") for hop in range(3)), ("settle", 2)]
+)
+def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, hop: int, segment: int) -> None:
+    course = Course(100, 3, segment)
+    found = around(100, 3, segment, lambda rank: Failing(verb, hop) if rank == 1 else Plain())
+    assert found[1][1].failures
+    assert all(not lap.failures for _data, lap, _rounds in (found[0], found[2]))
+    expected = sum(addend(rank, 100) for rank in range(3))
+    for data, lap, rounds in found:
+        assert len(rounds) == 2 * course.messages
+        # No wrong number: what is lost is NaN, and whoever has lost something knows it.
+        wrong = data != expected
+        assert data[wrong].isnan().all()
+        assert lap.is_lost or not wrong.any()
+
+
+class Boasting(Plain):
+    """Makes frames that are longer than any may be."""
+
+    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
+        return torch.zeros(10_000, dtype=torch.uint8)
+
+
+def test_a_length_beyond_the_bound_is_not_believed() -> None:
+    with pytest.raises(TransportError, match="announces 10000 bytes"):
+        around(100, 3, 10, lambda rank: Boasting() if rank == 1 else Plain())
+
+
+def test_markers_are_shorter_than_frames() -> None:
+    assert Plain().encode(torch.zeros(0), 0, 0).numel() > MARKER_BYTES

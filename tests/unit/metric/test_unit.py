@@ -1,0 +1,151 @@
+"""Which parameters the metric knows, what it makes of a unit's parts, and what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire.metric import fingerprint, numerator_of, numerators, thresholds
+from gradwire.moment import Moment, Part, Replicated
+from tests.unit.metric.optimizers import CASES, N, draw, moment_of, trained
+
+SGD = {
+    "lr": 0.5,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+    "maximize": False,
+}
+
+
+def seen(parameter: torch.Tensor, group: dict[str, Any] = SGD, **state: Any) -> Replicated:
+    return Replicated(parameter, group, state, torch.optim.SGD)
+
+
+def test_parts_of_parameters_are_looked_up_by_name_and_place() -> None:
+    known = {"a": seen(torch.arange(1.0, 13.0).view(3, 4)), "c": seen(torch.full((2,), 100.0))}
+    parts = (Part("a", (3, 4), 2, 5), Part("b", (3,), 0, 3), Part("c", (2,), 1, 2))
+    at = Moment(0, 0, 0, 1, parts=parts, replicas=known.get)
+    found = numerators(7, at)
+    assert torch.allclose(found, torch.tensor([6.0, 8.0, 10.0, 0.0, 0.0, 0.0, 200.0]), rtol=1e-6)
+    assert (found <= torch.tensor([6.0, 8.0, 10.0, 0.0, 0.0, 0.0, 200.0])).all()
+    assert thresholds(7, at).tolist() == [129, 130, 130, 0, 0, 0, 134]
+
+
+def test_without_an_optimizer_nothing_may_be_lost() -> None:
+    assert not thresholds(5, Moment(0, 0, 0, 1)).any()
+
+
+def test_elements_come_in_the_order_of_memory_as_in_a_bucket() -> None:
+    plain = torch.arange(1.0, 49.0).view(2, 3, 2, 4)
+    last = plain.to(memory_format=torch.channels_last)
+    group = {**SGD, "momentum": 0.9}
+    buffer = (-plain).to(memory_format=torch.channels_last)
+    at = Moment(0, 0, 0, 1, replicas=lambda _: seen(last, group, momentum_buffer=buffer))
+    memory = last.as_strided((48,), (1,))
+    assert torch.allclose(numerators(48, at), memory * 2 + 0.9 * memory, rtol=1e-6)
+    state = replace(seen(last, group), state={"momentum_buffer": -plain})
+    with pytest.warns(UserWarning, match="laid out"):
+        assert not thresholds(48, Moment(0, 0, 0, 1, replicas=lambda _: state)).any()
+
+
+def test_parameters_with_gaps_come_row_by_row() -> None:
+    gappy = torch.arange(1.0, 25.0).view(4, 6)[:, ::2]
+    found = numerators(12, Moment(0, 0, 0, 1, replicas=lambda _: seen(gappy)))
+    assert torch.allclose(found, 2 * gappy.reshape(-1), rtol=1e-6)
+
+
+def test_bfloat16_parameters_count_as_they_are() -> None:
+    parameter = draw(3).bfloat16()
+    found = thresholds(N, Moment(0, 0, 0, 1, replicas=lambda _: seen(parameter)))
+    expected = thresholds(N, Moment(0, 0, 0, 1, replicas=lambda _: seen(parameter.float())))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_has_a_formula_before_and_after_its_first_step(case: Any) -> None:
+    for steps in (0, 1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert thresholds(N, moment_of(*trained(case, steps))).any() or steps == 0
+
+
+class Mine(torch.optim.SGD):
+    """Might do anything."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "named"),
+    [
+        (torch.optim.Adam, {"amsgrad": True}, r"Adam\(amsgrad=True\)"),
+        (torch.optim.AdamW, {"maximize": True}, r"AdamW\(maximize=True\)"),
+        (torch.optim.SGD, {"lr": 0.1, "maximize": True}, r"SGD\(maximize=True\)"),
+        (torch.optim.SGD, {"lr": 0.1, "differentiable": True}, r"SGD\(differentiable=True\)"),
+        (torch.optim.RMSprop, {"centered": True}, r"RMSprop\(centered=True\)"),
+        (torch.optim.RMSprop, {"momentum": 0.5}, r"RMSprop\(momentum=0.5\)"),
+        (torch.optim.NAdam, {}, r"torch\.optim\.nadam\.NAdam"),
+        (Mine, {"lr": 0.1}, r"test_unit\.Mine"),
+    ],
+)
+def test_what_has_no_formula_is_said_and_nothing_may_be_lost(
+    kind: Any, options: dict[str, Any], named: str
+) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    at = moment_of(parameter, kind([parameter], **options))
+    with pytest.warns(UserWarning, match=named):
+        assert not thresholds(3, at).any()
+    with pytest.warns(UserWarning, match="sent without loss"):
+        assert not numerators(3, at).any()
+
+
+def test_it_is_said_once() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    at = moment_of(parameter, torch.optim.NAdam([parameter]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            thresholds(3, at)
+    assert len(said) == 1
+
+
+def test_float64_and_complex_parameters_are_refused() -> None:
+    with pytest.warns(UserWarning, match="float64"):
+        assert not thresholds(2, Moment(0, 0, 0, 1, replicas=lambda _: seen(torch.ones(2).double()))).any()
+    refusal = numerator_of(seen(torch.ones(2, dtype=torch.complex64)))
+    assert refusal == "SGD with complex parameters"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.0}),
+        (torch.optim.Adam, {"lr": 0.0}),
+        (torch.optim.RMSprop, {"lr": 0.0}),
+        (torch.optim.Adagrad, {"lr": 0.0}),
+    ],
+)
+def test_a_rate_of_zero_as_a_warm_up_starts_with_is_no_error(kind: Any, options: dict[str, Any]) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    assert not thresholds(3, moment_of(parameter, kind([parameter], **options))).any()
+
+
+def test_dampening_of_one_leaves_the_gradient_out_after_the_first_step() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.5, momentum=0.9, dampening=1.0)
+    assert thresholds(3, moment_of(parameter, optimizer)).tolist() == [128] * 3
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert not thresholds(3, moment_of(parameter, optimizer)).any()
+
+
+def test_a_fingerprint_tells_thresholds_and_places_apart() -> None:
+    one = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    other = torch.tensor([1, 2, 4], dtype=torch.uint8)
+    assert fingerprint(one, 0) == fingerprint(one.clone(), 0)
+    assert len({fingerprint(one, 0), fingerprint(other, 0), fingerprint(one, 1)}) == 3
