@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan": set(),
     "adapt": {"plan"},
     "measure": {"comm.base", "errors", "plan"},
-    "recipes": {"arena", "codec", "comm.base", "exchange", "memory", "plan"},
+    "recipes": {"adapt", "arena", "codec", "comm.base", "exchange", "kernels", "memory", "moment", "plan"},
     "ddp": UPPER | {"version"},
     "emulate": {"errors"},
     "bench": EVERYTHING,

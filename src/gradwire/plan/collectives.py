@@ -131,7 +131,8 @@ def time_of(round_: Sends, world: int, network: Network, algorithm: str | None =
     >>> round(time_of(Transfer("all_reduce", 1e6, "tree"), 4, network), 6)
     0.044
     """
-    named = getattr(round_, "algorithm", None) or algorithm
+    named = getattr(round_, "algorithm", None)
+    named = algorithm if named in (None, "library") else named
     found = algorithm_of(round_.verb, named)
     name = f"{round_.verb}/{named or GLOO[round_.verb]}"
     link = network.calibrated.get(name) or network.of(round_.verb)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from gradwire.plan.costs import Backward, Network
+from gradwire.plan.costs import Backward, CodecCost, Network
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Facts:
 
     `allreduce_s` adds up the collectives' own durations, `backward_s` is the backward pass alone; `world` is
     the number of ranks. `backward` says when which parameter is ready, in layout order, and `network` what
-    the links are like; `None` where nobody has looked.
+    the links are like; `codec` what the codec costs that a recipe asks about, of which a rank decodes so many
+    `payloads` per unit. `None` where nobody has looked.
     """
 
     backward_s: float
@@ -23,6 +24,8 @@ class Facts:
     world: int
     backward: Backward | None = None
     network: Network | None = None
+    codec: CodecCost | None = None
+    payloads: float = 1.0
 
     @property
     def ccr(self) -> float:
@@ -67,8 +70,8 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
     transmission: the true duration is the minimum over ranks (COVAP's distributed profiler). Ranks
     compute side by side, so the mean over ranks stands for all in what they compute.
 
-    >>> facts_of_step([Times(1.0, (0.5, 0.25)), Times(1.0, (0.75, 0.25))])
-    Facts(backward_s=1.0, allreduce_s=0.75, world=2, backward=None, network=None)
+    >>> facts_of_step([Times(1.0, (0.5, 0.25)), Times(1.0, (0.75, 0.25))])  # doctest: +ELLIPSIS
+    Facts(backward_s=1.0, allreduce_s=0.75, world=2, ...)
     """
     durations = zip(*(times.durations_s for times in ranks), strict=True)
     allreduce_s = sum(min(column) for column in durations)

@@ -55,6 +55,19 @@ class Composition:
 Decide = Callable[[Facts], Composition]
 """What an adaptive recipe makes of the facts that dense steps have measured."""
 
+
+@dataclass(frozen=True)
+class Asking:
+    """A decision that also wants to know what a codec costs: facts will have that of `about`."""
+
+    decide: Callable[[Facts], Composition]
+    about: Composition
+
+    def __call__(self, facts: Facts) -> Composition:
+        """Decide."""
+        return self.decide(facts)
+
+
 Builder = Callable[..., Composition | Decide]
 
 

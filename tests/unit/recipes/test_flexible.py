@@ -1,0 +1,82 @@
+"""flexible: what it looks at, and what it makes of a changing link."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.adapt.flexible import PROBES
+from gradwire.plan import Observed, Transfer, Watched, candidate_ratios, time_of
+from gradwire.plan.costs import Link, Network
+from gradwire.recipes import Composition, recipe
+from gradwire.recipes.flexible import energies
+
+RATIOS = candidate_ratios()
+NUMEL, WORLD = 1_000_000, 4
+
+
+def _built(text: str) -> Composition:
+    built = recipe(text).build()
+    assert isinstance(built, Composition)
+    return built
+
+
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_energies_are_those_of_the_exact_choice(power: float) -> None:
+    x = torch.randn(50_000, generator=torch.Generator().manual_seed(1)).pow(power)
+    total, *sent = energies(x, RATIOS)
+    assert total == pytest.approx(float(x.double().square().sum()), rel=1e-9)
+    for ratio, found in zip(RATIOS, sent, strict=True):
+        kept = max(1, round(ratio * x.numel()))
+        exact = float(x.double().square().topk(kept).values.sum())
+        # A bin is an eighth wide; at most its elements are counted by their mean.
+        assert found == pytest.approx(exact, rel=0.02)
+
+
+def test_a_step_that_will_not_be_committed_is_not_looked_at() -> None:
+    assert energies(torch.tensor([1.0, torch.nan]), RATIOS) == [0.0] * 6
+    assert energies(torch.tensor([1.0, -torch.inf]), RATIOS) == [0.0] * 6
+    assert energies(torch.zeros(7), [0.5]) == [0.0, 0.0]
+
+
+def _shown(step: int, link: Link) -> Observed:
+    probes = [time_of(Transfer("all_reduce", 4.0 * numel), WORLD, Network(link)) for numel in PROBES]
+    looked = (1.0, *(min(1.0, 0.8 * (ratio / 0.1) ** 0.3) for ratio in RATIOS))
+    return Observed(step, 0.2, 0.01, looked, tuple(probes))
+
+
+def test_a_slow_link_leads_to_a_recipe_that_can_be_written_down_and_goes_on_watching() -> None:
+    watch = _built("flexible").watch
+    assert watch is not None
+    judge = watch.judge(Watched(WORLD, (NUMEL,)))
+    slow = Link(alpha_s=1e-4, beta_s=8 / 2e7)
+    following = [found for step in range(4) if (found := judge(_shown(step, slow)))]
+    assert len(following) == 1
+    assert following[0].text.startswith("flexible(ratio=0.0")
+    assert "20 Mbit/s" in following[0].why
+    assert following[0].watch is not None
+    again = _built(following[0].text)
+    assert again.text == following[0].text
+    assert again.exchange == following[0].exchange
+
+
+@pytest.mark.parametrize("way", ["all_gather", "ring", "tree"])
+def test_every_way_sends_as_much_as_its_ratio_says(way: str) -> None:
+    exchange = _built(f"flexible(ratio=0.01, way='{way}')").exchange
+    assert exchange.contractive
+    assert exchange.conserves
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("way='star'", "all_gather, ring, tree"),
+        ("rule='best'", "progress, knee"),
+        ("every=1", "every second step"),
+        ("low=0.2", "low <= high"),
+        ("ratio=0.0", "ratio"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe(f"flexible({options})")

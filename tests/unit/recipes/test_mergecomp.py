@@ -1,0 +1,126 @@
+"""mergecomp: every way to cut, and searches that end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
+from gradwire.plan.groups import element_cuts
+from gradwire.recipes import Composition, recipe
+from gradwire.recipes.base import Asking
+from gradwire.recipes.mergecomp import cost_of, ready_times
+from tests.unit.ddp.rig import Rig, gradients
+
+SIZES = (100, 200, 50, 400, 150, 100)
+INNER = "topk(ratio=0.1)"
+
+
+def _built(options: str) -> Composition:
+    built = recipe(f"mergecomp(inner={INNER!r}, {options})").build()
+    assert isinstance(built, Composition)
+    return built
+
+
+@pytest.mark.parametrize(
+    ("options", "cuts"),
+    [
+        ("split='layers'", (100, 300, 350, 750, 900)),
+        ("split='even', groups=2", (350,)),
+        ("split='even', groups=3", (300, 750)),
+        ("split='timed'", ()),
+        ("cuts=(300, 900), elements=1000", (300, 900)),
+        ("cuts=(300, 900), elements=999", ()),
+    ],
+)
+def test_cuts(options: str, cuts: Sequence[int]) -> None:
+    composition = _built(options)
+    assert tuple(composition.cutter(SIZES)) == tuple(cuts)
+    inner = recipe(INNER).build()
+    assert isinstance(inner, Composition)
+    assert composition.exchange == inner.exchange
+    assert _built(options).text == composition.text
+
+
+def _facts(per_call_s: float) -> Facts:
+    """Ready one after the other; two parameters that travel densely lie between."""
+    numel = (7, *SIZES[:3], 7, *SIZES[3:])
+    ready_s = tuple(0.01 * (number + 1) for number in range(len(numel)))
+    backward = Backward(0.1, ready_s, numel, ready_s[-1])
+    codec = CodecCost(Line(per_call_s, 1e-7), Line(per_call_s, 1e-7))
+    network = Network(Link(alpha_s=1e-4, beta_s=8 / 1e6))
+    return Facts(ready_s[-1], 0.2, 4, backward, network, codec, payloads=4.0)
+
+
+def _planned(options: str, facts: Facts) -> Composition:
+    asking = recipe(f"mergecomp(inner={INNER!r}, {options})").build()
+    assert isinstance(asking, Asking)
+    first = asking(facts)
+    assert first.watch is not None
+    assert tuple(first.cutter(SIZES)) == ()
+    judge = first.watch.judge(Watched(4, SIZES))
+    found = judge(Observed(0, 0.0, 0.0))
+    assert found is not None
+    assert found.watch is None
+    again = recipe(found.text).build()
+    assert isinstance(again, Composition)
+    assert again.cutter(SIZES) == found.cutter(SIZES)
+    return found
+
+
+@pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
+def test_planned_cuts_are_the_best_of_all(per_call_s: float) -> None:
+    facts = _facts(per_call_s)
+    found = _planned("split='planned'", facts)
+    backward = ready_times(facts, SIZES)
+    cost = cost_of(found.exchange, facts, Watched(4, SIZES))
+    everything = [tuple(k + 1 for k in range(5) if mask >> k & 1) for mask in range(32)]
+    best = min(step_seconds(backward, cuts, cost) for cuts in everything)
+    chosen = next(cuts for cuts in everything if element_cuts(cuts, SIZES) == tuple(found.cutter(SIZES)))
+    assert step_seconds(backward, chosen, cost) == pytest.approx(best, rel=1e-12)
+    if per_call_s == 1.0:
+        assert chosen == (), "a call costs more than anything that overlap could hide"
+
+
+def test_the_papers_search_makes_two_groups() -> None:
+    assert len(_planned("split='search', groups=2", _facts(1e-6)).cutter(SIZES)) == 1
+
+
+def test_a_group_is_ready_when_all_before_it_are() -> None:
+    facts = Facts(1.0, 1.0, 2, Backward(0.0, (0.3, 0.1, 0.5), (10, 20, 30), 0.5))
+    assert ready_times(facts, (10, 20)).ready_s == (0.3, 0.3)
+    assert ready_times(facts, (20, 30)).ready_s == (0.1, 0.5)
+
+
+def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
+    def rank(comm: Comm) -> list[str]:
+        rig = Rig(comm, f"mergecomp(inner={INNER!r}, split='timed')")
+        texts = []
+        for step in range(30):
+            outcome = rig.step(gradients(comm.rank, step))
+            assert outcome.error is None
+            texts.append(rig.engine.layout.main.text)
+        return texts
+
+    ranks = run_ranks(3, rank)
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert "split='timed'" in ranks[0][0]
+    assert "cuts=" in ranks[0][-1]
+    assert isinstance(recipe(ranks[0][-1]).build(), Composition)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mergecomp(inner='dense')", "nothing to group"),
+        ("mergecomp(inner='auto')", "measure first"),
+        ("mergecomp(inner='topkk')", "topk"),
+        ("mergecomp(split='odd')", "planned"),
+        ("mergecomp(groups=0)", "at least one"),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe(text)
