@@ -1,8 +1,24 @@
 """The only code that reads a clock."""
 
 from gradwire.measure.backward import BackwardWatch
-from gradwire.measure.clock import Span, Trace, now_s
+from gradwire.measure.clock import RoundTime, Span, Trace, now_s
+from gradwire.measure.codec import codec_cost
+from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.probe import Probed, network_of, probe
 from gradwire.measure.timed import TimedComm
 
-__all__ = ["BackwardWatch", "Probed", "Span", "TimedComm", "Trace", "network_of", "now_s", "probe"]
+__all__ = [
+    "BackwardWatch",
+    "Change",
+    "LinkMonitor",
+    "Probed",
+    "RoundTime",
+    "Sample",
+    "Span",
+    "TimedComm",
+    "Trace",
+    "codec_cost",
+    "network_of",
+    "now_s",
+    "probe",
+]
