@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "arena": {"exchange.base", "memory", "moment"},
     "plan": set(),
     "adapt": {"plan"},
-    "measure": {"comm.base", "errors", "plan"},
+    "measure": {"comm.base", "errors", "exchange.base", "memory", "moment", "plan", "version"},
     "recipes": {"adapt", "arena", "codec", "comm.base", "exchange", "kernels", "memory", "moment", "plan"},
     "ddp": UPPER | {"version"},
     "emulate": {"errors"},
