@@ -11,8 +11,8 @@ from torch import Tensor
 from gradwire.codec import blocks, random_k, sparse, top_k, values
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.exchange import (
-    ar_topk,
     Exchange,
+    ar_topk,
     dense,
     every,
     gather,
