@@ -22,8 +22,16 @@ from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.memory import UNSENT, Planes
 from gradwire.moment import Kept, Part
 
-Cutter = Callable[[int], Sequence[int]]
-"""From the number of elements of a lane to its inner cut points, ascending."""
+
+@dataclass(frozen=True)
+class BySizes:
+    """A cutter that goes by the elements of each parameter, in layout order, not by their number alone."""
+
+    cut: Callable[[Sequence[int]], Sequence[int]]
+
+
+Cutter = Callable[[int], Sequence[int]] | BySizes
+"""From the number of elements of a lane, or of each of its parameters, to its inner cut points, ascending."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,9 @@ class Lane:
 
 
 def _units(lane: int, slots: Sequence[Slot], numel: int, cutter: Cutter, grain: int) -> tuple[Unit, ...]:
-    cuts = [cut for cut in cutter(numel) if 0 < cut < numel]
+    sizes = [slot.spec.numel for slot in slots]
+    found = cutter.cut(sizes) if isinstance(cutter, BySizes) else cutter(numel)
+    cuts = [cut for cut in found if 0 < cut < numel]
     if grain == WHOLE:
         ends = [0, *(slot.stop for slot in slots)]
         inner = {ends[bisect_right(ends, cut) - 1] for cut in cuts}

@@ -433,6 +433,8 @@ RECIPES = {
     "scalecom(rate=400, rates={'*.weight': 5}, warmup_steps=0, beta=0.25, keep=2)": None,
     "scalecom(rate=4, warmup_steps=0, values='fp16')": F16,
     "covap(interval=4)": None,
+    "covap(interval=3, sharding='paper', feedback='full', unit_mb=0.01)": None,
+    "covap(interval=2, sharding='off', feedback='none')": None,
     "topk(ratio=0.05, reuse=True)": None,
     "local_every(interval=2)": None,
     "lwtopk(ratio=0.05)": None,

@@ -53,6 +53,9 @@ EVERY_RECIPE = {
     "adacomp": "adacomp(bin_elements=50)",
     "bf16": "bf16",
     "covap": "covap(interval=3)",
+    "covap, paper's sharding": "covap(interval=3, sharding='paper', unit_mb=0.01)",
+    "covap, no sharding": "covap(interval=3, sharding='off', feedback='full', unit_mb=0.01)",
+    "covap, forgetting": "covap(interval=3, feedback='none')",
     "covap, measuring": "covap",
     "dense": "dense",
     "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=0)",
@@ -97,6 +100,8 @@ REMEMBERING = (
     "acpsgd",
     "adacomp",
     "covap",
+    "covap, paper's sharding",
+    "covap, no sharding",
     "dgc",
     "dgc, momentum",
     "efsignsgd",
@@ -129,6 +134,7 @@ REMEMBERING = (
 
 FORGETTING = frozenset(
     {
+        "covap, forgetting",
         "dgc, momentum",
         "int8, forgetting",
         "leader_topk, low pass",

@@ -60,6 +60,7 @@ def test_auto_keeps_the_wire_busy_for_three_quarters_of_the_backward_pass() -> N
 @pytest.mark.parametrize("ccr", [1e3, 1e5, 1e8])
 def test_an_absurd_ratio_still_gives_something_that_runs(text: str, ccr: float) -> None:
     composition = _decided(text, ccr)
+    assert callable(composition.cutter)
     assert len(composition.cutter(100_000)) < 100_000
     assert isinstance(recipe(composition.text).build(), Composition)
 
