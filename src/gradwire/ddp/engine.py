@@ -7,6 +7,7 @@ same collectives in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from gradwire.adapt import Settler
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Comm, Metered
+from gradwire.comm.base import Verb
 from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.layout import Layout, Policy, build, plain, settled
 from gradwire.ddp.runner import Post, Runner
@@ -22,13 +24,15 @@ from gradwire.ddp.tail import SMALL_BYTES, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
-from gradwire.measure import TimedComm, now_s
+from gradwire.measure import BackwardWatch, TimedComm, network_of, probe
 from gradwire.memory import UNSENT
 from gradwire.moment import Kept, Moment, Replicas
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
 
 CPU = torch.device("cpu")
+PROBED: tuple[Verb, ...] = ("all_reduce", "all_gather")
+"""What most recipes ask of the network; the links of other verbs are taken to be like the first's."""
 
 
 class Engine:
@@ -58,7 +62,7 @@ class Engine:
         self.check_layout: Callable[[Layout], None] = lambda _layout: None
         self.replicas: Replicas = lambda _name: None
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
-        self.backward_started_s: Callable[[], float] = now_s
+        self.watch = BackwardWatch()
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
         self._memory_dtype = memory_dtype
@@ -71,7 +75,7 @@ class Engine:
     def start_over(self) -> None:
         """Install the recipe, or dense steps that measure what it needs to decide."""
         fixed = settled(self.recipe)
-        self._settler = Settler() if fixed is None else None
+        self._settler = Settler([spec.numel for spec in self.specs]) if fixed is None else None
         self.runner.one_by_one = fixed is None
         self.layout = self.layout_of(fixed or plain())
 
@@ -129,7 +133,8 @@ class Engine:
         step.arrive(arrival)
         if opens:
             step.scale = self.loss_scale()
-            step.started_s = min(self.backward_started_s(), arrival.at_s)
+            step.started_s = min(self.watch.take_begun_s(), arrival.at_s)
+            step.before_s = self.watch.before_s(step.started_s)
         for run in self._direct_runs(arrival):
             self._launch_direct(step, arrival, run)
         ready: list[Unit] = []
@@ -239,7 +244,7 @@ class Engine:
     def _send_tail(self, step: Step) -> None:
         facts: tuple[float, ...] = ()
         if self.measuring:
-            facts = (step.last_arrival_s - step.started_s, *step.durations_s)
+            facts = step.times(self.specs, self.watch.ready_s()).row
         self._require_all_units(step)
         row = Row(step.finite, step.failure is not None, self.plan_number, facts)
         # In layout order, whatever the buckets: a ring adds in an order that depends on the position.
@@ -295,6 +300,9 @@ class Engine:
             return
         self.facts = self._settler.observe([row.facts for row in verdict.rows])
         if self.facts is not None:
+            if self.comm.world > 1:
+                # In the same step on all ranks, and all of them get the same numbers.
+                self.facts = replace(self.facts, network=network_of(probe(self.comm, PROBED)))
             decide = self.recipe.build()
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
             self.install(decide(self.facts))

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.session import Session
-from gradwire.measure import now_s
 from gradwire.moment import Replicated
 
 
@@ -27,11 +26,10 @@ def observe(
     """Hang the observers on the model and the optimizer."""
     if scaler is not None:
         session.engine.loss_scale = scaler.get_scale
-    start = BackwardStart()
-    session.engine.backward_started_s = start.take
     ddp.register_forward_pre_hook(_refuse_thawed(ddp))
+    ddp.register_forward_pre_hook(_watch_while_measuring(session))
     ddp.register_forward_pre_hook(_refine_when_decided(session))
-    ddp.register_forward_hook(_forward_hook(session, start, scaled=scaler is not None))
+    ddp.register_forward_hook(_forward_hook(session, scaled=scaler is not None))
     if optimizer is not None:
         session.engine.replicas = partial(_replicated, dict(ddp.module.named_parameters()), optimizer)
         optimizer.register_step_post_hook(_AccumulationCheck(session))
@@ -48,26 +46,7 @@ def _replicated(
     return None
 
 
-class BackwardStart:
-    """When the gradient of the model's output arrived: the loss is behind, the backward pass begins.
-
-    Where no output leads to the loss, the end of the forward pass stands for it.
-    """
-
-    def __init__(self) -> None:
-        self._at_s: float | None = None
-
-    def mark(self, _gradient: Tensor | None = None) -> None:
-        """Note that it is now."""
-        self._at_s = now_s()
-
-    def take(self) -> float:
-        """The last mark, once; without one (under `join()`), now."""
-        at_s, self._at_s = self._at_s, None
-        return now_s() if at_s is None else at_s
-
-
-def _forward_hook(session: Session, start: BackwardStart, scaled: bool) -> Callable[..., None]:
+def _forward_hook(session: Session, scaled: bool) -> Callable[..., None]:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def hook(module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled():
@@ -81,10 +60,12 @@ def _forward_hook(session: Session, start: BackwardStart, scaled: bool) -> Calla
                 "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
                 "gradwire.attach(…, scaler=GradScaler), or autocast to bfloat16."
             )
-        start.mark()  # in case no output leads to the loss
+        # The loss is behind when the gradient of the model's output arrives; where no output leads to it, the
+        # end of the forward pass stands for that.
+        session.engine.watch.begin()
         for tensor in _tensors(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(start.mark)  # type: ignore[no-untyped-call]
+                tensor.register_hook(session.engine.watch.begin)  # type: ignore[no-untyped-call]
                 return
 
     return cast("Callable[..., None]", hook)
@@ -121,6 +102,17 @@ def _refine_when_decided(session: Session) -> Callable[..., None]:
         done = True
         if not engine.layout.is_plain:
             refine_buckets(module, sum(spec.numel * spec.dtype.itemsize for spec in engine.specs))
+
+    return cast("Callable[..., None]", hook)
+
+
+def _watch_while_measuring(session: Session) -> Callable[..., None]:
+    """Ready times are wanted while facts are measured; a hook on every parameter would cost ever after."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def hook(module: DistributedDataParallel, _inputs: Any) -> None:
+        watch = session.engine.watch
+        watch.watch(module.module.named_parameters()) if session.engine.measuring else watch.release()
 
     return cast("Callable[..., None]", hook)
 

@@ -29,7 +29,7 @@ class Report:
     exposed_comm_s: float
     memory_bytes: int
     units: int
-    facts: dict[str, float] | None
+    facts: dict[str, Any] | None
     timeline: list[dict[str, object]]
     diagnosis: Diagnosis | None = None
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from gradwire.comm import owe_zeros
 from gradwire.ddp.step import Step, Task
 from gradwire.errors import TransportError
-from gradwire.measure import now_s
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -49,9 +48,7 @@ class Runner:
             step.fail(error, f"encode of {task.label}", task.at.rank)
             owe_zeros(task.comm, task.agreed, task.x.device)
         if self.one_by_one or task.finish is None or task.comm.last is None:
-            issued_s = now_s()
             self._finish(step, task)
-            step.durations_s.append(now_s() - issued_s)
         else:
             task.comm.last.then(lambda: self._post(lambda: self._ended(step, task)))
 

@@ -74,6 +74,7 @@ class Session:
         start_s = now_s()
         self._ended.wait()
         self.history.waited(start_s, now_s())
+        self.engine.watch.end()
         if self._error is not None:
             # Behind DDP's own callback, which it could not do without in the next step.
             Variable._execution_engine.queue_callback(self._raise_pending)

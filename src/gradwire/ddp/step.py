@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gradwire.arena import Lane, Slot, Unit
+from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Metered, Round
 from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.tail import Tail
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.measure import Trace
 from gradwire.moment import Moment
+from gradwire.plan.facts import Times
 
 
 @dataclass
@@ -44,13 +45,13 @@ class Step:
     plan: str
     scale: float = 1.0
     started_s: float = 0.0
+    before_s: float = 0.0
     trace: Trace = field(default_factory=Trace)
     arrivals: list[Arrival] = field(default_factory=list)
     places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     idle: list[tuple[Lane, Slot]] = field(default_factory=list)
     direct: list[Tensor] = field(default_factory=list)
-    durations_s: list[float] = field(default_factory=list)
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     tail: Tail | None = None
     tail_ended: bool = False
@@ -71,6 +72,20 @@ class Step:
         self.last_arrival_s = arrival.at_s
         for entry in arrival.entries:
             self.places[entry.name] = (arrival.buffer, entry)
+
+    def times(self, specs: Sequence[ParameterSpec], ready_s: Mapping[str, float]) -> Times:
+        """What this rank has measured, with parameters in the order of `specs`.
+
+        `ready_s` by name counts from the start of the backward pass; who is not in it was ready with its
+        bucket, or, in no bucket, at the end.
+        """
+        arrived_s = {
+            entry.name: each.at_s - self.started_s for each in self.arrivals for entry in each.entries
+        }
+        backward_s = self.last_arrival_s - self.started_s
+        known = {**arrived_s, **ready_s}
+        ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
+        return Times(backward_s, tuple(round_.seconds for round_ in self.trace.rounds), self.before_s, ready)
 
     def completed(self, units: Sequence[Unit]) -> list[Unit]:
         """Note that one more piece of each of `units` is folded; returns those complete now."""

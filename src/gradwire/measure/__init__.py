@@ -1,7 +1,20 @@
 """What is found out by looking: times (the only code that reads a clock) and how often weights are used."""
 
+from gradwire.measure.backward import BackwardWatch
 from gradwire.measure.clock import Span, Trace, now_s
 from gradwire.measure.multiply_adds import layer_rates, multiply_adds
+from gradwire.measure.probe import Probed, network_of, probe
 from gradwire.measure.timed import TimedComm
 
-__all__ = ["Span", "TimedComm", "Trace", "layer_rates", "multiply_adds", "now_s"]
+__all__ = [
+    "BackwardWatch",
+    "Probed",
+    "Span",
+    "TimedComm",
+    "Trace",
+    "layer_rates",
+    "multiply_adds",
+    "network_of",
+    "now_s",
+    "probe",
+]

@@ -28,9 +28,29 @@ class Span:
 
 
 @dataclass
-class Trace:
-    """The spans of one step, and the sums that are kept even when nobody looks."""
+class RoundTime:
+    """A collective of `payload_bytes` per rank, from its issue to its end as this rank saw them."""
 
+    verb: str
+    payload_bytes: int
+    start_s: float
+    stop_s: float | None = None
+
+    def ended(self, at_s: float) -> None:
+        """Note the end; the first to notice is right."""
+        self.stop_s = at_s if self.stop_s is None else self.stop_s
+
+    @property
+    def seconds(self) -> float:
+        """How long it took; 0 while it is under way."""
+        return 0.0 if self.stop_s is None else self.stop_s - self.start_s
+
+
+@dataclass
+class Trace:
+    """The spans and rounds of one step, and the sums that are kept even when nobody looks."""
+
+    rounds: list[RoundTime] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     compress_s: float = 0.0
     waited_s: float = 0.0

@@ -7,56 +7,61 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.comm.base import Comm, Pending
-from gradwire.measure.clock import Trace, now_s
+from gradwire.comm.base import Comm, Pending, Verb
+from gradwire.measure.clock import RoundTime, Trace, now_s
 
 
 @dataclass
 class _TimedPending:
     inner: Pending
     trace: Trace
-    start_s: float
+    round: RoundTime
     unit: str
 
     def wait(self) -> None:
         with self.trace.waiting():
             self.inner.wait()
+        self.round.ended(now_s())
 
     def then(self, callback: Callable[[], None]) -> None:
         def ended() -> None:
-            self.trace.add("wire", self.unit, self.start_s, now_s())
+            stop_s = now_s()
+            self.round.ended(stop_s)
+            self.trace.add("wire", self.unit, self.round.start_s, stop_s)
             callback()
 
         self.inner.then(ended)
 
 
 class TimedComm:
-    """Wraps the verbs of one unit; spans of rounds that are announced (`then`) go to the trace."""
+    """Wraps the verbs of one unit; the trace gets their times, and spans of those announced by `then`."""
 
     def __init__(self, comm: Comm, trace: Trace, unit: str) -> None:
         self._comm, self._trace, self._unit = comm, trace, unit
         self.rank, self.world = comm.rank, comm.world
 
-    def _timed(self, issue: Callable[[], Pending]) -> Pending:
-        start_s = now_s()
-        return _TimedPending(issue(), self._trace, start_s, self._unit)
+    def _timed(self, verb: Verb, tensor: Tensor, issue: Callable[[], Pending]) -> Pending:
+        round_ = RoundTime(verb, tensor.numel() * tensor.element_size(), now_s())
+        pending = _TimedPending(issue(), self._trace, round_, self._unit)
+        self._trace.rounds.append(round_)  # only what could be issued, as the meter counts
+        return pending
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """See `Comm.all_reduce`."""
-        return self._timed(lambda: self._comm.all_reduce(tensor))
+        return self._timed("all_reduce", tensor, lambda: self._comm.all_reduce(tensor))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
-        return self._timed(lambda: self._comm.all_gather(out, tensor))
+        return self._timed("all_gather", tensor, lambda: self._comm.all_gather(out, tensor))
 
     def broadcast(self, tensor: Tensor, src: int) -> Pending:
         """See `Comm.broadcast`."""
-        return self._timed(lambda: self._comm.broadcast(tensor, src))
+        return self._timed("broadcast", tensor, lambda: self._comm.broadcast(tensor, src))
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""
-        return self._timed(lambda: self._comm.all_to_all(out, tensor))
+        return self._timed("all_to_all", tensor, lambda: self._comm.all_to_all(out, tensor))
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`."""
-        return self._timed(lambda: self._comm.shift(out, tensor, by))
+        return self._timed("shift", tensor, lambda: self._comm.shift(out, tensor, by))

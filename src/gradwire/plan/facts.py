@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from gradwire.plan.costs import Backward, Network
 
 
 @dataclass(frozen=True)
@@ -12,12 +14,15 @@ class Facts:
     """Times of one dense step, in seconds, the same numbers on every rank.
 
     `allreduce_s` adds up the collectives' own durations, `backward_s` is the backward pass alone; `world` is
-    the number of ranks.
+    the number of ranks. `backward` says when which parameter is ready, in layout order, and `network` what
+    the links are like; `None` where nobody has looked.
     """
 
     backward_s: float
     allreduce_s: float
     world: int
+    backward: Backward | None = None
+    network: Network | None = None
 
     @property
     def ccr(self) -> float:
@@ -25,22 +30,65 @@ class Facts:
         return self.allreduce_s / max(self.backward_s, 1e-9)
 
 
-def facts_of_step(backward_s: Sequence[float], durations_s: Sequence[Sequence[float]]) -> Facts:
-    """Facts of one step from every rank's rows.
+@dataclass(frozen=True)
+class Times:
+    """One rank's times of one step, as its row of the verdict carries them.
+
+    `durations_s` (collectives,) from entering to leaving each; `before_s` what preceded the backward pass;
+    `ready_s` (parameters,) from the start of the backward pass on, in layout order.
+    """
+
+    backward_s: float
+    durations_s: tuple[float, ...] = ()
+    before_s: float = 0.0
+    ready_s: tuple[float, ...] = ()
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """All of it in a row of numbers."""
+        return (self.backward_s, self.before_s, *self.ready_s, *self.durations_s)
+
+    @classmethod
+    def of_row(cls, row: Sequence[float], parameters: int) -> Times:
+        """Take a row apart.
+
+        >>> times = Times(2.0, (0.5, 0.25), before_s=1.0, ready_s=(0.1, 0.2, 2.0))
+        >>> Times.of_row(times.row, parameters=3) == times
+        True
+        """
+        ready, durations = row[2 : 2 + parameters], row[2 + parameters :]
+        return cls(row[0], tuple(durations), row[1], tuple(ready))
+
+
+def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
+    """Facts of one step from every rank's times; `numel` (parameters,) in layout order.
 
     All ranks leave a collective together but may enter it apart, and an early rank's wait is no
     transmission: the true duration is the minimum over ranks (COVAP's distributed profiler). Ranks
-    compute side by side, so the mean backward time stands for all.
+    compute side by side, so the mean over ranks stands for all in what they compute.
 
-    >>> facts_of_step([1.0, 1.0], [[0.5, 0.25], [0.75, 0.25]])
-    Facts(backward_s=1.0, allreduce_s=0.75, world=2)
+    >>> facts_of_step([Times(1.0, (0.5, 0.25)), Times(1.0, (0.75, 0.25))])
+    Facts(backward_s=1.0, allreduce_s=0.75, world=2, backward=None, network=None)
     """
-    allreduce_s = sum(min(column) for column in zip(*durations_s, strict=True))
-    world = len(backward_s)
-    return Facts(sum(backward_s) / world, allreduce_s, world)
+    durations = zip(*(times.durations_s for times in ranks), strict=True)
+    allreduce_s = sum(min(column) for column in durations)
+    backward_s = fmean(times.backward_s for times in ranks)
+    backward = None
+    if numel:
+        ready_s = tuple(fmean(column) for column in zip(*(times.ready_s for times in ranks), strict=True))
+        before_s = fmean(times.before_s for times in ranks)
+        backward = Backward(before_s, ready_s, tuple(numel), backward_s)
+    return Facts(backward_s, allreduce_s, len(ranks), backward)
 
 
 def typical(steps: Sequence[Facts]) -> Facts:
-    """The step with the median ratio of communication to computation."""
-    middle = median(range(len(steps)))
-    return sorted(steps, key=lambda facts: facts.ccr)[int(middle)]
+    """The step with the median ratio of communication to computation.
+
+    What precedes a backward pass is the median's of all steps: now and then it is an evaluation.
+    """
+    middle = int(median(range(len(steps))))
+    facts = sorted(steps, key=lambda facts: facts.ccr)[middle]
+    known = [step.backward.before_s for step in steps if step.backward is not None]
+    if facts.backward is None or not known:
+        return facts
+    return replace(facts, backward=replace(facts.backward, before_s=median(known)))

@@ -44,7 +44,7 @@ def covap(
 
 @dataclass(frozen=True)
 class Options:
-    """All but the interval. Units of `unit_mb`, the first a 25th, are what "paper" shards, and "off" does not."""
+    """All but the interval. Units of `unit_mb`, the first a 25th, are sharded by "paper", not by "off"."""
 
     sharding: Sharding = "balanced"
     feedback: Feedback = "schedule"

@@ -5,25 +5,31 @@ from __future__ import annotations
 import pytest
 
 from gradwire.plan import Facts, interval_for
-from gradwire.plan.facts import facts_of_step, typical
+from gradwire.plan.costs import Backward
+from gradwire.plan.facts import Times, facts_of_step, typical
 
 
 def test_a_collective_takes_as_long_as_for_the_rank_that_entered_last() -> None:
-    early, late = [0.9, 0.2], [0.5, 0.7]
-    assert facts_of_step([1.0, 3.0], [early, late]) == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2, world=2)
+    early, late = Times(1.0, (0.9, 0.2)), Times(3.0, (0.5, 0.7))
+    assert facts_of_step([early, late]) == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2, world=2)
 
 
 def test_ranks_with_different_numbers_of_collectives_are_no_step() -> None:
     with pytest.raises(ValueError, match="zip"):
-        facts_of_step([1.0, 1.0], [[0.5], [0.5, 0.5]])
+        facts_of_step([Times(1.0, (0.5,)), Times(1.0, (0.5, 0.5))])
 
 
 def test_a_step_without_collectives_costs_nothing() -> None:
-    assert facts_of_step([1.0], [[]]).ccr == 0.0
+    assert facts_of_step([Times(1.0)]).ccr == 0.0
 
 
 def test_a_backward_pass_of_no_time_does_not_divide_by_zero() -> None:
-    assert facts_of_step([0.0], [[0.1]]).ccr > 1e6
+    assert facts_of_step([Times(0.0, (0.1,))]).ccr > 1e6
+
+
+def test_ranks_compute_side_by_side_so_their_mean_is_when_a_parameter_is_ready() -> None:
+    ranks = [Times(1.0, (0.5,), 2.0, (0.25, 1.0)), Times(2.0, (0.5,), 4.0, (0.75, 2.0))]
+    assert facts_of_step(ranks, (7, 8)).backward == Backward(3.0, (0.5, 1.5), (7, 8), 1.5)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
