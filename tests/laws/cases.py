@@ -451,6 +451,8 @@ RECIPES = {
     "allreduce": None,
     "allreduce(algorithm='tree')": None,
     "covap(interval=4)": None,
+    "covap(interval=3, sharding='paper', feedback='full', unit_mb=0.01)": None,
+    "covap(interval=2, sharding='off', feedback='none')": None,
     "topk(ratio=0.05, reuse=True)": None,
     "local_every(interval=2)": None,
     "lwtopk(ratio=0.05)": None,

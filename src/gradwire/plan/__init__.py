@@ -7,11 +7,12 @@ from gradwire.plan.facts import Facts
 from gradwire.plan.gain import Magnitudes, gains
 from gradwire.plan.groups import element_cuts, even_groups, layer_wise, units_between
 from gradwire.plan.interval import interval_for
-from gradwire.plan.layer_rates import overall_rate, patterns_of, rate_for
+from gradwire.plan.layer_rates import RateRule, overall_rate
 from gradwire.plan.merge import GroupCost, optimal_cuts, step_seconds
 from gradwire.plan.merge_search import search_cuts
 from gradwire.plan.merge_worker import worker_cuts
 from gradwire.plan.observed import Observed, Watched
+from gradwire.plan.patterns import patterns_of
 from gradwire.plan.predict import Prediction, Tail, UnitWork, predict
 from gradwire.plan.ratio import Candidate, best_ratio, candidate_ratios
 from gradwire.plan.shard import balanced_cuts, paper_cuts
@@ -28,6 +29,7 @@ __all__ = [
     "Network",
     "Observed",
     "Prediction",
+    "RateRule",
     "Tail",
     "Transfer",
     "UnitWork",
@@ -51,7 +53,6 @@ __all__ = [
     "phased_cuts",
     "predict",
     "ramped_cuts",
-    "rate_for",
     "search_cuts",
     "step_seconds",
     "time_of",

@@ -52,9 +52,11 @@ def shards(units: Sequence[int], interval: int) -> tuple[int, ...]:
     return tuple(max(1, min(interval, int(numel // middle) if middle else 1)) for numel in units)
 
 
-def paper_cuts(numel: Sequence[int], interval: int, unit: int = UNIT) -> tuple[int, ...]:
+def paper_cuts(
+    numel: Sequence[int], interval: int, unit: int = UNIT, first: int = FIRST_UNIT
+) -> tuple[int, ...]:
     """Inner cuts in elements by the paper's rule, for tensors of `numel` in ready order."""
-    units = bucketed(numel, unit)
+    units = bucketed(numel, unit, first)
     starts = accumulate(units, initial=0)
     parts = shards(units, interval)
     bounds = [

@@ -1,21 +1,35 @@
 """covap: send each unit every I-th step, I as large as communication is longer than computation.
 
-Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient
-Compression". Differences from the paper: cuts are placed so that each phase carries equal bytes,
-spread over the whole backward pass, instead of sharding units above the median; norms, biases and
-other tiny tensors travel densely every step.
+Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient Compression".
+
+Differences from the paper: by default cuts are placed so that each phase carries equal bytes, spread over the
+whole backward pass (`sharding="balanced"`), instead of sharding units above the median (`"paper"`); norms,
+biases and other tiny tensors travel densely every step.
 """
 
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import accumulate
+from typing import Literal, get_args
 
-from gradwire.exchange import dense, every, remember
+from gradwire.arena import Cutter
+from gradwire.exchange import Exchange, dense, every, forget, remember
 from gradwire.memory import Residual
 from gradwire.plan import Facts, interval_for, phased_cuts
+from gradwire.plan.shard import bucketed, paper_cuts
 from gradwire.recipes.base import Composition, Decide, register
+
+Sharding = Literal["balanced", "paper", "off"]
+Feedback = Literal["schedule", "full", "none"]
 
 
 @register
-def covap(interval: int | None = None) -> Composition | Decide:
+def covap(
+    interval: int | None = None,
+    sharding: Sharding = "balanced",
+    feedback: Feedback = "schedule",
+    unit_mb: float = 25.0,
+) -> Composition | Decide:
     """Each unit every I-th step with error feedback; without an interval, I from the measured CCR.
 
     Travels: one unit in I, whole.
@@ -24,17 +38,61 @@ def covap(interval: int | None = None) -> Composition | Decide:
     Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
         get stale.
     """
-    return from_facts if interval is None else compose(interval)
+    options = Options(sharding, feedback, unit_mb)
+    return partial(from_facts, options=options) if interval is None else compose(interval, options)
 
 
-def compose(interval: int, why: str = "as configured") -> Composition:
+@dataclass(frozen=True)
+class Options:
+    """All but the interval. Units of `unit_mb`, the first a 25th, are sharded by "paper", not by "off"."""
+
+    sharding: Sharding = "balanced"
+    feedback: Feedback = "schedule"
+    unit_mb: float = 25.0
+
+    def __post_init__(self) -> None:
+        for option, known in (("sharding", Sharding), ("feedback", Feedback)):
+            if getattr(self, option) not in get_args(known):
+                raise ValueError(
+                    f"{option}={getattr(self, option)!r} is none of {', '.join(get_args(known))}"
+                )
+        if not self.unit_mb > 0:
+            raise ValueError(f"unit_mb={self.unit_mb} must be positive; the paper's units hold 25 MB")
+
+    def text(self, interval: int) -> str:
+        """What parses back, without what is as by default."""
+        default = asdict(Options())
+        changed = [f"{key}={value!r}" for key, value in asdict(self).items() if value != default[key]]
+        return f"covap({', '.join([f'interval={interval}', *changed])})"
+
+    @property
+    def unit_elements(self) -> int:
+        """Of float32, at least one."""
+        return max(1, round(self.unit_mb * (1 << 18)))
+
+
+def compose(interval: int, options: Options, why: str = "as configured") -> Composition:
     """The filter with its scheduled memory and cuts; at interval 1 nothing is filtered or remembered."""
-    text = f"covap(interval={interval})"
+    text = options.text(interval)
     if interval == 1:
         return Composition(dense(), why=why, text=text)
-    exchange = remember(every(interval, dense()), schedule(interval))
-    cutter = partial(phased_cuts, interval=interval)
-    return Composition(exchange, cutter, why, text=text)
+    return Composition(_fed_back(interval, options.feedback), _cutter(interval, options), why, text=text)
+
+
+def _fed_back(interval: int, feedback: Feedback) -> Exchange:
+    filtered = every(interval, dense())
+    if feedback == "none":
+        return forget(filtered)
+    return remember(filtered, schedule(interval) if feedback == "schedule" else Residual())
+
+
+def _cutter(interval: int, options: Options) -> Cutter:
+    unit = options.unit_elements
+    if options.sharding == "balanced":
+        return partial(phased_cuts, interval=interval)
+    if options.sharding == "paper":
+        return partial(paper_cuts, interval=interval, unit=unit, first=unit // 25)
+    return lambda sizes: tuple(accumulate(bucketed(sizes, unit, unit // 25)))[:-1]
 
 
 def schedule(interval: int) -> Residual:
@@ -46,8 +104,9 @@ LONGEST = 64
 """No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""
 
 
-def from_facts(facts: Facts) -> Composition:
+def from_facts(facts: Facts, options: Options) -> Composition:
     """I = ⌈CCR⌉, so that what is sent takes as long as the backward pass."""
     interval = min(interval_for(facts.ccr), LONGEST)
     stale = "; above 5 gradients get stale, consider leader_topk" if interval > 5 else ""
-    return compose(interval, f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step{stale}")
+    why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step{stale}"
+    return compose(interval, options, why)

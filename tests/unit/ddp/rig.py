@@ -56,6 +56,9 @@ EVERY_RECIPE = {
     "ar_topk": "ar_topk",
     "bf16": "bf16",
     "covap": "covap(interval=3)",
+    "covap, paper's sharding": "covap(interval=3, sharding='paper', unit_mb=0.01)",
+    "covap, no sharding": "covap(interval=3, sharding='off', feedback='full', unit_mb=0.01)",
+    "covap, forgetting": "covap(interval=3, feedback='none')",
     "covap, measuring": "covap",
     "dense": "dense",
     "dgc": "dgc(ratio=0.1, momentum=0.0, warmup_steps=0)",
@@ -104,6 +107,8 @@ REMEMBERING = (
     "adacomp",
     "ar_topk",
     "covap",
+    "covap, paper's sharding",
+    "covap, no sharding",
     "dgc",
     "dgc, momentum",
     "efsignsgd",
@@ -139,6 +144,7 @@ REMEMBERING = (
 
 FORGETTING = frozenset(
     {
+        "covap, forgetting",
         "dgc, momentum",
         "int8, forgetting",
         "leader_topk, low pass",

@@ -1,0 +1,149 @@
+"""(shared) Training on many ranks in one process: gradients one after the other, recipes on threads.
+
+Loss over steps does not depend on the link, so that nothing here waits for one. Weights are equal on all
+ranks at all times, so that one model serves; batches differ, and so do the memories, which each rank keeps in
+a lane of its own. Vectors and tiny tensors are averaged, as beside every lossy recipe.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.arena import Lane, specs_of
+from gradwire.bench import workloads
+from gradwire.comm import Comm, run_ranks
+from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
+from gradwire.ddp.layout import by_size
+from gradwire.exchange import forget, run
+from gradwire.moment import Moment
+from gradwire.recipes import Composition, recipe
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, by how many ranks, for how long; `text` is a recipe, empty for plain averages."""
+
+    workload: str
+    text: str
+    world: int
+    batch_size: int
+    steps: int
+    lr_scale: float = 1.0
+    diagnose_every: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Mean loss of the last tenth of the steps, what the test set says, and diagnoses on the way."""
+
+    losses: list[float]
+    test: dict[str, float]
+    diagnoses: list[Diagnosis]
+
+    @property
+    def final_loss(self) -> float:
+        """Of the training set."""
+        tail = self.losses[-max(1, len(self.losses) // 10) :]
+        return fmean(tail)
+
+
+class Ranks:
+    """One lane per rank, and what one step makes of all ranks' gradients."""
+
+    def __init__(self, text: str, model: nn.Module, world: int) -> None:
+        composition = recipe(text).build()
+        assert isinstance(composition, Composition), f"{text} measures first"
+        tiny = by_size()
+        self.specs = tuple(spec for spec in specs_of(model) if tiny(spec) is None)
+        exchange = composition.exchange if composition.exchange.memory else forget(composition.exchange)
+        self.lanes = [
+            Lane(0, self.specs, exchange, composition.cutter, torch.device("cpu")) for _ in range(world)
+        ]
+
+    def step(self, gradients: Sequence[Tensor], number: int, look: bool) -> tuple[Tensor, Diagnosis | None]:
+        """The mean that every rank applies, flat in layout order."""
+        found = run_ranks(
+            len(self.lanes),
+            lambda comm: carry(self.lanes[comm.rank], gradients[comm.rank], number, comm, look),
+        )
+        return found[0]
+
+
+def carry(
+    lane: Lane, gradient: Tensor, number: int, comm: Comm, look: bool
+) -> tuple[Tensor, Diagnosis | None]:
+    """What one rank applies in one step of its lane, and a diagnosis on request. A collective."""
+    mean, watch = torch.zeros_like(lane.x), Watch()
+    for slot in lane.slots:
+        working, committed = lane.planes_of(slot)
+        lane.memory.fold(working, committed, gradient[slot.start : slot.stop], 1.0, number, comm.world)
+    for unit in lane.units:
+        here = slice(unit.start, unit.stop)
+        at = Moment(number, unit.index, comm.rank, comm.world, 0, 0, unit.parts, kept=lane.kept)
+        if look:
+            watch(lane, unit, lane.x[here], at)
+        if lane.exchange.rounds(unit.numel, lane.dtype, at):
+            run(lane.exchange, lane.x[here], mean[here], comm, at)
+    lane.commit(())
+    return mean, diagnose(watch.seen, [lane], comm) if look else None
+
+
+def train(setting: Setting, seed: int) -> Outcome:
+    """Train from `seed`; the learning rate rises over a twentieth of the steps, and falls to zero."""
+    work = workloads.workload(setting.workload, batch_size=setting.batch_size, full=False)
+    model = work.model(seed)
+    optimizer = work.optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(setting))
+    batches = [work.batches(rank, setting.world, seed) for rank in range(setting.world)]
+    ranks = Ranks(setting.text, model, setting.world) if setting.text else None
+    losses, diagnoses = [], []
+    for number in range(setting.steps):
+        gathered, rank_losses = [], []
+        for own in batches:
+            optimizer.zero_grad(set_to_none=True)
+            loss = work.loss(model, next(own))
+            loss.backward()
+            rank_losses.append(loss.item())
+            gathered.append([p.grad for p in model.parameters()])
+        losses.append(fmean(rank_losses))
+        for parameter, *grads in zip(model.parameters(), *gathered, strict=True):
+            parameter.grad = torch.stack(grads).mean(0)
+        if ranks is not None:
+            look = (
+                bool(setting.diagnose_every) and number % setting.diagnose_every == setting.diagnose_every - 1
+            )
+            diagnoses += _exchange(model, ranks, gathered, number, look)
+        optimizer.step()
+        schedule.step()
+    return Outcome(losses, work.evaluate(model), diagnoses)
+
+
+def _exchange(
+    model: nn.Module, ranks: Ranks, gathered: list[list[Tensor]], number: int, look: bool
+) -> list[Diagnosis]:
+    parameters = dict(model.named_parameters())
+    places = {name: place for place, name in enumerate(parameters)}
+    flat = [torch.cat([grads[places[spec.name]].reshape(-1) for spec in ranks.specs]) for grads in gathered]
+    mean, diagnosis = ranks.step(flat, number, look)
+    for slot in ranks.lanes[0].slots:
+        parameter = parameters[slot.spec.name]
+        parameter.grad = mean[slot.start : slot.stop].view_as(parameter)
+    return [] if diagnosis is None else [diagnosis]
+
+
+def learning_rate(setting: Setting) -> Callable[[int], float]:
+    """Linearly up over the first twentieth (Goyal et al. 2017), then linearly down to zero."""
+    rise = max(1, setting.steps // 20)
+    return lambda step: (
+        setting.lr_scale * min((step + 1) / rise, (setting.steps - step) / (setting.steps - rise))
+    )
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Mean ± standard error."""
+    if len(values) < 2:
+        return f"{fmean(values):.{digits}f}"
+    return f"{fmean(values):.{digits}f} ± {stdev(values) / len(values) ** 0.5:.{digits}f}"
