@@ -7,7 +7,7 @@ same collectives in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,25 +15,23 @@ from torch import Tensor
 from gradwire.adapt import Settler
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Comm, Metered
-from gradwire.comm.base import Verb
 from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.layout import Layout, Policy, build, plain, settled
 from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
+from gradwire.ddp.survey import surveyed
 from gradwire.ddp.tail import SMALL_BYTES, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
-from gradwire.measure import BackwardWatch, TimedComm, network_of, now_s, probe
+from gradwire.measure import BackwardWatch, TimedComm, now_s
 from gradwire.memory import UNSENT
 from gradwire.moment import Kept, Moment, Replicas
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
 
 CPU = torch.device("cpu")
-PROBED: tuple[Verb, ...] = ("all_reduce", "all_gather")
-"""What most recipes ask of the network; the links of other verbs are taken to be like the first's."""
 
 
 @dataclass(frozen=True)
@@ -351,11 +349,9 @@ class Engine:
             return
         self.facts = self._settler.observe(rows)
         if self.facts is not None:
-            if self.comm.world > 1:
-                # In the same step on all ranks, and all of them get the same numbers.
-                self.facts = replace(self.facts, network=network_of(probe(self.comm, PROBED)))
             decide = self.recipe.build()
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
+            self.facts = surveyed(self.facts, decide, self.comm)
             self.install(decide(self.facts))
 
     def crash(self, error: Exception) -> None:

@@ -1,8 +1,9 @@
 """What is found out by looking: times (the only code that reads a clock) and how often weights are used."""
 
+from gradwire.measure.aligned import slowest
 from gradwire.measure.backward import BackwardWatch
 from gradwire.measure.clock import RoundTime, Span, Trace, now_s
-from gradwire.measure.codec import codec_cost
+from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.multiply_adds import layer_rates, multiply_adds
 from gradwire.measure.probe import Probed, network_of, probe
@@ -23,5 +24,7 @@ __all__ = [
     "multiply_adds",
     "network_of",
     "now_s",
+    "payloads",
     "probe",
+    "slowest",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Pending
+from gradwire.comm.base import DONE, Algorithm, Broadcasting, Pending
 from gradwire.measure.clock import now_s
 
 
@@ -29,7 +29,7 @@ class EchoComm:
         self.spent_s += self._clock() - start_s
         return DONE
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`."""
         return DONE
 
@@ -37,7 +37,7 @@ class EchoComm:
         """See `Comm.all_gather`."""
         return self._done(lambda: out.view(self.world, -1).copy_(tensor.view(1, -1)))
 
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
+    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
         return DONE
 

@@ -94,6 +94,20 @@ def test_a_group_is_ready_when_all_before_it_are() -> None:
     assert ready_times(facts, (20, 30)).ready_s == (0.1, 0.5)
 
 
+def test_what_is_planned_follows_from_facts_that_all_ranks_share() -> None:
+    def rank(comm: Comm) -> list[tuple[str, str]]:
+        rig = Rig(comm, f"mergecomp(inner={INNER!r})")
+        for step in range(8):
+            assert rig.step(gradients(comm.rank, step)).error is None
+        return [(rig.engine.layout.main.text, rig.engine.layout.main.why)]
+
+    ranks = run_ranks(3, rank)
+    assert ranks[0] == ranks[1] == ranks[2]
+    [(text, why)] = ranks[0]
+    assert "cuts=" in text
+    assert "by the measured costs" in why
+
+
 def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
     def rank(comm: Comm) -> list[str]:
         rig = Rig(comm, f"mergecomp(inner={INNER!r}, split='timed')")

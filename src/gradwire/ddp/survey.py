@@ -1,0 +1,40 @@
+"""What an adaptive recipe wants to know beside the times of dense steps: links, and the cost of its codec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradwire.comm import Comm
+from gradwire.comm.base import Verb
+from gradwire.measure import codec_cost, network_of, payloads, probe, slowest
+from gradwire.plan import CodecCost, Facts, Line
+from gradwire.recipes import Composition, Decide
+from gradwire.recipes.base import Asking
+
+PROBED: tuple[Verb, ...] = ("all_reduce", "all_gather")
+"""What most recipes ask of the network; the links of other verbs are taken to be like the first's."""
+
+_TYPICAL = 1 << 20
+"""Elements of the unit whose payloads are counted."""
+
+
+def surveyed(facts: Facts, decide: Decide, comm: Comm) -> Facts:
+    """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
+    same numbers."""
+    if comm.world > 1:
+        facts = replace(facts, network=network_of(probe(comm, PROBED)))
+    if isinstance(decide, Asking):
+        facts = replace(
+            facts,
+            codec=_agreed_cost(decide.about, comm),
+            payloads=payloads(decide.about.exchange, _TYPICAL, comm.world),
+        )
+    return facts
+
+
+def _agreed_cost(composition: Composition, comm: Comm) -> CodecCost:
+    """Of the slowest rank, for which all others wait."""
+    cost = codec_cost(composition.exchange, composition.text)
+    mine = (cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s)
+    base_s, slope_s, decode_base_s, decode_slope_s = slowest(comm, mine)
+    return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))
