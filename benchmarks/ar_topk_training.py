@@ -249,7 +249,8 @@ def report(rows: list[Row], times: dict[str, list[float]], arguments: argparse.N
         f"`benchmarks/ar_topk_training.py`: {arguments.workload} on Fashion-MNIST (vendored slice), "
         f"{arguments.workers} ranks, {arguments.steps} steps, {arguments.seeds} seeds (mean ± standard "
         f"error). Steps are timed at {arguments.rate} per rank, {arguments.rounds} rounds of "
-        f"{arguments.timed} steps in mixed order; dense against itself {again.low:.2f} … {again.high:.2f}. Bytes are per rank and step. "
+        f"{arguments.timed} steps in mixed order; dense against itself {again.low:.2f} … {again.high:.2f}. "
+        "Bytes are per rank and step. "
         "Gain is the share of ‖x‖² that is sent of the error-fed gradient x, in the mean over ranks.",
         f"Correlation of mean gain with accuracy over the settings: {correlations(rows)}.",
         *(f"## {shards} shards\n\n{table(rows, shards, times)}" for shards in SHARDS),
