@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 
 from gradwire.adapt.timed_merge import TimedMerge
-from gradwire.exchange import Exchange
+from gradwire.exchange import Exchange, forget
 from gradwire.moment import Moment
 from gradwire.plan import (
     Backward,
@@ -79,9 +79,10 @@ def _inner(text: str) -> Composition:
     composition = recipe(text).build()
     if not isinstance(composition, Composition):
         raise ValueError(f"inner={text!r} would measure first; give it its options")
-    if composition.exchange.memory is None:
-        raise ValueError(f"inner={text!r} takes DDP's own buckets as they are; there is nothing to group")
-    return composition
+    if composition.exchange.memory is not None:
+        return composition
+    # What takes DDP's own buckets as they are has to be copied into the arena to be grouped.
+    return replace(composition, exchange=forget(composition.exchange))
 
 
 def _cut(base: Composition, cutter: Callable[[Sequence[int]], Sequence[int]]) -> Composition:

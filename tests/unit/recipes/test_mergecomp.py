@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
+from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
@@ -42,6 +44,17 @@ def test_cuts(options: str, cuts: Sequence[int]) -> None:
     assert isinstance(inner, Composition)
     assert composition.exchange == inner.exchange
     assert _built(options).text == composition.text
+
+
+def test_what_remembers_nothing_is_grouped_all_the_same() -> None:
+    def rank(comm: Comm) -> Tensor:
+        rig = Rig(comm, "mergecomp(inner='dense', split='layers')")
+        return rig.step(gradients(comm.rank, 0)).flat()
+
+    def plain(comm: Comm) -> Tensor:
+        return Rig(comm, "dense").step(gradients(comm.rank, 0)).flat()
+
+    assert torch.equal(run_ranks(2, rank)[0], run_ranks(2, plain)[0])
 
 
 def _facts(per_call_s: float) -> Facts:
@@ -128,7 +141,6 @@ def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mergecomp(inner='dense')", "nothing to group"),
         ("mergecomp(inner='auto')", "measure first"),
         ("mergecomp(inner='topkk')", "topk"),
         ("mergecomp(split='odd')", "planned"),
