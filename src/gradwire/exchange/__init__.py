@@ -8,6 +8,7 @@ from gradwire.exchange.compose import forget, remember, warm
 from gradwire.exchange.dense import dense
 from gradwire.exchange.every import every
 from gradwire.exchange.gather import gather
+from gradwire.exchange.gcomp import gcomp
 from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
 from gradwire.exchange.majority import majority_vote
@@ -28,6 +29,7 @@ __all__ = [
     "every",
     "forget",
     "gather",
+    "gcomp",
     "gtop_k",
     "leader",
     "majority_vote",

@@ -1,11 +1,10 @@
 """How precise a gradient must be for the optimizer that is to take it (GComp's metric δ)."""
 
 from gradwire.metric.optimizers import Numerator, numerator_of, second_moment_factor
-from gradwire.metric.unit import fingerprint, numerators, thresholds
+from gradwire.metric.unit import numerators, thresholds
 
 __all__ = [
     "Numerator",
-    "fingerprint",
     "numerator_of",
     "numerators",
     "second_moment_factor",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import zlib
 from collections.abc import Callable
 
 import torch
@@ -34,11 +33,6 @@ def thresholds(numel: int, at: Moment) -> Tensor:
     tensor([137, 137], dtype=torch.uint8)
     """
     return _over_parts(numel, at, torch.uint8, numerator_exponents)
-
-
-def fingerprint(thresholds: Tensor, start: int) -> int:
-    """32 bits that tell whether two ranks hold the same thresholds (n,) for elements from `start` on."""
-    return zlib.crc32(thresholds.contiguous().numpy(), start)  # type: ignore[arg-type]  # it is a buffer
 
 
 def _over_parts(numel: int, at: Moment, dtype: torch.dtype, fill: Fill) -> Tensor:

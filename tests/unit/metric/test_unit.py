@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.metric import fingerprint, numerator_of, numerators, thresholds
+from gradwire.metric import numerator_of, numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
 from tests.unit.metric.optimizers import CASES, N, draw, moment_of, trained
 
@@ -142,10 +142,3 @@ def test_dampening_of_one_leaves_the_gradient_out_after_the_first_step() -> None
     parameter.grad = torch.ones(3)
     optimizer.step()
     assert not thresholds(3, moment_of(parameter, optimizer)).any()
-
-
-def test_a_fingerprint_tells_thresholds_and_places_apart() -> None:
-    one = torch.tensor([1, 2, 3], dtype=torch.uint8)
-    other = torch.tensor([1, 2, 4], dtype=torch.uint8)
-    assert fingerprint(one, 0) == fingerprint(one.clone(), 0)
-    assert len({fingerprint(one, 0), fingerprint(other, 0), fingerprint(one, 1)}) == 3

@@ -1,0 +1,255 @@
+"""GComp: a ring all-reduce whose frames lose nothing, or nothing that the optimizer could see.
+
+Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training", sections 4 to
+6. Every gradient is multiplied by 1/W and then summed around the ring, each hop decoding, adding and
+encoding. An element is rounded W times on its way: in W − 1 partial sums and by the owner of the result. What
+each rounding may lose follows from δ (`gradwire.metric`) of the mean, so that of W·g it is W times as much:
+together less than W units in the last place of the parameter, plus the roundings of the sum, as without
+compression.
+
+Order of sums, with partition p of W ranks: (((x_p + x_{p+1}) + x_{p+2}) + …) + x_{p+W−1}, indices modulo W,
+and x_r already divided by W. Lossless that is the same as without frames, to the last bit; on two ranks it is
+what DDP computes.
+
+Differences from the paper:
+
+- "near" sends no levels: thresholds follow from what all replicas hold, and cut as finely as a bit. Frames
+  carry a fingerprint of them, so that a rank with other parameters is found out.
+- "levels" is the paper's 0, 6, 12 and 18 bits. Both round to nearest; the paper truncates.
+- One table per unit, of symbols summed over ranks, exchanged in the same step and used from the next one on.
+  It is kept by parameter name, so a checkpoint brings it along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.gcomp import (
+    SYMBOLS,
+    Key,
+    Table,
+    fingerprint,
+    frame,
+    histogram,
+    largest_frame,
+    rounded,
+    unframe,
+)
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import Finish
+from gradwire.exchange.dense import dense
+from gradwire.exchange.ring import Course, Lap
+from gradwire.kernels import mantissa_levels
+from gradwire.memory import Memory
+from gradwire.metric import numerators, thresholds
+from gradwire.moment import Moment
+
+Mode = Literal["near", "levels", "lossless", "truncate"]
+Tables = Literal["dynamic", "static"]
+
+SEGMENT = 1 << 17
+"""Elements of a segment: see `benchmarks/compressed_ring.py --segments`."""
+REFRESH = 50
+"""Steps for which a table is used, in the paper."""
+
+
+@dataclass(frozen=True)
+class Gcomp:
+    """`bits` is how many bits "truncate" drops of each mantissa.
+
+    float64 and a single rank take plain all-reduce; of 16-bit types nothing is dropped in any mode.
+    """
+
+    mode: Mode = "near"
+    bits: int = 18
+    tables: Tables = "dynamic"
+    refresh: int = REFRESH
+    segment: int = SEGMENT
+    grain: int = 1
+    memory: Memory | None = None
+    may_overflow: bool = False
+
+    @property
+    def conserves(self) -> bool:
+        """If nothing is lost."""
+        return self.mode == "lossless"
+
+    @property
+    def contractive(self) -> bool:
+        """What is lost is not kept: there is nothing to remember."""
+        return self.conserves
+
+    @property
+    def in_place(self) -> bool:
+        """If nothing is lost."""
+        return self.conserves
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """See `Exchange.start`. Shifts of lengths and frames, sometimes an all-reduce of counts."""
+        if not self._goes_around(x.dtype, at):
+            return dense().start(x, mean, comm, at)
+        torch.mul(x, 1.0 / comm.world, out=mean)
+        if mean.data_ptr() != x.data_ptr():
+            x.zero_()
+        if x.numel() == 0:
+            return lambda: None
+        frames = Frames(self, mean.numel(), mean.dtype, at, self._refreshes(at))
+        lap = Lap(mean, frames, comm, self.course(x.numel(), at))
+        lap.start()
+        pending = comm.all_reduce(frames.counts) if frames.counts is not None else None
+
+        def finish() -> None:
+            lap.finish()
+            if pending is not None:
+                pending.wait()
+            for error in lap.failures:
+                raise error
+            frames.keep()
+
+        return finish
+
+    def course(self, numel: int, at: Moment) -> Course:
+        """Who sends what when."""
+        return Course(numel, at.world, self.segment)
+
+    def _goes_around(self, dtype: torch.dtype, at: Moment) -> bool:
+        return at.world > 1 and dtype != torch.float64
+
+    def _refreshes(self, at: Moment) -> bool:
+        return self.tables == "dynamic" and at.step % self.refresh == 0
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """See `Exchange.rounds`. Frames are announced in the size of what is not compressed at all."""
+        if not self._goes_around(dtype, at):
+            return dense().rounds(numel, dtype, at)
+        if numel == 0:
+            return ()
+        course = self.course(numel, at)
+        counts = (Round("all_reduce", SYMBOLS, torch.int64),) if self._refreshes(at) else ()
+        return course.rounds(largest_frame(course.longest_segment, dtype)) + counts
+
+
+class Frames:
+    """The frames of one unit in one step; see `gradwire.exchange.ring.Framing`.
+
+    With `counts` (SYMBOLS,) the symbols of all that is encoded are counted.
+    """
+
+    def __init__(self, how: Gcomp, numel: int, dtype: torch.dtype, at: Moment, refreshes: bool) -> None:
+        self.counts = torch.zeros(SYMBOLS, dtype=torch.int64) if refreshes else None
+        self._mode: Mode = how.mode if dtype == torch.float32 else "lossless"
+        self._bits, self._numel, self._dtype, self._at = how.bits, numel, dtype, at
+        self._flush = self._mode != "lossless"
+        self._kind, self._name = place_of(at)
+        self._dynamic = how.tables == "dynamic"
+        self._states: dict[int, int] = {}
+
+    def bound(self, numel: int) -> int:
+        """See `Framing.bound`."""
+        return largest_frame(numel, self._dtype)
+
+    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
+        """See `Framing.encode`."""
+        dropped, explicit = self._dropped(x, start), self._mode == "levels"
+        if self.counts is not None:
+            self.counts += histogram(x, dropped, explicit=explicit, flush=self._flush)
+        return frame(
+            x, dropped, self._table, self._key(start, x.numel(), hop), explicit=explicit, flush=self._flush
+        )
+
+    def settle(self, x: Tensor, start: int) -> None:
+        """See `Framing.settle`."""
+        if self._mode != "lossless":
+            x.copy_(rounded(x, self._dropped(x, start), self._flush, explicit=self._mode == "levels"))
+
+    def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
+        """See `Framing.decode`."""
+        dropped = None if self._mode == "levels" else self._dropped(out, start)
+        unframe(data, out, dropped, self._tables, self._key(start, out.numel(), hop), add=add)
+
+    def keep(self) -> None:
+        """Let the next step use a table for what has been counted on all ranks."""
+        if self.counts is not None:
+            self._at.kept.put(self._kind, self._name, Table.from_histogram(self.counts).to_tensor())
+
+    def _dropped(self, x: Tensor, start: int) -> Tensor | int:
+        here = slice(start, start + x.numel())
+        match self._mode:
+            case "near":
+                return self._thresholds[here]
+            case "levels":
+                levels = torch.empty(x.numel(), dtype=torch.uint8)
+                mantissa_levels(x, self._numerators[here], levels)
+                return levels
+            case "truncate":
+                return self._bits
+        return 0
+
+    def _key(self, start: int, numel: int, hop: int) -> Key:
+        if start not in self._states:
+            held = self._thresholds[start : start + numel] if self._mode == "near" else torch.empty(0)
+            # A partition that went astray is another state.
+            self._states[start] = (fingerprint(held) + start) % 2**32
+        unit = ((self._at.lane + 1) * 2**20 + self._at.unit) % 2**32
+        return Key(self._at.step, unit, hop, self._states[start])
+
+    @cached_property
+    def _thresholds(self) -> Tensor:
+        return thresholds(self._numel, self._at)
+
+    @cached_property
+    def _numerators(self) -> Tensor:
+        return numerators(self._numel, self._at)
+
+    @cached_property
+    def _table(self) -> Table:
+        kept = self._at.kept.get(self._kind, self._name) if self._dynamic else None
+        return prior(self._dtype) if kept is None else unpacked(kept.numpy().tobytes())
+
+    @cached_property
+    def _tables(self) -> Mapping[int, Table]:
+        return {self._table.id: self._table}
+
+
+def place_of(at: Moment) -> tuple[str, str]:
+    """Under which kind and parameter name a unit's table is kept: its first parameter's, and where it begins.
+
+    >>> place_of(Moment(step=0, unit=0, rank=0, world=1))
+    ('exponents from 0', '')
+    """
+    return (f"exponents from {at.parts[0].start}", at.parts[0].name) if at.parts else ("exponents from 0", "")
+
+
+@lru_cache(maxsize=4)
+def prior(dtype: torch.dtype) -> Table:
+    """The table for gradients that nobody has seen yet; built once."""
+    return Table.prior(dtype)
+
+
+@lru_cache(maxsize=4096)
+def unpacked(packed: bytes) -> Table:
+    """A table that was kept; what coding with it looks up is built once."""
+    return Table.from_tensor(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
+
+
+def gcomp(mode: Mode = "near", bits: int = 18, tables: Tables = "dynamic", refresh: int = REFRESH) -> Gcomp:
+    """A ring all-reduce of compressed frames. For all modes but "lossless" wrap it in `forget`.
+
+    >>> from gradwire.exchange import forget, gcomp
+    >>> forget(gcomp("near")).conserves, gcomp("lossless").conserves
+    (False, True)
+    """
+    for name, value, legal in (("mode", mode, Mode), ("tables", tables, Tables)):
+        if value not in get_args(legal):
+            raise ValueError(f"{name}={value!r} is none of {', '.join(get_args(legal))}")
+    if not 1 <= bits <= 23:
+        raise ValueError(f"bits={bits} cannot be dropped of 23 bits of mantissa; choose 1 … 23")
+    if refresh < 1:
+        raise ValueError(f"refresh={refresh} must be at least 1 step")
+    return Gcomp(mode, bits, tables, refresh)

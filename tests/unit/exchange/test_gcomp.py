@@ -1,0 +1,255 @@
+"""Compressed frames in a ring: nothing lost, or no more than the bound says; tables that ranks agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from gradwire.codec.gcomp import SYMBOLS, Table
+from torch import Tensor
+
+from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.errors import WireError
+from gradwire.exchange import gcomp, run
+from gradwire.exchange.gcomp import Gcomp
+from gradwire.metric import numerators, thresholds
+from gradwire.moment import Kept, Moment, Part, Replicated
+from tests.unit.metric.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
+from tests.unit.metric.test_bound import ulp
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+SHORT = {"segment": 37}
+
+
+def means(exchange: Gcomp, inputs: list[Tensor], at: Callable[[int], Moment] | None = None) -> list[Tensor]:
+    """What every rank applies."""
+    world = len(inputs)
+
+    def body(comm: ThreadComm) -> Tensor:
+        x = inputs[comm.rank].clone()
+        mean = torch.full_like(x, torch.nan)
+        moment = at(comm.rank) if at else Moment(0, 0, comm.rank, world)
+        run(exchange, x, mean, comm, replace(moment, rank=comm.rank, world=world))
+        assert not x.any()
+        return mean
+
+    return run_ranks(world, body)
+
+
+def the_mean(exchange: Gcomp, inputs: list[Tensor], at: Callable[[int], Moment] | None = None) -> Tensor:
+    """The same bits on all ranks."""
+    first, *others = means(exchange, inputs, at)
+    whole = torch.int32 if first.dtype == F32 else torch.int16
+    assert all(torch.equal(first.view(whole), other.view(whole)) for other in others)
+    return first
+
+
+def plain_ring(inputs: list[Tensor]) -> Tensor:
+    """The same sums in the same order, of numbers that nobody has encoded."""
+    world, numel = len(inputs), inputs[0].numel()
+    addends, sums = [x * (1.0 / world) for x in inputs], torch.empty_like(inputs[0])
+    for partition in range(world):
+        here = slice(partition * numel // world, (partition + 1) * numel // world)
+        sums[here] = addends[partition][here]
+        for hop in range(1, world):
+            sums[here] = addends[(partition + hop) % world][here] + sums[here]
+    return sums
+
+
+def awkward(rank: int, numel: int, dtype: torch.dtype) -> Tensor:
+    """All magnitudes down to the smallest subnormal, zeros, and what cancels."""
+    random = torch.Generator().manual_seed(rank)
+    info = torch.finfo(dtype)
+    low, high = int(torch.tensor(info.smallest_normal).log2()) - 12, 3
+    x = torch.randn(numel, generator=random) * 2.0 ** torch.randint(low, high, (numel,), generator=random)
+    x[torch.rand(numel, generator=random) < 0.2] = 0.0
+    x[::11] = 1.0 if rank % 2 else -1.0
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("world", range(2, 9))
+def test_lossless_is_a_plain_ring_to_the_last_bit(world: int, dtype: torch.dtype) -> None:
+    for numel in (1, world - 1, 1000):
+        inputs = [awkward(rank, numel, dtype) for rank in range(world)]
+        found = the_mean(replace(gcomp("lossless"), **SHORT), inputs)
+        assert torch.equal(found, plain_ring(inputs)), numel
+
+
+def test_on_two_ranks_lossless_is_what_ddp_computes() -> None:
+    inputs = [awkward(rank, 1000, F32) for rank in range(2)]
+    assert torch.equal(the_mean(gcomp("lossless"), inputs), inputs[0] / 2 + inputs[1] / 2)
+
+
+@pytest.mark.parametrize("mode", ["near", "levels", "lossless", "truncate"])
+def test_what_is_not_finite_arrives_everywhere(mode: Any) -> None:
+    inputs = [torch.ones(60) for _ in range(3)]
+    inputs[1][5], inputs[2][30], inputs[0][59] = torch.nan, torch.inf, -torch.inf
+    found = the_mean(gcomp(mode), inputs)
+    assert found[5].isnan()
+    assert (found[30], found[59]) == (torch.inf, -torch.inf)
+    assert found.isfinite().sum() == 57
+
+
+def on_a_grid(rank: int, world: int, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Gradients (N,) of 13 significant bits, whose sums of whatever part are exact."""
+    random = torch.Generator().manual_seed(1000 + rank)
+    shared = torch.Generator().manual_seed(7)
+    unit = 2.0 ** torch.randint(-40, -8, (N,), generator=shared)
+    return torch.randint(-4096, 4097, (N,), generator=random) * unit * world
+
+
+@pytest.mark.parametrize("mode", ["near", "levels"])
+@pytest.mark.parametrize("world", [2, 3, 8])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_parameter_moves_by_less_ulp_than_there_are_ranks(case: Case, world: int, mode: Any) -> None:
+    parameter, optimizer = trained(case, 10)
+    at = moment_of(parameter, optimizer)
+    inputs = [on_a_grid(rank, world, optimizer) for rank in range(world)]
+    exact = torch.stack(inputs).double().sum(0) / world
+    found = the_mean(replace(gcomp(mode), **SHORT), inputs, lambda _rank: at).double()
+    # W roundings, each of half a step at most.
+    if mode == "near":
+        half = 2.0 ** (thresholds(N, at).double() - 151)
+    else:
+        half = numerators(N, at).double() * 2.0**-24
+    assert ((found - exact).abs() <= world * half).all()
+    moved = (stepped(case, optimizer, found) - stepped(case, optimizer, exact)).abs()
+    assert (moved <= world * case.factor * ulp(rest(optimizer))).all()
+    # And it has not been sent as it was.
+    assert (found != exact).float().mean() > 0.05
+
+
+def test_no_hop_may_lose_what_the_metric_does_not_allow() -> None:
+    # Without an optimizer nothing is known, so that nothing is lost.
+    inputs = [awkward(rank, 500, F32).masked_fill(torch.arange(500) % 3 == 0, 0.25) for rank in range(3)]
+    normal = [torch.where(x.abs() < 2.0**-100, 0.0, x) for x in inputs]
+    for mode in ("near", "levels"):
+        assert torch.equal(the_mean(gcomp(mode), normal), plain_ring(normal))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bits", [1, 18, 23])
+def test_truncate_drops_as_many_bits_in_every_hop(bits: int) -> None:
+    inputs = [torch.randn(300, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
+    found, exact = the_mean(gcomp("truncate", bits), inputs), torch.stack(inputs).double().mean(0)
+    largest = torch.stack(inputs).double().abs().sum(0) / 4 * 2
+    assert ((found - exact).abs() <= 4 * largest * 2.0 ** (bits - 24) + 4 * largest * 2.0**-24).all()
+    assert not (found.view(torch.int32) & ((1 << bits) - 1)).any()
+
+
+def parameters_of(rank: int, value: float) -> Moment:
+    group = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+    seen = Replicated(torch.full((90,), value), group, {}, torch.optim.SGD)
+    return Moment(0, 0, rank, 3, replicas=lambda _name: seen)
+
+
+def test_a_rank_with_other_parameters_is_found_out() -> None:
+    inputs = [torch.randn(90) * 1e-3 for _ in range(3)]
+    with pytest.raises(WireError, match="state"):
+        means(gcomp("near"), inputs, lambda rank: parameters_of(rank, 4.0 if rank == 1 else 1.0))
+    # Where only exponents count, the last bit of a parameter does not matter.
+    the_mean(gcomp("near"), inputs, lambda rank: parameters_of(rank, 1.0 + rank * 2.0**-23))
+
+
+def raising(_name: str) -> Replicated | None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_rank_that_fails_keeps_the_order_and_raises_in_the_end(step: int) -> None:
+    exchange = replace(gcomp("near"), **SHORT)
+
+    def body(comm: ThreadComm) -> tuple[list[Round], Tensor]:
+        x, metered = torch.ones(200), Metered(comm)
+        mean = torch.empty_like(x)
+        at = Moment(step, 0, comm.rank, 3)
+        at = replace(at, replicas=raising) if comm.rank == 1 else at
+        finish = exchange.start(x, mean, metered, at)
+        if comm.rank == 1:
+            with pytest.raises(ZeroDivisionError):
+                finish()
+        else:
+            finish()
+        announced = exchange.rounds(200, F32, at)
+        assert len(metered.rounds) == len(announced)
+        assert all(a.allows(b) for a, b in zip(announced, metered.rounds, strict=True))
+        return metered.rounds, mean
+
+    for _rounds, mean in run_ranks(3, body):
+        assert mean.isnan().all()
+
+
+def steps_of(exchange: Gcomp, number: int, kept: list[Kept]) -> list[list[Round]]:
+    """One step on two ranks; what rank 0 issued, and then the step is committed."""
+
+    def body(comm: ThreadComm) -> list[Round]:
+        x, metered = torch.randn(4000) * 1e-3, Metered(comm)
+        at = Moment(number, 0, comm.rank, 2, parts=(Part("w", (4000,), 0, 4000),), kept=kept[comm.rank])
+        run(exchange, x, torch.empty_like(x), metered, at)
+        kept[comm.rank].commit()
+        return metered.rounds
+
+    return run_ranks(2, body)
+
+
+def test_tables_are_made_of_what_all_ranks_have_sent_and_used_from_the_next_step_on() -> None:
+    exchange, kept = gcomp("lossless", refresh=3), [Kept(), Kept()]
+    counts = Round("all_reduce", SYMBOLS, torch.int64)
+    rounds = [steps_of(exchange, number, kept)[0] for number in range(5)]
+    assert [step[-1] == counts for step in rounds] == [True, False, False, True, False]
+    tables = [each.get("exponents from 0", "w") for each in kept]
+    assert tables[0] is not None
+    assert tables[1] is not None
+    assert torch.equal(tables[0], tables[1])
+    assert Table.from_tensor(tables[0]) != Table.prior()
+    sent = [sum(r.payload_bytes for r in step if r.dtype == torch.uint8) for step in rounds]
+    assert sent[1] < 0.99 * sent[0]
+
+
+def test_static_tables_are_never_exchanged() -> None:
+    exchange, kept = gcomp("lossless", tables="static"), [Kept(), Kept()]
+    for step in range(2):
+        assert all(r.verb == "shift" for r in steps_of(exchange, step, kept)[0])
+    assert kept[0].committed == {}
+
+
+def test_ranks_with_different_tables_are_found_out() -> None:
+    kept = [Kept(), Kept()]
+    counts = torch.zeros(SYMBOLS, dtype=torch.int64)
+    counts[110:120] = 5
+    kept[0].put("exponents from 0", "w", Table.from_histogram(counts).to_tensor())
+    kept[0].commit()
+    with pytest.raises(WireError, match="table"):
+        steps_of(gcomp("lossless"), 1, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, F32])
+def test_float64_and_a_single_rank_take_plain_all_reduce(dtype: torch.dtype) -> None:
+    world = 1 if dtype == F32 else 2
+    rounds = gcomp().rounds(100, dtype, Moment(0, 0, 0, world))
+    assert rounds == (Round("all_reduce", 100, dtype),)
+    x = torch.randn(100, dtype=dtype)
+    for mean in means(gcomp(), [x] * world):
+        assert torch.equal(mean, x)
+
+
+def test_frames_are_announced_no_larger_than_what_is_not_compressed() -> None:
+    rounds = gcomp("lossless", tables="static").rounds(1_000_000, F32, Moment(0, 0, 0, 4))
+    assert sum(r.payload_bytes for r in rounds) < 1.001 * 1.5 * 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"mode": "exact"}, "mode='exact'"),
+        ({"tables": "some"}, "tables='some'"),
+        ({"bits": 24}, "bits=24"),
+        ({"refresh": 0}, "refresh=0"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        gcomp(**options)
