@@ -147,7 +147,7 @@ def test_accidents_on_several_ranks_name_all_of_them() -> None:
 def test_ranks_in_different_steps_disagree_on_all_ranks(name: str) -> None:
     def rank(comm: Comm) -> Outcome:
         rig = Rig(comm, EVERY_RECIPE[name])
-        rig.engine.step = 6 * comm.rank  # every interval of the table issues the same rounds then
+        rig.engine.step = 96 * comm.rank  # every interval and cycle of the table issues the same rounds then
         return rig.step(gradients(comm.rank, 0))
 
     for outcome in run_ranks(2, rank):

@@ -94,6 +94,7 @@ def learns(recipe: str) -> dict[str, Any]:
         "predicted": report.wire_bytes_per_step,
         "metered": report.metered_bytes_per_step,
         "ratio": report.ratio,
+        "led": report.times_led,
         "text": str(report),
     }
 

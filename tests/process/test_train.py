@@ -44,6 +44,15 @@ def test_predicted_bytes_are_metered_bytes(three: Results, recipe: str) -> None:
         assert each["metered"] > 0
 
 
+def test_who_has_led_is_counted_alike_on_all_ranks(three: Results) -> None:
+    assert [each["led"] for each in value(three, "star_topk(ratio=0.05)")] == [[34, 33, 33]] * 3
+    for recipe in ("var_topk(ratio=0.05)", "ar_topk"):
+        first, *others = [each["led"] for each in value(three, recipe)]
+        assert sum(first) == 100
+        assert others == [first] * 2
+    assert value(three, "leader_topk(ratio=0.05)")[0]["led"] is None
+
+
 def test_an_adaptive_recipe_decides_alike_on_all_ranks(three: Results) -> None:
     for recipe in ("auto", "covap"):
         assert len({each["recipe"] for each in value(three, recipe)}) == 1
