@@ -39,7 +39,7 @@ def _even(numel: int, unit_elements: int) -> tuple[int, ...]:
 
 
 _RAMP = (2, 8, 13, 15)  # sixteenths of the arena
-_PHASED_RAMP = (2, 6, 10, 13, 15)
+PHASED_RAMP = (2 / 16, 6 / 16, 10 / 16, 13 / 16, 15 / 16)
 
 
 def ramped_cuts(sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12) -> tuple[int, ...]:
@@ -63,18 +63,23 @@ def ramped_cuts(sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1
     return tuple(cuts[:-1])
 
 
-def phased_cuts(sizes: Sequence[int], interval: int) -> tuple[int, ...]:
-    """Cuts for an interval: every phase gets one unit of each of six segments, spread over the backward.
+def phased_cuts(sizes: Sequence[int], interval: int, edges: Sequence[float] = PHASED_RAMP) -> tuple[int, ...]:
+    """Cuts for an interval: every phase gets one unit of each segment, spread over the backward.
 
     Unit t belongs to phase (-t) mod I, and each segment is divided into I equal units, so all phases carry
-    the same bytes. Segments are 2, 4, 4, 3, 2 and 1 sixteenths: small where nothing is left to hide behind.
+    the same bytes. Segments end at the shares `edges` of all elements; where nobody knows better they are 2,
+    4, 4, 3, 2 and 1 sixteenths: small where nothing is left to hide behind.
 
     >>> phased_cuts((320,), interval=2)
     (20, 40, 80, 120, 160, 200, 230, 260, 280, 300, 310)
+    >>> phased_cuts((320,), interval=2, edges=(0.75,))
+    (120, 240, 280)
     """
+    numel = sum(sizes)
+    ends = [0, *(int(numel * edge) for edge in edges), numel]
     bounds = [
         start + (stop - start) * part // interval
-        for start, stop in _segments(sum(sizes), _PHASED_RAMP)
+        for start, stop in pairwise(ends)
         for part in range(1, interval + 1)
     ]
     return tuple(bounds[:-1])

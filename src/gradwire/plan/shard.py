@@ -70,21 +70,38 @@ def paper_cuts(
 def balanced_cuts(backward: Backward, interval: int, communicate: Line) -> tuple[int, ...]:
     """Inner cuts in elements: all steps of an interval carry the same, and each ends as early as can be.
 
-    `communicate` is what a unit of x elements takes on the wire. A step sends one unit of every segment,
-    1/I of it, ready at the latest when the segment is; so the best segments are the best groups of
-    tensors for a wire that is I times as fast.
+    `communicate` is what a unit of x elements takes on the wire.
     """
-    pieces = _divisible(backward, interval)
-    wire = Line(communicate.base_s, communicate.slope_s / interval)
-    segments = optimal_cuts(pieces, GroupCost(Line(0.0, 0.0), wire))
-    ends = list(accumulate(pieces.numel, initial=0))
-    edges = [0, *(ends[cut] for cut in segments), ends[-1]]
+    edges = _segments(backward, interval, communicate)
     bounds = [
         start + (stop - start) * part // interval
         for start, stop in pairwise(edges)
         for part in range(1, interval + 1)
     ]
-    return tuple(sorted({bound for bound in bounds if 0 < bound < ends[-1]}))
+    return tuple(sorted({bound for bound in bounds if 0 < bound < edges[-1]}))
+
+
+def balanced_edges(backward: Backward, interval: int, communicate: Line) -> tuple[float, ...]:
+    """Where the segments of `balanced_cuts` end, as shares of all elements.
+
+    >>> balanced_edges(Backward(0.0, (1.0, 10.0), (60, 40), 10.0), 4, Line(0.1, 0.01))
+    (0.6,)
+    """
+    edges = _segments(backward, interval, communicate)
+    return tuple(round(edge / edges[-1], 4) for edge in edges[1:-1])
+
+
+def _segments(backward: Backward, interval: int, communicate: Line) -> list[int]:
+    """The elements at which segments begin and end.
+
+    A step sends one unit of every segment, 1/I of it, ready at the latest when the segment is; so the best
+    segments are the best groups of tensors for a wire that is I times as fast.
+    """
+    pieces = _divisible(backward, interval)
+    wire = Line(communicate.base_s, communicate.slope_s / interval)
+    segments = optimal_cuts(pieces, GroupCost(Line(0.0, 0.0), wire))
+    ends = list(accumulate(pieces.numel, initial=0))
+    return [0, *(ends[cut] for cut in segments), ends[-1]]
 
 
 def _divisible(backward: Backward, interval: int, most: int = 256) -> Backward:

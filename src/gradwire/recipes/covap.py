@@ -2,21 +2,26 @@
 
 Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient Compression".
 
-Differences from the paper: by default cuts are placed so that each phase carries equal bytes, spread over the
-whole backward pass (`sharding="balanced"`), instead of sharding units above the median (`"paper"`); norms,
-biases and other tiny tensors travel densely every step.
+Differences from the paper: by default cuts are placed so that each phase carries equal bytes
+(`sharding="balanced"`), where they cost least if gradients' ready times have been measured, else spread over
+the whole backward pass; units above the median are sharded instead with "paper". Norms, biases and other tiny
+tensors travel densely every step.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from gradwire.arena import Cutter
 from gradwire.exchange import Exchange, dense, every, forget, remember
 from gradwire.memory import Residual
 from gradwire.plan import Facts, interval_for, phased_cuts
-from gradwire.plan.shard import bucketed, paper_cuts
+from gradwire.plan.collectives import Transfer, time_of
+from gradwire.plan.costs import Line
+from gradwire.plan.cuts import PHASED_RAMP
+from gradwire.plan.shard import balanced_edges, bucketed, paper_cuts
 from gradwire.recipes.base import Composition, Decide, register
 
 Sharding = Literal["balanced", "paper", "off"]
@@ -29,6 +34,7 @@ def covap(
     sharding: Sharding = "balanced",
     feedback: Feedback = "schedule",
     unit_mb: float = 25.0,
+    edges: Sequence[float] | None = None,
 ) -> Composition | Decide:
     """Each unit every I-th step with error feedback; without an interval, I from the measured CCR.
 
@@ -38,17 +44,22 @@ def covap(
     Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
         get stale.
     """
-    options = Options(sharding, feedback, unit_mb)
+    options = Options(sharding, feedback, unit_mb, None if edges is None else tuple(edges))
     return partial(from_facts, options=options) if interval is None else compose(interval, options)
 
 
 @dataclass(frozen=True)
 class Options:
-    """All but the interval. Units of `unit_mb`, the first a 25th, are sharded by "paper", not by "off"."""
+    """All but the interval.
+
+    Units of `unit_mb`, the first a 25th, are sharded by "paper", not by "off". `edges` are the shares of all
+    elements at which the segments end of which "balanced" sends a part each.
+    """
 
     sharding: Sharding = "balanced"
     feedback: Feedback = "schedule"
     unit_mb: float = 25.0
+    edges: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for option, known in (("sharding", Sharding), ("feedback", Feedback)):
@@ -58,6 +69,9 @@ class Options:
                 )
         if not self.unit_mb > 0:
             raise ValueError(f"unit_mb={self.unit_mb} must be positive; the paper's units hold 25 MB")
+        bounds = (0.0, *(self.edges or ()), 1.0)
+        if any(a > b for a, b in pairwise(bounds)):
+            raise ValueError(f"edges={self.edges} must ascend within 0 … 1: shares of all elements")
 
     def text(self, interval: int) -> str:
         """What parses back, without what is as by default."""
@@ -89,7 +103,8 @@ def _fed_back(interval: int, feedback: Feedback) -> Exchange:
 def _cutter(interval: int, options: Options) -> Cutter:
     unit = options.unit_elements
     if options.sharding == "balanced":
-        return partial(phased_cuts, interval=interval)
+        edges = PHASED_RAMP if options.edges is None else options.edges
+        return partial(phased_cuts, interval=interval, edges=edges)
     if options.sharding == "paper":
         return partial(paper_cuts, interval=interval, unit=unit, first=unit // 25)
     return lambda sizes: tuple(accumulate(bucketed(sizes, unit, unit // 25)))[:-1]
@@ -109,4 +124,15 @@ def from_facts(facts: Facts, options: Options) -> Composition:
     interval = min(interval_for(facts.ccr), LONGEST)
     stale = "; above 5 gradients get stale, consider leader_topk" if interval > 5 else ""
     why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step{stale}"
-    return compose(interval, options, why)
+    return compose(interval, replace(options, edges=options.edges or measured_edges(facts, interval)), why)
+
+
+def measured_edges(facts: Facts, interval: int) -> tuple[float, ...] | None:
+    """Segments for the least step time; `None` where nobody has looked at ready times and links."""
+    if facts.backward is None or facts.network is None or interval == 1:
+        return None
+    base_s, s_per_mb = (
+        time_of(Transfer("all_reduce", size), facts.world, facts.network) for size in (0.0, 1e6)
+    )
+    line = Line(base_s, (s_per_mb - base_s) * 4e-6)
+    return balanced_edges(facts.backward, interval, line)

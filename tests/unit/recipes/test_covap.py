@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 import torch
 
-from gradwire.arena import Lane, ParameterSpec
+from gradwire.arena import BySizes, Lane, ParameterSpec
 from gradwire.memory import Forgetful, Residual
+from gradwire.plan import Facts, phased_cuts
+from gradwire.plan.costs import Backward, Line, Link, Network
+from gradwire.plan.groups import ready_of_element
 from gradwire.plan.shard import imbalance
 from gradwire.recipes import Composition, recipe
 
@@ -54,6 +58,51 @@ def test_balanced_units_come_in_as_many_as_the_interval() -> None:
     assert all(abs(a - b) <= 1 for i in range(0, len(found), 4) for a, b in pairwise(found[i : i + 4]))
 
 
+def test_segments_end_where_they_are_told_to() -> None:
+    assert units("covap(interval=2, edges=(0.5, 0.75))", (100, 100)) == [50, 50, 25, 25, 25, 25]
+
+
+def vgg_like() -> Backward:
+    """Most elements are ready at once, and the rest take most of the time."""
+    ready_s = tuple(0.05 * (number + 1) for number in range(20))
+    return Backward(0.5, ready_s, (8_000_000, *[100_000] * 19), 1.0)
+
+
+def decided(facts: Facts) -> Composition:
+    decide = recipe("covap").build()
+    assert not isinstance(decide, Composition)
+    return decide(facts)
+
+
+def test_measured_ready_times_place_the_segments() -> None:
+    network = Network(Link(alpha_s=1e-3, beta_s=4.0 / 59.4e6))  # a dense all-reduce takes 4 s and latencies
+    facts = Facts(backward_s=1.0, allreduce_s=4.0, world=4, backward=vgg_like(), network=network)
+    chosen = decided(facts)
+    assert chosen.text.startswith("covap(interval=4, edges=(0.")
+    again = recipe(chosen.text).build()
+    assert isinstance(again, Composition)
+    cuts = [each.cutter(9_900_000) for each in (chosen, again) if not isinstance(each.cutter, BySizes)]
+    assert cuts[0] == cuts[1]
+    spread = phased_cuts(9_900_000, 4)
+    line = Line(6e-3, 1.5 * 4.0 * network.link.beta_s)
+    measured_s, spread_s = (worst_end(vgg_like(), each, line) for each in (cuts[0], spread))
+    assert measured_s <= spread_s
+
+
+def worst_end(backward: Backward, cuts: Sequence[int], line: Line) -> float:
+    """When the last unit of the slowest of four steps has been sent, one unit after the other."""
+    ready_s, total = ready_of_element(backward), sum(backward.numel)
+    bounds, ends = [0, *cuts, total], [0.0] * 4
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        phase = number % 4
+        ends[phase] = max(ends[phase], ready_s(stop)) + line(stop - start)
+    return max(ends)
+
+
+def test_without_ready_times_segments_are_spread() -> None:
+    assert decided(Facts(backward_s=1.0, allreduce_s=4.0, world=4)).text == "covap(interval=4)"
+
+
 @pytest.mark.parametrize(
     ("text", "memory"),
     [
@@ -97,6 +146,8 @@ def test_the_text_says_what_is_not_as_by_default_and_parses_back(text: str, cano
         ("covap(sharding=some)", "sharding='some' is none of balanced, paper, off"),
         ("covap(feedback=1)", "feedback=1 is none of schedule, full, none"),
         ("covap(unit_mb=0)", "unit_mb=0 must be positive"),
+        ("covap(edges=(0.5, 0.25))", "must ascend within 0 … 1"),
+        ("covap(edges=[0.5, 1.5])", "must ascend within 0 … 1"),
     ],
 )
 def test_options_outside_their_range_raise(text: str, words: str) -> None:
