@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradwire.measure import Change
+from gradwire.plan.costs import Link
+
 
 @dataclass(frozen=True)
 class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
-    which unsent gradient lives, which plain DDP does not need.
+    which unsent gradient lives, which plain DDP does not need. `link` is what gradwire's own traffic has seen
+    under the recipe in force, once there were enough steps; `link_changes` are the last ones noticed, with
+    the step.
     """
 
     recipe: str
@@ -29,6 +34,8 @@ class Report:
     units: int
     facts: dict[str, Any] | None
     timeline: list[dict[str, object]]
+    link: Link | None = None
+    link_changes: tuple[tuple[int, Change], ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -49,9 +56,18 @@ class Report:
             f"exposed communication {_ms(self.exposed_comm_s)}",
             f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
         ]
+        if self.link_changes:
+            step, change = self.link_changes[-1]
+            told = f"{_link(change.before)}, then {_link(change.after)}"
+            lines.append(f"  link         changed in step {step}: {told}")
         if self.skipped_steps:
             lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
         return "\n".join(lines)
+
+
+def _link(link: Link) -> str:
+    rate = f"{8e-6 / link.beta_s:.0f} Mbit/s" if link.beta_s > 0.0 else "any rate"
+    return f"{link.alpha_s * 1e3:.2f} ms, {rate}"
 
 
 def _mib(size_bytes: float) -> str:
