@@ -99,7 +99,7 @@ def test_traffic_of_vgg19s_steps_at_interval_4() -> None:
 
 
 def test_table_vii_does_not_follow_from_table_i() -> None:
-    """By table I's own times, on two of three networks, its DDP is slower than training that overlaps nothing.
+    """By table I's own times its DDP is, on two of three networks, slower than without any overlap.
 
     Both stand beside each other here (`pytest -s`) and in `docs/costs.md`.
     """

@@ -6,6 +6,7 @@ same collectives in the same order.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
-from gradwire.measure import BackwardWatch, TimedComm, now_s
+from gradwire.measure import BackwardWatch, Change, TimedComm, now_s
+from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT
 from gradwire.moment import Kept, Moment, Replicas
 from gradwire.plan import Facts
@@ -72,6 +74,8 @@ class Engine:
         self.replicas: Replicas = lambda _name: None
         self.watch = BackwardWatch()
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
+        self.traffic = Traffic(comm.world)
+        self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
         self._memory_dtype = memory_dtype
@@ -109,6 +113,7 @@ class Engine:
             if name in self.layout.slots:
                 self.layout.slots[name][0].kept.adopt(name, lane.kept)
         self._settler, self.runner.one_by_one = None, False
+        self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
         self._watcher = self._watcher_of(composition)
 
     def _watcher_of(self, composition: Composition) -> Watcher | None:
@@ -281,11 +286,11 @@ class Engine:
         return self.layout.is_dense and not self.measuring
 
     def _send_tail(self, step: Step) -> None:
-        facts: tuple[float, ...] = ()
+        facts: tuple[float, ...] = self.traffic.row
         if self.measuring:
             facts = step.times(self.specs, self.watch.ready_s()).row
         elif self._watcher is not None:
-            facts = self._watcher.row(step.number)
+            facts += self._watcher.row(step.number)
         self._require_all_units(step)
         row = Row(step.finite, step.failure is not None, self.plan_number, facts)
         # In layout order, whatever the buckets: a ring adds in an order that depends on the position.
@@ -340,12 +345,8 @@ class Engine:
     def _observe(self, step: Step, verdict: Verdict) -> None:
         """Let whoever decides see the facts of a step, and act on what that is."""
         rows = [row.facts for row in verdict.rows]
-        if self._watcher is not None:
-            took_s = now_s() - step.started_s, step.trace.compress_s
-            following = self._watcher.observe(step.number, rows, took_s, step.committed)
-            if following is not None:
-                self.install(following)
         if self._settler is None:
+            self._watch_on(step, rows)
             return
         self.facts = self._settler.observe(rows)
         if self.facts is not None:
@@ -353,6 +354,18 @@ class Engine:
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
             self.facts = surveyed(self.facts, decide, self.comm)
             self.install(decide(self.facts))
+
+    def _watch_on(self, step: Step, rows: Sequence[Sequence[float]]) -> None:
+        """Has the link changed, and does a watched composition want to be followed by another?"""
+        own = len(self.traffic.row)
+        changes = self.traffic.hear([row[:own] for row in rows])
+        self.link_changes.extend((step.number, change) for change in changes)
+        if self._watcher is not None:
+            took_s = now_s() - step.started_s, step.trace.compress_s
+            told = [row[own:] for row in rows]
+            following = self._watcher.observe(step.number, told, took_s, step.committed)
+            if following is not None:
+                self.install(following)
 
     def crash(self, error: Exception) -> None:
         """An error of our own outside any exchange: the order is lost, so nothing can go on."""
@@ -364,6 +377,7 @@ class Engine:
     def _close(self, step: Step) -> None:
         step.closed = True
         self._now = None
+        self.traffic.note(step.trace.rounds) if step.error is None else self.traffic.forget()
         for lane in self.layout.lanes:
             lane.kept.discard()
         if step.error is not None:

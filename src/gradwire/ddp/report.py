@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire.ddp.diagnose import Diagnosis
+from gradwire.measure import Change
+from gradwire.plan.costs import Link
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,9 @@ class Report:
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
     which unsent gradient lives, which plain DDP does not need. `diagnosis` is the last one asked for.
-    `times_led` says by rank how often it chose for all, where one rank does (`ar_topk`).
+    `times_led` says by rank how often it chose for all, where one rank does (`ar_topk`). `link` is what
+    gradwire's own traffic has seen under the recipe in force, once there were enough steps; `link_changes`
+    are the last ones noticed, with the step.
     """
 
     recipe: str
@@ -34,6 +38,8 @@ class Report:
     timeline: list[dict[str, object]]
     diagnosis: Diagnosis | None = None
     times_led: list[int] | None = None
+    link: Link | None = None
+    link_changes: tuple[tuple[int, Change], ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -58,9 +64,18 @@ class Report:
             lines.append(f"  ranks        {self.diagnosis}")
         if self.times_led is not None:
             lines.append(f"  led          {', '.join(map(str, self.times_led))} times by rank")
+        if self.link_changes:
+            step, change = self.link_changes[-1]
+            told = f"{_link(change.before)}, then {_link(change.after)}"
+            lines.append(f"  link         changed in step {step}: {told}")
         if self.skipped_steps:
             lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
         return "\n".join(lines)
+
+
+def _link(link: Link) -> str:
+    rate = f"{8e-6 / link.beta_s:.0f} Mbit/s" if link.beta_s > 0.0 else "any rate"
+    return f"{link.alpha_s * 1e3:.2f} ms, {rate}"
 
 
 def _mib(size_bytes: float) -> str:
