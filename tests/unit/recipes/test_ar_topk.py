@@ -1,0 +1,52 @@
+"""What the recipes of AR-Topk compose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire import recipes
+from gradwire.moment import Moment
+from gradwire.recipes import Composition
+
+NAMES = ("star_topk", "var_topk", "ar_topk")
+
+
+def composed(text: str) -> Composition:
+    built = recipes.recipe(text).build()
+    assert isinstance(built, Composition)
+    return built
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_choice_for_the_whole_gradient_or_one_by_unit(name: str) -> None:
+    assert list(composed(name).cutter(1 << 24)) == []
+    assert len(composed(f"{name}(fused=False)").cutter(1 << 24)) > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_paper_s_ratio_by_default(name: str) -> None:
+    values = composed(name).exchange.rounds(10_000, torch.float32, Moment(0, 0, 0, world=4))[-1]
+    assert values.numel == 1000 + (2 if name == "ar_topk" else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_reach_the_wire(name: str) -> None:
+    exchange = composed(f"{name}(ratio=0.01, values='fp16', algorithm='tree')").exchange
+    values = exchange.rounds(10_000, torch.float32, Moment(0, 0, 0, world=4))[-1]
+    assert (values.dtype, values.algorithm) == (torch.float16, "tree")
+
+
+@pytest.mark.parametrize("option", ["fused=1", "algorithm='mesh'", "ratio=0", "values='int8'"])
+def test_options_out_of_range_raise(option: str) -> None:
+    with pytest.raises(ValueError, match=option.split("=")[0]):
+        recipes.recipe(f"star_topk({option})")
+
+
+def test_elections_of_ar_topk_are_those_of_the_other_two() -> None:
+    at = Moment(3, 0, 0, world=4)
+    for elect, name in (("round_robin", "star_topk"), ("variance", "var_topk")):
+        rounds = composed(f"ar_topk(elect={elect!r})").exchange.rounds(1000, torch.float32, at)
+        assert rounds == composed(name).exchange.rounds(1000, torch.float32, at)
+    with pytest.raises(ValueError, match="none of round_robin, variance, auto"):
+        recipes.recipe("ar_topk(elect='norm')")
