@@ -63,7 +63,7 @@ def test_balanced_steps_carry_the_same(of: Backward, interval: int) -> None:
 @every_interval
 def test_balanced_cuts_end_no_later_than_others(of: Backward, interval: int) -> None:
     found = max(cycle(of, balanced_cuts(of, interval, WIRE), interval))
-    fixed = max(cycle(of, phased_cuts(sum(of.numel), interval), interval))
+    fixed = max(cycle(of, phased_cuts(of.numel, interval), interval))
     sharded = max(cycle(of, paper_cuts(of.numel, interval, unit=100_000), interval))
     # Segments end at 256ths of the elements: other cuts can be better by what one of those takes on the wire.
     grain = WIRE.slope_s * sum(of.numel) / 256

@@ -20,8 +20,8 @@ def composed(text: str) -> Composition:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_choice_for_the_whole_gradient_or_one_by_unit(name: str) -> None:
-    assert list(composed(name).cutter(1 << 24)) == []
-    assert len(composed(f"{name}(fused=False)").cutter(1 << 24)) > 1
+    assert list(composed(name).cutter((1 << 24,))) == []
+    assert len(composed(f"{name}(fused=False)").cutter((1 << 24,))) > 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradwire.arena import BySizes, Lane, ParameterSpec
+from gradwire.arena import Lane, ParameterSpec
 from gradwire.memory import Forgetful, Residual
 from gradwire.plan import Facts, phased_cuts
 from gradwire.plan.costs import Backward, Line, Link, Network
@@ -81,9 +81,9 @@ def test_measured_ready_times_place_the_segments() -> None:
     assert chosen.text.startswith("covap(interval=4, edges=(0.")
     again = recipe(chosen.text).build()
     assert isinstance(again, Composition)
-    cuts = [each.cutter(9_900_000) for each in (chosen, again) if not isinstance(each.cutter, BySizes)]
+    cuts = [each.cutter((9_900_000,)) for each in (chosen, again)]
     assert cuts[0] == cuts[1]
-    spread = phased_cuts(9_900_000, 4)
+    spread = phased_cuts((9_900_000,), 4)
     line = Line(6e-3, 1.5 * 4.0 * network.link.beta_s)
     measured_s, spread_s = (worst_end(vgg_like(), each, line) for each in (cuts[0], spread))
     assert measured_s <= spread_s
