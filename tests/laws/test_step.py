@@ -254,7 +254,8 @@ def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets
             grads["middle.weight"].zero_()
         outcome = rig.step(grads, BUCKETS[buckets])
         for each, plane in rig.planes.items():
-            if each[0] == "first.weight":
+            # "kind/unit" is about a unit, such as who has led it, and merely lies by its first parameter.
+            if each[0] == "first.weight" and "/" not in each[1]:
                 assert torch.equal(plane, before[each]), "idle on all ranks"
         assert not outcome.mean["first.weight"].any(), "nobody sends what nobody has"
         for each, plane in rig.planes.items():

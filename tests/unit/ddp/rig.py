@@ -105,7 +105,7 @@ EVERY_RECIPE = {
     "truncate": "truncate",
     "truncate, remembering": "truncate(feedback=True)",
     "var_topk": "var_topk",
-    "var_topk, units": "var_topk(fused=False, values='fp16', algorithm='star')",
+    "var_topk, units": "var_topk(fused=False, algorithm='star')",
 }
 REMEMBERING = (
     "acpsgd",
