@@ -61,6 +61,8 @@ EVERY_RECIPE = {
     "efsignsgd, blocks": "efsignsgd(block=64)",
     "fp16": "fp16",
     "fp8": "fp8(block=100)",
+    "gcomp": "gcomp",
+    "gcomp, lossless": "gcomp(mode='lossless', refresh=2)",
     "gtopk": "gtopk(ratio=0.1)",
     "int4": "int4(block=33)",
     "int8": "int8",
