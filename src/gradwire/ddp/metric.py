@@ -1,4 +1,4 @@
-"""What is said aloud when a recipe could drop bits that the optimizer would not see, and there is no optimizer."""
+"""What is said aloud when a recipe goes by an optimizer, and there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | No
 
 
 def _asks_optimizer(exchange: Exchange) -> bool:
-    inner = getattr(exchange, "inner", None)
-    return (
-        isinstance(exchange, Gcomp) and exchange.asks_optimizer if inner is None else _asks_optimizer(inner)
-    )
+    if isinstance(exchange, Gcomp):
+        return exchange.asks_optimizer
+    return hasattr(exchange, "inner") and _asks_optimizer(exchange.inner)

@@ -61,7 +61,7 @@ EVERY_RECIPE = {
     "efsignsgd, blocks": "efsignsgd(block=64)",
     "fp16": "fp16",
     "fp8": "fp8(block=100)",
-    "gcomp": "gcomp",
+    "gcomp": "gcomp(refresh=3)",
     "gcomp, lossless": "gcomp(mode='lossless', refresh=2)",
     "gtopk": "gtopk(ratio=0.1)",
     "int4": "int4(block=33)",
