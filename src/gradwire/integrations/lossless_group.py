@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ _c10d: Any = dist.distributed_c10d
 class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
     """gloo, with an all-reduce of its own for sums of floats."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
         self._plain = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
         around = _c10d.PrefixStore("gradwire-ring", store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from gradwire.kernels import cpu
@@ -15,10 +16,12 @@ from gradwire.kernels.blocks import (
     encode_blocks,
     scale_type,
 )
+from gradwire.kernels.checksums import checksum
 from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
+from gradwire.kernels.huffman import Lookups, canonical_codes, count_symbols, decode_symbols, encode_symbols
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.noise import random_words
 from gradwire.kernels.numerators import mantissa_levels, numerator_exponents, numerators
@@ -39,6 +42,7 @@ __all__ = [
     "Blocks",
     "Folded",
     "Grid",
+    "Lookups",
     "Moments",
     "Norm",
     "Planes",
@@ -50,14 +54,19 @@ __all__ = [
     "add_upper",
     "apply_votes",
     "ballot_words",
+    "canonical_codes",
     "cast_votes",
+    "checksum",
     "chunk_topk_indices",
     "code_bytes",
     "count_blocks",
     "count_groups",
     "count_sketch",
     "count_sketch_estimates",
+    "count_symbols",
+    "decode_symbols",
     "encode_blocks",
+    "encode_symbols",
     "feedback_signs",
     "feedback_topk",
     "fold",
@@ -154,3 +163,19 @@ def prepare() -> None:
     numerators(x, None, None, Terms(), torch.empty_like(x))
     numerator_exponents(x, x, x, Terms(), exponents)
     mantissa_levels(x, x, exponents)
+    _prepare_frames(x)
+
+
+def _prepare_frames(x: torch.Tensor) -> None:
+    """A frame of x, coded and decoded again."""
+    lengths = np.zeros(256, np.uint8)
+    lengths[[0, 255]] = 1
+    lookups, how = Lookups(lengths), (False, False, False, np.uint32(0))
+    words, same = x.numpy().view(np.uint32), np.zeros(cpu.chunks_coded.BLOCK, np.uint8)
+    out, directory = np.zeros(x.numel() + 3, np.uint64), np.zeros((1, 8), np.uint16)
+    cpu.chunks_coded.encode_chunks(words, same[:0], same, how, lookups.encoding, 64, out, directory)
+    cpu.chunks_coded.decode_chunks(
+        out, np.uint64(0), directory, 64, same[:0], same, how, lookups.decoding, words, x.numpy(), False
+    )
+    count_symbols(torch.zeros(4, dtype=torch.uint8))
+    checksum(x)

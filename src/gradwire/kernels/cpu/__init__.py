@@ -3,8 +3,9 @@
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """
 
-from gradwire.kernels.cpu import elias_fano
+from gradwire.kernels.cpu import chunks_coded, elias_fano, huffman, mantissa
 from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
+from gradwire.kernels.cpu.checksum import checksum
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.low_rank import left_products, orthonormalise, outer_products, right_products
@@ -28,17 +29,21 @@ __all__ = [
     "add_upper",
     "apply_votes",
     "cast_votes",
+    "checksum",
     "chunk_maxima",
     "chunk_topk",
+    "chunks_coded",
     "count_sketch",
     "count_sketch_estimates",
     "elias_fano",
     "encode_blocks",
     "fold",
     "fold_momentum",
+    "huffman",
     "indices_near_maxima",
     "indices_reaching",
     "left_products",
+    "mantissa",
     "mantissa_levels",
     "mask_zeros",
     "moments_reaching",

@@ -1,0 +1,145 @@
+"""What is dropped of each mantissa, in the form the kernels take: numbers as 32 bits, and how to cut them.
+
+`dropped` says one of three things.
+
+- An int d, 0 … 23: so many bits of every value.
+- A tensor (numel,) of uint8 and `explicit`: so many bits of each, 0, 6, 12 or 18; this travels.
+- A tensor (numel,) of uint8 and not `explicit`: a *threshold* t. A value is rounded to a multiple of
+  2^(t − 150), the ulp of a float32 whose biased exponent is t: one with exponent e loses t − e bits, and
+  what is below half a step becomes zero. 0 drops nothing. It does not travel: the receiver must have it.
+
+Rounding is to the nearest, ties to even. Exponents 254 and 255 (Inf, NaN with its payload) are always exact,
+and so is what lies below the normal range, unless it is flushed to +0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradwire.kernels import cpu
+from gradwire.kernels.huffman import count_symbols
+
+Dropped = Tensor | int
+MANTISSA = 23
+LEVELS = (0, 6, 12, 18)
+BASES = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
+"""Lowest bits of a float32's mantissa that a type does not have."""
+
+
+class How(NamedTuple):
+    """How numbers are cut."""
+
+    thresholds: bool
+    flush: bool
+    explicit: bool
+    base: np.uint32
+
+
+class Drops(NamedTuple):
+    """What the kernels take: one `drop` for all, or `each` (numel,)."""
+
+    each: NDArray[np.uint8]
+    drop: int
+    how: How
+
+    @property
+    def same(self) -> NDArray[np.uint8]:
+        """`drop` for each element of a block."""
+        return np.full(cpu.chunks_coded.BLOCK, self.drop, np.uint8)
+
+
+def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> Drops:
+    """`dropped` for elements such as those of `like`; `ValueError` for what it cannot be."""
+    if like.dtype not in BASES:
+        raise ValueError(f"{like.dtype} has no GComp code; float32, bfloat16 and float16 do")
+    if like.dtype != torch.float32 and (flush or explicit or isinstance(dropped, Tensor) or dropped):
+        raise ValueError(f"of {like.dtype} nothing can be dropped: dropped=0, flush=False, explicit=False")
+    base = np.uint32(BASES[like.dtype])
+    if isinstance(dropped, Tensor):
+        how = How(not explicit, flush, explicit, base)
+        return Drops(_each(dropped, like.numel(), explicit), 0, how)
+    if not 0 <= dropped <= MANTISSA or (explicit and dropped not in LEVELS):
+        legal = "0, 6, 12 or 18 where levels travel" if explicit else f"0 … {MANTISSA}"
+        raise ValueError(f"dropped={dropped} bits of {MANTISSA} are not possible; choose {legal}")
+    each = np.full(like.numel() if explicit else 0, dropped, np.uint8)
+    return Drops(each, int(dropped), How(False, flush, explicit, base))
+
+
+def _each(dropped: Tensor, numel: int, explicit: bool) -> NDArray[np.uint8]:
+    if dropped.shape != (numel,) or dropped.dtype != torch.uint8:
+        raise ValueError(f"dropped is uint8 ({numel},), not {dropped.dtype} {tuple(dropped.shape)}")
+    each = dropped.cpu().contiguous().numpy()
+    if explicit and not np.isin(each, LEVELS).all():
+        raise ValueError("levels that travel are 0, 6, 12 or 18 bits")
+    return each
+
+
+def words_of(x: Tensor) -> NDArray[np.uint32]:
+    """The bits (numel,) of float32; those of 16-bit floats spread over float32's fields."""
+    if x.dim() != 1:
+        raise ValueError(f"a frame holds a flat tensor, not {tuple(x.shape)}")
+    x = x.detach().cpu().contiguous()
+    if x.dtype == torch.float32:
+        return x.numpy().view(np.uint32)
+    narrow = x.view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
+    rest = (narrow & np.uint32(0x7FFF)) << np.uint32(BASES[x.dtype])
+    return rest | (narrow >> np.uint32(15)) << np.uint32(31)
+
+
+def tensor_of(words: NDArray[np.uint32], dtype: torch.dtype) -> Tensor:
+    """The inverse of `words_of`."""
+    if dtype == torch.float32:
+        return torch.from_numpy(words.view(np.float32))
+    rest = (words & np.uint32(0x7FFFFFFF)) >> np.uint32(BASES[dtype])
+    narrow = (rest | words >> np.uint32(31) << np.uint32(15)).astype(np.uint16)
+    return torch.from_numpy(narrow.view(np.int16)).view(dtype)
+
+
+def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False) -> Tensor:
+    """What the receiver of a frame of x (numel,) gets: a new tensor.
+
+    >>> rounded(torch.tensor([1.75, -0.0, 1e-40]), 22, flush=True)
+    tensor([2., 0., 0.])
+    >>> thresholds = torch.tensor([150, 150, 150], dtype=torch.uint8)  # multiples of 1
+    >>> rounded(torch.tensor([1.75, -20.5, 0.4]), thresholds, flush=True)
+    tensor([  2., -20.,   0.])
+    """
+    words = words_of(x)
+    drops = drops_of(dropped, x, explicit=explicit, flush=flush)
+    out, each = np.empty_like(words), drops.each if drops.each.size else _same(drops.drop, words.size)
+    cpu.mantissa.round_words(words, each, drops.how.thresholds, flush, out)
+    return tensor_of(out, x.dtype).to(x.device)
+
+
+def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
+    """The symbol of each element of x (numel,) after rounding: uint8 (numel,).
+
+    >>> symbols_of(torch.tensor([0.0, 1.0, -3.0, 1e-40, float("inf")]))
+    tensor([  0, 127, 128, 254, 255], dtype=torch.uint8)
+    """
+    words = words_of(x)
+    drops = drops_of(dropped, x, explicit=explicit, flush=flush)
+    each = drops.each if drops.each.size else _same(drops.drop, words.size)
+    symbols, widths = np.empty((2, words.size), np.uint8)
+    fields = np.empty(words.size, np.uint32)
+    cpu.mantissa.split(words, each, drops.how.thresholds, flush, drops.how.base, symbols, widths, fields)
+    return torch.from_numpy(symbols)
+
+
+def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
+    """How often each symbol occurs in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks.
+
+    >>> counts = histogram(torch.tensor([0.0, 1.0, -1.5, 1e-40]))
+    >>> counts[[0, 127, 254]].tolist(), counts.numel() == SYMBOLS
+    ([1, 2, 1], True)
+    """
+    return count_symbols(symbols_of(x, dropped, explicit=explicit, flush=flush))
+
+
+def _same(drop: int, numel: int) -> NDArray[np.uint8]:
+    return np.full(numel, drop, np.uint8)

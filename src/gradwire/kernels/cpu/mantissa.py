@@ -1,0 +1,187 @@
+"""Floats into symbol, width and field, the fields bit by bit into words, and back.
+
+Numbers are float32's bits, or 16-bit floats spread over them: sign at bit 31, exponent from bit 23 on, and
+the lowest `base` bits of the mantissa missing. The loops over whole blocks vectorise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradwire.kernels.cpu.huffman import put_word
+
+_U, _I = np.uint64, np.uint32
+_0, _1, _3, _6, _63 = (_U(number) for number in (0, 1, 3, 6, 63))
+_MAGNITUDE, _MANTISSA, _IMPLICIT = _I(0x7FFFFFFF), _I(0x7FFFFF), _I(0x800000)
+_TINY = _I(254)
+
+
+@njit(nogil=True, cache=True)
+def _dropped(exponent: Any, drop: Any, thresholds: Any) -> Any:
+    """Bits to drop of a value with that exponent: `drop`, or as many as lie below the threshold `drop`."""
+    if thresholds:
+        drop = _I(max(drop, exponent) - exponent)
+    return _I(0) if exponent == _I(0) or exponent >= _TINY else drop
+
+
+@njit(nogil=True, cache=True)
+def _rounded(bits: Any, drop: Any, thresholds: Any, flush: Any) -> Any:
+    """The nearest magnitude with the dropped bits zero, ties to even; beyond 23 bits 0 or one step."""
+    magnitude = _I(bits & _MAGNITUDE)
+    exponent = _I(magnitude >> _I(23))
+    d = _dropped(exponent, drop, thresholds)
+    s = min(d, _I(23))
+    ones = _I(_I(_I(1) << s) - _I(1))
+    half = _I(_I(ones + _I(_I(magnitude >> s) & _I(1))) >> _I(1))
+    near = _I(_I(magnitude + half) & ~ones)
+    if thresholds:
+        # One bit more than there are: above half a step it becomes a step, the next power of two.
+        up = _I(_I(exponent + _I(1)) << _I(23))
+        up = up if d == _I(24) and _I(magnitude & _MANTISSA) != _I(0) else _I(0)
+        near = up if d > _I(23) else near
+    return _I(0) if flush and exponent == _I(0) else near
+
+
+@njit(nogil=True, cache=True)
+def round_words(words: Any, drops: Any, thresholds: Any, flush: Any, out: Any) -> None:
+    """uint32 `out`: what comes out of `words` on the other side."""
+    exact = not flush
+    for i in range(words.size):
+        near = _rounded(words[i], _I(drops[i]), thresholds, flush)
+        keeps = near != _I(0) or (exact and _I(words[i] & _MAGNITUDE) == _I(0))
+        out[i] = _I(near | _I(words[i] & ~_MAGNITUDE)) if keeps else _I(0)
+
+
+@njit(nogil=True, cache=True)
+def split(
+    words: Any, drops: Any, thresholds: Any, flush: Any, base: Any, symbols: Any, widths: Any, fields: Any
+) -> None:
+    """Of `words`, rounded: uint8 `symbols`, and sign and kept mantissa in uint32 `fields`, uint8 `widths`."""
+    full, exact = _I(24 - base), not flush
+    for i in range(words.size):
+        near = _rounded(words[i], _I(drops[i]), thresholds, flush)
+        exponent = _I(near >> _I(23))
+        tiny = exact and _I(words[i] & _MAGNITUDE) < _IMPLICIT and words[i] != _I(0)
+        symbol = _I(exponent + _I(exponent == _TINY))
+        symbol = _TINY if tiny else symbol
+        drop = _dropped(exponent, _I(drops[i]), thresholds)
+        mantissa = _I(_I(_I(words[i] >> _I(31)) << _I(23)) | _I(near & _MANTISSA))
+        symbols[i] = np.uint8(symbol)
+        widths[i] = np.uint8(_I(0) if symbol == _I(0) else _I(full - drop))
+        fields[i] = _I(0) if symbol == _I(0) else _I(mantissa >> _I(base + drop))
+
+
+@njit(nogil=True, cache=True)
+def exponents_at(
+    words: Any, drops: Any, thresholds: Any, flush: Any, symbols: Any, escaped: Any, out: Any
+) -> Any:
+    """Bytes into uint8 `out` for each symbol that `escaped` marks, 0 for a tiny number; returns how many.
+
+    They are rare: sixteen symbols are asked at once, without a branch for each.
+    """
+    number = 0
+    for start in range(0, symbols.size, 16):
+        stop, some = min(start + 16, symbols.size), False
+        for i in range(start, stop):
+            some |= escaped[symbols[i]]
+        if some:
+            for i in range(start, stop):
+                if escaped[symbols[i]]:
+                    near = _rounded(words[i], _I(drops[i]), thresholds, flush)
+                    out[number] = np.uint8(near >> _I(23))
+                    number += 1
+    return number
+
+
+@njit(nogil=True, cache=True)
+def pack_fields(fields: Any, widths: Any, out: Any, place: Any, held: Any, filled: Any) -> Any:
+    """Append an even number of fields, of at most 24 bits each, to uint8 `out`.
+
+    (place, held, filled) is the next byte, and the bits that do not fill it yet and how many they are.
+    """
+    for i in range(0, fields.size - 1, 2):
+        first = _U(widths[i])
+        held |= (_U(fields[i]) | (_U(fields[i + 1]) << first)) << filled
+        filled += first + _U(widths[i + 1])
+        put_word(out, place, held)
+        place += filled >> _3
+        held >>= filled & _U(56)
+        filled &= _U(7)
+    return place, held, filled
+
+
+@njit(nogil=True, cache=True)
+def widths_of(exponents: Any, symbols: Any, drops: Any, thresholds: Any, base: Any, widths: Any) -> Any:
+    """uint8 `widths` of what has been decoded; the bits of all, or -1 where a value cannot be so small."""
+    full, bits, most = _I(24 - base), _I(0), _I(0)
+    for i in range(symbols.size):
+        drop = _dropped(_I(exponents[i]), _I(drops[i]), thresholds)
+        most = max(most, drop)
+        width = _I(0) if symbols[i] == np.uint8(0) else _I(full - min(drop, full))
+        widths[i] = np.uint8(width)
+        bits = _I(bits + width)
+    return np.int64(-1) if most > _I(23) else np.int64(bits)
+
+
+@njit(nogil=True, cache=True)
+def _word_at(data: Any, place: Any) -> Any:
+    """Eight bytes of uint8 `data`, from any place: the compiler makes one load of them."""
+    low = _U(data[place]) | _U(data[place + _U(1)]) << _U(8) | _U(data[place + _U(2)]) << _U(16)
+    low |= _U(data[place + _U(3)]) << _U(24) | _U(data[place + _U(4)]) << _U(32)
+    high = _U(data[place + _U(5)]) << _U(40) | _U(data[place + _U(6)]) << _U(48)
+    return low | high | _U(data[place + _U(7)]) << _U(56)
+
+
+@njit(nogil=True, cache=True)
+def unpack_fields(data: Any, bit: Any, widths: Any, fields: Any) -> Any:
+    """uint32 `fields`, an even number, of `widths` from `bit` of uint8 `data` on; reads a word too much."""
+    bit = _U(bit)
+    for i in range(0, fields.size - 1, 2):
+        window, first, second = _word_at(data, bit >> _3) >> (bit & _U(7)), _U(widths[i]), _U(widths[i + 1])
+        fields[i] = _I(window & ((_1 << first) - _1))
+        fields[i + 1] = _I((window >> first) & ((_1 << second) - _1))
+        bit += first + second
+    return bit
+
+
+@njit(nogil=True, cache=True)
+def join(exponents: Any, widths: Any, fields: Any, out: Any) -> None:
+    """uint32 `out`: the numbers' bits again."""
+    for i in range(fields.size):
+        mantissa = _I(fields[i] << _I(_I(24) - _I(widths[i])))
+        sign, exponent = _I(_I(mantissa & _IMPLICIT) << _I(8)), _I(_I(exponents[i]) << _I(23))
+        out[i] = _I(_I(sign | exponent) | _I(mantissa & _MANTISSA))
+
+
+@njit(nogil=True, cache=True)
+def write_levels(symbols: Any, drops: Any, out: Any, place: Any) -> Any:
+    """Two bits for every symbol but zero: how many times 6 bits are dropped; returns the next word."""
+    held, filled, place = _0, _0, _U(place)
+    for i in range(symbols.size):
+        level = _U(0) if _I(symbols[i]) >= _TINY else _U(drops[i] // 6)
+        if symbols[i] != 0:
+            held |= level << filled
+            filled += _U(2)
+            if filled == _U(64):
+                out[place] = held
+                held, filled = _0, _0
+                place += _1
+    if filled > _0:
+        out[place] = held
+        place += _1
+    return place
+
+
+@njit(nogil=True, cache=True)
+def read_levels(words: Any, bit: Any, limit: Any, symbols: Any, drops: Any) -> Any:
+    """uint8 `drops` from those two bits, of which there are none from `limit` on; the next bit."""
+    bit = _U(bit)
+    for i in range(symbols.size):
+        level = (words[min(bit, limit) >> _6] >> (bit & _63)) & _3
+        there = _U(symbols[i] != 0)
+        drops[i] = np.uint8(_6 * level * there)
+        bit += there << _1
+    return bit

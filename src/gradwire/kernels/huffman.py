@@ -1,0 +1,140 @@
+"""Length-limited canonical Huffman codes of bytes, and four streams of them.
+
+Symbols are bytes, and lengths (256,) uint8 tell a code from every other: 0 is a symbol without a code, which
+is written as that of `ESCAPE`. Codes are canonical (Connell 1973, "A Huffman-Shannon-Fano code"): shorter
+ones first, of equal length in the order of symbols. The first bit of a code is the lowest of a word.
+
+Two look-ups make it fast. Encoding takes two symbols at a time from a table of all pairs. Decoding takes a
+window of as many bits as the longest code has and finds all codes, up to seven, that end within it (as the
+double-symbol decoder of zstd's huff0 does for two); and it reads four streams in turn, so that one does not
+wait for the other's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradwire.kernels import cpu
+
+SYMBOLS = 256
+ESCAPE = 255
+LONGEST = 12
+"""Bits of the longest code: five look-ups of it fit into a 64-bit window."""
+
+
+def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The codes (256,), the first bit lowest, of `lengths`, which make up a complete code.
+
+    >>> lengths = np.zeros(256, np.uint8)
+    >>> lengths[[0, 9, 255]] = 1, 2, 2
+    >>> [format(code, "b") for code in canonical_codes(lengths)[[0, 9, 255]]]
+    ['0', '1', '11']
+    """
+    codes, code, length = np.zeros(SYMBOLS, np.uint32), 0, 0
+    for symbol in np.lexsort((np.arange(SYMBOLS), lengths)):
+        if lengths[symbol]:
+            code <<= int(lengths[symbol]) - length
+            length = int(lengths[symbol])
+            codes[symbol] = int(format(code, f"0{length}b")[::-1], 2)
+            code += 1
+    return codes
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """What encoding (0.3 MB) and decoding (at most 32 KiB) look up, made when first needed."""
+
+    lengths: NDArray[np.uint8]
+
+    @cached_property
+    def escaped(self) -> NDArray[np.bool_]:
+        """(256,) whether a symbol has no code of its own."""
+        escaped: NDArray[np.bool_] = self.lengths == 0
+        escaped[ESCAPE] = True
+        return escaped
+
+    @cached_property
+    def singles(self) -> NDArray[np.uint32]:
+        """(256,) length, whether escaped, and code of what is written for a symbol."""
+        written = np.where(self.lengths == 0, ESCAPE, np.arange(SYMBOLS))
+        entries = canonical_codes(self.lengths)[written] << 6 | self.lengths[written]
+        return (entries | self.escaped.astype(np.uint32) << 5).astype(np.uint32)
+
+    @cached_property
+    def encoding(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.bool_]]:
+        """Pairs, singles, and which are escaped."""
+        pairs = np.empty(1 << 16, np.uint32)
+        cpu.huffman.fill_pairs(self.singles, pairs)
+        return pairs, self.singles, self.escaped
+
+    @cached_property
+    def decoding(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+        """What windows begin with, and lengths."""
+        bits = int(self.lengths.max())
+        windows = np.empty(1 << bits, np.uint64)
+        cpu.huffman.fill_windows(self.singles, self.lengths, bits, windows)
+        return windows, self.lengths
+
+
+def count_symbols(symbols: Tensor) -> Tensor:
+    """How often each byte occurs in uint8 `symbols` (n,): int64 (256,).
+
+    >>> count_symbols(torch.tensor([3, 3, 1], dtype=torch.uint8))[:4]
+    tensor([0, 1, 0, 2])
+    """
+    counts = np.zeros((4, SYMBOLS), np.int64)
+    cpu.huffman.count_symbols(symbols.numpy(), counts)
+    return torch.from_numpy(counts.sum(0))
+
+
+def encode_symbols(symbols: Tensor, lookups: Lookups) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """uint8 `symbols` (n,) as int64 words, and how many of them each of four streams takes.
+
+    A symbol without a code becomes that of `ESCAPE`; which one it was is not in the words.
+
+    >>> lengths = np.zeros(256, np.uint8)
+    >>> lengths[[0, 9, 255]] = 1, 2, 2
+    >>> words, sizes = encode_symbols(torch.tensor([0, 9, 0, 9], dtype=torch.uint8), Lookups(lengths))
+    >>> words, sizes
+    (tensor([18]), (1, 0, 0, 0))
+    """
+    count, lookups_of = symbols.numel(), lookups.encoding
+    padded = np.zeros((count + 3) // 4 * 4, np.uint8)
+    padded[:count] = symbols.numpy()
+    q, place = cpu.huffman.quarter(count), np.uint64(0)
+    words = np.empty(count * int(lookups.lengths.max()) // 64 + 5, np.uint64)
+    sizes = []
+    for k in range(4):
+        start, stop = min(k * q, count), min(k * q + q, count)
+        after, _ = cpu.huffman.encode_stream(
+            padded, padded.view(np.uint32), start, stop, *lookups_of[:2], words.view(np.uint8), place
+        )
+        sizes.append((int(after) - int(place)) // 8)
+        place = np.uint64(after)
+    return torch.from_numpy(words[: int(place) // 8].view(np.int64)), (sizes[0], sizes[1], sizes[2], sizes[3])
+
+
+def decode_symbols(
+    words: Tensor, sizes: tuple[int, int, int, int], count: int, lookups: Lookups
+) -> Tensor | None:
+    """The `count` symbols of `encode_symbols`, or None where the words are no such streams.
+
+    >>> lengths = np.zeros(256, np.uint8)
+    >>> lengths[[0, 9, 255]] = 1, 2, 2
+    >>> decode_symbols(torch.tensor([18]), (1, 0, 0, 0), 4, Lookups(lengths))
+    tensor([0, 9, 0, 9], dtype=torch.uint8)
+    """
+    if min(sizes) < 0 or sum(sizes) != words.numel():
+        return None
+    padded = np.zeros(words.numel() + 2, np.uint64)  # the kernel reads two more
+    padded[:-2] = words.numpy().view(np.uint64)
+    symbols = np.empty(count, np.uint8)
+    ends = np.cumsum([0, *sizes]).astype(np.uint64)
+    found = cpu.huffman.decode_streams(padded, ends, *lookups.decoding, symbols, count)
+    return torch.from_numpy(symbols) if found else None

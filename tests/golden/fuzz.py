@@ -1,0 +1,145 @@
+"""Random damage to frames: nothing but `WireError` may come of it, and no memory beyond what was asked for.
+
+Half of the mutated frames get their checksum made right again, so that what lies behind it is reached: the
+header's claims, the directory, the streams, and tables that were damaged on their way. What decodes all the
+same must have decoded to finite work: the test is that it returns.
+
+    python -m tests.golden.fuzz [--count 1000000] [--seed 0]
+
+To find accesses out of bounds, run it with NUMBA_BOUNDSCHECK=1 and a NUMBA_CACHE_DIR of its own: an
+`IndexError` then ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
+from gradwire.errors import WireError
+from gradwire.kernels import checksum
+
+KEY = Key(step=5, unit=2, hop=1, state=77)
+
+
+class Case(NamedTuple):
+    """A frame, and what its receiver expects."""
+
+    data: Tensor
+    out: Tensor
+    dropped: Tensor | int | None
+    table: Table
+
+
+def cases(numel: int = 100) -> Iterator[Case]:
+    """A frame of every kind: lossless with special numbers, cut, levels, thresholds, raw, and short types."""
+    random = torch.Generator().manual_seed(numel)
+    x = torch.randn(numel, generator=random) * 1e-3
+    x[::5] = 0.0
+    odd = x.clone()
+    odd[1::9] = torch.tensor([float("nan"), float("inf"), 1e-40, -0.0, 3e38, 1e-30]).repeat(numel)[
+        : len(odd[1::9])
+    ]
+    limits = torch.randint(100, 130, (numel,), generator=random).to(torch.uint8)
+    levels = 6 * torch.randint(0, 4, (numel,), generator=random).to(torch.uint8)
+    noise = torch.randint(-(2**31), 2**31, (numel,), generator=random).to(torch.int32).view(torch.float32)
+    for values, dropped, explicit, flush, own in (
+        (odd, 0, False, False, False), (x, 16, False, True, True), (x, levels, True, True, True),
+        (x, limits, False, True, True), (noise, 0, False, False, False), (odd.bfloat16(), 0, False, False, False),
+        (x.half(), 0, False, False, True),
+    ):  # fmt: skip
+        counts = histogram(values, dropped, explicit=explicit, flush=flush)
+        table = Table.from_histogram(counts) if own else Table.prior(values.dtype)
+        data = frame(values, dropped, table, KEY, explicit=explicit, flush=flush)
+        yield Case(data, torch.empty_like(values), None if explicit else dropped, table)
+
+
+def sealed(data: Tensor) -> Tensor:
+    """The same frame in place, with a right checksum."""
+    data.numpy().view(np.uint64)[-1] = checksum(data[:-8])
+    return data
+
+
+def outcome(data: Tensor, case: Case, tables: dict[int, Table] | None = None) -> str:
+    """ "decoded", or why not; anything but a `WireError` goes through."""
+    try:
+        unframe(data, case.out, case.dropped, tables or {case.table.id: case.table}, KEY, add=False)
+    except WireError as error:
+        return str(error)[:24]
+    return "decoded"
+
+
+def mutate(bytes_: NDArray[np.uint8], random: np.random.Generator) -> None:
+    """One to four bits flipped; a byte or a 16-bit number replaced; a word; or a stretch copied elsewhere."""
+    kind, at = int(random.integers(5)), int(random.integers(bytes_.size - 8))
+    if kind <= 1:
+        for _ in range(int(random.integers(1, 5))):
+            bytes_[int(random.integers(bytes_.size))] ^= np.uint8(1 << int(random.integers(8)))
+    elif kind == 2:
+        bytes_[at // 2 * 2 : at // 2 * 2 + 2] = random.integers(256, size=2)
+    elif kind == 3:
+        bytes_[at : at + 8] = int(random.choice([0, 1, 255, 128]))
+    else:
+        there = int(random.integers(bytes_.size - 8))
+        bytes_[at : at + 8] = bytes_[there : there + 8].copy()
+
+
+def damaged_tables(table: Table, random: np.random.Generator) -> str:
+    """What comes of a table's bytes after damage."""
+    packed = table.to_tensor()
+    mutate(packed.numpy(), random)
+    try:
+        Table.from_tensor(packed)
+    except WireError as error:
+        return str(error)[:30]
+    return "another table"
+
+
+def run(count: int, seed: int) -> Counter[str]:
+    """`count` mutations; how often each came out how."""
+    random, found = np.random.default_rng(seed), Counter[str]()
+    everything = [*cases(100), *cases(40)]
+    for number in range(count):
+        case = everything[number % len(everything)]
+        if number % 50 == 49:
+            found["table: " + damaged_tables(case.table, random)] += 1
+            continue
+        data = case.data.clone()
+        mutate(data.numpy(), random)
+        if number % 2:
+            sealed(data)
+        found[outcome(data, case)] += 1
+    return found
+
+
+def main() -> None:
+    """Damage, count, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    run(1000, arguments.seed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter(), time.process_time()
+    found = run(arguments.count, arguments.seed + 1)
+    wall_s, cpu_s = time.perf_counter() - start[0], time.process_time() - start[1]
+    more_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    for name, times in found.most_common():
+        print(f"{times:>9}  {name}")
+    print(f"{arguments.count} mutations in {wall_s:.1f} s ({cpu_s:.1f} s of CPU), {more_kib} KiB more memory")
+
+
+if __name__ == "__main__":
+    main()

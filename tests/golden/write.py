@@ -1,0 +1,90 @@
+"""Writes the golden frames of a version, once: later versions read them, and nobody writes them again.
+
+    python -m tests.golden.write
+
+Existing files are left alone: a frame that is read differently than when it was written is a broken promise.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.gcomp.header import VERSION
+from tests.golden.fuzz import KEY, Case, cases, outcome, sealed
+
+HERE = Path(__file__).parent / "frames"
+KINDS = ("lossless", "cut", "levels", "thresholds", "raw", "bfloat16", "float16")
+
+
+def entry(case: Case, data: Tensor, expected: str) -> dict[str, Any]:
+    """All that a receiver needs; `expected` are the numbers' bytes, or words from the error."""
+    dropped = case.dropped.tolist() if isinstance(case.dropped, Tensor) else case.dropped
+    return {
+        "data": data.numpy().tobytes().hex(),
+        "dtype": str(case.out.dtype),
+        "numel": case.out.numel(),
+        "dropped": dropped,
+        "table": case.table.packed.hex(),
+        "key": asdict(KEY),
+        "expected": expected,
+    }
+
+
+def good() -> dict[str, Any]:
+    """A frame of every kind."""
+    found = {}
+    for name, case in zip(KINDS, cases(60), strict=True):
+        assert outcome(case.data, case) == "decoded"
+        found[name] = entry(case, case.data, case.out.view(torch.uint8).numpy().tobytes().hex())
+    return found
+
+
+def bad() -> dict[str, Any]:
+    """The same damaged in one place each: (byte, new value, checksum made right?, what the error says)."""
+    damage = {
+        "magic": (0, 0x00, True, "begins with"),
+        "version": (4, VERSION + 1, True, f"version {VERSION + 1}"),
+        "type": (5, 9, True, "no type"),
+        "flags": (6, 0x80, True, "flags"),
+        "drop": (7, 3, True, "dropped"),
+        "step": (8, 0xEE, True, "belongs to"),
+        "hop": (20, 0xEE, True, "belongs to"),
+        "table": (28, 0xEE, True, "not among those agreed"),
+        "numel": (39, 0x80, True, "expected were"),
+        "length": (47, 0x80, True, "arrived as"),
+        "checksum": (-1, 0xEE, False, "checksum"),
+        "body": (60, 0xEE, False, "checksum"),
+        "directory": (-24, 0xEE, True, "does not add up"),
+        "kind": (-10, 2, True, "does not add up"),
+        "streams": (48, 0xEE, True, "does not decode"),
+        "padding": (-25, 0xEE, True, "does not decode"),
+    }
+    found = {}
+    case = next(iter(cases(60)))
+    for name, (at, value, is_sealed, words) in damage.items():
+        data = case.data.clone()
+        data[at] = value if int(data[at]) != value else value ^ 1
+        found[name] = entry(case, sealed(data) if is_sealed else data, words)
+    short = case.data[:-8].clone()
+    found["short"] = entry(case, short, "arrived as")
+    found["nothing"] = entry(case, short[:0], "less than a frame's header")
+    return found
+
+
+def main() -> None:
+    """Write what is not there."""
+    HERE.mkdir(exist_ok=True)
+    for name, content in (("good", good()), ("bad", bad())):
+        path = HERE / f"v{VERSION}-{name}.json"
+        if not path.exists():
+            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`rounded` against exact arithmetic, and the split that frames are made of."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.codec.gcomp import SYMBOLS, histogram, rounded, symbols_of
+from tests.unit.codec.gcomp.inputs import any_bits, half_zeros, same_bits, special, there_and_back, thresholds
+
+
+def exponent_of(value: Tensor) -> int:
+    return (int(value.view(torch.int32)) >> 23) & 255
+
+
+def nearest(value: float, step: Fraction) -> Fraction:
+    """The multiple of `step` next to it; Python rounds halves to even."""
+    return round(Fraction(value) / step) * step
+
+
+@pytest.mark.parametrize("bits", [0, 1, 7, 22, 23])
+def test_so_many_bits_of_every_value(bits: int) -> None:
+    x = any_bits(400)
+    for value, found in zip(x, rounded(x, bits, False), strict=True):
+        exponent = exponent_of(value)
+        if 1 <= exponent <= 253:
+            # Of 23 dropped bits the tie goes to the even exponent, which Fraction knows nothing of.
+            step = Fraction(2) ** (exponent - 150 + bits)
+            if bits < 23 or Fraction(abs(float(value))) != Fraction(3, 2) * step:
+                assert Fraction(float(found)) == nearest(float(value), step)
+        else:
+            assert same_bits(value[None], found[None])
+
+
+def test_thresholds_are_steps() -> None:
+    x = torch.cat([any_bits(300), special(300), half_zeros(300)])
+    limits = thresholds(900, 0, 255)
+    limits[::2] = (
+        ((x.view(torch.int32) >> 23 & 255)[::2] + torch.arange(450) % 30 - 3).clamp(0, 255).to(torch.uint8)
+    )
+    for flush in (False, True):
+        for value, limit, found in zip(x, limits.tolist(), rounded(x, limits, flush), strict=True):
+            exponent = exponent_of(value)
+            if 1 <= exponent <= 253:
+                step = Fraction(2) ** (max(limit, exponent) - 150)
+                assert Fraction(float(found)) == nearest(float(value), step)
+            elif exponent == 0 and flush:
+                assert int(found.view(torch.int32)) == 0
+            else:
+                assert same_bits(value[None], found[None])
+
+
+def test_rounding_up_into_the_exponent_comes_back() -> None:
+    # The receiver computes one dropped bit fewer than the sender had, and the mantissa is zero anyway.
+    below_two = torch.nextafter(torch.tensor([2.0, 1.0, 2.0**126]), torch.tensor(0.0))
+    for over in range(1, 30):
+        limits = torch.tensor([127, 126, 252], dtype=torch.uint8) + min(over, 3)
+        assert same_bits(
+            there_and_back(below_two, limits, explicit=False, flush=True), rounded(below_two, limits, True)
+        )
+        limits = torch.full((3,), min(255, 127 + over), dtype=torch.uint8)
+        assert same_bits(
+            there_and_back(below_two, limits, explicit=False, flush=True), rounded(below_two, limits, True)
+        )
+
+
+def test_no_finite_value_becomes_infinite() -> None:
+    x = torch.tensor([3.4e38, -3.4028235e38, 1.7014117e38])
+    for bits in range(24):
+        assert rounded(x, bits, True).isfinite().all()
+
+
+def test_rounding_twice_is_rounding_once() -> None:
+    # Or a value that is passed on would change on its way.
+    x, limits = torch.cat([any_bits(5000), special(5000)]), thresholds(10_000, 0, 255)
+    for dropped in (0, 5, 23, limits):
+        once = rounded(x, dropped, True)
+        assert same_bits(rounded(once, dropped, True), once)
+
+
+def test_symbols_count_what_is_sent() -> None:
+    x = torch.cat([any_bits(3000), half_zeros(1000)])
+    for flush in (False, True):
+        exponents = (rounded(x, 9, flush).view(torch.int32) >> 23 & 255).tolist()
+        tiny = [
+            not flush and e == 0 and int(w) != 0 for e, w in zip(exponents, x.view(torch.int32), strict=True)
+        ]
+        expected = [254 if t else 255 if e >= 254 else e for e, t in zip(exponents, tiny, strict=True)]
+        assert symbols_of(x, 9, flush=flush).tolist() == expected
+        counts = histogram(x, 9, flush=flush)
+        assert counts.tolist() == [expected.count(symbol) for symbol in range(SYMBOLS)]
