@@ -43,6 +43,7 @@ from gradwire.exchange import (
     every,
     forget,
     gather,
+    gcomp,
     gtop_k,
     leader,
     majority_vote,
@@ -54,6 +55,7 @@ from gradwire.exchange import (
     sketch,
     warm,
 )
+from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual, Signum
 from gradwire.moment import Moment
@@ -424,6 +426,11 @@ _EXCHANGES = (
     ExchangeCase("gather tern_grad clipped", gather(tern_grad(2.5)), coarse=11),
     ExchangeCase("every 2 qsgd", every(2, gather(qsgd(8))), coarse=2),
     ExchangeCase("remember qsgd", remember(gather(qsgd(8))), coarse=2),
+    ExchangeCase("gcomp lossless", gcomp("lossless", refresh=2)),
+    ExchangeCase("gcomp lossless, short segments", Gcomp("lossless", segment=100)),
+    ExchangeCase("gcomp near", gcomp("near")),
+    ExchangeCase("gcomp levels, short segments", Gcomp("levels", tables="static", segment=100)),
+    ExchangeCase("gcomp truncate 20", gcomp("truncate", 20)),
     ExchangeCase("every remember", every(3, remember(reduce(values(random_k(0.3)))))),
 )
 
@@ -481,6 +488,10 @@ RECIPES = {
     "truncate": None,
     "truncate(bits=10, feedback=True)": None,
     **dict.fromkeys(IN_BLOCKS),
+    "gcomp": None,
+    "gcomp(mode='levels')": None,
+    "gcomp(mode='lossless')": None,
+    "gcomp(mode='truncate', tables='static')": None,
     "powersgd(rank=2)": None,
     "acpsgd(rank=2)": None,
     "qsgd": None,

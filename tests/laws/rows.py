@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire.comm import Metered, Round, ThreadComm, run_ranks
 from gradwire.exchange import run
-from gradwire.moment import Moment
+from gradwire.moment import Moment, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, generator
 from tests.laws.pairwise import all_pairs
@@ -26,6 +26,14 @@ SIZES = (0, 1, 2, 7, 127, 1000, 4097, 40_009)
 DTYPES = (F32, F64, F16, BF16)
 # (step, unit): before and after a warm-up; in and out of phase for intervals 2, 3 and 4.
 TIMES = ((0, 0), (1, 0), (2, 1), (4, 0), (5, 3), (12, 0))
+COARSE_STEPS = {
+    "lr": 2.0**-16,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+}
+"""Of an optimizer that sees no difference below 2^-8 in a gradient if parameters are 1."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,9 @@ class Row:
         """Where and when, with something that the last step has left."""
         draw = generator(str(self), rank + 1000)
         unsent = torch.randn(self.size, generator=draw) if self.time[0] else torch.zeros(self.size)
-        return Moment(self.time[0], self.time[1], rank, self.world, seed=7, unsent=unsent.to(self.dtype))
+        unsent = unsent.to(self.dtype)
+        seen = Replicated(torch.ones(self.size), COARSE_STEPS, {}, torch.optim.SGD)
+        return Moment(*self.time, rank, self.world, seed=7, unsent=unsent, replicas=lambda _name: seen)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gradwire.ddp.engine import Engine
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.hook import gradwire_hook
 from gradwire.ddp.layout import Policy, build, chooser, plain, settled
+from gradwire.ddp.metric import warn_without_optimizer
 from gradwire.ddp.momentum import check_momentum
 from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
@@ -45,7 +46,8 @@ def attach(
 ) -> Wire:
     """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
 
-    - `optimizer`: watched, to warn when several backward passes precede one step.
+    - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
+      gradient follows from it.
     - `recipe`: `name` or `name(key=value, …)`; see `gradwire.recipes.names()`.
     - `policy`: another recipe for some parameters: glob patterns over names, or a function of the
       parameter; by default vectors and tiny tensors travel densely beside a lossy recipe.
@@ -74,6 +76,7 @@ def attach(
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     session.engine.check_layout = partial(check_momentum, optimizer=optimizer)
+    warn_without_optimizer(session.engine.layout, optimizer)
     observe(ddp, optimizer, scaler, session)
     ddp.register_comm_hook(session, gradwire_hook)
     return Wire(Attached(ddp, optimizer, scaler, session, worker))

@@ -54,7 +54,7 @@ Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]
 
 SEGMENT = 1 << 17
-"""Elements of a segment: see `benchmarks/compressed_ring.py --segments`."""
+"""Elements of a segment: see `benchmarks/compressed_ring.py --segment`."""
 REFRESH = 50
 """Steps for which a table is used, in the paper."""
 
@@ -84,6 +84,11 @@ class Gcomp:
     def contractive(self) -> bool:
         """What is lost is not kept: there is nothing to remember."""
         return self.conserves
+
+    @property
+    def asks_optimizer(self) -> bool:
+        """If what may be dropped follows from `Moment.replicas`."""
+        return self.mode in ("near", "levels")
 
     @property
     def in_place(self) -> bool:
@@ -148,7 +153,7 @@ class Frames:
         self._flush = self._mode != "lossless"
         self._kind, self._name = place_of(at)
         self._dynamic = how.tables == "dynamic"
-        self._states: dict[int, int] = {}
+        self._states: dict[tuple[int, int], int] = {}
 
     def bound(self, numel: int) -> int:
         """See `Framing.bound`."""
@@ -192,12 +197,13 @@ class Frames:
         return 0
 
     def _key(self, start: int, numel: int, hop: int) -> Key:
-        if start not in self._states:
+        place = start, numel
+        if place not in self._states:
             held = self._thresholds[start : start + numel] if self._mode == "near" else torch.empty(0)
             # A partition that went astray is another state.
-            self._states[start] = (fingerprint(held) + start) % 2**32
+            self._states[place] = (fingerprint(held) + start) % 2**32
         unit = ((self._at.lane + 1) * 2**20 + self._at.unit) % 2**32
-        return Key(self._at.step, unit, hop, self._states[start])
+        return Key(self._at.step, unit, hop, self._states[place])
 
     @cached_property
     def _thresholds(self) -> Tensor:

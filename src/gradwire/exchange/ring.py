@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Comm, Pending, Round
+from gradwire.comm.base import Pending, Round
 from gradwire.errors import TransportError
 
 MARKER_BYTES = 1
@@ -52,6 +52,14 @@ class Framing(Protocol):
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
         """Write what `data` says to `out` (numel,), or add it; raises `WireError`."""
+
+
+class Neighbours(Protocol):
+    """The part of `Comm` that a ring needs."""
+
+    @property
+    def rank(self) -> int: ...
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending: ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class Lap:
     NaN. Nothing is raised but `TransportError`.
     """
 
-    def __init__(self, data: Tensor, framing: Framing, comm: Comm, course: Course) -> None:
+    def __init__(self, data: Tensor, framing: Framing, comm: Neighbours, course: Course) -> None:
         self.failures: list[Exception] = []
         self.is_lost = False
         self._data, self._framing, self._comm, self._course = data, framing, comm, course

@@ -69,6 +69,8 @@ EVERY_RECIPE = {
     "flexible, eager": "flexible(every=2)",
     "fp16": "fp16",
     "fp8": "fp8(block=100)",
+    "gcomp": "gcomp(refresh=3)",
+    "gcomp, lossless": "gcomp(mode='lossless', refresh=2)",
     "gtopk": "gtopk(ratio=0.1)",
     "int4": "int4(block=33)",
     "int8": "int8",

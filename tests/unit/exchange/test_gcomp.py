@@ -73,7 +73,7 @@ def awkward(rank: int, numel: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 @pytest.mark.parametrize("world", range(2, 9))
 def test_lossless_is_a_plain_ring_to_the_last_bit(world: int, dtype: torch.dtype) -> None:
-    for numel in (1, world - 1, 1000):
+    for numel in (0, 1, world - 1, 1000):
         inputs = [awkward(rank, numel, dtype) for rank in range(world)]
         found = the_mean(replace(gcomp("lossless"), **SHORT), inputs)
         assert torch.equal(found, plain_ring(inputs)), numel

@@ -1,0 +1,154 @@
+"""Scenes of lossless all-reduces: in training, and for whoever calls all_reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.integrations import lossless_group
+from tests.process.models import digest, perceptron, train
+
+KINDS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda module: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9),
+    "adamw": lambda module: torch.optim.AdamW(module.parameters(), lr=1e-3),
+}
+
+
+def training_is_ddps() -> dict[str, list[str]]:
+    """Fingerprints after sixty steps, past a change of tables, of DDP and of gcomp(mode='lossless')."""
+    found: dict[str, list[str]] = {}
+    for name, build in KINDS.items():
+        for recipe in (None, "gcomp(mode='lossless')"):
+            ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.02)
+            optimizer = build(ddp)
+            if recipe is not None:
+                gradwire.attach(ddp, optimizer, recipe)
+            train(ddp, optimizer, range(60))
+            found.setdefault(name, []).append(digest(ddp))
+    return found
+
+
+def near_by_optimizer() -> dict[str, Any]:
+    """Replicas, bytes, and how far sixty steps end from DDP's, relative to how far they went."""
+    found: dict[str, Any] = {}
+    for name, build in KINDS.items():
+        ends, start = [], perceptron().state_dict()
+        for recipe in (None, "gcomp", "gcomp(mode='levels')"):
+            ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.02)
+            optimizer = build(ddp)
+            wire = None if recipe is None else gradwire.attach(ddp, optimizer, recipe)
+            train(ddp, optimizer, range(60))
+            ends.append(nn.utils.parameters_to_vector(ddp.parameters()).detach())
+            if wire is not None:
+                found[f"{name} {recipe}"] = {"digest": digest(ddp), "ratio": wire.report().ratio}
+        way = (ends[0] - torch.cat([each.reshape(-1) for each in start.values()])).norm()
+        for recipe, end in zip(("gcomp", "gcomp(mode='levels')"), ends[1:], strict=True):
+            found[f"{name} {recipe}"]["away"] = float((end - ends[0]).norm() / way)
+    return found
+
+
+def resumed() -> bool:
+    """Whether a run that is saved and loaded goes on with its tables, to the last bit."""
+
+    def fresh() -> tuple[DistributedDataParallel, torch.optim.Optimizer, Any]:
+        ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.02)
+        optimizer = KINDS["adamw"](ddp)
+        return ddp, optimizer, gradwire.attach(ddp, optimizer, "gcomp(refresh=4)")
+
+    ddp, optimizer, wire = fresh()
+    train(ddp, optimizer, range(6))
+    saved = ddp.state_dict(), optimizer.state_dict(), wire.state_dict()
+    saved = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, saved)
+    train(ddp, optimizer, range(6, 12))
+    other, its_optimizer, its_wire = fresh()
+    other.load_state_dict(saved[0])
+    its_optimizer.load_state_dict(saved[1])
+    its_wire.load_state_dict(saved[2])
+    assert any(kind.startswith("exponents") for kind in saved[2]["kept"])
+    train(other, its_optimizer, range(6, 12))
+    return digest(ddp) == digest(other)
+
+
+def a_group() -> dist.ProcessGroup:
+    """Of the backend under test."""
+    group = dist.new_group(backend=lossless_group.register())
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def numbers(dtype: torch.dtype, shape: tuple[int, ...] = (150, 400)) -> Tensor:
+    """This rank's own, of many magnitudes."""
+    random = torch.Generator().manual_seed(dist.get_rank())
+    scale = 2.0 ** torch.randint(-12, 2, shape, generator=random)
+    return (torch.randn(shape, generator=random) * scale).to(dtype)
+
+
+def sums() -> list[str]:
+    """What differs from gloo: nothing."""
+    group, wrong = a_group(), []
+    for dtype in lossless_group.DTYPES:
+        for turn in range(3):
+            plain = numbers(dtype) * (turn + 1)
+            mine = plain.clone()
+            dist.all_reduce(plain)
+            dist.all_reduce(mine, group=group)
+            if not torch.equal(plain, mine):
+                wrong.append(f"{dtype} {turn}")
+    return wrong
+
+
+def everything_else() -> dict[str, Any]:
+    """What goes to gloo, several sums under way at once, and views."""
+    group, rank = a_group(), dist.get_rank()
+    largest = numbers(torch.float32)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    small, whole = torch.full((3,), rank + 1.0), torch.full((40_000,), rank + 1)
+    across = torch.full((200, 300), rank + 1.0).T
+    works = [dist.all_reduce(t, group=group, async_op=True) for t in (small, whole)]
+    many = [torch.full((30_000 + n,), rank + 1.0 + n) for n in range(5)]
+    works += [dist.all_reduce(t, group=group, async_op=True) for t in many]
+    spread = torch.full((4,), float(rank))
+    dist.broadcast(spread, 1, group=group)
+    rows = [torch.empty(2) for _ in range(2)]
+    dist.all_gather(rows, torch.full((2,), float(rank)), group=group)
+    for work in works:
+        work.wait()
+    dist.all_reduce(across, group=group)
+    dist.barrier(group=group)
+    return {
+        "largest": bool((largest >= numbers(torch.float32)).all()),
+        "small": small.tolist(),
+        "whole": whole.unique().tolist(),
+        "many": [t.unique().tolist() for t in many],
+        "spread": spread.tolist(),
+        "rows": torch.stack(rows).tolist(),
+        "across": across.unique().tolist(),
+    }
+
+
+def ddp_on_top() -> list[str]:
+    """DDP over the wrapped group, and over gloo."""
+    found = []
+    for group in (None, a_group()):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 600), nn.Tanh(), nn.Linear(600, 8))
+        ddp = DistributedDataParallel(model, process_group=group)
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), range(10))
+        found.append(digest(ddp))
+    return found
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "training": training_is_ddps,
+    "near": near_by_optimizer,
+    "resumed": resumed,
+    "sums": sums,
+    "everything else": everything_else,
+    "ddp": ddp_on_top,
+}

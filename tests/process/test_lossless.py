@@ -1,0 +1,62 @@
+"""Real gloo ranks: lossless training is DDP's bit for bit, and a process group that compresses sums as gloo
+does.
+
+Order of reduction: with two ranks a sum has two addends, x_0/2 and x_1/2, so that there is only one order,
+DDP's.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.ranks import Results, perform, value
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes on two ranks."""
+    return perform("tests.process.scenes_lossless", 2, tmp_path_factory.mktemp("two"))
+
+
+def test_lossless_training_on_two_ranks_is_ddps_bit_for_bit(two: Results) -> None:
+    for found in value(two, "training"):
+        for plain, lossless in found.values():
+            assert lossless == plain
+
+
+def test_near_lossless_training_stays_where_ddp_goes(two: Results) -> None:
+    first, second = value(two, "near")
+    for setting, found in first.items():
+        assert found["digest"] == second[setting]["digest"]
+        # A step moves a parameter by 2 ulp at most, 2^-22 of it, and these steps by some 10^-3 of it: 60 of
+        # them stay within 60·2^-22·10^3 of their way or so, if training does not spread what was close.
+        assert found["away"] < 0.015, setting
+        assert found["ratio"] < 0.9, setting
+
+
+def test_a_resumed_run_goes_on_with_its_tables(two: Results) -> None:
+    assert value(two, "resumed") == [True, True]
+
+
+def test_the_process_group_gives_gloos_sums(two: Results) -> None:
+    assert value(two, "sums") == [[], []]
+
+
+def test_everything_else_goes_to_gloo(two: Results) -> None:
+    for found in value(two, "everything else"):
+        assert found == {
+            "largest": True,
+            "small": [3.0] * 3,
+            "whole": [3],
+            "many": [[3.0 + 2 * n] for n in range(5)],
+            "spread": [1.0] * 4,
+            "rows": [[0.0] * 2, [1.0] * 2],
+            "across": [3.0],
+        }
+
+
+def test_ddp_over_the_process_group_is_ddp(two: Results) -> None:
+    for plain, compressed in value(two, "ddp"):
+        assert compressed == plain

@@ -1,0 +1,37 @@
+"""A recipe that goes by the optimizer says aloud when it was given none."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from gradwire.ddp.layout import build, settled
+from gradwire.ddp.metric import warn_without_optimizer
+from gradwire.recipes import recipe
+from tests.unit.ddp.rig import specs
+
+SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def warn(text: str, optimizer: torch.optim.Optimizer | None) -> None:
+    main = settled(recipe(text))
+    assert main is not None
+    warn_without_optimizer(build(specs(), main, None, torch.device("meta")), optimizer)
+
+
+@pytest.mark.parametrize("text", ["gcomp", "gcomp(mode='levels')"])
+def test_without_an_optimizer_it_is_said_that_nothing_is_dropped(text: str) -> None:
+    with pytest.warns(UserWarning, match="sent without loss"):
+        warn(text, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [("gcomp", SGD), ("gcomp(mode='lossless')", None), ("gcomp(mode='truncate')", None), ("int8", None)],
+)
+def test_otherwise_there_is_nothing_to_say(text: str, optimizer: torch.optim.Optimizer | None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn(text, optimizer)
