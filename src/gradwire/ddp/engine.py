@@ -297,7 +297,7 @@ class Engine:
         step.committed = True
 
     def _observe(self, step: Step, verdict: Verdict) -> None:
-        """Let the settler see the facts of a measuring step, and act on what it decides; or watch the link."""
+        """Let the settler see the facts of a measuring step, and act on what it decides; or watch links."""
         rows = [row.facts for row in verdict.rows]
         if self._settler is None:
             self.link_changes.extend((step.number, change) for change in self.traffic.hear(rows))
