@@ -100,6 +100,10 @@ def learns(recipe: str) -> dict[str, Any]:
         "ratio": report.ratio,
         "led": report.times_led,
         "text": str(report),
+        "facts": report.facts,
+        "link": report.as_dict()["link"],
+        "link_changes": report.as_dict()["link_changes"],
+        "parameters": [p.numel() for p in ddp.parameters()],
     }
 
 
