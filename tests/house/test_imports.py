@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "arena": {"exchange.base", "memory", "moment"},
     "plan": set(),
     "adapt": {"plan"},
-    "measure": {"comm.base", "errors", "plan"},
+    "measure": {"comm.base", "errors", "exchange.base", "memory", "moment", "plan", "version"},
     "recipes": {"arena", "codec", "exchange", "memory", "plan"},
     "ddp": UPPER | {"version"},
     "emulate": {"errors"},

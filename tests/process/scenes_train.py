@@ -84,6 +84,10 @@ def learns(recipe: str) -> dict[str, Any]:
         "metered": report.metered_bytes_per_step,
         "ratio": report.ratio,
         "text": str(report),
+        "facts": report.facts,
+        "link": report.as_dict()["link"],
+        "link_changes": report.as_dict()["link_changes"],
+        "parameters": [p.numel() for p in ddp.parameters()],
     }
 
 

@@ -47,3 +47,25 @@ def test_predicted_bytes_are_metered_bytes(three: Results, recipe: str) -> None:
 def test_an_adaptive_recipe_decides_alike_on_all_ranks(three: Results) -> None:
     for recipe in ("auto", "covap"):
         assert len({each["recipe"] for each in value(three, recipe)}) == 1
+
+
+@pytest.mark.parametrize("recipe", ["auto", "covap"])
+def test_what_was_measured_is_the_same_on_all_ranks(three: Results, recipe: str) -> None:
+    first, *others = (each["facts"] for each in value(three, recipe))
+    assert all(facts == first for facts in others)
+    backward, network = first["backward"], first["network"]
+    assert backward["numel"] == value(three, recipe)[0]["parameters"][::-1]
+    assert all(0.0 < ready_s <= backward["total_s"] for ready_s in backward["ready_s"])
+    # The layout is the reverse of registration, which is how a perceptron's backward pass goes.
+    assert backward["ready_s"][0] < backward["ready_s"][-1]
+    assert backward["before_s"] > 0.0
+    assert set(network["calibrated"]) == {"all_reduce", "all_gather"}
+    assert all(link["alpha_s"] >= 0.0 and link["beta_s"] >= 0.0 for link in network["calibrated"].values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_ranks_see_the_same_link(three: Results, recipe: str) -> None:
+    found = value(three, recipe)
+    assert found[0]["link"] is not None
+    assert all(each["link"] == found[0]["link"] for each in found)
+    assert all(each["link_changes"] == found[0]["link_changes"] for each in found)

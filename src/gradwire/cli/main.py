@@ -5,6 +5,7 @@ import typer
 from gradwire.cli import net
 from gradwire.cli.bench import bench
 from gradwire.cli.demo import demo
+from gradwire.cli.probe import probe
 from gradwire.cli.recipes import recipes
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app.add_typer(net.app, name="net")
 app.command()(recipes)
 app.command()(bench)
 app.command()(demo)
+app.command()(probe)
 
 
 @app.callback()

@@ -6,6 +6,7 @@ same collectives in the same order.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,7 +25,8 @@ from gradwire.ddp.tail import SMALL_BYTES, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
-from gradwire.measure import BackwardWatch, TimedComm, network_of, probe
+from gradwire.measure import BackwardWatch, Change, TimedComm, network_of, probe
+from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT
 from gradwire.moment import Kept, Moment, Replicas
 from gradwire.plan import Facts
@@ -63,6 +65,8 @@ class Engine:
         self.replicas: Replicas = lambda _name: None
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.watch = BackwardWatch()
+        self.traffic = Traffic(comm.world)
+        self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(post, self._progress)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
         self._memory_dtype = memory_dtype
@@ -98,6 +102,7 @@ class Engine:
             if name in self.layout.slots:
                 self.layout.slots[name][0].kept.adopt(name, lane.kept)
         self._settler, self.runner.one_by_one = None, False
+        self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
 
     def retire(self) -> None:
         """From the next step on plain all-reduce, whatever the policy. Flush first."""
@@ -242,7 +247,7 @@ class Engine:
         return self.layout.is_dense and not self.measuring
 
     def _send_tail(self, step: Step) -> None:
-        facts: tuple[float, ...] = ()
+        facts: tuple[float, ...] = self.traffic.row
         if self.measuring:
             facts = step.times(self.specs, self.watch.ready_s()).row
         self._require_all_units(step)
@@ -278,7 +283,7 @@ class Engine:
                 self._commit(step, tail)
             else:
                 step.poison()
-            self._observe(verdict)
+            self._observe(step, verdict)
         self._close(step)
 
     def _is_finite(self, step: Step, tail: Tail, verdict: Verdict) -> bool:
@@ -294,11 +299,13 @@ class Engine:
         self.step += 1
         step.committed = True
 
-    def _observe(self, verdict: Verdict) -> None:
-        """Let the settler see the facts of a measuring step, and act on what it decides."""
+    def _observe(self, step: Step, verdict: Verdict) -> None:
+        """Let the settler see the facts of a measuring step, and act on what it decides; or watch links."""
+        rows = [row.facts for row in verdict.rows]
         if self._settler is None:
+            self.link_changes.extend((step.number, change) for change in self.traffic.hear(rows))
             return
-        self.facts = self._settler.observe([row.facts for row in verdict.rows])
+        self.facts = self._settler.observe(rows)
         if self.facts is not None:
             if self.comm.world > 1:
                 # In the same step on all ranks, and all of them get the same numbers.
@@ -317,6 +324,7 @@ class Engine:
     def _close(self, step: Step) -> None:
         step.closed = True
         self._now = None
+        self.traffic.note(step.trace.rounds) if step.error is None else self.traffic.forget()
         for lane in self.layout.lanes:
             lane.kept.discard()
         if step.error is not None:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire.ddp.diagnose import Diagnosis
+from gradwire.measure import Change
+from gradwire.plan.costs import Link
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,9 @@ class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
-    which unsent gradient lives, which plain DDP does not need. `diagnosis` is the last one asked for.
+    which unsent gradient lives, which plain DDP does not need. `link` is what gradwire's own traffic has seen
+    under the recipe in force, once there were enough steps; `link_changes` are the last ones noticed, with
+    the step. `diagnosis` is the last one asked for.
     """
 
     recipe: str
@@ -32,6 +36,8 @@ class Report:
     facts: dict[str, Any] | None
     timeline: list[dict[str, object]]
     diagnosis: Diagnosis | None = None
+    link: Link | None = None
+    link_changes: tuple[tuple[int, Change], ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -54,9 +60,18 @@ class Report:
         ]
         if self.diagnosis is not None:
             lines.append(f"  ranks        {self.diagnosis}")
+        if self.link_changes:
+            step, change = self.link_changes[-1]
+            told = f"{_link(change.before)}, then {_link(change.after)}"
+            lines.append(f"  link         changed in step {step}: {told}")
         if self.skipped_steps:
             lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
         return "\n".join(lines)
+
+
+def _link(link: Link) -> str:
+    rate = f"{8e-6 / link.beta_s:.0f} Mbit/s" if link.beta_s > 0.0 else "any rate"
+    return f"{link.alpha_s * 1e3:.2f} ms, {rate}"
 
 
 def _mib(size_bytes: float) -> str:

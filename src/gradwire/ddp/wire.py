@@ -110,6 +110,8 @@ class Wire:
             memory_bytes=engine.layout.memory_bytes,
             units=sum(len(lane.units) for lane in engine.layout.lanes),
             facts=facts,
+            link=engine.traffic.monitor.links.get("all_reduce"),
+            link_changes=tuple(engine.link_changes),
             timeline=history.timeline(),
             diagnosis=self._diagnosis,
         )

@@ -1,17 +1,24 @@
 """What is found out by looking: times (the only code that reads a clock) and how often weights are used."""
 
 from gradwire.measure.backward import BackwardWatch
-from gradwire.measure.clock import Span, Trace, now_s
+from gradwire.measure.clock import RoundTime, Span, Trace, now_s
+from gradwire.measure.codec import codec_cost
+from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.multiply_adds import layer_rates, multiply_adds
 from gradwire.measure.probe import Probed, network_of, probe
 from gradwire.measure.timed import TimedComm
 
 __all__ = [
     "BackwardWatch",
+    "Change",
+    "LinkMonitor",
     "Probed",
+    "RoundTime",
+    "Sample",
     "Span",
     "TimedComm",
     "Trace",
+    "codec_cost",
     "layer_rates",
     "multiply_adds",
     "network_of",

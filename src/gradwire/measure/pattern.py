@@ -1,8 +1,8 @@
 """How often a collective waits for a hop, and how many bytes pass one after the other, as gloo runs it.
 
-A verb's time is hops · α + bytes · β. What runs: all-reduce and all-gather in a ring, all-to-all and shift
-by messages that are under way at once. Between two ranks an all-reduce is a swap, which saves half of the
-hops; a calibrated α contains that, as it contains what the software costs.
+A verb's time is hops · α + bytes · β. What runs: all-reduce and all-gather in a ring, all-to-all
+pair by pair, and a shift is one message. Where the hops are fewer in truth (between two ranks an all-reduce
+is a swap) a calibrated α contains that, as it contains what the software costs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def hops(verb: Verb, world: int) -> int:
         "all_reduce": 2 * ring,
         "all_gather": ring,
         "broadcast": ring.bit_length(),
-        "all_to_all": min(ring, 1),
+        "all_to_all": ring,
         "shift": min(ring, 1),
     }[verb]
 

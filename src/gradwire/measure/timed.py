@@ -10,6 +10,9 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Pending, Verb
 from gradwire.measure.clock import RoundTime, Trace, now_s
 
+UNANNOUNCED = ("shift", "all_to_all")
+"""Verbs made of messages, whose end gloo cannot announce: `then` calls back at once; `wait` knows."""
+
 
 @dataclass
 class _TimedPending:
@@ -26,7 +29,8 @@ class _TimedPending:
     def then(self, callback: Callable[[], None]) -> None:
         def ended() -> None:
             stop_s = now_s()
-            self.round.ended(stop_s)
+            if self.round.verb not in UNANNOUNCED:
+                self.round.ended(stop_s)
             self.trace.add("wire", self.unit, self.round.start_s, stop_s)
             callback()
 

@@ -10,7 +10,8 @@ import pytest
 from gradwire.ddp.history import WINDOW, History
 from gradwire.ddp.report import Report
 from gradwire.ddp.step import Step
-from gradwire.measure import Span
+from gradwire.measure import Change, Span
+from gradwire.plan.costs import Link
 
 REPORT = Report(
     recipe="topk(ratio=0.01)",
@@ -50,6 +51,14 @@ def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
 
 def test_skipped_steps_are_said_aloud() -> None:
     assert str(replace(REPORT, skipped_steps=3)).endswith("skipped      3 steps with NaN or Inf")
+
+
+def test_a_change_of_the_link_is_said_aloud_and_is_plain_json() -> None:
+    change = Change("all_reduce", Link(1e-3, 4e-8), Link(2.5e-3, 0.0))
+    changed = replace(REPORT, link=change.after, link_changes=((3, change), (70, change)))
+    said = "link         changed in step 70: 1.00 ms, 200 Mbit/s, then 2.50 ms, any rate"
+    assert str(changed).endswith(said)
+    assert json.loads(json.dumps(changed.as_dict()))["link_changes"][0][1]["before"]["alpha_s"] == 1e-3
 
 
 def test_a_report_is_plain_json() -> None:

@@ -1,0 +1,178 @@
+"""`gradwire probe`: what the links are like, and what codecs cost on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gradwire import emulate, kernels, recipe
+from gradwire.cli.plot import Axes, Curve, draw, text_plot
+from gradwire.comm import ProcessGroupComm
+from gradwire.comm.base import Verb
+from gradwire.measure import Probed
+from gradwire.measure import probe as probe_links
+from gradwire.measure.codec import CodecCurves, measure_codec
+from gradwire.measure.probe import VERBS
+from gradwire.recipes import Composition
+
+_ALONE = (
+    "a link needs ranks: start the command on each, with\n"
+    "torchrun --nproc-per-node 2 -m gradwire.cli probe, or\n"
+    "gradwire net run --workers 2 --rate 200mbit -- python -m gradwire.cli probe.\n"
+    "With --codecs it needs none."
+)
+
+
+def probe(
+    verbs: Annotated[str, typer.Option(help="Collectives to try, separated by commas.")] = ",".join(VERBS),
+    budget: Annotated[float, typer.Option(help="Seconds for each verb, or each recipe.")] = 2.0,
+    codecs: Annotated[
+        str | None, typer.Option(help="Measure codecs instead: recipes, separated by semicolons.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the fit to a file: .svg, .png or .pdf.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures to a file.")] = None,
+) -> None:
+    """Fit latency and bandwidth of every collective, on the ranks that torchrun or `gradwire net` started.
+
+    Example: gradwire net run --workers 4 --rate 200mbit -- python -m gradwire.cli probe
+    """
+    try:
+        if codecs is not None:
+            _tell_codecs(_measured(codecs, budget), picture, json_path)
+            return
+        _tell_links(*_probed(_known(verbs), budget), picture, json_path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _known(text: str) -> list[Verb]:
+    names = [name.strip() for name in text.split(",")]
+    known: list[Verb] = [verb for verb in get_args(Verb) if verb in names]
+    if len(known) != len(names):
+        raise ValueError(f"verbs={text!r}: choose from {', '.join(VERBS)}")
+    return known
+
+
+def _probed(verbs: list[Verb], budget_s: float) -> tuple[tuple[Probed, ...], int, int]:
+    """What was found, this rank's number and the world."""
+    if "RANK" not in os.environ:
+        raise ValueError(_ALONE)
+    torch.set_num_threads(1)
+    dist.init_process_group(emulate.backend())
+    try:
+        assert dist.group.WORLD is not None
+        comm = ProcessGroupComm(dist.group.WORLD)
+        return probe_links(comm, verbs, budget_s=budget_s), comm.rank, comm.world
+    finally:
+        dist.destroy_process_group()
+
+
+def _tell_links(
+    probed: tuple[Probed, ...], rank: int, world: int, picture: Path | None, json_path: Path | None
+) -> None:
+    """On rank 0, which has what all have."""
+    if rank != 0:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("collective", "latency", "bandwidth", "off by", "at worst", "sizes"):
+        table.add_column(heading, justify="left" if heading == "collective" else "right")
+    for each in probed:
+        table.add_row(each.verb, _micro(each.link.alpha_s), _rate(each.link.beta_s), *_quality(each))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{world} ranks; latency is that of one hop")
+    console.print(table)
+    curves = [Curve(each.verb, each.fit) for each in probed]
+    axes = Axes("bytes one after the other", "ms")
+    console.print(text_plot(curves, axes), markup=False)
+    found = {each.verb: _as_dict(each) for each in probed}
+    title = f"collectives on {world} ranks"
+    _write(curves, axes, title, {"world": world, "verbs": found}, picture, json_path)
+
+
+def _quality(each: Probed) -> tuple[str, str, str]:
+    worst = max(abs(deviation) for deviation in each.fit.deviations)
+    return f"{each.fit.residual:.1%}", f"{worst:.1%}", str(len(each.fit.points))
+
+
+def _as_dict(each: Probed) -> dict[str, Any]:
+    return {
+        "alpha_s": each.link.alpha_s,
+        "beta_s_per_byte": each.link.beta_s,
+        "residual": each.fit.residual,
+        "deviations": each.fit.deviations,
+        "points": each.fit.points,
+    }
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def _rate(beta_s: float) -> str:
+    return f"{8e-6 / beta_s:.1f} Mbit/s" if beta_s > 0.0 else "beyond measure"
+
+
+def _measured(texts: str, budget_s: float) -> dict[str, CodecCurves]:
+    chosen = [recipe(text) for text in texts.split(";")]
+    torch.set_num_threads(1)
+    kernels.prepare()
+    found = {}
+    for each in chosen:
+        built = each.build()
+        if not isinstance(built, Composition):
+            raise ValueError(f"{each} decides when it has measured; name what it may choose")
+        found[str(each)] = measure_codec(built.exchange, budget_s=budget_s)
+    return found
+
+
+def _tell_codecs(found: dict[str, CodecCurves], picture: Path | None, json_path: Path | None) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("recipe")
+    for heading in ("encode B", "γ per element", "off by", "decode B", "γ per element", "off by"):
+        table.add_column(heading, justify="right")
+    for name, curves in found.items():
+        cells = []
+        for fit in (curves.encode, curves.decode):
+            cells += [f"{fit.line.base_s * 1e6:.1f} µs", f"{fit.line.slope_s * 1e9:.2f} ns"]
+            cells.append(f"{fit.residual:.0%}")
+        table.add_row(name, *cells)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print("seconds of a unit of x elements: B + γ·x; decoding is that of one rank's payload")
+    console.print(table)
+    curves_of = [
+        Curve(f"{name}, {what}", fit)
+        for name, curves in found.items()
+        for what, fit in (("encode", curves.encode), ("decode", curves.decode))
+    ]
+    axes = Axes("elements", "ms")
+    console.print(text_plot(curves_of, axes), markup=False)
+    document = {
+        name: {
+            what: {"base_s": fit.line.base_s, "slope_s": fit.line.slope_s, "points": fit.points}
+            for what, fit in (("encode", curves.encode), ("decode", curves.decode))
+        }
+        for name, curves in found.items()
+    }
+    _write(curves_of, axes, "codecs on one core", document, picture, json_path)
+
+
+def _write(
+    curves: list[Curve],
+    axes: Axes,
+    title: str,
+    document: dict[str, Any],
+    picture: Path | None,
+    json_path: Path | None,
+) -> None:
+    if picture is not None:
+        draw(curves, axes, title, picture)
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,62 @@
+"""Measured numbers on disk, for the next run on the same machine.
+
+One small JSON file per key under `$XDG_CACHE_HOME/gradwire` (`~/.cache/gradwire`), written beside and moved
+into place, so that ranks which store at once leave one whole file. What cannot be read is not there, and what
+cannot be written is not kept: a cache saves time and must never be a reason to fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+Key = Mapping[str, str]
+Numbers = Mapping[str, float]
+
+
+def folder() -> Path:
+    """Where files are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gradwire"
+
+
+def path_of(key: Key) -> Path:
+    """The file of a key."""
+    digest = hashlib.blake2b(json.dumps(dict(key), sort_keys=True).encode(), digest_size=12).hexdigest()
+    return folder() / f"{digest}.json"
+
+
+def load(key: Key) -> dict[str, float] | None:
+    """What was stored under `key`; `None` when there is nothing that can be trusted."""
+    try:
+        found = json.loads(path_of(key).read_text(encoding="utf-8"))
+        if found["key"] != dict(key):
+            return None
+        return {name: float(number) for name, number in found["numbers"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        return None
+
+
+def store(key: Key, numbers: Numbers) -> bool:
+    """Keep `numbers` under `key`; whether that was possible."""
+    text = json.dumps({"key": dict(key), "numbers": dict(numbers)}, indent=1)
+    try:
+        path = path_of(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, beside = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return False
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(beside, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(beside)
+        return False
+    return True

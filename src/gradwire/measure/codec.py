@@ -1,0 +1,171 @@
+"""What a recipe's codec costs on this machine: B + γ·x seconds for x elements, encoding and decoding apart.
+
+Measured on the exchange itself, over a `Comm` without peers. Encoding is all local work until the last round
+is issued, with the memory's fold; decoding is what follows its end, per payload: after an all-gather N are
+decoded (MergeComp, Wang et al. 2021, section 3, has one curve for both). Error feedback's own decoding is
+part of encoding, because that is when the worker does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import WireError
+from gradwire.exchange.base import Exchange
+from gradwire.measure import cache
+from gradwire.measure.clock import now_s
+from gradwire.measure.echo import EchoComm
+from gradwire.measure.fit import Fit, straight_line
+from gradwire.measure.machine import fingerprint
+from gradwire.memory import UNSENT
+from gradwire.moment import Kept, Moment, Part
+from gradwire.plan.costs import CodecCost, Line
+
+SIZES = tuple(1 << power for power in (6, 8, 10, 12, 14, 16, 17, 18, 19, 20))
+"""Elements. Closer together where memory begins to slow codecs down, because most of a gradient is in large
+units: the line has to serve those."""
+WORLD = 4
+LATE = 1 << 20
+"""A committed step behind every warm-up, in which rank 0 of four leads."""
+CYCLE = 840
+"""So many steps hold whole cycles of every interval up to 8."""
+FORM = "codec-cost-1"
+_REPETITIONS = (5, 15)
+
+
+@dataclass(frozen=True)
+class CodecCurves:
+    """Both lines with the points they were fitted to: (elements, seconds)."""
+
+    encode: Fit
+    decode: Fit
+
+    @property
+    def cost(self) -> CodecCost:
+        """The lines alone."""
+        return CodecCost(self.encode.line, self.decode.line)
+
+
+def codec_cost(exchange: Exchange, text: str, *, budget_s: float = 0.3) -> CodecCost:
+    """The cost of the recipe `text`, which composes `exchange`: measured once per machine, then remembered.
+
+    This rank's own: ranks that plan with it must agree first (`gradwire.measure.aligned.slowest`).
+    """
+    key = {"form": FORM, "recipe": text, **fingerprint()}
+    kept = cache.load(key)
+    if kept is not None and set(kept) == {"encode_s", "encode_slope_s", "decode_s", "decode_slope_s"}:
+        encode = Line(kept["encode_s"], kept["encode_slope_s"])
+        return CodecCost(encode, Line(kept["decode_s"], kept["decode_slope_s"]))
+    cost = measure_codec(exchange, budget_s=budget_s).cost
+    numbers = {"encode_s": cost.encode.base_s, "encode_slope_s": cost.encode.slope_s}
+    cache.store(key, numbers | {"decode_s": cost.decode.base_s, "decode_slope_s": cost.decode.slope_s})
+    return cost
+
+
+def measure_codec(
+    exchange: Exchange,
+    sizes: Sequence[int] = SIZES,
+    *,
+    budget_s: float = 0.3,
+    clock: Callable[[], float] = now_s,
+) -> CodecCurves:
+    """Time `exchange` on normal numbers of every size (powers of two), each for its share of `budget_s`.
+
+    A size gets five repetitions in any case, of which the shortest counts because others on the machine only
+    add to it, and one before them, which compiles. Where what
+    peers send must differ from what this rank sends, all of it is measured in a world of one.
+    """
+    try:
+        return _measure(exchange, sizes, budget_s, clock, WORLD)
+    except WireError:
+        return _measure(exchange, sizes, budget_s, clock, 1)
+
+
+def _measure(
+    exchange: Exchange, sizes: Sequence[int], budget_s: float, clock: Callable[[], float], world: int
+) -> CodecCurves:
+    encode, decode = [], []
+    for numel in sizes:
+        bench = _Bench(exchange, numel, world, clock)
+        bench.once()
+        pairs: list[tuple[float, float]] = []
+        until_s = clock() + budget_s / len(sizes)
+        fewest, most = _REPETITIONS
+        while len(pairs) < fewest or (len(pairs) < most and clock() < until_s):
+            pairs.append(bench.once())
+        encode.append((float(numel), max(min(pair[0] for pair in pairs), 1e-9)))
+        decode.append((float(numel), max(min(pair[1] for pair in pairs), 1e-9)))
+    return CodecCurves(straight_line(encode), straight_line(decode))
+
+
+def payloads(exchange: Exchange, numel: int, world: int, step: int = LATE) -> float:
+    """How many payloads of whole units a rank decodes: N after an all-gather of them, else 1.
+
+    Where ranks gather shards of 1/N each, that is 1 too.
+
+    >>> from gradwire.codec import cast, sparse, top_k
+    >>> from gradwire.exchange import gather, reduce
+    >>> payloads(gather(sparse(top_k(0.01))), 1000, 4), payloads(reduce(cast(torch.float16)), 1000, 4)
+    (4.0, 1.0)
+    """
+    rounds, alone = (
+        exchange.rounds(numel, torch.float32, _moment(numel, ranks, step)) for ranks in (world, 1)
+    )
+    if not rounds or not alone or rounds[-1].verb != "all_gather" or alone[-1].payload_bytes == 0:
+        return 1.0
+    return max(world * rounds[-1].payload_bytes / alone[-1].payload_bytes, 1.0)
+
+
+def _moment(numel: int, world: int, step: int, kept: Kept | None = None) -> Moment:
+    """A unit that is one matrix, as square as powers of two allow."""
+    columns = 1 << (max(numel, 1).bit_length() - 1) // 2
+    shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
+    part = Part("weight", shape, 0, numel)
+    return Moment(step, 0, 0, world, parts=(part,), kept=kept or Kept())
+
+
+def _step_that_sends(exchange: Exchange, numel: int, world: int) -> int:
+    for step in range(LATE, LATE + CYCLE):
+        if exchange.rounds(numel, torch.float32, _moment(numel, world, step)):
+            return step
+    return LATE
+
+
+class _Bench:
+    """One size: gradient, planes and what the exchange keeps."""
+
+    def __init__(self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float]) -> None:
+        self._exchange, self._world, self._clock = exchange, world, clock
+        self._step = _step_that_sends(exchange, numel, world)
+        self._payloads = payloads(exchange, numel, world, self._step)
+        self._grad = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+        memory = exchange.memory
+        names = () if memory is None else memory.planes
+        self._committed = {name: torch.zeros(numel) for name in names}
+        self._working = {name: torch.zeros(numel) for name in dict.fromkeys((UNSENT, *names))}
+        self._mean = torch.zeros(numel)
+        self._kept = Kept()
+
+    def once(self) -> tuple[float, float]:
+        """Seconds of encoding, and of decoding one payload."""
+        comm = EchoComm(self._world, self._clock)
+        at = _moment(self._grad.numel(), self._world, self._step, self._kept)
+        start_s = self._clock()
+        x = self._folded()
+        finish = self._exchange.start(x, self._mean, comm, at)
+        issued_s, wire_s = self._clock(), comm.spent_s
+        finish()
+        ended_s = self._clock()
+        self._kept.commit()
+        return issued_s - start_s - wire_s, (ended_s - issued_s) / self._payloads
+
+    def _folded(self) -> Tensor:
+        x, memory = self._working[UNSENT], self._exchange.memory
+        if memory is None:
+            return x.copy_(self._grad)
+        memory.fold(self._working, self._committed, self._grad, 1.0, self._step, self._world)
+        return x

@@ -1,0 +1,195 @@
+"""Has the link changed? Told from the times of our own collectives, without sending anything for it.
+
+Fed once per step with (verb, payload, seconds), the same on all ranks, so all come to the same answer in the
+same step. Sizes fall into classes, a class keeps its last 15 steps, and a line through the classes' medians
+gives latency and bandwidth as in `gradwire.measure.probe`. What the link was is a line like that from 15
+steps; the medians follow a change after eight.
+
+In the place of iperf and traceroute beside the training (Tyagi and Swany 2024, "Flexible communication",
+section III-E), which send traffic of their own and see other paths than collectives do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from gradwire.comm.base import Verb
+from gradwire.measure.fit import Point, straight_line
+from gradwire.measure.pattern import hops, serial_bytes
+from gradwire.plan.costs import Line, Link
+
+WINDOW = 15
+"""Steps in a median: eight new ones turn it."""
+THRESHOLD = 0.2
+CERTAIN = 4.0
+"""So many standard errors a difference must have besides: it is looked at in every step of a long run."""
+VISIBLE = 0.3
+"""A latency, or a bandwidth, is judged only where it makes up this share of some observed time."""
+
+
+class Sample(NamedTuple):
+    """A collective: bytes that each rank handed in, and the shortest duration over ranks."""
+
+    verb: Verb
+    payload_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the link was to a verb, and what it is now."""
+
+    verb: Verb
+    before: Link
+    after: Link
+
+
+@dataclass(frozen=True)
+class _Reference:
+    line: Line
+    noise: float
+    """Relative spread of a class from step to step, as a standard deviation."""
+
+
+@dataclass
+class _Tracker:
+    """One verb; `classes` hold (serial bytes, seconds) by half octaves of size, newest last."""
+
+    classes: dict[int, deque[Point]] = field(default_factory=dict)
+    reference: _Reference | None = None
+
+    def add(self, points: list[Point]) -> None:
+        """One step's collectives: several of a class count as one."""
+        found: dict[int, list[Point]] = {}
+        for point in points:
+            found.setdefault(round(2 * math.log2(point[0])), []).append(point)
+        for name, members in found.items():
+            self.classes.setdefault(name, deque(maxlen=WINDOW)).append(_middle(members))
+
+    @property
+    def full(self) -> list[deque[Point]]:
+        """Classes that have seen a whole window."""
+        return [points for points in self.classes.values() if len(points) == WINDOW]
+
+    @property
+    def medians(self) -> list[Point]:
+        """The middle of every class."""
+        return [_middle(list(points)) for points in self.classes.values()]
+
+    def refer(self) -> None:
+        """Take what is seen now for what the link is."""
+        points = [_middle(list(each)) for each in self.full]
+        # A normal's standard deviation is 1.48 times its median absolute deviation.
+        noise = median(1.48 * _spread(each) for each in self.full)
+        self.reference = _Reference(straight_line(points).line, noise)
+
+    def keep_last(self, steps: int) -> None:
+        """Forget what was before, and what the link was."""
+        self.reference = None
+        for name, points in self.classes.items():
+            self.classes[name] = deque(list(points)[-steps:], maxlen=WINDOW)
+
+
+class LinkMonitor:
+    """Notices when latency or bandwidth differ from what they were by more than `threshold`.
+
+    A change that doubles a time is seen after 8 steps that have all sizes in them; 15 steps after it there is
+    a new reference. Where all payloads of a verb have one size, all of its time counts as bandwidth. Of what
+    makes up less than 30 % of every observed time nothing is said.
+
+    >>> monitor = LinkMonitor(world=2)
+    >>> seen = [monitor.observe([Sample("shift", 1e6, seconds)]) for seconds in [0.1] * 20 + [0.2] * 8]
+    >>> [step for step, changes in enumerate(seen) if changes]
+    [27]
+    >>> seen[27][0].after.beta_s / seen[27][0].before.beta_s
+    2.0
+    """
+
+    def __init__(self, world: int, threshold: float = THRESHOLD) -> None:
+        if not threshold > 0.0:
+            raise ValueError(f"threshold={threshold} must be above 0; 0.2 is a fifth more or less")
+        self._world, self._threshold = world, threshold
+        self._trackers: dict[Verb, _Tracker] = {}
+
+    def observe(self, samples: Iterable[Sample]) -> tuple[Change, ...]:
+        """Take one step's collectives; those of no bytes or no time are left out."""
+        by_verb: dict[Verb, list[Point]] = {}
+        for verb, payload_bytes, seconds in samples:
+            x = serial_bytes(verb, payload_bytes, self._world)
+            if x > 0.0 and seconds > 0.0:
+                by_verb.setdefault(verb, []).append((x, seconds))
+        changes = (self._step(verb, points) for verb, points in by_verb.items())
+        return tuple(change for change in changes if change is not None)
+
+    @property
+    def links(self) -> dict[Verb, Link]:
+        """What the links are taken to be, by verb; those that have been seen for 15 steps."""
+        return {
+            verb: self._link(verb, tracker.reference.line)
+            for verb, tracker in self._trackers.items()
+            if tracker.reference is not None
+        }
+
+    def _step(self, verb: Verb, points: list[Point]) -> Change | None:
+        tracker = self._trackers.setdefault(verb, _Tracker())
+        tracker.add(points)
+        full = tracker.full
+        if not full:
+            return None
+        if tracker.reference is None:
+            tracker.refer()
+            return None
+        medians = [_middle(list(each)) for each in full]
+        if not self._differ(tracker.reference, medians):
+            return None
+        before = tracker.reference.line
+        if not self._changed(tracker.reference, straight_line(medians).line, medians):
+            return None
+        # Medians turn one by one: what the link is now is seen in what has turned them.
+        tracker.keep_last(WINDOW // 2 + 1)
+        after = straight_line(tracker.medians).line
+        return Change(verb, self._link(verb, before), self._link(verb, after))
+
+    def _differ(self, reference: _Reference, medians: list[Point]) -> bool:
+        """Whether a fit is worth its time: what is visible moves some time by its share of the threshold."""
+        least = self._threshold * VISIBLE
+        return any(abs(seconds / reference.line(x) - 1.0) > least for x, seconds in medians)
+
+    def _changed(self, reference: _Reference, now: Line, medians: list[Point]) -> bool:
+        was = reference.line
+        smallest, largest = min(medians)[0], max(medians)[0]
+        latency = max(line.base_s / line(smallest) for line in (was, now))
+        bandwidth = max(line.slope_s * largest / line(largest) for line in (was, now))
+        # A median of n has 1.25/√n of the spread; there are two.
+        error = 1.25 * math.sqrt(2 / WINDOW) * reference.noise
+        least = max(self._threshold, CERTAIN * error)
+        return (latency >= VISIBLE and _moved(was.base_s, now.base_s, least)) or (
+            bandwidth >= VISIBLE and _moved(was.slope_s, now.slope_s, least)
+        )
+
+    def _link(self, verb: Verb, line: Line) -> Link:
+        return Link(line.base_s / hops(verb, self._world), line.slope_s)
+
+
+def _moved(was: float, now: float, least: float) -> bool:
+    return abs(now - was) > least * was
+
+
+def _middle(points: list[Point]) -> Point:
+    if len(points) == 1:
+        return points[0]
+    # In half the time of `statistics.median`, and this runs in every step.
+    half = len(points) // 2
+    return sorted([x for x, _ in points])[half], sorted([seconds for _, seconds in points])[half]
+
+
+def _spread(points: Iterable[Point]) -> float:
+    """Median absolute deviation of the seconds, relative to their median."""
+    seconds = [each for _, each in points]
+    middle = median(seconds)
+    return median(abs(each - middle) for each in seconds) / middle

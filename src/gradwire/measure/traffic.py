@@ -1,0 +1,65 @@
+"""What a step tells about the link: two numbers in every rank's row, about the step before.
+
+Rounds of several units are under way at once and share the wire, so none of their times is its own. But the
+step's last all-reduce, small and alone, is all latency, and the time in which anything was under way carried
+the step's bytes. Both are there when a step is over, and so ride on the next one's verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from gradwire.comm.base import Verb
+from gradwire.measure.clock import RoundTime
+from gradwire.measure.monitor import Change, LinkMonitor, Sample
+from gradwire.measure.pattern import serial_bytes
+
+Pair = tuple[float, float]
+NOTHING: Pair = (0.0, 0.0)
+
+
+class Traffic:
+    """One rank's view of its step, and what all of them make of it. Call `note`, then `row` and `hear`."""
+
+    def __init__(self, world: int) -> None:
+        self.monitor = LinkMonitor(world)
+        self._world = world
+        self._payloads: Pair = NOTHING
+        self.row: Pair = NOTHING
+        """Seconds of the tail, and seconds in which the rest was under way; 0 for what nobody can tell."""
+
+    def note(self, rounds: Sequence[RoundTime]) -> None:
+        """Take in all rounds of a step that has ended; the last one is the tail's."""
+        *others, tail = rounds
+        carried = sum(serial_bytes(cast(Verb, each.verb), each.payload_bytes, self._world) for each in others)
+        # As the all-reduce that would carry as much, so that one line goes through both.
+        payload = carried / max(serial_bytes("all_reduce", 1.0, self._world), 1e-9)
+        alone = all(each.stop_s is not None and each.stop_s <= tail.start_s for each in others)
+        self._payloads = (float(tail.payload_bytes), payload)
+        self.row = (tail.seconds if alone else 0.0, busy_s(others))
+
+    def forget(self) -> None:
+        """The step broke off: of it nothing is known here."""
+        self.row, self._payloads = NOTHING, NOTHING
+
+    def hear(self, rows: Iterable[Sequence[float]]) -> tuple[Change, ...]:
+        """Every rank's `row`, as a verdict has carried them; what follows is the same on all ranks."""
+        seconds = [min(column) for column in zip(*rows, strict=True)]
+        pairs = zip(self._payloads, seconds, strict=True)
+        return self.monitor.observe(Sample("all_reduce", payload, shortest) for payload, shortest in pairs)
+
+
+def busy_s(rounds: Sequence[RoundTime]) -> float:
+    """Seconds in which at least one of the rounds was under way.
+
+    >>> spans = [(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]
+    >>> busy_s([RoundTime("shift", 1, start_s, stop_s) for start_s, stop_s in spans])
+    4.0
+    """
+    total, until_s = 0.0, float("-inf")
+    for each in sorted(rounds, key=lambda each: each.start_s):
+        stop_s = each.start_s + each.seconds
+        total += max(stop_s - max(each.start_s, until_s), 0.0)
+        until_s = max(until_s, stop_s)
+    return total

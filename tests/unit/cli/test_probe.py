@@ -1,0 +1,82 @@
+"""What `gradwire probe` prints, draws and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gradwire.cli import probe as command
+from gradwire.cli.main import app
+from gradwire.cli.plot import Axes, Curve, text_plot
+from gradwire.measure import Probed
+from gradwire.measure.fit import straight_line
+from gradwire.plan.costs import Link
+
+AXES = Axes("bytes", "ms")
+
+
+def test_two_codecs_are_measured_printed_drawn_and_written(tmp_path: Path) -> None:
+    options = ["--budget", "0.01", "--picture", str(tmp_path / "a.svg"), "--json", str(tmp_path / "a.json")]
+    done = CliRunner().invoke(app, ["probe", "--codecs", "fp16;topk(ratio=0.05)", *options])
+    assert done.exit_code == 0, done.output
+    assert "topk(ratio=0.05), decode" in done.output
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert list(found) == ["fp16", "topk(ratio=0.05)"]
+    assert found["fp16"]["encode"]["points"][-1][0] == 2**20
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+def test_all_links_stand_in_the_table_and_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = straight_line([(1e3, 2e-3 + 4e-5), (1e6, 2e-3 + 4e-2)])
+    probed = (Probed("all_reduce", Link(1e-3, 4e-8), fit), Probed("shift", Link(2e-3, 0.0), fit))
+    command._tell_links(probed, 0, 2, tmp_path / "a.png", tmp_path / "a.json")
+    out = capsys.readouterr().out
+    assert "all_reduce 1000 µs 200.0 Mbit/s" in " ".join(out.split())
+    assert "beyond measure" in out
+    assert json.loads((tmp_path / "a.json").read_text())["verbs"]["all_reduce"]["alpha_s"] == 1e-3
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command._tell_links((), 1, 2, tmp_path / "a.png", tmp_path / "a.json")
+    assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--verbs", "all_reduce,scatter"], "choose from all_reduce"),
+        (["--verbs", "broadcast"], "a link needs ranks"),
+        ([], "torchrun"),
+        (["--codecs", "covap"], "decides when it has measured"),
+        (["--codecs", "topkk"], "did you mean"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused_with_a_reason(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    done = CliRunner().invoke(app, ["probe", *words])
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_points_lie_at_the_ends_of_both_axes() -> None:
+    fit = straight_line([(1.0, 1e-3), (10.0, 1e-2), (100.0, 1e-1)])
+    lines = text_plot([Curve("a", fit), Curve("b", fit)], AXES, width=21, height=11).split("\n")
+    grid = [line.partition("|")[2].ljust(21) for line in lines[:-1]]
+    assert grid[0][20] == grid[5][10] == grid[10][0] == "+"  # the second curve lies on the first
+    assert lines[0].startswith(" 100 |")
+    assert lines[10].startswith("   1 |")
+    assert lines[-1].endswith("o a  + b")
+
+
+def test_a_flat_line_and_a_single_size_can_be_drawn() -> None:
+    assert text_plot([Curve("a", straight_line([(1.0, 1e-3), (8.0, 1e-3)]))], AXES).count("o") == 2 + 1
+    assert text_plot([Curve("a", straight_line([(4.0, 1e-3)]))], AXES).count("o") == 1 + 1

@@ -1,0 +1,113 @@
+"""Changes of the link, noticed in our own traffic."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from gradwire.measure.monitor import WINDOW, Change, LinkMonitor, Sample
+from gradwire.measure.pattern import hops, serial_bytes
+from gradwire.plan.costs import Link
+
+WORLD = 4
+SIZES = (2_000, 100_000, 1_000_000)
+BASE = Link(1e-3, 4e-8)
+CHANGES = {
+    "bandwidth halved": Link(1e-3, 8e-8),
+    "bandwidth doubled": Link(1e-3, 2e-8),
+    "bandwidth less by 30 %": Link(1e-3, 4e-8 / 0.7),
+    "latency times five": Link(5e-3, 4e-8),
+    "latency a fifth": Link(2e-4, 4e-8),
+    "both": Link(5e-3, 1.6e-7),
+}
+
+
+def _steps(link: Link, number: int, draw: random.Random, noise: float) -> Iterator[list[Sample]]:
+    """Steps with a collective of each size; one in twenty takes several times as long."""
+    for _ in range(number):
+        samples = []
+        for payload in SIZES:
+            x = serial_bytes("all_reduce", payload, WORLD)
+            seconds = hops("all_reduce", WORLD) * link.alpha_s + x * link.beta_s
+            seconds *= max(0.5, draw.gauss(1.0, noise)) * (draw.uniform(2, 6) if draw.random() < 0.05 else 1)
+            samples.append(Sample("all_reduce", payload, seconds))
+        yield samples
+
+
+def _changes(monitor: LinkMonitor, steps: Iterator[list[Sample]]) -> list[tuple[int, Change]]:
+    found = [(number, monitor.observe(samples)) for number, samples in enumerate(steps, start=1)]
+    return [(number, change) for number, changes in found for change in changes]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_is_noticed_within_20_steps(name: str, seed: int) -> None:
+    draw, monitor = random.Random(seed), LinkMonitor(WORLD)
+    assert _changes(monitor, _steps(BASE, 60, draw, noise=0.05)) == []
+    (number, change), *more = _changes(monitor, _steps(CHANGES[name], 60, draw, noise=0.05))
+    assert number <= 20
+    assert more == []
+    # Medians of eight values with 5 % of noise or more are off by 7 % at most in these draws; the smallest
+    # time is half latency, the largest four fifths bandwidth, so a line through them is off by thrice that.
+    assert change.after.beta_s == pytest.approx(CHANGES[name].beta_s, rel=0.2)
+    assert change.before.alpha_s == pytest.approx(BASE.alpha_s, rel=0.2)
+    assert monitor.links["all_reduce"].alpha_s == pytest.approx(CHANGES[name].alpha_s, rel=0.3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_stays_is_not_reported(seed: int) -> None:
+    steps = _steps(BASE, 300, random.Random(100 + seed), noise=0.05)
+    assert _changes(LinkMonitor(WORLD), steps) == []
+
+
+def test_changes_below_the_threshold_are_not_reported_and_a_higher_threshold_hides_more() -> None:
+    smaller, larger = Link(1e-3, 4e-8 * 1.15), Link(1e-3, 4e-8 * 1.5)
+    for threshold, link, expected in (
+        (0.2, smaller, 0),
+        (0.1, smaller, 1),
+        (0.2, larger, 1),
+        (0.6, larger, 0),
+    ):
+        draw, monitor = random.Random(1), LinkMonitor(WORLD, threshold)
+        steps = [*_steps(BASE, 40, draw, 0.0), *_steps(link, 40, draw, 0.0)]
+        assert len(_changes(monitor, iter(steps))) == expected
+
+
+def test_back_and_forth_are_two_changes() -> None:
+    draw, monitor = random.Random(2), LinkMonitor(WORLD)
+    slow = CHANGES["both"]
+    steps = [*_steps(BASE, 50, draw, 0.02), *_steps(slow, 50, draw, 0.02), *_steps(BASE, 50, draw, 0.02)]
+    changes = [change for _, change in _changes(monitor, iter(steps))]
+    assert len(changes) == 2
+    assert changes[0].before.beta_s < changes[0].after.beta_s
+    assert changes[1].before.beta_s > changes[1].after.beta_s
+
+
+def test_with_one_size_all_time_is_bandwidth() -> None:
+    monitor = LinkMonitor(2)
+    for _ in range(WINDOW):
+        monitor.observe([Sample("shift", 1000, 1e-3)])
+    assert monitor.links == {"shift": Link(0.0, 1e-6)}
+
+
+def test_several_collectives_of_a_size_count_once_and_those_without_bytes_or_time_not_at_all() -> None:
+    monitor = LinkMonitor(2)
+    for _ in range(WINDOW):
+        many = [Sample("shift", 1000, seconds) for seconds in (1e-3, 1e-3, 9.0)]
+        assert monitor.observe([*many, Sample("shift", 0, 1.0), Sample("all_gather", 8, 0.0)]) == ()
+    assert monitor.links == {"shift": Link(0.0, 1e-6)}
+
+
+def test_verbs_are_watched_apart() -> None:
+    monitor = LinkMonitor(2)
+    for step in range(4 * WINDOW):
+        slow = 1e-3 if step < 2 * WINDOW else 3e-3
+        changes = monitor.observe([Sample("shift", 1000, 1e-3), Sample("all_gather", 1000, slow)])
+        assert [change.verb for change in changes] == ["all_gather"] * (step == 2 * WINDOW + WINDOW // 2)
+
+
+def test_a_threshold_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"threshold=0\.0 must be above 0"):
+        LinkMonitor(2, 0.0)

@@ -1,0 +1,73 @@
+"""From a step's rounds to samples for the monitor."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.measure.clock import RoundTime
+from gradwire.measure.monitor import WINDOW
+from gradwire.measure.pattern import hops, serial_bytes
+from gradwire.measure.traffic import Traffic, busy_s
+from gradwire.plan.costs import Link
+
+WORLD, UNIT_BYTES, TAIL_BYTES = 3, 600_000, 120
+
+
+def _step(link: Link, late_s: float = 0.0) -> list[RoundTime]:
+    """Two gathers under way at once, then the tail, as a rank sees them that enters `late_s` too early."""
+    wire_s = 2 * serial_bytes("all_gather", UNIT_BYTES, WORLD) * link.beta_s
+    tail_s = hops("all_reduce", WORLD) * link.alpha_s
+    tail_s += serial_bytes("all_reduce", TAIL_BYTES, WORLD) * link.beta_s
+    start_s = 5.0 + wire_s
+    return [
+        RoundTime("all_gather", UNIT_BYTES, 5.0 - late_s, 5.0 + 0.6 * wire_s),
+        RoundTime("all_gather", UNIT_BYTES, 5.0 + 0.1 * wire_s, 5.0 + wire_s),
+        RoundTime("all_reduce", TAIL_BYTES, start_s, start_s + tail_s + late_s),
+    ]
+
+
+def test_a_change_is_seen_by_all_ranks_in_the_same_step() -> None:
+    before, after = Link(1e-3, 1e-8), Link(1e-3, 4e-8)
+    ranks = [Traffic(WORLD), Traffic(WORLD)]
+    seen: list[list[int]] = [[], []]
+    for step in range(4 * WINDOW):
+        rows = [rank.row for rank in ranks]
+        for rank, found in zip(ranks, seen, strict=True):
+            found += [step] * len(rank.hear(rows))
+            rank.note(_step(before if step < 2 * WINDOW else after, late_s=0.5 * (rank is ranks[1])))
+    # A step's times ride on the next one's verdict, and eight steps turn the medians.
+    assert seen == 2 * [[2 * WINDOW + WINDOW // 2 + 1]]
+    link = ranks[0].monitor.links["all_reduce"]
+    assert link == ranks[1].monitor.links["all_reduce"]
+    # The tail's 160 bytes take 6.4 µs of its 4 ms; the gathers' latencies are hidden here, so the line that
+    # starts with the tail's rises by that much less over their 2.4 MB.
+    assert link.alpha_s == pytest.approx(after.alpha_s, rel=0.002)
+    assert link.beta_s == pytest.approx(after.beta_s - 4e-3 / 2.4e6, rel=0.002)
+
+
+def test_a_tail_that_was_not_alone_says_nothing() -> None:
+    traffic = Traffic(WORLD)
+    traffic.note([RoundTime("all_reduce", 9, 0.0, 2.0), RoundTime("all_reduce", 9, 1.0, 3.0)])
+    assert traffic.row == (0.0, 2.0)
+
+
+def test_a_step_that_broke_off_is_forgotten() -> None:
+    traffic = Traffic(WORLD)
+    traffic.note(_step(Link(1e-3, 1e-8)))
+    assert min(traffic.row) > 0.0
+    traffic.forget()
+    assert traffic.row == (0.0, 0.0)
+
+
+def test_alone_there_is_nothing_to_watch() -> None:
+    traffic = Traffic(1)
+    for _ in range(2 * WINDOW):
+        traffic.note(_step(Link(1e-3, 1e-8)))
+        assert traffic.hear([traffic.row]) == ()
+    assert traffic.monitor.links == {}
+
+
+def test_gaps_are_not_busy_and_overlaps_count_once() -> None:
+    spans = [(0.0, 4.0), (1.0, 2.0), (6.0, 7.0), (6.5, None)]
+    assert busy_s([RoundTime("shift", 1, start_s, stop_s) for start_s, stop_s in spans]) == 5.0
+    assert busy_s([]) == 0.0
