@@ -5,11 +5,14 @@ Markdown. Every recipe with the ratio that its paper publishes; peers are Distri
 Losses are those of the last counted step, after equally many steps from equal weights. `bound again` beside
 `bound` shows the spread of a setting against itself.
 
-    python benchmarks/methods.py REPORT.md [--steps 4] [--rounds 7] [--only resnet18] [--json PATH]
+    python benchmarks/methods.py REPORT.md [--steps 4] [--rounds 7] [--only resnet18] [--keep FOLDER]
+
+`--keep` leaves the document of every run in a folder, where a call that was interrupted finds it again.
 """
 
 import argparse
 import datetime
+import hashlib
 import json
 import subprocess
 import sys
@@ -20,13 +23,14 @@ from typing import Any
 PEERS = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)"
 GROUPS = (
     (PEERS, "leader_topk;topk;lwtopk"),
-    ("ddp", "mstopk;randomk;dgc(warmup_steps=0{momentum});oktopk;gtopk"),
+    ("ddp", "mstopk;randomk;dgc(warmup_steps=0, momentum={momentum});oktopk;gtopk"),
     ("ddp", "sidco;threshold;adacomp;sketchsgd;local_every"),
     ("ddp", "fp16;bf16;int8;int4;fp8;truncate"),
-    ("ddp", "efsignsgd;onebit;signsgd;signum;qsgd;terngrad"),
+    ("ddp", "efsignsgd;onebit;signsgd;signum(momentum={momentum});qsgd;terngrad"),
     ("ddp", "powersgd(warmup_steps=0);acpsgd(warmup_steps=0);covap"),
 )
-MODELS = {"resnet18": ("200mbit", ""), "chargpt": ("50mbit", ", momentum=0.0")}
+MODELS = {"resnet18": ("200mbit", "0.9"), "chargpt": ("50mbit", "0.0")}
+"""Link, and the momentum of recipes that apply it themselves; chargpt's AdamW has its own."""
 OUT = "topk;leader_topk;randomk;oktopk;gtopk;sketchsgd;int8;efsignsgd;qsgd;powersgd(warmup_steps=0);covap"
 SCALE_OUT = ("emulated(vgg19, shrink=32)", "256mbit", OUT)
 WORLDS = (2, 4, 8)
@@ -34,27 +38,22 @@ WORLDS = (2, 4, 8)
 Rows = list[dict[str, Any]]
 
 
-def bench(*arguments: str) -> dict[str, Any]:
-    """The document of one `gradwire bench`."""
-    with tempfile.TemporaryDirectory() as folder:
-        document = Path(folder) / "bench.json"
-        command = [
-            str(Path(sys.executable).with_name("gradwire")),
-            "bench",
-            *arguments,
-            "--json",
-            str(document),
-        ]
-        subprocess.run(command, check=True)
-        found: dict[str, Any] = json.loads(document.read_text())
+def bench(keep: Path, *arguments: str) -> dict[str, Any]:
+    """The document of one `gradwire bench`, from the folder `keep` if it has run before."""
+    document = keep / (hashlib.blake2b(repr(arguments).encode(), digest_size=8).hexdigest() + ".json")
+    if not document.exists():
+        command = [str(Path(sys.executable).with_name("gradwire")), "bench", *arguments]
+        subprocess.run([*command, "--json", str(document)], check=True)
+    found: dict[str, Any] = json.loads(document.read_text())
     return found
 
 
-def compare(workload: str, settings: list[str]) -> list[dict[str, Any]]:
+def compare(keep: Path, workload: str, settings: list[str]) -> list[dict[str, Any]]:
     """All groups on one model."""
     rate, momentum = MODELS[workload]
     return [
         bench(
+            keep,
             *("--workload", workload, "--rate", rate, "--peers", peers),
             *("--recipes", recipes.format(momentum=momentum), *settings),
         )
@@ -62,11 +61,13 @@ def compare(workload: str, settings: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def scale_out(settings: list[str]) -> dict[int, dict[str, Any]]:
+def scale_out(keep: Path, settings: list[str]) -> dict[int, dict[str, Any]]:
     """The same model on more and more ranks; compute is slept, so that two cores can carry them."""
     workload, rate, recipes = SCALE_OUT
     common = ["--workload", workload, "--rate", rate, "--peers", "ddp", "--recipes", recipes, *settings]
-    return {world: bench("--workers", str(world), "--bucket-cap-mb", "0.78", *common) for world in WORLDS}
+    return {
+        world: bench(keep, "--workers", str(world), "--bucket-cap-mb", "0.78", *common) for world in WORLDS
+    }
 
 
 def number(value: float | None, scale: float = 1.0, digits: int = 0) -> str:
@@ -127,32 +128,34 @@ def worlds_table(documents: dict[int, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run, and write the report."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("--steps", default="4")
     parser.add_argument("--rounds", default="7")
     parser.add_argument("--only", choices=[*MODELS, "scale-out"])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     settings = ["--steps", options.steps, "--rounds", options.rounds]
+    with tempfile.TemporaryDirectory() as folder:
+        keep = options.keep or Path(folder)
+        keep.mkdir(parents=True, exist_ok=True)
+        options.report.write_text(report(keep, settings, options.only))
+
+
+def report(keep: Path, settings: list[str], only: str | None) -> str:
+    """Run, and write it down."""
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    medians = f"Medians over {options.rounds} x {options.steps} steps, settings in turn."
-    head = f"# All methods, {today}\n\n{medians}\n"
-    raw: dict[str, Any] = {}
-    sections = []
-    for workload, (rate, _) in MODELS.items():
-        if options.only in (None, workload):
-            raw[workload] = documents = compare(workload, settings)
+    _, steps, _, rounds = settings
+    sections = [f"# All methods, {today}\n\nMedians over {rounds} x {steps} steps, settings in turn.\n"]
+    for workload, (rate, _momentum) in MODELS.items():
+        if only in (None, workload):
+            documents = compare(keep, workload, settings)
             sections.append(f"## {workload}, 2 ranks, {rate}\n\n{table(documents)}\n")
-            options.report.write_text("\n".join([head, *sections]))
-    if options.only in (None, "scale-out"):
-        raw["scale-out"] = documents_of = scale_out(settings)
+    if only in (None, "scale-out"):
         title = f"## {SCALE_OUT[0]}, {SCALE_OUT[1]} per rank\n"
-        sections.append(f"{title}\n{worlds_table(documents_of)}\n")
-    options.report.write_text("\n".join([head, *sections]))
-    if options.json is not None:
-        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+        sections.append(f"{title}\n{worlds_table(scale_out(keep, settings))}\n")
+    return "\n".join(sections)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["recipe", "peer", "bound"]
-Option = int | float | str | bool | None
+Option = int | float | str | bool | tuple[Any, ...] | dict[str, Any] | None
+"""Tuples and dictionaries hold the others: shares at which segments end, rates by name."""
 
 _ENTRY = re.compile(r"^(?P<stem>[A-Za-z_]\w*)(?:\((?P<options>.*)\))?$", re.DOTALL)
 
@@ -62,6 +63,14 @@ def _options(name: str, text: str | None) -> dict[str, Option]:
     return {str(pair.arg): _value(name, pair.value) for pair in call.keywords}
 
 
+def _is_option(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_option, value))
+    if isinstance(value, dict):
+        return all(map(_is_option, value.values()))
+    return value is None or isinstance(value, int | float | str | bool)
+
+
 def _value(name: str, node: ast.expr) -> Option:
     """A literal, or a bare word taken as text: `elect=norm` means `elect="norm"`."""
     if isinstance(node, ast.Name):
@@ -70,6 +79,7 @@ def _value(name: str, node: ast.expr) -> Option:
         value = ast.literal_eval(node)
     except ValueError as error:
         raise ValueError(f"{name!r}: {ast.unparse(node)} is not a number, a word or a string") from error
-    if value is None or isinstance(value, int | float | str | bool):
-        return value
+    if _is_option(value):
+        option: Option = value
+        return option
     raise ValueError(f"{name!r}: {ast.unparse(node)} is not a number, a word or a string")

@@ -127,7 +127,7 @@ def learning_rate_factor(decay_steps: int | None, step: int) -> float:
 def _data_parallel(model: torch.nn.Module, entry: Entry, task: Task) -> DistributedDataParallel:
     """The same arguments for everybody, except a peer's own `bucket_cap_mb`, which shows in its name."""
     wanted = entry.options.get(peers.BUCKET_OPTION) if entry.kind == "peer" else None
-    cap_mb = task.bucket_cap_mb if wanted is None else float(wanted)
+    cap_mb = task.bucket_cap_mb if wanted is None else float(cast("float", wanted))
     # The view saves DDP a copy of all gradients per step; everybody gets it.
     return DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
 

@@ -22,7 +22,16 @@ def test_bare_words_are_text():
     }
 
 
-@pytest.mark.parametrize("text", ["topk(0.1)", "topk(ratio=", "top k", "topk(ratio=[1])", "3"])
+def test_tuples_and_dictionaries_of_options_are_read():
+    text = "covap(interval=4, edges=(0.5, 0.9)); scalecom(rates={'a.*': 25, 'b': 400})"
+    covap, scalecom = parse_entries(text, "recipe")
+    assert dict(covap.options) == {"interval": 4, "edges": (0.5, 0.9)}
+    assert dict(scalecom.options) == {"rates": {"a.*": 25, "b": 400}}
+
+
+@pytest.mark.parametrize(
+    "text", ["topk(0.1)", "topk(ratio=", "top k", "topk(ratio=[1])", "topk(ratio=(1, [2]))", "3"]
+)
 def test_what_cannot_be_read_is_refused(text):
     with pytest.raises(ValueError, match=r"expected|options|number"):
         parse_entry(text, "recipe")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from gradwire.codec.gcomp import SYMBOLS, Table
 from torch import Tensor
 
+from gradwire.codec.gcomp import SYMBOLS, Table
 from gradwire.comm import Metered, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange import gcomp, run
