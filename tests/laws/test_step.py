@@ -268,7 +268,8 @@ def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets
     assert all(torch.equal(first[name], second[name]) for name in NAMES)
 
 
-@pytest.mark.parametrize("name", EVERY_RECIPE)
+# A ring in DDP's own buckets adds in an order that depends on the position there, as gloo's does for DDP.
+@pytest.mark.parametrize("name", [name for name in EVERY_RECIPE if name != "allreduce"])
 @pytest.mark.parametrize("unit_elements", UNITS)
 def test_changing_buckets_between_steps_changes_no_number(name: str, unit_elements: int | None) -> None:
     changing = ("one", "shuffled", "alone", "reversed")

@@ -65,7 +65,7 @@ EVERY_RECIPE = {
     "dgc, momentum": "dgc(ratio=0.1, momentum=0.9, warmup_steps=0)",
     "efsignsgd": "efsignsgd",
     "efsignsgd, blocks": "efsignsgd(block=64)",
-    "flexible": "flexible(ratio=0.1, every=50)",
+    "flexible": "flexible(ratio=0.1, every=48)",
     "flexible, eager": "flexible(every=2)",
     "fp16": "fp16",
     "fp8": "fp8(block=100)",
