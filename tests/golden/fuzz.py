@@ -55,8 +55,7 @@ def cases(numel: int = 100) -> Iterator[Case]:
     for values, dropped, explicit, flush, own in (
         (odd, 0, False, False, False), (x, 16, False, True, True), (x, levels, True, True, True),
         (x, limits, False, True, True), (noise, 0, False, False, False),
-        (odd.bfloat16(), 0, False, False, False),
-        (x.half(), 0, False, False, True),
+        (odd.bfloat16(), 0, False, False, False), (x.half(), 0, False, False, True),
     ):  # fmt: skip
         counts = histogram(values, dropped, explicit=explicit, flush=flush)
         table = Table.from_histogram(counts) if own else Table.prior(values.dtype)
