@@ -1,0 +1,190 @@
+"""Does a ratio that follows the link pay, when latency and bandwidth change while training?
+
+A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and Swany
+2024, section IV), with bandwidths divided by 50 and latencies by 5, as much as two cores can carry: `flexible`
+beside every static ratio of AR-Topk and plain all-reduce, each from the same weights on the same batches, each
+in a run of its own. Printed are the sum of step times, the accuracy on held-out data, and when `flexible`
+chose what; `--pictures` draws ratio and collective over steps.
+
+    python benchmarks/flexible.py [--workers 4] [--steps 300] [--pictures FOLDER] [--json PATH]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from math import log10
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire import emulate
+from gradwire.bench.report import svg
+from gradwire.bench.workloads.catalogue import workload
+from gradwire.plan import candidate_ratios
+
+HIGH, LOW, MIDDLE = 500e6, 20e6, 200e6
+SHORT, LONG, BETWEEN = 2e-4, 1e-2, 2e-3
+SCHEDULES = {
+    "C1": ((12, SHORT, HIGH), (12, SHORT, LOW), (12, LONG, LOW), (14, LONG, HIGH)),
+    "C2": ((12, SHORT, HIGH), (8, BETWEEN, MIDDLE), (8, LONG, LOW), (8, BETWEEN, MIDDLE), (14, SHORT, HIGH)),
+}
+"""(epochs, latency in s, bandwidth in bit/s); 50 epochs altogether."""
+EPOCHS = 50
+FLEXIBLE = "flexible"
+STATIC = tuple(f"star_topk(ratio={round(ratio, 4)})" for ratio in candidate_ratios())
+COLOURS = {"ring": "#3465a4", "tree": "#4e9a06", "all_gather": "#cc0000"}
+
+
+def worker(recipe: str, name: str) -> None:
+    """One rank: so many steps per line on stdin; what they took, and what ran."""
+    torch.set_num_threads(1)
+    dist.init_process_group(emulate.backend())
+    made = workload(name)
+    ddp = DistributedDataParallel(made.model(0), gradient_as_bucket_view=True)
+    optimizer = made.optimizer(ddp.parameters())
+    wire = gradwire.attach(ddp, optimizer, recipe)
+    batches = made.batches(dist.get_rank(), dist.get_world_size(), 0)
+    for line in sys.stdin:
+        took_s, ran = [], []
+        for _ in range(int(line)):
+            batch = next(batches)
+            dist.barrier()
+            start_s = time.perf_counter()
+            optimizer.zero_grad()
+            made.loss(ddp, batch).backward()
+            optimizer.step()
+            took_s.append(time.perf_counter() - start_s)
+            ran.append(wire.report().recipe)
+        accuracy = made.evaluate(ddp.module).get("test_accuracy") if dist.get_rank() == 0 else None
+        print(json.dumps({"took_s": took_s, "ran": ran, "accuracy": accuracy}), flush=True)
+    dist.destroy_process_group()
+
+
+def course(recipe: str, schedule: str, arguments: argparse.Namespace, entered: Any) -> dict[str, Any]:
+    """One run along a schedule."""
+    phases = SCHEDULES[schedule]
+    start = emulate.Link(phases[0][2], phases[0][1])
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    found: dict[str, Any] = {"took_s": [], "ran": [], "phase_s": []}
+    with emulate.Network(arguments.workers, start, entered) as network:
+        command = [sys.executable, __file__, "--recipe", recipe, "--workload", arguments.workload]
+        ranks = [network.popen(rank, command, **pipes) for rank in range(arguments.workers)]
+        for epochs, latency_s, rate in phases:
+            network.reshape(emulate.Link(rate, latency_s))
+            answers = ask(ranks, arguments.steps * epochs // EPOCHS)
+            assert all(answer["ran"] == answers[0]["ran"] for answer in answers), "ranks ran different plans"
+            slowest = [max(each) for each in zip(*(answer["took_s"] for answer in answers), strict=True)]
+            found["took_s"] += slowest
+            found["ran"] += answers[0]["ran"]
+            found["phase_s"].append(sum(slowest))
+            found["accuracy"] = answers[0]["accuracy"]
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.close()
+            rank.wait(30)
+    return found
+
+
+def ask(ranks: "list[subprocess.Popen[str]]", steps: int) -> list[dict[str, Any]]:
+    """Let all ranks run so many steps."""
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write(f"{steps}\n")
+        rank.stdin.flush()
+    return [json.loads(rank.stdout.readline()) for rank in ranks if rank.stdout is not None]
+
+
+def choices(ran: list[str]) -> list[tuple[int, float, str]]:
+    """(first step, ratio, collective) of every plan that ran."""
+    found: list[tuple[int, float, str]] = []
+    for step, text in enumerate(ran):
+        options = gradwire.recipe(text).options
+        choice = (options.get("ratio", 0.1), options.get("way", "ring"))
+        if not found or found[-1][1:] != choice:
+            found.append((step, *choice))
+    return found
+
+
+WIDTH, HEIGHT, LEFT, TOP = 720.0, 260.0, 60.0, 24.0
+
+
+def picture(schedule: str, ran: list[str]) -> str:
+    """Ratio over steps, the colour being the collective; grey lines are where the link changes."""
+    steps, plans = len(ran), choices(ran)
+    right, bottom = WIDTH - 16, HEIGHT - 40
+
+    def across(step: float) -> float:
+        return LEFT + (right - LEFT) * step / steps
+
+    def up(ratio: float) -> float:
+        return bottom - (bottom - TOP) * (log10(ratio) + 3.2) / 2.4
+
+    parts, done = [], 0.0
+    for epochs, latency_s, rate in SCHEDULES[schedule]:
+        parts.append(svg.line(across(done), TOP, across(done), bottom, "grid"))
+        words = f"{latency_s * 1e3:g} ms, {rate / 1e6:g} Mbit/s"
+        parts.append(svg.text(across(done) + 4, TOP - 6, words))
+        done += steps * epochs / EPOCHS
+    for ratio in candidate_ratios():
+        parts.append(svg.text(LEFT - 6, up(ratio) + 4, f"{ratio:.1%}", "end"))
+    ends = [step for step, *_ in plans[1:]] + [steps]
+    for (step, ratio, way), end in zip(plans, ends, strict=True):
+        points = f"{across(step):.1f},{up(ratio):.1f} {across(end):.1f},{up(ratio):.1f}"
+        parts.append(svg.element("polyline", points=points, stroke=COLOURS[way], stroke_width=4))
+    for place, (way, colour) in enumerate(COLOURS.items()):
+        parts.append(svg.element("circle", cx=LEFT + 110 * place, cy=HEIGHT - 12, r=5, fill=colour))
+        parts.append(svg.text(LEFT + 110 * place + 10, HEIGHT - 8, way))
+    return svg.drawing(WIDTH, HEIGHT, parts, f"ratio and collective over steps, {schedule}")
+
+
+def table(schedule: str, runs: dict[str, dict[str, Any]]) -> str:
+    """One line per setting."""
+    lines = [
+        f"### {schedule}\n",
+        "| setting | all steps, s | by phase, s | test accuracy |",
+        "|---|---|---|---|",
+    ]
+    for recipe, run in runs.items():
+        phases = " / ".join(f"{seconds:.1f}" for seconds in run["phase_s"])
+        lines.append(f"| `{recipe}` | {sum(run['took_s']):.1f} | {phases} | {run['accuracy']:.1%} |")
+    plans = "; ".join(f"{step}: {ratio:.2%} by {way}" for step, ratio, way in choices(runs[FLEXIBLE]["ran"]))
+    return "\n".join([*lines, "", f"`flexible` from step on: {plans}", ""])
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--workload", default="convnet")
+    parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--recipe", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        worker(arguments.recipe, arguments.workload)
+        return
+    entered, found = emulate.enter(), {}
+    for schedule in SCHEDULES:
+        recipes = (FLEXIBLE, *STATIC, "dense")
+        runs = {recipe: course(recipe, schedule, arguments, entered) for recipe in recipes}
+        print(table(schedule, runs), flush=True)
+        if arguments.pictures:
+            drawn = picture(schedule, runs[FLEXIBLE]["ran"])
+            (arguments.pictures / f"flexible-{schedule.lower()}.svg").write_text(drawn)
+        found[schedule] = runs
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
