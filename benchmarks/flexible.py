@@ -1,9 +1,9 @@
 """Does a ratio that follows the link pay, when latency and bandwidth change while training?
 
-A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and Swany
-2024, section IV), with bandwidths divided by 50 and latencies by 5, as much as two cores can carry: `flexible`
-beside every static ratio of AR-Topk and plain all-reduce, each from the same weights on the same batches, each
-in a run of its own. Printed are the sum of step times, the accuracy on held-out data, and when `flexible`
+A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and
+Swany 2024, section IV), with bandwidths divided by 50 and latencies by 5, as much as two cores can carry:
+`flexible` beside every static ratio of AR-Topk and plain all-reduce, each from the same weights on the same
+batches, each in a run of its own. Printed are the sum of step times, the accuracy on held-out data, and when `flexible`
 chose what; `--pictures` draws ratio and collective over steps.
 
     python benchmarks/flexible.py [--workers 4] [--steps 300] [--pictures FOLDER] [--json PATH]
@@ -112,6 +112,7 @@ def choices(ran: list[str]) -> list[tuple[int, float, str]]:
     return found
 
 
+STYLE = "<style>text{font:11px sans-serif;fill:#444}.grid{stroke:#ccc}polyline{fill:none}</style>"
 WIDTH, HEIGHT, LEFT, TOP = 720.0, 260.0, 60.0, 24.0
 
 
@@ -126,14 +127,13 @@ def picture(schedule: str, ran: list[str]) -> str:
     def up(ratio: float) -> float:
         return bottom - (bottom - TOP) * (log10(ratio) + 3.2) / 2.4
 
-    parts, done = [], 0.0
+    parts, done = [STYLE, '<rect width="100%" height="100%" fill="white"/>'], 0.0
     for epochs, latency_s, rate in SCHEDULES[schedule]:
         parts.append(svg.line(across(done), TOP, across(done), bottom, "grid"))
         words = f"{latency_s * 1e3:g} ms, {rate / 1e6:g} Mbit/s"
         parts.append(svg.text(across(done) + 4, TOP - 6, words))
         done += steps * epochs / EPOCHS
-    for ratio in candidate_ratios():
-        parts.append(svg.text(LEFT - 6, up(ratio) + 4, f"{ratio:.1%}", "end"))
+    parts += [svg.text(LEFT - 6, up(each) + 4, f"{each:.1%}", "end") for each in candidate_ratios()]
     ends = [step for step, *_ in plans[1:]] + [steps]
     for (step, ratio, way), end in zip(plans, ends, strict=True):
         points = f"{across(step):.1f},{up(ratio):.1f} {across(end):.1f},{up(ratio):.1f}"
@@ -141,7 +141,8 @@ def picture(schedule: str, ran: list[str]) -> str:
     for place, (way, colour) in enumerate(COLOURS.items()):
         parts.append(svg.element("circle", cx=LEFT + 110 * place, cy=HEIGHT - 12, r=5, fill=colour))
         parts.append(svg.text(LEFT + 110 * place + 10, HEIGHT - 8, way))
-    return svg.drawing(WIDTH, HEIGHT, parts, f"ratio and collective over steps, {schedule}")
+    drawn = svg.drawing(WIDTH, HEIGHT, parts, f"ratio and collective over steps, {schedule}")
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
 def table(schedule: str, runs: dict[str, dict[str, Any]]) -> str:
