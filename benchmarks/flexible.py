@@ -3,8 +3,8 @@
 A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and
 Swany 2024, section IV), bandwidths divided by 50 and latencies by 5, as much as two cores can carry:
 `flexible` beside every static ratio of AR-Topk and plain all-reduce, each from the same weights on the same
-batches, each in a run of its own. Printed are the sum of step times, the accuracy on held-out data, and when `flexible`
-chose what; `--pictures` draws ratio and collective over steps.
+batches, each in a run of its own. Printed are the sum of step times, the accuracy on held-out data, and when
+`flexible` chose what; `--pictures` draws ratio and collective over steps.
 
     python benchmarks/flexible.py [--workers 4] [--steps 300] [--pictures FOLDER] [--json PATH]
 """
