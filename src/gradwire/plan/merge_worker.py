@@ -1,0 +1,112 @@
+"""Where to cut when the codec has a thread of its own: nearly the best grouping, quickly.
+
+MergeComp's cost model (`merge.py`) lets compression hold up the backward pass, as on one GPU stream. Here
+a worker beside it encodes, and decodes what has come back in the meantime, so that what a group costs
+depends on where the others are; no simple recurrence finds the optimum. So the exact optima of simpler
+problems, in which one resource holds up the others, are compared, and the best is moved cut by cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from gradwire.plan.costs import Backward, Line
+from gradwire.plan.groups import Cuts, even_groups, layer_wise
+from gradwire.plan.merge import NOTHING, GroupCost, optimal_cuts
+
+
+class WorkerSeconds:
+    """Seconds of a grouping from the beginning of the backward pass: `predict` for groups of one round
+    each.
+
+    >>> backward = Backward(0.0, (1.0, 2.0), (1, 1), 2.0)
+    >>> WorkerSeconds(backward, GroupCost(Line(0.5, 0.0), Line(1.0, 0.0), Line(0.25, 0.0)))((1,))
+    3.75
+    """
+
+    def __init__(self, backward: Backward, cost: GroupCost) -> None:
+        self._cost, self._total_s, self._ready_s = cost, backward.total_s, backward.ready_s
+        self._sizes = list(accumulate(backward.numel, initial=0))
+
+    def __call__(self, cuts: Cuts) -> float:
+        cost, sizes = self._cost, self._sizes
+        ended: deque[tuple[float, float]] = (
+            deque()
+        )  # when a group's round ended, and how long its decoding takes
+        worker_s = wire_s = 0.0
+        first = 0
+        for stop in (*cuts, len(self._ready_s)):
+            ready_s, numel = self._ready_s[stop - 1], sizes[stop] - sizes[first]
+            while ended and ended[0][0] < ready_s:
+                posted_s, decode_s = ended.popleft()
+                worker_s = max(worker_s, posted_s) + decode_s
+            worker_s = max(worker_s, ready_s) + cost.compress(numel)
+            wire_s = max(wire_s, worker_s) + cost.communicate(numel)
+            ended.append((wire_s, cost.decode(numel)))
+            first = stop
+        for posted_s, decode_s in ended:
+            worker_s = max(worker_s, posted_s) + decode_s
+        return max(worker_s, self._total_s)
+
+
+def worker_cuts(backward: Backward, cost: GroupCost, effort: int = 2000) -> Cuts:
+    """A good grouping, never worse than a simple one; `effort` is how many groups may be looked at.
+
+    Simple ones are all groups together, every tensor alone, even splits by the number of tensors.
+    """
+    tensors = len(backward.numel)
+    if tensors < 2:
+        return ()
+    starts = [even_groups(tensors, parts) for parts in (1, 2, 3, 4, 6, 8)]
+    starts += [layer_wise(tensors), *(optimal_cuts(backward, simpler) for simpler in _simpler(cost))]
+    return improved(WorkerSeconds(backward, cost), starts, tensors, effort)
+
+
+def _simpler(cost: GroupCost) -> tuple[GroupCost, ...]:
+    """The costs of problems that can be solved exactly: one resource is what holds up the others."""
+    encode, wire, decode = cost.compress, cost.communicate, cost.decode
+    return (
+        cost,
+        GroupCost(NOTHING, wire, decode),
+        GroupCost(NOTHING, _sum(encode, wire), decode),
+        GroupCost(NOTHING, _sum(encode, decode)),
+    )
+
+
+def improved(seconds: Callable[[Cuts], float], starts: Iterable[Cuts], tensors: int, effort: int) -> Cuts:
+    """The best of `starts`, moved by the first move that helps, far ones first, until none does."""
+    best_s, best = min((seconds(cuts), cuts) for cuts in starts)
+    far = max(1, tensors // 4)
+    while far and effort > 0:
+        for cuts in _neighbours(best, tensors, far):
+            effort -= len(cuts) + 1
+            found_s = seconds(cuts)
+            if found_s < best_s or effort <= 0:
+                break
+        else:
+            far //= 2
+            continue
+        if found_s < best_s:
+            best_s, best = found_s, cuts
+    return best
+
+
+def _neighbours(cuts: Cuts, tensors: int, far: int) -> Iterator[Cuts]:
+    """Groupings one move away: a cut by `far` tensors, one less, or one more so far from another."""
+    chosen = set(cuts)
+    for number, cut in enumerate(cuts):
+        rest = cuts[:number] + cuts[number + 1 :]
+        yield rest
+        for moved in (cut - far, cut + far):
+            if 0 < moved < tensors and moved not in chosen:
+                yield tuple(sorted((*rest, moved)))
+    for cut in (0, *cuts, tensors):
+        for added in (cut - far, cut + far):
+            if 0 < added < tensors and added not in chosen:
+                yield tuple(sorted((*cuts, added)))
+
+
+def _sum(a: Line, b: Line) -> Line:
+    return Line(a.base_s + b.base_s, a.slope_s + b.slope_s)
