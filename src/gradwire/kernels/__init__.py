@@ -20,6 +20,7 @@ from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
+from gradwire.kernels.magnitudes import Histogram, magnitude_edges, magnitude_histogram
 from gradwire.kernels.noise import random_words
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
@@ -37,6 +38,7 @@ __all__ = [
     "Blocks",
     "Folded",
     "Grid",
+    "Histogram",
     "Moments",
     "Norm",
     "Planes",
@@ -63,6 +65,8 @@ __all__ = [
     "indices_near_maxima",
     "indices_reaching",
     "left_products",
+    "magnitude_edges",
+    "magnitude_histogram",
     "mask_zeros",
     "moments_reaching",
     "orthonormalise",
@@ -139,6 +143,7 @@ def prepare() -> None:
     for factors in (left, left.double()):
         orthonormalise(factors, places[:, [0, 1]], 1)
     random_words(0, 64)
+    magnitude_histogram(x)
     for bits in (2, 4, 8):
         grid = Grid((64,), 32, bits)
         steps, codes = torch.empty(2), torch.empty(grid.code_bytes, dtype=torch.uint8)

@@ -8,6 +8,7 @@ from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
 from gradwire.kernels.cpu.fold import fold, fold_momentum, mask_zeros
 from gradwire.kernels.cpu.low_rank import left_products, orthonormalise, outer_products, right_products
+from gradwire.kernels.cpu.magnitudes import magnitude_histogram
 from gradwire.kernels.cpu.noise import random_words
 from gradwire.kernels.cpu.places import add_at, pack_bits, scatter, take, unpack_bits
 from gradwire.kernels.cpu.sample import sample_indices
@@ -38,6 +39,7 @@ __all__ = [
     "indices_near_maxima",
     "indices_reaching",
     "left_products",
+    "magnitude_histogram",
     "mask_zeros",
     "moments_reaching",
     "orthonormalise",
