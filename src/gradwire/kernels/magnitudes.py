@@ -31,8 +31,11 @@ class Histogram(NamedTuple):
 def magnitude_edges() -> Tensor:
     """Edges (bins + 1,) float64: bin b holds edges[b] <= |x| < edges[b + 1]. Do not write into them."""
     bits = np.arange(BINS + 1, dtype=np.uint32) << np.uint32(_SHIFT)
-    edges = np.minimum(bits, np.uint32(0x7F800000)).view(np.float32)
-    return torch.from_numpy(edges.astype(np.float64))
+    first_infinite = 255 << _MANTISSA
+    edges = np.full(BINS + 1, np.inf)
+    edges[:first_infinite] = bits[:first_infinite].view(np.float32)
+    edges[first_infinite] = 2.0**128
+    return torch.from_numpy(edges)
 
 
 def magnitude_histogram(x: Tensor) -> Histogram:

@@ -19,6 +19,9 @@ from gradwire.plan.groups import Cuts
 
 Seconds = Callable[[Cuts], float]
 
+_LEVEL = 1 - 1e-12
+"""Above rounding (1e-16), below what a single element among 10^9 changes."""
+
 
 def search_cuts(seconds: Seconds, tensors: int, most: int = 2, alpha: float = 0.0) -> Cuts:
     """Algorithm 2: the best grouping found into 1, 2, … `most` groups, Y of the paper.
@@ -58,7 +61,8 @@ def bisected(seconds: Seconds, tensors: int, head: Cuts = ()) -> Cuts:
     low, high = (head[-1] if head else 0) + 1, tensors - 1
     while low < high:
         middle = (low + high) // 2
-        if seconds((*head, middle + 1)) < seconds((*head, middle)):
+        # Where F rises, tensors that are ready together leave it level, and rounding must not send us right.
+        if seconds((*head, middle + 1)) < seconds((*head, middle)) * _LEVEL:
             low = middle + 1
         else:
             high = middle

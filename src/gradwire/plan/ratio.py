@@ -69,7 +69,7 @@ def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
     not_worse = (table[:, None, :] <= table[None, :, :]).all(axis=2)
     better = (table[:, None, :] < table[None, :, :]).any(axis=2)
     beaten = np.any(not_worse & better, axis=0)
-    return [candidates[place] for place in np.flatnonzero(~beaten)]
+    return [candidates[int(place)] for place in np.flatnonzero(~beaten)]
 
 
 def knee(front: Sequence[Candidate]) -> Candidate:

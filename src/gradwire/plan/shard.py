@@ -36,7 +36,7 @@ def bucketed(numel: Sequence[int], unit: int = UNIT, first: int = FIRST_UNIT) ->
     """
     units = [0]
     for tensor in numel:
-        if units[-1] >= (unit if len(units) > 1 else first):
+        if units[-1] >= (unit if len(units) > 1 else min(first, unit)):
             units.append(0)
         units[-1] += tensor
     return tuple(units)

@@ -1,0 +1,98 @@
+"""The cost model against the times that "Flexible communication …" (Tyagi, Swany 2024) reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import mean
+
+import pytest
+
+from gradwire.plan import Network, Transfer, fastest, time_of, total_time
+from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE, by_thresholds, ways
+from gradwire.plan.costs import Link
+from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
+
+NAMES = (ALL_GATHER, RING, TREE)
+
+
+def link(latency_ms: float, gigabits: float) -> Link:
+    return Link(latency_ms / 1e3, 8 / (gigabits * 1e9))
+
+
+def cells_vi() -> Iterator[tuple[float, Link, dict[str, float]]]:
+    """Bytes of the kept values, link, and reported seconds by way."""
+    for (network, gigabits), rows in TABLE_VI.items():
+        for ratio, row in zip(RATIOS, rows, strict=True):
+            reported = {name: ms / 1e3 for name, ms in zip(NAMES, row, strict=True)}
+            yield MEGABYTES[network] * 1e6 * ratio, link(1, gigabits), reported
+
+
+def predicted(kept: float, found: Link) -> dict[str, float]:
+    return {name: total_time(ways(kept)[name], WORLD, Network(found)) for name in NAMES}
+
+
+def test_table_vi_within_3_percent_on_average_and_11_at_most() -> None:
+    errors = [
+        abs(predicted(kept, found)[name] / seconds - 1)
+        for kept, found, reported in cells_vi()
+        for name, seconds in reported.items()
+    ]
+    assert len(errors) == 36 * 3
+    assert mean(errors) <= 0.03
+    assert max(errors) <= 0.11
+
+
+def test_the_winners_of_table_vi_are_all_found_by_cost_and_by_threshold() -> None:
+    found = 0
+    for kept, at, reported in cells_vi():
+        winner = min(reported, key=lambda name: reported[name])
+        candidates = {name: ways(kept)[name] for name in NAMES}
+        assert fastest(candidates, WORLD, Network(at))[0] == winner
+        assert by_thresholds(WORLD, kept, at.alpha_s / at.beta_s) == winner
+        found += 1
+    assert found == 36
+
+
+def test_table_ii_ring_within_3_percent() -> None:
+    found = []
+    for (elements, latency_ms, gigabits), (_top10, _top01, ring_ms) in TABLE_II.items():
+        if ring_ms is not None:
+            transfer = Transfer("all_reduce", 4 * elements, "ring")
+            seconds = time_of(transfer, WORLD, Network(link(latency_ms, gigabits)))
+            found.append(abs(seconds * 1e3 / ring_ms - 1))
+    assert len(found) == 11
+    assert max(found) <= 0.03
+
+
+@pytest.mark.parametrize(("elements", "offsets_ms"), [(1e8, (50, 36)), (1e9, (525, 410))])
+def test_table_ii_all_gather_is_the_model_and_a_compression_that_no_link_changes(
+    elements: float, offsets_ms: tuple[float, float]
+) -> None:
+    for place, (ratio, offset_ms) in enumerate(zip((0.1, 0.001), offsets_ms, strict=True)):
+        for (size, latency_ms, gigabits), row in TABLE_II.items():
+            if size == elements:
+                way = ways(4 * elements * ratio)[ALL_GATHER]
+                model_ms = 1e3 * total_time(way, WORLD, Network(link(latency_ms, gigabits)))
+                assert model_ms + offset_ms == pytest.approx(row[place], rel=0.03)
+
+
+def test_traffic_of_ar_topk_hardly_grows_and_the_all_gathers_does() -> None:
+    # Figure 5: 5 ms, 1 Gbit/s, ratio 0.1, from 2 to 8 ranks.
+    network = Network(link(5, 1))
+    for megabytes in MEGABYTES.values():
+        by_world = {
+            world: {
+                name: total_time(ways(megabytes * 1e5)[name], world, network) for name in (ALL_GATHER, RING)
+            }
+            for world in (2, 4, 8)
+        }
+        growth = {name: by_world[8][name] / by_world[2][name] for name in (ALL_GATHER, RING)}
+        assert growth[ALL_GATHER] > 2 * growth[RING]
+
+
+def test_coded_places_and_a_scattered_broadcast_send_less_than_half() -> None:
+    # 8 ranks, one in ten kept: 4.7 bits a place instead of 32, and 2(N−1)/N of them instead of log N.
+    alone = Network(Link(0.0, 1.0))
+    kept = 4e6
+    ours = (Transfer("broadcast", kept * 4.95 / 32, "zeros"), Transfer("all_reduce", kept, "ring"))
+    assert total_time(ways(kept)[RING], WORLD, alone) / total_time(ours, WORLD, alone) > 2.2
