@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What starts processes of its own runs alone, the rest on all cores.
 ALONE := tests/faults tests/process
-BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/house tests/laws tests/unit
+BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/house tests/laws tests/papers tests/unit
 
 .PHONY: install demo test test-full lint format bench clean
 

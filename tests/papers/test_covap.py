@@ -11,8 +11,8 @@ from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_II
 
 MILLISECONDS = Network(Link(0.0, 1.0))
 """A shift of n bytes takes n units of time, here ms."""
-UNITS = 4096
-"""As good as a continuous flow: the first unit, whose computation hides nothing, is 1/4096 of it."""
+UNITS = 1024
+"""As good as a continuous flow: the first unit, whose computation hides nothing, is 1/1024 of it."""
 
 every_network = pytest.mark.parametrize("row", TABLE_I.values(), ids=TABLE_I)
 
@@ -99,19 +99,24 @@ def test_traffic_of_vgg19s_steps_at_interval_4() -> None:
 
 
 def test_table_vii_does_not_follow_from_table_i() -> None:
-    """DDP of table VII is slower than data parallelism that overlaps nothing, by table I's own times."""
-    lines = ["network      DDP reported   not overlapped   overlapped    COVAP reported   of 64"]
+    """By table I's own times, on two of three networks, its DDP is slower than training that overlaps nothing.
+
+    Both stand beside each other here (`pytest -s`) and in `docs/costs.md`.
+    """
+    print("\nspeed-up on 64, table I: nothing overlapped, overlapped | table VII: DDP, COVAP")
     for name, row in TABLE_I.items():
-        alone = 64 / row.linear
-        overlapped = alone * row.overlapped
-        reported, covap = TABLE_VII["DDP"][name], TABLE_VII["COVAP"][name]
-        lines.append(f"{name:<12}{reported:>13}{alone:>17.2f}{overlapped:>13.2f}{covap:>18}{64:>8}")
-        assert reported < 0.8 * overlapped
-        # What an honest baseline leaves to gain: 1.76, 3.0 and 2.4 times, not the 2.67 and 4.29 of table VII.
-        assert 64 / overlapped < covap / reported if name != "Bert" else covap < 64
-    print("\n".join(lines))
-    assert TABLE_VII["DDP"]["ResNet-101"] < 64 / TABLE_I["ResNet-101"].linear
-    assert TABLE_VII["DDP"]["VGG-19"] < 64 / TABLE_I["VGG-19"].linear
+        separate, overlapped = 64 / row.linear, 64 * row.overlapped / row.linear
+        ddp, covap = TABLE_VII["DDP"][name], TABLE_VII["COVAP"][name]
+        print(f"{name:<11}{separate:>8.2f}{overlapped:>8.2f} |{ddp:>8.2f}{covap:>8.2f}")
+        if name == "Bert":
+            assert ddp == pytest.approx(overlapped, rel=0.01)
+        else:
+            assert ddp < 0.9 * separate
+    at_most = {name: round(row.linear / row.overlapped, 1) for name, row in TABLE_I.items()}
+    assert at_most == {"ResNet-101": 1.8, "VGG-19": 3.0, "Bert": 2.4}, (
+        "what an honest baseline leaves to gain"
+    )
+    assert round(TABLE_VII["COVAP"]["VGG-19"] / TABLE_VII["DDP"]["VGG-19"], 2) == 4.29
 
 
 def test_fp16_over_covap_is_182_not_192() -> None:
