@@ -26,8 +26,7 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """|x| in bins: `edges` (bins + 1,) ascending, how many elements in each (bins,), and their sum of
-    squares.
+    """|x| in bins: ascending `edges` (bins + 1,), and (bins,) each, `counts` and sums of squares.
 
     Counts and energies of several units, or of several ranks, may be added up.
     """

@@ -1,5 +1,4 @@
-"""The ratio by NSGA-II through pymoo, as "Flexible communication …" (Tyagi, Swany 2024, section 3-E) has
-it.
+"""The ratio by NSGA-II through pymoo, as in "Flexible communication …" (Tyagi, Swany 2024, section 3-E).
 
 For comparison with the exact sweep of `ratio.py`: `pip install gradwire[nsga2]`. The ratio is searched on a
 logarithmic scale.

@@ -17,11 +17,11 @@ from gradwire.plan.groups import Cuts, even_groups, layer_wise
 from gradwire.plan.merge import NOTHING, GroupCost, optimal_cuts
 
 _FEW = 32
+"""Groups up to which a grouping is worth moving cut by cut."""
 
 
 class WorkerSeconds:
-    """Seconds of a grouping from the beginning of the backward pass: `predict` for groups of one round
-    each.
+    """Seconds of a grouping from the beginning of the backward pass: `predict`, for one round a group.
 
     >>> backward = Backward(0.0, (1.0, 2.0), (1, 1), 2.0)
     >>> WorkerSeconds(backward, GroupCost(Line(0.5, 0.0), Line(1.0, 0.0), Line(0.25, 0.0)))((1,))
