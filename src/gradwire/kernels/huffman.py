@@ -108,12 +108,13 @@ def encode_symbols(symbols: Tensor, lookups: Lookups) -> tuple[Tensor, tuple[int
     padded = np.zeros((count + 3) // 4 * 4, np.uint8)
     padded[:count] = symbols.numpy()
     q, place = cpu.huffman.quarter(count), np.uint64(0)
-    words = np.empty(count * int(lookups.lengths.max()) // 64 + 5, np.uint64)
+    words = np.empty(count * int(lookups.lengths.max()) // 64 + 6, np.uint64)
+    marks = np.empty(count // 4 + 1, np.int32)
     sizes = []
     for k in range(4):
         start, stop = min(k * q, count), min(k * q + q, count)
         after, _ = cpu.huffman.encode_stream(
-            padded, padded.view(np.uint32), start, stop, *lookups_of[:2], words.view(np.uint8), place
+            padded, start, stop, *lookups_of[:2], words.view(np.uint8), place, marks, np.uint64(0)
         )
         sizes.append((int(after) - int(place)) // 8)
         place = np.uint64(after)

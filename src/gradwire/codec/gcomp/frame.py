@@ -41,8 +41,8 @@ def frame(
     >>> out
     tensor([ 1.0000, -2.5000,  0.0000])
     """
-    words = words_of(x)
     drops = drops_of(dropped, x, explicit=explicit, flush=flush)
+    words = words_of(x)
     most = largest_frame(x.numel(), x.dtype)
     data = torch.empty(most, dtype=torch.uint8) if buffer is None else buffer
     if data.dtype != torch.uint8 or data.dim() != 1 or data.numel() < most or data.data_ptr() % 8:

@@ -60,39 +60,23 @@ def _code_chunk(
     """Streams, escapes and levels of a chunk whose symbols are known; returns how many words."""
     pairs, singles, escaped = lookups
     count, q = words.size, quarter(words.size)
-    quads, data, place, any_escaped = symbols.view(np.uint32), out.view(np.uint8), _U(0), False
+    data, place = out.view(np.uint8), _U(0)
+    marks, marked = np.empty(count // 4 + 1, np.int32), _U(0)
     for k in range(4):
-        start = place
-        place, seen = encode_stream(
-            symbols, quads, min(k * q, count), min(k * q + q, count), pairs, singles, data, place
-        )
-        any_escaped |= seen
+        start, first, last = place, min(k * q, count), min(k * q + q, count)
+        place, marked = encode_stream(symbols, first, last, pairs, singles, data, place, marks, marked)
         sizes[_STREAMS + k] = np.uint16((place - start) >> _U(3))
-    place >>= _U(3)
-    stop = _append_escapes(words, drops, same, how, symbols, escaped, out, place) if any_escaped else place
-    sizes[_ESCAPES] = np.uint16(stop - place)
-    place = stop
+    rest = data[np.int64(place) :]
+    number = exponents_at(words, drops, same[0], how, symbols, marks[: np.int64(marked)], escaped, rest)
+    padded = (number + 7) // 8
+    for i in range(number, 8 * padded):
+        rest[i] = 0
+    sizes[_ESCAPES] = np.uint16(padded)
+    place = stop = (place >> _U(3)) + _U(padded)
     if how[2]:
         stop = write_levels(symbols[:count], drops, out, place)
     sizes[_LEVELS] = np.uint16(stop - place)
     return stop
-
-
-@njit(nogil=True, cache=True)
-def _append_escapes(
-    words: Any, drops: Any, same: Any, how: Any, symbols: Any, escaped: Any, out: Any, place: Any
-) -> Any:
-    """The exponents of symbols without a code, a byte each, up to a whole word; returns the next one."""
-    thresholds, flush, _, _ = how
-    rest, number = out[np.int64(place) :].view(np.uint8), 0
-    for start in range(0, words.size, BLOCK):
-        m = min(BLOCK, words.size - start)
-        here = words[start : start + m], _drops_of(drops, same, start, m), symbols[start : start + m]
-        number += exponents_at(here[0], here[1], thresholds, flush, here[2], escaped, rest[number:])
-    padded = (number + 7) // 8
-    for i in range(number, 8 * padded):
-        rest[i] = 0
-    return place + _U(padded)
 
 
 @njit(nogil=True, cache=True)

@@ -85,18 +85,30 @@ def put_word(out: Any, place: Any, word: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def encode_stream(
-    symbols: Any, quads: Any, start: Any, stop: Any, pairs: Any, singles: Any, out: Any, place: Any
+    symbols: Any,
+    start: Any,
+    stop: Any,
+    pairs: Any,
+    singles: Any,
+    out: Any,
+    place: Any,
+    marks: Any,
+    marked: Any,
 ) -> Any:
-    """Symbols start … stop - 1 into uint8 `out` from byte `place` on; returns (next whole word, escaped?).
+    """Symbols start … stop - 1 into uint8 `out` from byte `place` on; returns (next whole word, marked).
 
-    `quads` are the same symbols as uint32, `start` is a multiple of 4, as `place` is of 8. Eight bytes are
-    written for every four symbols, and the next go on where those end: how far that is cannot be predicted.
+    `symbols` fill whole words of 4, `start` is a multiple of 4, as `place` is of 8. Eight bytes are written
+    for every four symbols, and the next go on where those end: how far that is cannot be predicted. Where one
+    of the four is escaped, int32 `marks` get their number: seldom, so that this branch can be predicted.
     """
-    held, filled, seen, place = _0, _0, np.uint32(0), _U(place)
+    quads, flag = symbols.view(np.uint32), np.uint32(32)
+    held, filled, place, marked = _0, _0, _U(place), _U(marked)
     whole = start + (stop - start) // 4 * 4
     for i in range(_U(start // 4), _U(whole // 4)):
         a, b = pairs[quads[i] & np.uint32(0xFFFF)], pairs[quads[i] >> np.uint32(16)]
-        seen |= a | b
+        if (a | b) & flag:
+            marks[marked] = np.int32(i)
+            marked += _1
         length = _U(a) & _31
         held |= ((_U(a) >> _6) | ((_U(b) >> _6) << length)) << filled
         filled += length + (_U(b) & _31)
@@ -106,16 +118,18 @@ def encode_stream(
         filled &= _7
     for i in range(whole, stop):
         a = singles[symbols[i]]
-        seen |= a
         held |= (_U(a) >> _6) << filled
         filled += _U(a) & _31
         put_word(out, place, held)
         place += filled >> _3
         held >>= filled & _56
         filled &= _7
+    if whole < stop:
+        marks[marked] = np.int32(whole // 4)
+        marked += _1
     if stop > start:
         put_word(out, place, held)
-    return (place + (filled + _7 >> _3) + _7) & ~_7, (seen & np.uint32(32)) != np.uint32(0)
+    return (place + (filled + _7 >> _3) + _7) & ~_7, marked
 
 
 @njit(nogil=True, cache=True)

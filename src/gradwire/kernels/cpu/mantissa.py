@@ -76,23 +76,20 @@ def split(
 
 @njit(nogil=True, cache=True)
 def exponents_at(
-    words: Any, drops: Any, thresholds: Any, flush: Any, symbols: Any, escaped: Any, out: Any
+    words: Any, drops: Any, drop: Any, how: Any, symbols: Any, marks: Any, escaped: Any, out: Any
 ) -> Any:
     """Bytes into uint8 `out` for each symbol that `escaped` marks, 0 for a tiny number; returns how many.
 
-    They are rare: sixteen symbols are asked at once, without a branch for each.
+    They are among those whose number divided by 4 is in `marks`. `drops` is of every element, or empty.
     """
+    thresholds, flush, _, _ = how
     number = 0
-    for start in range(0, symbols.size, 16):
-        stop, some = min(start + 16, symbols.size), False
-        for i in range(start, stop):
-            some |= escaped[symbols[i]]
-        if some:
-            for i in range(start, stop):
-                if escaped[symbols[i]]:
-                    near = _rounded(words[i], _I(drops[i]), thresholds, flush)
-                    out[number] = np.uint8(near >> _I(23))
-                    number += 1
+    for mark in marks:
+        for i in range(4 * mark, min(4 * mark + 4, words.size)):
+            if escaped[symbols[i]]:
+                here = _I(drops[i] if drops.size else drop)
+                out[number] = np.uint8(_rounded(words[i], here, thresholds, flush) >> _I(23))
+                number += 1
     return number
 
 

@@ -44,7 +44,8 @@ KINDS = (normal, half_zeros, any_bits, special)
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Equal to the last bit, NaN included."""
-    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    bits = torch.int32 if one.dtype == torch.float32 else torch.int16
+    return one.dtype == other.dtype and torch.equal(one.view(bits), other.view(bits))
 
 
 def there_and_back(

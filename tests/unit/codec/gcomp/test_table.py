@@ -109,10 +109,10 @@ def test_tables_travel() -> None:
 
 
 def test_the_prior_knows_no_scale() -> None:
-    # Gradients from 2^-16 to 2^-4: never more than 5 bits, where 8 would be all.
+    # Gradients from 2^-16 to 2^-4: at most 6 bits of 8. A uniform code over those alone would take 4.6.
     for exponent in range(-16, -3):
         counts = histogram(normal(10_000) * 1e3 * 2.0**exponent)
-        assert Table.prior().bits(counts) < 5 * 10_000
+        assert Table.prior().bits(counts) < 6 * 10_000
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(257, dtype=torch.int64), torch.full((256,), -1)])
