@@ -183,7 +183,7 @@ class Bench:
         self.repetition(numel, 0)
         runs = [self.repetition(numel, number) for number in range(1, self.arguments.repetitions + 1)]
         rows: dict[str, Any] = {
-            name: {key: [each[name][key] for each in runs] for key in runs[0][name]} for name in runs[0]
+            name: {key: [each[name][key] for each in runs] for key in runs[0][name]} for name in self.steps
         }
         for name, row in rows.items():
             ratio = paired(row["s"], rows[PEER]["s"])
