@@ -15,13 +15,14 @@ nothing can hide, is added; that of the others happens while the wire is busy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.plan.costs import Backward, Line
-from gradwire.plan.groups import Cuts, even_groups, groups_of, layer_wise
+from gradwire.plan.groups import Cuts, even_groups, layer_wise
 
 Floats = NDArray[np.float64]
 NOTHING = Line(0.0, 0.0)
@@ -53,13 +54,17 @@ def step_seconds(backward: Backward, cuts: Cuts, cost: GroupCost) -> float:
     >>> step_seconds(backward, (1,), GroupCost(Line(0.0, 0.0), Line(0.5, 1.0)))
     4.0
     """
-    compressed = wire_free_s = last_s = 0.0
-    for first, stop in groups_of(cuts, len(backward.numel)):
-        numel = sum(backward.numel[first:stop])
-        compressed += cost.compress(numel)
-        wire_free_s = max(wire_free_s, backward.ready_s[stop - 1] + compressed) + cost.communicate(numel)
-        last_s = cost.decode(numel)
-    return max(wire_free_s, backward.total_s + compressed) + last_s
+    sizes = list(accumulate(backward.numel, initial=0))
+    compress, communicate = cost.compress, cost.communicate
+    compressed = wire_free_s = 0.0
+    first = 0
+    for stop in (*cuts, len(backward.numel)):
+        numel = sizes[stop] - sizes[first]
+        compressed += compress.base_s + compress.slope_s * numel
+        ready_s = backward.ready_s[stop - 1] + compressed
+        wire_free_s = max(wire_free_s, ready_s) + communicate.base_s + communicate.slope_s * numel
+        last, first = numel, stop
+    return max(wire_free_s, backward.total_s + compressed) + cost.decode(last)
 
 
 def optimal_cuts(backward: Backward, cost: GroupCost, most: int | None = None) -> Cuts:

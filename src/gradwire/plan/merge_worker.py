@@ -16,6 +16,8 @@ from gradwire.plan.costs import Backward, Line
 from gradwire.plan.groups import Cuts, even_groups, layer_wise
 from gradwire.plan.merge import NOTHING, GroupCost, optimal_cuts
 
+_FEW = 32
+
 
 class WorkerSeconds:
     """Seconds of a grouping from the beginning of the backward pass: `predict` for groups of one round
@@ -31,27 +33,25 @@ class WorkerSeconds:
         self._sizes = list(accumulate(backward.numel, initial=0))
 
     def __call__(self, cuts: Cuts) -> float:
-        cost, sizes = self._cost, self._sizes
-        ended: deque[tuple[float, float]] = (
-            deque()
-        )  # when a group's round ended, and how long its decoding takes
+        encode, wire, decode = self._cost.compress, self._cost.communicate, self._cost.decode
+        ended: deque[tuple[float, float]] = deque()  # when a group's round ended, and how long decoding takes
         worker_s = wire_s = 0.0
         first = 0
         for stop in (*cuts, len(self._ready_s)):
-            ready_s, numel = self._ready_s[stop - 1], sizes[stop] - sizes[first]
+            ready_s, numel = self._ready_s[stop - 1], self._sizes[stop] - self._sizes[first]
             while ended and ended[0][0] < ready_s:
                 posted_s, decode_s = ended.popleft()
-                worker_s = max(worker_s, posted_s) + decode_s
-            worker_s = max(worker_s, ready_s) + cost.compress(numel)
-            wire_s = max(wire_s, worker_s) + cost.communicate(numel)
-            ended.append((wire_s, cost.decode(numel)))
+                worker_s = (worker_s if worker_s > posted_s else posted_s) + decode_s
+            worker_s = (worker_s if worker_s > ready_s else ready_s) + encode.base_s + encode.slope_s * numel
+            wire_s = (wire_s if wire_s > worker_s else worker_s) + wire.base_s + wire.slope_s * numel
+            ended.append((wire_s, decode.base_s + decode.slope_s * numel))
             first = stop
         for posted_s, decode_s in ended:
             worker_s = max(worker_s, posted_s) + decode_s
-        return max(worker_s, self._total_s)
+        return max(worker_s, wire_s, self._total_s)
 
 
-def worker_cuts(backward: Backward, cost: GroupCost, effort: int = 2000) -> Cuts:
+def worker_cuts(backward: Backward, cost: GroupCost, effort: int = 4000) -> Cuts:
     """A good grouping, never worse than a simple one; `effort` is how many groups may be looked at.
 
     Simple ones are all groups together, every tensor alone, even splits by the number of tensors.
@@ -61,7 +61,10 @@ def worker_cuts(backward: Backward, cost: GroupCost, effort: int = 2000) -> Cuts
         return ()
     starts = [even_groups(tensors, parts) for parts in (1, 2, 3, 4, 6, 8)]
     starts += [layer_wise(tensors), *(optimal_cuts(backward, simpler) for simpler in _simpler(cost))]
-    return improved(WorkerSeconds(backward, cost), starts, tensors, effort)
+    seconds = WorkerSeconds(backward, cost)
+    # Of many groups every look at a neighbour costs as much as of few, and gains less.
+    few = [cuts for cuts in starts if len(cuts) < _FEW]
+    return min(improved(seconds, few, tensors, effort), *starts, key=seconds)
 
 
 def _simpler(cost: GroupCost) -> tuple[GroupCost, ...]:

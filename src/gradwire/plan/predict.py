@@ -29,6 +29,7 @@ What = Literal["backward", "encode", "wire", "decode"]
 class UnitWork:
     """One unit of a step: ready so many seconds after the backward pass has begun, then these collectives.
 
+    `codec.encode` includes what the worker does before it, such as folding the gradient into the memory.
     `decodes` is how many payloads of the whole unit are decoded: N after an all-gather, 1 where ranks
     decode what has been summed, one more where error feedback decodes the own payload separately.
     """
