@@ -33,8 +33,8 @@ def accuracy(options: argparse.Namespace) -> dict[str, Any]:
     """Final loss and test accuracy by setting."""
     work = workloads.workload(options.workload, full=False)
     steps = options.epochs * work.describe()["train_examples"] // (WORLD * work.batch_size)
-    texts = {"ddp": ""} | {f"I = {i}": f"covap(interval={i})" for i in INTERVALS if i > 1}
-    for interval in (4, 8):
+    texts = {"ddp": ""} | {f"I = {i}": f"covap(interval={i})" for i in options.intervals}
+    for interval in [each for each in options.intervals if each in (4, 8)]:
         texts |= {
             f"I = {interval}, {kind}": f"covap(interval={interval}, feedback={kind!r})"
             for kind in ("full", "none")
@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("part", choices=["accuracy", "time"])
     parser.add_argument("--workload", default="convnet")
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--intervals", type=int, nargs="+", default=INTERVALS[1:], help="of `accuracy`")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rate", default="256mbit")
     parser.add_argument("--rounds", type=int, default=7)

@@ -13,6 +13,7 @@ the mean over the run.
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +31,7 @@ BASE_WORLD = 2
 FIGURES = ("memory_distance", "hamming", "histogram_overlap", "spearman", "contraction")
 
 
-def settings(workload: str, epochs: int) -> dict[str, Setting]:
+def settings(workload: str, epochs: int, scales: Sequence[int]) -> dict[str, Setting]:
     """Every method at every scale, by the name of its row."""
     work = workloads.workload(workload, full=False)
     model = work.model(0)
@@ -38,7 +39,7 @@ def settings(workload: str, epochs: int) -> dict[str, Setting]:
     rates = layer_rates(model, batch[0])
     examples = work.describe()["train_examples"]
     rows = {}
-    for scale in SCALES:
+    for scale in scales:
         world = BASE_WORLD * scale
         steps = epochs * examples // (world * work.batch_size)
         base = Setting(workload, "", world, work.batch_size, steps, float(scale), max(1, steps // 20))
@@ -69,11 +70,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workload", default="convnet")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--scales", type=int, nargs="+", default=SCALES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = settings(options.workload, options.epochs)
+    rows = settings(options.workload, options.epochs, options.scales)
     print(f"{options.workload}, {options.epochs} epochs, {options.seeds} seeds\n\n{HEADER}")
     raw: dict[str, Any] = {}
     for name, setting in rows.items():
