@@ -93,10 +93,13 @@ def count_symbols(symbols: Tensor) -> Tensor:
     return torch.from_numpy(counts.sum(0))
 
 
-def encode_symbols(symbols: Tensor, lookups: Lookups) -> tuple[Tensor, tuple[int, int, int, int]]:
+def encode_symbols(
+    symbols: Tensor, lookups: Lookups, room: Tensor | None = None
+) -> tuple[Tensor, tuple[int, int, int, int]]:
     """uint8 `symbols` (n,) as int64 words, and how many of them each of four streams takes.
 
-    A symbol without a code becomes that of `ESCAPE`; which one it was is not in the words.
+    A symbol without a code becomes that of `ESCAPE`; which one it was is not in the words. They are written
+    to int64 `room` if there is one, `encoded_words(n)` of it or more, and are then a view of it.
 
     >>> lengths = np.zeros(256, np.uint8)
     >>> lengths[[0, 9, 255]] = 1, 2, 2
@@ -104,27 +107,38 @@ def encode_symbols(symbols: Tensor, lookups: Lookups) -> tuple[Tensor, tuple[int
     >>> words, sizes
     (tensor([18]), (1, 0, 0, 0))
     """
-    count, lookups_of = symbols.numel(), lookups.encoding
-    padded = np.zeros((count + 3) // 4 * 4, np.uint8)
-    padded[:count] = symbols.numpy()
-    q, place = cpu.huffman.quarter(count), np.uint64(0)
-    words = np.empty(count * int(lookups.lengths.max()) // 64 + 6, np.uint64)
-    marks = np.empty(count // 4 + 1, np.int32)
-    sizes = []
+    count = symbols.numel()
+    padded = symbols if count % 4 == 0 else torch.nn.functional.pad(symbols, (0, -count % 4))
+    room = torch.empty(encoded_words(count), dtype=torch.int64) if room is None else room
+    if room.numel() < encoded_words(count):
+        raise ValueError(f"{count} symbols need room for {encoded_words(count)} words, not {room.numel()}")
+    marks, data = np.empty(count // 4 + 1, np.int32), room.numpy().view(np.uint8)
+    q, places = cpu.huffman.quarter(count), [np.uint64(0)]
     for k in range(4):
         start, stop = min(k * q, count), min(k * q + q, count)
-        after, _ = cpu.huffman.encode_stream(
-            padded, start, stop, *lookups_of[:2], words.view(np.uint8), place, marks, np.uint64(0)
+        place, _ = cpu.huffman.encode_stream(
+            padded.numpy(), start, stop, *lookups.encoding[:2], data, places[-1], marks, np.uint64(0)
         )
-        sizes.append((int(after) - int(place)) // 8)
-        place = np.uint64(after)
-    return torch.from_numpy(words[: int(place) // 8].view(np.int64)), (sizes[0], sizes[1], sizes[2], sizes[3])
+        places.append(np.uint64(place))
+    a, b, c, d, e = (int(place) // 8 for place in places)
+    return room[:e], (b - a, c - b, d - c, e - d)
+
+
+def encoded_words(count: int) -> int:
+    """The most words of `count` symbols, and what the kernel writes beyond.
+
+    >>> encoded_words(1000)
+    193
+    """
+    return count * LONGEST // 64 + 6
 
 
 def decode_symbols(
-    words: Tensor, sizes: tuple[int, int, int, int], count: int, lookups: Lookups
+    words: Tensor, sizes: tuple[int, int, int, int], count: int, lookups: Lookups, out: Tensor | None = None
 ) -> Tensor | None:
-    """The `count` symbols of `encode_symbols`, or None where the words are no such streams.
+    """The `count` symbols of `encode_symbols`, in uint8 `out` (count,) if it is given.
+
+    None where the words are no such streams.
 
     >>> lengths = np.zeros(256, np.uint8)
     >>> lengths[[0, 9, 255]] = 1, 2, 2
@@ -133,9 +147,11 @@ def decode_symbols(
     """
     if min(sizes) < 0 or sum(sizes) != words.numel():
         return None
+    out = torch.empty(count, dtype=torch.uint8) if out is None else out
+    if out.shape != (count,):
+        raise ValueError(f"{count} symbols do not fit into {tuple(out.shape)}")
     padded = np.zeros(words.numel() + 2, np.uint64)  # the kernel reads two more
     padded[:-2] = words.numpy().view(np.uint64)
-    symbols = np.empty(count, np.uint8)
     ends = np.cumsum([0, *sizes]).astype(np.uint64)
-    found = cpu.huffman.decode_streams(padded, ends, *lookups.decoding, symbols, count)
-    return torch.from_numpy(symbols) if found else None
+    found = cpu.huffman.decode_streams(padded, ends, *lookups.decoding, out.numpy(), count)
+    return out if found else None
