@@ -56,7 +56,7 @@ Tables = Literal["dynamic", "static"]
 SEGMENT = 1 << 17
 """Elements of a segment: see `benchmarks/compressed_ring.py --segment`."""
 REFRESH = 50
-"""Steps for which a table is used, in the paper."""
+"""Steps for which the paper uses a table."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Gcomp:
             x.zero_()
         if x.numel() == 0:
             return lambda: None
-        frames = Frames(self, mean.numel(), mean.dtype, at, self._refreshes(at))
+        frames = Frames(self, mean.numel(), mean.dtype, at, self.renews(at.step))
         lap = Lap(mean, frames, comm, self.course(x.numel(), at))
         lap.start()
         pending = comm.all_reduce(frames.counts) if frames.counts is not None else None
@@ -126,8 +126,11 @@ class Gcomp:
     def _goes_around(self, dtype: torch.dtype, at: Moment) -> bool:
         return at.world > 1 and dtype != torch.float64
 
-    def _refreshes(self, at: Moment) -> bool:
-        return self.tables == "dynamic" and at.step % self.refresh == 0
+    def renews(self, step: int) -> bool:
+        """Whether a step counts symbols for the next table: every `refresh` steps, and in steps 0, 1, 2, 4, …
+        of the first ones, in which gradients change fastest."""
+        early = step < self.refresh and step & (step - 1) == 0
+        return self.tables == "dynamic" and (early or step % self.refresh == 0)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`. Frames are announced in the size of what is not compressed at all."""
@@ -136,7 +139,7 @@ class Gcomp:
         if numel == 0:
             return ()
         course = self.course(numel, at)
-        counts = (Round("all_reduce", SYMBOLS, torch.int64),) if self._refreshes(at) else ()
+        counts = (Round("all_reduce", SYMBOLS, torch.int64),) if self.renews(at.step) else ()
         return course.rounds(largest_frame(course.longest_segment, dtype)) + counts
 
 

@@ -124,7 +124,7 @@ class _Ring:
         number = self.done.get(name, 0)
         parts = (Part(name, (data.numel(),), 0, data.numel()),)
         at = Moment(number, 0, self.rank, self.world, parts=parts, kept=self.kept)
-        frames = Frames(EXCHANGE, data.numel(), data.dtype, at, number % EXCHANGE.refresh == 0)
+        frames = Frames(EXCHANGE, data.numel(), data.dtype, at, EXCHANGE.renews(number))
         lap = Lap(data, frames, self, EXCHANGE.course(data.numel(), at))
         lap.start()
         lap.finish()
