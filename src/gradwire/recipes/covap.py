@@ -124,7 +124,9 @@ def from_facts(facts: Facts, options: Options) -> Composition:
     interval = min(interval_for(facts.ccr), LONGEST)
     stale = "; above 5 gradients get stale, consider leader_topk" if interval > 5 else ""
     why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step{stale}"
-    return compose(interval, replace(options, edges=options.edges or measured_edges(facts, interval)), why)
+    if options.sharding == "balanced" and options.edges is None:
+        options = replace(options, edges=measured_edges(facts, interval))
+    return compose(interval, options, why)
 
 
 def measured_edges(facts: Facts, interval: int) -> tuple[float, ...] | None:

@@ -68,8 +68,8 @@ def vgg_like() -> Backward:
     return Backward(0.5, ready_s, (8_000_000, *[100_000] * 19), 1.0)
 
 
-def decided(facts: Facts) -> Composition:
-    decide = recipe("covap").build()
+def decided(facts: Facts, text: str = "covap") -> Composition:
+    decide = recipe(text).build()
     assert not isinstance(decide, Composition)
     return decide(facts)
 
@@ -97,6 +97,13 @@ def worst_end(backward: Backward, cuts: Sequence[int], line: Line) -> float:
         phase = number % 4
         ends[phase] = max(ends[phase], ready_s(stop)) + line(stop - start)
     return max(ends)
+
+
+def test_segments_that_are_given_or_that_sharding_places_are_not_measured() -> None:
+    network = Network(Link(alpha_s=1e-3, beta_s=1e-7))
+    facts = Facts(backward_s=1.0, allreduce_s=2.0, world=4, backward=vgg_like(), network=network)
+    for text in ("edges=(0.5,)", "edges=()", "sharding='paper'", "sharding='off'"):
+        assert decided(facts, f"covap({text})").text == f"covap(interval=2, {text})"
 
 
 def test_without_ready_times_segments_are_spread() -> None:
