@@ -134,6 +134,7 @@ def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush
 def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
     """How often each symbol occurs in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks.
 
+    >>> from gradwire.codec.gcomp import SYMBOLS
     >>> counts = histogram(torch.tensor([0.0, 1.0, -1.5, 1e-40]))
     >>> counts[[0, 127, 254]].tolist(), counts.numel() == SYMBOLS
     ([1, 2, 1], True)
