@@ -84,7 +84,7 @@ class Flexible:
         self._links: deque[Link] = deque(maxlen=3)
         self._gains: dict[float, float] = {}
         self._compress_s: dict[float, float] = {}
-        self._previous_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=5)
         self._basis: _Basis | None = None
         self._pending: Choice | None = None
 
@@ -92,7 +92,7 @@ class Flexible:
         """Take a step; the new choice, if there is one. It counts from then on."""
         if shown.compressed_s > 0.0:
             self._compress_s[self.now.ratio] = shown.compressed_s
-            self._previous_s = shown.previous_s
+            self._steps_s.append(shown.previous_s)
         if shown.looked is not None and shown.looked[0] > 0.0:
             energy, *sent = shown.looked
             self._gains = {ratio: part / energy for ratio, part in zip(self._ratios, sent, strict=True)}
@@ -142,7 +142,8 @@ class Flexible:
     def _progress(self, candidates: Sequence[Candidate], network: Network) -> Candidate:
         """What else a step takes is what it took without what this model says of its codec and wire."""
         _, sending_s = self._fastest(self.now.ratio, network)
-        rest_s = max(self._previous_s - self._compressing(self.now.ratio) - sending_s, 0.0)
+        step_s = median(self._steps_s) if self._steps_s else 0.0
+        rest_s = max(step_s - self._compressing(self.now.ratio) - sending_s, 0.0)
 
         def per_second(each: Candidate) -> float:
             return each.gain / max(rest_s + each.compress_s + each.communicate_s, 1e-12)
