@@ -10,7 +10,7 @@ from gradwire.plan import Network, UnitWork, even_groups, layer_wise, predict
 from gradwire.plan.collectives import Transfer
 from gradwire.plan.costs import CodecCost, Link
 from gradwire.plan.groups import groups_of
-from gradwire.plan.merge_worker import WorkerSeconds, worker_cuts
+from gradwire.plan.merge_worker import WorkerSeconds, improved, worker_cuts
 from tests.unit.plan.instances import all_groupings, backward, cost
 
 
@@ -62,3 +62,15 @@ def test_nothing_to_cut(tensors: int) -> None:
     draw = Random(0)
     of = backward(draw, tensors)
     assert worker_cuts(of, cost(draw, of)) == ()
+
+
+def test_every_move_is_found() -> None:
+    start = (3, 7)
+    for wanted in ((3,), (3, 6), (3, 7, 8), (1, 7)):
+        # Everything else is as bad as the start, so one move must lead there.
+        found = improved(lambda cuts, wanted=wanted: float(cuts != wanted), [start], 10, effort=1000)
+        assert found == wanted
+
+
+def test_a_search_without_effort_keeps_the_best_start() -> None:
+    assert improved(lambda cuts: abs(len(cuts) - 2), [(1,), (2, 5)], 10, effort=0) == (2, 5)
