@@ -5,9 +5,9 @@ and learning rate scaled up β = 1 degrades on large data, and β = 0.1 … 0.3 
 `--workload` on 2 ranks, and on 16 with 8 times the learning rate, over as many epochs. Rates per layer
 follow from multiply-adds, and the first tenth of the steps is dense, as in the paper; the learning rate rises
 over a twentieth of the steps, and starts from a quarter of the workload's own (`--base-lr`), because plain
-averages still train at eight times that. Beside the loss, each the mean over the run: distance between the ranks'
-memories (1 - cosine), Hamming distance of a rank's choice to the true top-k, overlap of their histograms, and
-Spearman's correlation.
+averages still train at eight times that. Beside the loss, each the mean over the run: distance between the
+ranks' memories (1 - cosine), Hamming distance of a rank's choice to the true top-k, overlap of their
+histograms, and Spearman's correlation.
 
     python benchmarks/scalecom_scaling.py [--workload convnet] [--epochs 8] [--seeds 3] [--json PATH]
 """
