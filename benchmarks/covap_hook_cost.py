@@ -11,7 +11,7 @@ Shapes of published networks, gradients drawn at random. CPU time is the process
 
 Goals: at most 0.25 of PowerSGD's, at most fp16's.
 
-    python benchmarks/covap_hook_cost.py [--model resnet101] [--shrink 1] [--workers N] [--json PATH]
+    python benchmarks/covap_hook_cost.py [--model resnet101] [--shrink 4] [--workers N] [--json PATH]
 """
 
 import argparse
@@ -105,7 +105,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="resnet101")
-    parser.add_argument("--shrink", type=float, default=1.0)
+    parser.add_argument("--shrink", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
