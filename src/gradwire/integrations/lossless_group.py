@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d
 
 from gradwire.comm.base import Pending
 from gradwire.errors import PeerFailed, TransportError
@@ -40,6 +41,7 @@ EXCHANGE = gcomp("lossless")
 # torch's stubs describe how groups are called, not how they are written.
 _ProcessGroup: Any = dist.ProcessGroup
 _c10d: Any = dist.distributed_c10d
+_native: Any = _distributed_c10d  # the stub lacks what is used here
 
 
 class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
@@ -70,7 +72,7 @@ class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
                 future.set_result(tensors)
 
         self._thread.submit(carry)
-        return _c10d._create_work_from_future(future)
+        return _native._create_work_from_future(future)
 
 
 def _to_gloo(verb: str) -> Callable[..., Any]:
