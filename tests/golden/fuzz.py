@@ -13,6 +13,7 @@ To find accesses out of bounds, run it with NUMBA_BOUNDSCHECK=1 and a NUMBA_CACH
 from __future__ import annotations
 
 import argparse
+import re
 import resource
 import time
 from collections import Counter
@@ -74,7 +75,7 @@ def outcome(data: Tensor, case: Case, tables: dict[int, Table] | None = None) ->
     try:
         unframe(data, case.out, case.dropped, tables or {case.table.id: case.table}, KEY, add=False)
     except WireError as error:
-        return str(error)[:24]
+        return re.sub(r"[^A-Za-z '].*", "…", str(error))[:40]
     return "decoded"
 
 

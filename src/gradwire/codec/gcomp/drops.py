@@ -136,8 +136,8 @@ def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush:
 
     >>> from gradwire.codec.gcomp import SYMBOLS
     >>> counts = histogram(torch.tensor([0.0, 1.0, -1.5, 1e-40]))
-    >>> counts[[0, 127, 254]].tolist(), counts.numel() == SYMBOLS
-    ([1, 2, 1], True)
+    >>> counts[[0, 127, 254]].tolist(), counts.numel()
+    ([1, 2, 1], 256)
     """
     return count_symbols(symbols_of(x, dropped, explicit=explicit, flush=flush))
 
