@@ -74,7 +74,7 @@ def test_what_was_measured_is_the_same_on_all_ranks(three: Results, recipe: str)
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_all_ranks_see_the_same_link(three: Results, recipe: str) -> None:
-    # A line needs several steps whose tail ran alone, which is up to the clock: `None` must be agreed on, too.
+    # A line needs several steps whose tail ran alone, which is up to the clock; `None` is agreed on, too.
     found = value(three, recipe)
     assert all(each["link"] == found[0]["link"] for each in found)
     assert all(each["link_changes"] == found[0]["link_changes"] for each in found)
