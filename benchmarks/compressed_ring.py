@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -66,15 +66,15 @@ class Bench:
         self.batches = workload.batches(self.comm.rank, self.comm.world, seed=0)
         self.specs = specs_of(self.model)
         self.parameters = dict(self.model.named_parameters())
+        self.unit = arguments.unit
         self.lanes = {
             name: Lane(0, self.specs, forget(replace(how, segment=arguments.segment)), self.cuts, CPU)
             for name, how in SETTINGS.items()
         }
-        self.unit = arguments.unit
 
-    def cuts(self, numel: int) -> list[int]:
+    def cuts(self, sizes: Sequence[int]) -> list[int]:
         """One unit, if nothing else is asked for: gloo has one call."""
-        return list(range(self.unit, numel, self.unit))
+        return list(range(self.unit, sum(sizes), self.unit))
 
     def replica(self, name: str) -> Replicated:
         """What all ranks hold alike."""

@@ -386,6 +386,8 @@ _EXCHANGES = (
     ExchangeCase("scatter int8", scatter_reduce(blocks("int8")), coarse=4),
     ExchangeCase("scatter int8, one stage", scatter_reduce(blocks("int8"), second_stage=False), coarse=4),
     ExchangeCase("scatter int4 by 33", scatter_reduce(blocks("int4", 33)), coarse=4),
+    ExchangeCase("scatter int8 in segments", scatter_reduce(blocks("int8"), segment=7), coarse=4),
+    ExchangeCase("scatter raw in segments", scatter_reduce(Raw(), segment=3)),
     ExchangeCase("scatter fp8", scatter_reduce(blocks("fp8")), coarse=4),
     ExchangeCase("scatter truncate 18", scatter_reduce(truncate(18))),
     ExchangeCase("scatter top 30%", scatter_reduce(sparse(top_k(0.3)))),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import Codec, blocks, truncate
-from gradwire.comm import Round, ThreadComm, run_ranks
+from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.exchange import Exchange, run, scatter_reduce
 from gradwire.exchange.scatter_reduce import parts_within, shards_of
 from gradwire.moment import Moment, Part
@@ -151,3 +151,33 @@ def test_error_feedback_stays_bounded_over_300_steps(
         share = q / (1 - q)
     assert max(left) <= share * largest * (1 + 1e-3)
     assert max(left[225:]) <= 1.25 * max(left[:225])
+
+
+def test_segments_change_the_order_of_travel_and_no_bound() -> None:
+    exchange, at = scatter_reduce(Raw(), segment=400), Moment(0, 0, 0, 2)
+    sizes = [(round_.verb, round_.numel) for round_ in exchange.rounds(1000, torch.float32, at)]
+    assert sizes == [("all_to_all", 334)] * 3 + [("all_gather", 167)] * 3
+    for held in step(exchange, lambda rank: torch.arange(1000.0) + rank, 2):
+        assert held.mean.tolist() == [index + 0.5 for index in range(1000)]
+
+
+def test_whoever_fails_in_a_later_segment_still_pays_what_the_others_expect() -> None:
+    class Failing(Raw):
+        def take(self, x: Tensor, at: Moment) -> Tensor:
+            if at.rank == 1 and at.unit // 2 // at.world % 4096 == 1:
+                raise ZeroDivisionError("second segment")
+            return super().take(x, at)
+
+    exchange = scatter_reduce(Failing(), segment=4)
+
+    def body(comm: ThreadComm) -> str:
+        metered, at = Metered(comm), Moment(0, 0, comm.rank, 2)
+        x = torch.ones(12)
+        try:
+            run(exchange, x, torch.zeros(12), metered, at)
+        except ZeroDivisionError:
+            owe_zeros(metered, exchange.rounds(12, torch.float32, at), torch.device("cpu"))
+            return "paid"
+        return "done"
+
+    assert run_ranks(2, body) == ["done", "paid"]
