@@ -66,11 +66,11 @@ class Bench:
         self.batches = workload.batches(self.comm.rank, self.comm.world, seed=0)
         self.specs = specs_of(self.model)
         self.parameters = dict(self.model.named_parameters())
+        self.unit = arguments.unit
         self.lanes = {
             name: Lane(0, self.specs, forget(replace(how, segment=arguments.segment)), self.cuts, CPU)
             for name, how in SETTINGS.items()
         }
-        self.unit = arguments.unit
 
     def cuts(self, numel: int) -> list[int]:
         """One unit, if nothing else is asked for: gloo has one call."""
