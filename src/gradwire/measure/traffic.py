@@ -1,13 +1,15 @@
-"""What a step tells about the link: two numbers in every rank's row, about the step before.
+"""What a step tells about the link: three numbers in every rank's row, about the step before.
 
 Rounds of several units are under way at once and share the wire, so none of their times is its own. But the
 step's last all-reduce, small and alone, is all latency, and the time in which anything was under way carried
-the step's bytes. Both are there when a step is over, and so ride on the next one's verdict.
+the step's bytes. Both are there when a step is over, and so ride on the next verdict. The bytes go with them:
+ranks may send frames of different lengths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import cast
 
 from gradwire.comm.base import Verb
@@ -15,8 +17,8 @@ from gradwire.measure.clock import RoundTime
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.pattern import serial_bytes
 
-Pair = tuple[float, float]
-NOTHING: Pair = (0.0, 0.0)
+Row = tuple[float, float, float]
+NOTHING: Row = (0.0, 0.0, 0.0)
 
 
 class Traffic:
@@ -25,9 +27,10 @@ class Traffic:
     def __init__(self, world: int) -> None:
         self.monitor = LinkMonitor(world)
         self._world = world
-        self._payloads: Pair = NOTHING
-        self.row: Pair = NOTHING
-        """Seconds of the tail, and seconds in which the rest was under way; 0 for what nobody can tell."""
+        self._tail_bytes = 0.0
+        self.row: Row = NOTHING
+        """Seconds of the tail, seconds in which the rest was under way, and the payload of an all-reduce that
+        would carry as much as the rest; 0 for what nobody can tell."""
 
     def note(self, rounds: Sequence[RoundTime]) -> None:
         """Take in all rounds of a step that has ended; the last one is the tail's."""
@@ -36,18 +39,18 @@ class Traffic:
         # As the all-reduce that would carry as much, so that one line goes through both.
         payload = carried / max(serial_bytes("all_reduce", 1.0, self._world), 1e-9)
         alone = all(each.stop_s is not None and each.stop_s <= tail.start_s for each in others)
-        self._payloads = (float(tail.payload_bytes), payload)
-        self.row = (tail.seconds if alone else 0.0, busy_s(others))
+        self._tail_bytes = float(tail.payload_bytes)
+        self.row = (tail.seconds if alone else 0.0, busy_s(others), payload)
 
     def forget(self) -> None:
         """The step broke off: of it nothing is known here."""
-        self.row, self._payloads = NOTHING, NOTHING
+        self.row, self._tail_bytes = NOTHING, 0.0
 
     def hear(self, rows: Iterable[Sequence[float]]) -> tuple[Change, ...]:
         """Every rank's `row`, as a verdict has carried them; what follows is the same on all ranks."""
-        seconds = [min(column) for column in zip(*rows, strict=True)]
-        pairs = zip(self._payloads, seconds, strict=True)
-        return self.monitor.observe(Sample("all_reduce", payload, shortest) for payload, shortest in pairs)
+        tails, busy, payloads = zip(*rows, strict=True)
+        samples = ((self._tail_bytes, min(tails)), (fmean(payloads), min(busy)))
+        return self.monitor.observe(Sample("all_reduce", payload, shortest) for payload, shortest in samples)
 
 
 def busy_s(rounds: Sequence[RoundTime]) -> float:

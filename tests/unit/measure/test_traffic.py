@@ -48,7 +48,7 @@ def test_a_change_is_seen_by_all_ranks_in_the_same_step() -> None:
 def test_a_tail_that_was_not_alone_says_nothing() -> None:
     traffic = Traffic(WORLD)
     traffic.note([RoundTime("all_reduce", 9, 0.0, 2.0), RoundTime("all_reduce", 9, 1.0, 3.0)])
-    assert traffic.row == (0.0, 2.0)
+    assert traffic.row == (0.0, 2.0, 9.0)
 
 
 def test_a_step_that_broke_off_is_forgotten() -> None:
@@ -56,7 +56,20 @@ def test_a_step_that_broke_off_is_forgotten() -> None:
     traffic.note(_step(Link(1e-3, 1e-8)))
     assert min(traffic.row) > 0.0
     traffic.forget()
-    assert traffic.row == (0.0, 0.0)
+    assert traffic.row == (0.0, 0.0, 0.0)
+
+
+def test_ranks_that_sent_different_amounts_come_to_one_answer() -> None:
+    ranks = [Traffic(WORLD) for _ in range(WORLD)]
+    for _ in range(2 * WINDOW):
+        for number, rank in enumerate(ranks):
+            frame = RoundTime("shift", 1000 + 500 * number, 0.0, 0.5)
+            rank.note([frame, RoundTime("all_reduce", 40, 1.0, 1.1)])
+        rows = [rank.row for rank in ranks]
+        assert len({str(rank.hear(rows)) for rank in ranks}) == 1
+    links = [rank.monitor.links for rank in ranks]
+    assert links[0]
+    assert all(each == links[0] for each in links)
 
 
 def test_alone_there_is_nothing_to_watch() -> None:
