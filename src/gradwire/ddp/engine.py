@@ -144,6 +144,7 @@ class Engine:
         """Go on as if nothing had run since `put_aside`."""
         self.layout, self.step = aside.layout, aside.step
         self._settler, self._watcher = aside.settler, aside.watcher
+        self.traffic = Traffic(self.comm.world)
 
     @property
     def measuring(self) -> bool:
@@ -242,11 +243,11 @@ class Engine:
         )
         if self.inspect is not None:
             self.inspect(lane, unit, x, at)
+        if self._watcher is not None:
+            self._look(step, unit, x)
         if not lane.exchange.rounds(x.numel(), x.dtype, at):
             step.rest(unit)
             return
-        if self._watcher is not None:
-            self._look(step, unit, x)
         mean = step.landing(unit, x)
         task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)))
         task.land = lambda: step.land(unit, mean)
@@ -327,7 +328,14 @@ class Engine:
             self._observe(step, verdict)
         self._close(step)
         if step.error is None and self._watcher is not None:
-            self._watcher.probe(step.number)
+            self._probe(step, self._watcher)
+
+    def _probe(self, step: Step, watcher: Watcher) -> None:
+        try:
+            watcher.probe(step.number)
+        except TransportError as error:
+            # This step is over and its gradients are in use: the next one says so.
+            self.runner.broken = error
 
     def _is_finite(self, step: Step, tail: Tail, verdict: Verdict) -> bool:
         """The same answer on all ranks: verdicts and reduced values are. Plain steps protect nothing."""

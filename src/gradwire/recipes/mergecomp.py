@@ -124,10 +124,18 @@ def _timed(inner: str, groups: int, watched: Watched) -> Judge:
 
 
 def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition:
-    """The lane's tensors are known once it has been built, so the first step under it is in one group."""
-    base = _inner(inner)
+    """The lane's tensors are known once it has been built, so the first step under it is in one group.
+
+    That is what its text says, because a checkpoint may be taken there.
+    """
+    base, single = _inner(inner), mergecomp(inner, split="even", groups=1)
+    assert isinstance(single, Composition)
+    if facts.network is None or facts.codec is None:
+        return replace(single, why="one group: neither a link nor the codec could be measured")
 
     def judge_of(watched: Watched) -> Judge:
+        if len(watched.sizes) < 2:
+            return lambda _shown: _fixed(inner, watched, (), "there is nothing to cut")
         backward, cost = ready_times(facts, watched.sizes), cost_of(base.exchange, facts, watched)
         if split == "search":
             cuts = search_cuts(partial(step_seconds, backward, cost=cost), len(watched.sizes), groups)
@@ -137,8 +145,7 @@ def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition
         why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms behind backward by the measured costs"
         return lambda _shown: _fixed(inner, watched, cuts, why)
 
-    asked = f"mergecomp(inner={inner!r}, split={split!r}, groups={groups!r})"
-    return replace(_cut(base, one_unit), watch=Watch(judge_of, every=1), text=asked)
+    return replace(single, watch=Watch(judge_of, every=1), why="the next step's cuts are being planned")
 
 
 def ready_times(facts: Facts, sizes: Sequence[int]) -> Backward:
@@ -158,10 +165,9 @@ def ready_times(facts: Facts, sizes: Sequence[int]) -> Backward:
 
 def cost_of(exchange: Exchange, facts: Facts, watched: Watched) -> GroupCost:
     """Encoding, sending and decoding a group, as lines over its elements."""
-    if facts.network is None or facts.codec is None:
-        raise ValueError("neither the links nor the codec have been measured")
-    decode = facts.codec.decode
-    payloads = facts.payloads
+    assert facts.network is not None, "links are measured first"
+    assert facts.codec is not None, "so is the codec"
+    decode, payloads = facts.codec.decode, facts.payloads
     return GroupCost(
         facts.codec.encode,
         sending(exchange, facts.network, watched.world),

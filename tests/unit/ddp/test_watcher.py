@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.errors import TransportError
 from gradwire.plan import Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge, Watch
@@ -138,6 +139,40 @@ def test_another_composition_takes_over_everything_unsent() -> None:
         balance = torch.stack([given[name] for given, _, _ in ranks]).mean(0)
         # Each of 9 steps rounds folds, sums and subtractions of numbers below 32 to half an ulp.
         assert (left - balance).abs().max() < STEPS * 4 * 32 * torch.finfo(torch.float32).eps
+
+
+def test_units_that_rest_are_looked_at_as_well() -> None:
+    """What is gained of a gradient is a share of all of it, not of what travels in this step."""
+
+    def rank(comm: Comm) -> list[float]:
+        energies: list[float] = []
+        rig = Rig(comm, "dense")
+        watch = Watch(lambda _: lambda shown: energies.extend(shown.looked or ()), 1, _size, 2)
+        rig.engine.install(_composition("covap(interval=3)", watch))
+        for step in range(3):
+            rig.step(gradients(comm.rank, step))
+        return energies[::2]
+
+    numel = 37 * 61 + 53 * 41 + 47 * 59
+    assert run_ranks(2, rank) == [[2.0 * numel] * 3] * 2
+
+
+def test_a_transport_that_breaks_in_a_probe_spares_the_step_before_and_ends_the_next() -> None:
+    def rank(comm: Comm) -> tuple[bool, str]:
+        rig = Rig(comm, "dense")
+        rig.engine.install(_watched(lambda _shown: None))
+        watcher = rig.engine._watcher
+        assert watcher is not None
+
+        class Broken:
+            def all_reduce(self, _payload: Tensor) -> None:
+                raise TransportError("cable cut")
+
+        watcher._comm = Broken()  # type: ignore[assignment]
+        first = rig.step(gradients(comm.rank, 0))
+        return bool(first.flat().isfinite().all()), type(rig.step(gradients(comm.rank, 1)).error).__name__
+
+    assert run_ranks(2, rank) == [(True, "TransportError")] * 2
 
 
 def test_a_failing_look_is_everybodys_error() -> None:

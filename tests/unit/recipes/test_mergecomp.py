@@ -121,6 +121,56 @@ def test_what_is_planned_follows_from_facts_that_all_ranks_share() -> None:
     assert "by the measured costs" in why
 
 
+@pytest.mark.parametrize("split", ["planned", "search", "timed"])
+def test_alone_there_is_no_link_to_plan_for_and_training_goes_on(split: str) -> None:
+    def rank(comm: Comm) -> list[bool]:
+        rig = Rig(comm, f"mergecomp(inner={INNER!r}, split={split!r})")
+        return [rig.step(gradients(comm.rank, step)).error is None for step in range(8)]
+
+    assert run_ranks(1, rank) == [[True] * 8]
+
+
+@pytest.mark.parametrize("split", ["planned", "search", "timed"])
+def test_without_a_tensor_to_group_training_goes_on(split: str) -> None:
+    def rank(comm: Comm) -> list[bool]:
+        text = f"mergecomp(inner={INNER!r}, split={split!r})"
+        rig = Rig(comm, text, policy=lambda _spec: "dense")
+        return [rig.step(gradients(comm.rank, step)).error is None for step in range(12)]
+
+    assert run_ranks(2, rank) == [[True] * 12] * 2
+
+
+def test_what_runs_in_any_step_can_be_loaded_again() -> None:
+    def rank(comm: Comm) -> list[str]:
+        rig = Rig(comm, f"mergecomp(inner={INNER!r})")
+        texts = []
+        for step in range(8):
+            rig.step(gradients(comm.rank, step))
+            if not rig.engine.measuring:
+                texts.append(rig.engine.layout.main.text)
+        return texts
+
+    texts = run_ranks(2, rank)[0]
+    assert len(set(texts)) == 2, "one group for a step, and then what was planned"
+    assert all(isinstance(recipe(text).build(), Composition) for text in texts)
+
+
+def test_a_codec_that_one_rank_cannot_measure_is_planned_for_on_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> CodecCost:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("gradwire.ddp.survey.codec_cost", fails)
+
+    def rank(comm: Comm) -> str:
+        rig = Rig(comm, f"mergecomp(inner={INNER!r})")
+        for step in range(8):
+            assert rig.step(gradients(comm.rank, step)).error is None
+        return rig.engine.layout.main.why
+
+    with pytest.warns(UserWarning, match="could not be measured"):
+        assert all("one group" in why for why in run_ranks(2, rank))
+
+
 def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
     def rank(comm: Comm) -> list[str]:
         rig = Rig(comm, f"mergecomp(inner={INNER!r}, split='timed')")
