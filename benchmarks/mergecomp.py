@@ -10,11 +10,10 @@ that. Losses after equally many steps are compared on a real model with `--workl
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from methods import bench
 
 COMPRESSORS = (
     "fp16",
@@ -45,19 +44,11 @@ SPLITS = (
 Row = dict[str, Any]
 
 
-def bench(recipes: list[str], arguments: argparse.Namespace) -> list[Row]:
+def run(recipes: list[str], arguments: argparse.Namespace) -> list[Row]:
     """The rows of one `gradwire bench`."""
-    with tempfile.TemporaryDirectory() as folder:
-        document = Path(folder) / "bench.json"
-        command = [
-            *(str(Path(sys.executable).with_name("gradwire")), "bench", "--peers", "ddp"),
-            *("--recipes", ";".join(recipes), "--workload", arguments.workload, "--rate", arguments.rate),
-            *("--workers", str(arguments.workers), "--steps", str(arguments.steps)),
-            *("--rounds", str(arguments.rounds), "--warmup", str(arguments.warmup)),
-            *("--json", str(document)),
-        ]
-        subprocess.run(command, check=True)
-        rows: list[Row] = json.loads(document.read_text())["rows"]
+    settings = ("workload", "rate", "workers", "steps", "rounds", "warmup")
+    options = [part for name in settings for part in (f"--{name}", str(getattr(arguments, name)))]
+    rows: list[Row] = bench("--peers", "ddp", "--recipes", ";".join(recipes), *options)["rows"]
     return rows
 
 
@@ -102,7 +93,7 @@ def main() -> None:
     tables, documents = [HEADER], {}
     for text in compressors:
         names = {named(text, option): label for label, option in splits}
-        rows = bench(list(names), arguments)
+        rows = run(list(names), arguments)
         documents[text] = rows
         bound = next(row for row in rows if row["kind"] == "bound")
         tables.append(f"| {text} | bound | {bound['step_s'] * 1e3:.0f} | | | |")
