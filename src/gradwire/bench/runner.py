@@ -6,6 +6,7 @@ from typing import Any
 
 from gradwire.bench.entries import Entry
 from gradwire.bench.machine import machine
+from gradwire.bench.memory import Room
 from gradwire.bench.process_set import Network
 from gradwire.bench.rows import rows
 from gradwire.bench.setting import Setting
@@ -42,7 +43,10 @@ def run(settings: Settings, network: Network, say: Say, make: MakeSetting | None
 def everyone(
     settings: Settings, network: Network, say: Say, make: MakeSetting | None = None
 ) -> Iterator[list[Setting]]:
-    """Start and set up every setting; end them all on the way out, whatever happened."""
+    """Start and set up every setting; end them all on the way out, whatever happened.
+
+    `TooLarge` if they do not fit into memory.
+    """
     start = make or _starter(settings, network)
     with ExitStack() as stack:
         everybody: list[Setting] = []
@@ -50,9 +54,11 @@ def everyone(
             say(f"starting {entry.name}")
             everybody.append(start(entry))
             stack.callback(everybody[-1].end)
+        room = Room(len(everybody))
         for setting in everybody:
             say(f"setting up {setting.measured.entry.name}")
             setting.setup(settings.task.seed)
+            room.after_one()
         yield everybody
 
 

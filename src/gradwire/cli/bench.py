@@ -9,6 +9,7 @@ from rich.console import Console
 
 from gradwire import emulate, recipe
 from gradwire.bench.entries import parse_entries
+from gradwire.bench.memory import TooLarge
 from gradwire.bench.peers import check_peer
 from gradwire.bench.runner import run
 from gradwire.bench.settings import Network, Schedule, Settings, Task
@@ -67,6 +68,9 @@ def bench(
     except KeyboardInterrupt:
         console.print("gradwire bench: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
+    except TooLarge as error:
+        console.print(f"gradwire bench: {error}")
+        raise typer.Exit(2) from None
     _show(document, json_path, console)
     raise typer.Exit(exit_code(document))
 

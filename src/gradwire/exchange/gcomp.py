@@ -16,8 +16,8 @@ Differences from the paper:
 - "near" sends no levels: thresholds follow from what all replicas hold, and cut as finely as a bit. Frames
   carry a fingerprint of them, so that a rank with other parameters is found out.
 - "levels" is the paper's 0, 6, 12 and 18 bits. Both round to nearest; the paper truncates.
-- One table per unit, of symbols summed over ranks, exchanged in the same step and used from the next one on.
-  It is kept by parameter name, so a checkpoint brings it along.
+- One table per unit, of symbols summed over ranks in the same step and used from the next one on; it is built
+  on a thread of its own. The counts are kept by parameter name, so that a checkpoint brings them along.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from gradwire.codec.gcomp import (
     SYMBOLS,
     Key,
     Table,
+    begin_table,
     fingerprint,
     frame,
     histogram,
     largest_frame,
     rounded,
+    table_of,
     unframe,
 )
 from gradwire.comm.base import Comm, Round
@@ -53,7 +55,7 @@ from gradwire.moment import Moment
 Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]
 
-SEGMENT = 1 << 17
+SEGMENT = 1 << 18
 """Elements of a segment: see `benchmarks/compressed_ring.py --segment`."""
 REFRESH = 50
 """Steps for which the paper uses a table."""
@@ -162,14 +164,13 @@ class Frames:
         """See `Framing.bound`."""
         return largest_frame(numel, self._dtype)
 
-    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
+    def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         """See `Framing.encode`."""
-        dropped, explicit = self._dropped(x, start), self._mode == "levels"
+        dropped, explicit, flush = self._dropped(x, start), self._mode == "levels", self._flush
         if self.counts is not None:
-            self.counts += histogram(x, dropped, explicit=explicit, flush=self._flush)
-        return frame(
-            x, dropped, self._table, self._key(start, x.numel(), hop), explicit=explicit, flush=self._flush
-        )
+            self.counts += histogram(x, dropped, explicit=explicit, flush=flush)
+        key = self._key(start, x.numel(), hop)
+        return frame(x, dropped, self._table, key, explicit=explicit, flush=flush, buffer=room).numel()
 
     def settle(self, x: Tensor, start: int) -> None:
         """See `Framing.settle`."""
@@ -184,7 +185,8 @@ class Frames:
     def keep(self) -> None:
         """Let the next step use a table for what has been counted on all ranks."""
         if self.counts is not None:
-            self._at.kept.put(self._kind, self._name, Table.from_histogram(self.counts).to_tensor())
+            begin_table(self.counts)
+            self._at.kept.put(self._kind, self._name, self.counts)
 
     def _dropped(self, x: Tensor, start: int) -> Tensor | int:
         here = slice(start, start + x.numel())
@@ -219,7 +221,7 @@ class Frames:
     @cached_property
     def _table(self) -> Table:
         kept = self._at.kept.get(self._kind, self._name) if self._dynamic else None
-        return prior(self._dtype) if kept is None else unpacked(kept.numpy().tobytes())
+        return prior(self._dtype) if kept is None else table_of(kept)
 
     @cached_property
     def _tables(self) -> Mapping[int, Table]:
@@ -227,24 +229,18 @@ class Frames:
 
 
 def place_of(at: Moment) -> tuple[str, str]:
-    """Under which kind and parameter name a unit's table is kept: its first parameter's, and where it begins.
+    """Under which kind and name a unit's counts are kept: those of its first parameter, and where it begins.
 
     >>> place_of(Moment(step=0, unit=0, rank=0, world=1))
-    ('exponents from 0', '')
+    ('symbols from 0', '')
     """
-    return (f"exponents from {at.parts[0].start}", at.parts[0].name) if at.parts else ("exponents from 0", "")
+    return (f"symbols from {at.parts[0].start}", at.parts[0].name) if at.parts else ("symbols from 0", "")
 
 
 @lru_cache(maxsize=4)
 def prior(dtype: torch.dtype) -> Table:
     """The table for gradients that nobody has seen yet; built once."""
     return Table.prior(dtype)
-
-
-@lru_cache(maxsize=4096)
-def unpacked(packed: bytes) -> Table:
-    """A table that was kept; what coding with it looks up is built once."""
-    return Table.from_tensor(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
 
 
 def gcomp(mode: Mode = "near", bits: int = 18, tables: Tables = "dynamic", refresh: int = REFRESH) -> Gcomp:

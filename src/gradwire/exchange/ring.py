@@ -12,16 +12,18 @@ segment in one hop. Messages have numbers: hop · segments + segment.
 Differences from the paper: the owner of a finished partition uses what its frame says, as all others do;
 partitions are cut into segments, so that one is decoded, added to and encoded while others travel.
 
-Lengths: gloo must know the size of what it is to receive. Each message is preceded by its length, which is
-sent before the frame of the message ahead of it, so that nobody waits for a length while a frame could
-travel. A length is believed up to the bound that the frame's number of elements gives. A rank that cannot
-make a frame sends a single byte instead, which no frame is, and that is passed on like a frame: all messages
-take place whatever fails, and the failure is raised at the end.
+Lengths: gloo must know the size of what it is to receive, and every message of a few bytes costs a rank a
+third of a millisecond of CPU time and of waiting. So the length of a frame travels in the *tail* of the
+message that runs two ahead of it, and only those of the first two in a message of their own; a partition of
+one segment, whose next frame is not made yet, tells each length by itself. A length is believed up to the
+bound that the frame's number of elements gives. A rank that cannot make a frame sends a marker instead, which
+is shorter than any frame, and that is passed on like a frame: all messages take place whatever fails, and the
+failure is raised at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,8 +33,11 @@ from torch import Tensor
 from gradwire.comm.base import Pending, Round
 from gradwire.errors import TransportError
 
-MARKER_BYTES = 1
+MARKER_BYTES = 8
 """Of what stands for a frame that could not be made; frames are longer."""
+TAIL_BYTES = 8
+FEWEST = 4
+"""Segments, if there are several: with two lengths ahead, one is coded while two are on their way."""
 
 
 class Framing(Protocol):
@@ -42,10 +47,13 @@ class Framing(Protocol):
     """
 
     def bound(self, numel: int) -> int:
-        """Bytes of the largest frame of `numel` elements."""
+        """Bytes of the largest frame of `numel` elements, a multiple of 8."""
 
-    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
-        """x (numel,) as bytes, more than one."""
+    def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
+        """Write x (numel,) to uint8 `room`, of `bound(numel)` bytes or more.
+
+        Returns how many bytes that are: more than `MARKER_BYTES`, a multiple of 8.
+        """
 
     def settle(self, x: Tensor, start: int) -> None:
         """Replace x (numel,) by what its frame says of it."""
@@ -64,13 +72,13 @@ class Neighbours(Protocol):
 
 @dataclass(frozen=True)
 class Course:
-    """Who sends what when: `numel` elements in a ring of `world` ranks, segments of about `segment` elements.
+    """Who sends what when: `numel` elements in a ring of `world` ranks, in segments of `segment` or fewer.
 
     Partitions and segments are as equal as can be, and may be empty.
 
-    >>> course = Course(numel=10, world=3, segment=2)
-    >>> course.segments, [course.place(p, s) for p in range(3) for s in range(course.segments)]
-    (2, [(0, 1), (1, 3), (3, 4), (4, 6), (6, 8), (8, 10)])
+    >>> course = Course(numel=16, world=2, segment=4)
+    >>> course.segments, [course.place(p, s) for p in range(2) for s in range(course.segments)]
+    (4, [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14), (14, 16)])
     """
 
     numel: int
@@ -79,8 +87,9 @@ class Course:
 
     @property
     def segments(self) -> int:
-        """Pieces of a partition."""
-        return max(1, -(-self.longest_partition // self.segment))
+        """Pieces of a partition: one, or `FEWEST` and more."""
+        pieces = -(-self.longest_partition // self.segment)
+        return 1 if pieces <= 1 else max(FEWEST, pieces)
 
     @property
     def longest_partition(self) -> int:
@@ -98,12 +107,22 @@ class Course:
         return 2 * (self.world - 1) * self.segments
 
     @property
-    def ahead(self) -> int:
-        """Messages that are encoded, and their lengths sent, before the frame of one leaves.
+    def lead(self) -> int:
+        """Messages that are made before one leaves, which tells the length of the last of them.
 
         Where there is one segment the next message needs what comes with this one.
         """
-        return min(1, self.segments - 1)
+        return 0 if self.segments == 1 else 2
+
+    def made(self, message: int) -> Sequence[int]:
+        """The messages to be made before this one leaves."""
+        return range(0 if message == 0 else message + self.lead, min(message + self.lead + 1, self.messages))
+
+    def told(self, message: int) -> Sequence[int]:
+        """The messages whose lengths are told, in a message of their own, before this one leaves."""
+        if self.lead == 0:
+            return (message,)
+        return range(self.lead) if message == 0 else ()
 
     def place(self, partition: int, segment: int) -> tuple[int, int]:
         """The elements [start, stop) of a segment."""
@@ -122,16 +141,28 @@ class Course:
 
     def rounds(self, bound: int) -> tuple[Round, ...]:
         """The collectives, with frames of up to `bound` bytes."""
-        length, frame = Round("shift", 1, torch.int64), Round("shift", bound, torch.uint8, at_most=True)
-        return tuple(length if is_length else frame for is_length, _message in self.order())
+        frame = Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True)
+        issued = []
+        for message in range(self.messages):
+            told = self.told(message)
+            issued += [Round("shift", len(told), torch.int64), frame] if told else [frame]
+        return tuple(issued)
 
-    def order(self) -> Iterator[tuple[bool, int]]:
-        """Lengths (true) and frames (false) of messages, in the order in which they are issued."""
-        for message in range(self.messages + self.ahead):
-            if message < self.messages:
-                yield True, message
-            if message >= self.ahead:
-                yield False, message - self.ahead
+
+@dataclass
+class Flight:
+    """A message under way: the frame of `length` bytes that comes, with its tail, and what goes."""
+
+    room: Tensor
+    length: int
+    sent: Tensor
+    pending: Pending
+    landed: bool = False
+
+    @property
+    def frame(self) -> Tensor:
+        """Without the tail."""
+        return self.room[: self.length]
 
 
 class Lap:
@@ -147,74 +178,98 @@ class Lap:
         self.is_lost = False
         self._data, self._framing, self._comm, self._course = data, framing, comm, course
         self._bound = framing.bound(course.longest_segment)
-        self._frames: dict[int, Tensor] = {}
-        self._lengths: dict[int, tuple[Tensor, Tensor, Pending]] = {}
-        self._arriving: dict[int, tuple[Tensor, Tensor, Pending]] = {}
+        self._made: dict[int, tuple[Tensor, int]] = {}
+        self._flights: dict[int, Flight] = {}
+        self._lengths: dict[int, int] = {}
 
     def start(self) -> None:
         """Issue all messages; those of the last hop stay in flight."""
-        for is_length, message in self._course.order():
-            if is_length:
-                self._announce(message)
-            else:
-                self._send(message)
+        for message in range(self._course.messages):
+            for later in self._course.made(message):
+                self._make(later)
+            if told := self._course.told(message):
+                self._tell(told)
+            self._send(message)
 
     def finish(self) -> None:
         """Take in the last hop."""
         for message in range(self._course.messages - self._course.segments, self._course.messages):
-            self._read(message, self._arrived(message))
+            self._read(message, self._arrived(message).frame)
 
-    def _announce(self, message: int) -> None:
-        """Make the frame of a message, and tell its length."""
-        frame = self._frames[message] = self._frame(message)
-        told, heard = torch.tensor([frame.numel()]), torch.empty(1, dtype=torch.int64)
-        self._lengths[message] = heard, told, self._comm.shift(heard, told)
-
-    def _send(self, message: int) -> None:
-        """Exchange the frames of a message. What the frame brings is read while it is passed on."""
-        heard, _told, pending = self._lengths.pop(message)
-        pending.wait()
-        length, frame = int(heard), self._frames.pop(message)
-        if not MARKER_BYTES <= length <= self._bound:
-            # What is under way cannot be received, so that the order is lost.
-            raise TransportError(f"a peer announces {length} bytes, outside {MARKER_BYTES} … {self._bound}")
-        room = torch.empty(length, dtype=torch.uint8)
-        self._arriving[message] = room, frame, self._comm.shift(room, frame)
-        if message // self._course.segments >= self._course.world:
-            self._read(message - self._course.segments, frame)
-
-    def _arrived(self, message: int) -> Tensor:
-        room, _frame, pending = self._arriving.pop(message)
-        pending.wait()
-        return room
-
-    def _frame(self, message: int) -> Tensor:
+    def _make(self, message: int) -> None:
         """What is to be sent: this rank's own part, a sum with it, or a finished frame as it came."""
         course, hop = self._course, message // self._course.segments
         if hop >= course.world:
-            return self._arrived(message - course.segments)
+            came = self._arrived(message - course.segments)
+            self._made[message] = came.room, came.length
+            return
         start, stop = course.sent(message, self._comm.rank)
-        part = self._data[start:stop]
-        frame = _marker()
+        part, room = self._data[start:stop], torch.empty(self._bound + TAIL_BYTES, dtype=torch.uint8)
+        length = MARKER_BYTES
         if hop == 0 or self._decoded(
-            self._arrived(message - course.segments), part, start, hop - 1, add=True
+            self._arrived(message - course.segments).frame, part, start, hop - 1, add=True
         ):
-            frame = self._encoded(part, start, hop)
+            length = self._encoded(part, start, hop, room)
+        if length == MARKER_BYTES:
+            room[:MARKER_BYTES] = 0
         if hop == course.world - 1:
-            self._own(frame, part, start)
-        return frame
+            self._own(length == MARKER_BYTES, part, start)
+        self._made[message] = room, length
 
-    def _encoded(self, part: Tensor, start: int, hop: int) -> Tensor:
+    def _tell(self, messages: Sequence[int]) -> None:
+        """Exchange the lengths of messages that no tail announces."""
+        told = torch.tensor([self._made[message][1] for message in messages])
+        heard = torch.empty_like(told)
+        self._comm.shift(heard, told).wait()
+        self._lengths |= zip(messages, heard.tolist(), strict=True)
+
+    def _send(self, message: int) -> None:
+        """Exchange the frames of a message. What the frame brings is read while it is passed on."""
+        length = self._length(message)
+        frame, own_length = self._made.pop(message)
+        _room, later_length = self._made.get(message + self._course.lead, (frame, 0))
+        tail = frame[own_length : own_length + TAIL_BYTES].view(torch.int64)
+        tail[0] = later_length
+        sent, room = frame[: own_length + TAIL_BYTES], torch.empty(length + TAIL_BYTES, dtype=torch.uint8)
+        self._flights[message] = Flight(room, length, sent, self._comm.shift(room, sent))
+        if message // self._course.segments >= self._course.world:
+            self._read(message - self._course.segments, frame[:own_length])
+
+    def _length(self, message: int) -> int:
+        """Bytes of the frame that comes with a message."""
+        if message not in self._lengths:
+            self._land(message - self._course.lead)
+        length = self._lengths.pop(message)
+        if not MARKER_BYTES <= length <= self._bound or length % 8:
+            # What is under way cannot be received, so that the order is lost.
+            raise TransportError(f"a peer announces {length} bytes, outside {MARKER_BYTES} … {self._bound}")
+        return length
+
+    def _land(self, message: int) -> Flight:
+        """Wait for a message, and note what its tail says."""
+        flight = self._flights[message]
+        if not flight.landed:
+            flight.pending.wait()
+            flight.landed = True
+            self._lengths[message + self._course.lead] = int(flight.room[flight.length :].view(torch.int64))
+        return flight
+
+    def _arrived(self, message: int) -> Flight:
+        """A message that nobody else asks for any more."""
+        self._land(message)
+        return self._flights.pop(message)
+
+    def _encoded(self, part: Tensor, start: int, hop: int, room: Tensor) -> int:
         try:
-            return self._framing.encode(part, start, hop)
+            return self._framing.encode(part, start, hop, room)
         except Exception as error:
             self._fail(error)
-            return _marker()
+            return MARKER_BYTES
 
-    def _own(self, frame: Tensor, part: Tensor, start: int) -> None:
+    def _own(self, is_lost: bool, part: Tensor, start: int) -> None:
         """The owner of a finished segment uses what its frame says, as all others will."""
         try:
-            if _is_marker(frame):
+            if is_lost:
                 part.fill_(torch.nan)
             else:
                 self._framing.settle(part, start)
@@ -229,7 +284,7 @@ class Lap:
             part.fill_(torch.nan)
 
     def _decoded(self, data: Tensor, part: Tensor, start: int, hop: int, add: bool) -> bool:
-        if _is_marker(data):
+        if data.numel() <= MARKER_BYTES:
             self.is_lost = True
             return False
         try:
@@ -243,11 +298,3 @@ class Lap:
         """Keep it for the end: peers wait for the messages that are left."""
         self.failures.append(error)
         self.is_lost = True
-
-
-def _marker() -> Tensor:
-    return torch.zeros(MARKER_BYTES, dtype=torch.uint8)
-
-
-def _is_marker(data: Tensor) -> bool:
-    return data.numel() <= MARKER_BYTES

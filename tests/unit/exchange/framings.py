@@ -15,13 +15,16 @@ class Plain:
         self.dtype = dtype
 
     def bound(self, numel: int) -> int:
-        return 24 + numel * self.dtype.itemsize + 7
+        return 24 + -(-numel * self.dtype.itemsize // 8) * 8 + 56
 
-    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
+    def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         header = torch.tensor([x.numel(), start, hop]).view(torch.uint8)
-        padding = int(x[0].nan_to_num(0.0, 0.0, 0.0).abs()) % 8 if x.numel() else 0
-        filling = torch.zeros(padding, dtype=torch.uint8)
-        return torch.cat([header, x.clone().view(torch.uint8), filling])
+        frame = torch.cat([header, x.clone().view(torch.uint8)])
+        padding = 8 * (int(x[0].nan_to_num(0.0, 0.0, 0.0).abs()) % 8) if x.numel() else 0
+        length = -(-frame.numel() // 8) * 8 + padding
+        room[: frame.numel()] = frame
+        room[frame.numel() : length] = 0
+        return length
 
     def settle(self, x: Tensor, start: int) -> None:
         pass
@@ -36,8 +39,8 @@ class Plain:
 class Coarse(Plain):
     """In every hop rounded to whole numbers."""
 
-    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
-        return super().encode(x.round(), start, hop)
+    def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
+        return super().encode(x.round(), start, hop, room)
 
     def settle(self, x: Tensor, start: int) -> None:
         x.round_()

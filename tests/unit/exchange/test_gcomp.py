@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp import SYMBOLS, Table
+from gradwire.codec.gcomp import SYMBOLS, Table, table_of
 from gradwire.comm import Metered, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange import gcomp, run
@@ -200,11 +200,12 @@ def test_tables_are_made_of_what_all_ranks_have_sent_and_used_from_the_next_step
     counts = Round("all_reduce", SYMBOLS, torch.int64)
     rounds = [steps_of(exchange, number, kept)[0] for number in range(8)]
     assert [number for number, step in enumerate(rounds) if step[-1] == counts] == [0, 1, 2, 4, 6]
-    tables = [each.get("exponents from 0", "w") for each in kept]
-    assert tables[0] is not None
-    assert tables[1] is not None
-    assert torch.equal(tables[0], tables[1])
-    assert Table.from_tensor(tables[0]) != Table.prior()
+    made = [each.get("symbols from 0", "w") for each in kept]
+    assert made[0] is not None
+    assert made[1] is not None
+    assert torch.equal(made[0], made[1])
+    assert int(made[0].sum()) == 2 * 4000  # every rank encodes every partition once
+    assert table_of(made[0]) == Table.from_histogram(made[0]) != Table.prior()
     sent = [sum(r.payload_bytes for r in step if r.dtype == torch.uint8) for step in rounds]
     assert sent[1] < 0.99 * sent[0]
 
@@ -220,7 +221,7 @@ def test_ranks_with_different_tables_are_found_out() -> None:
     kept = [Kept(), Kept()]
     counts = torch.zeros(SYMBOLS, dtype=torch.int64)
     counts[110:120] = 5
-    kept[0].put("exponents from 0", "w", Table.from_histogram(counts).to_tensor())
+    kept[0].put("symbols from 0", "w", counts)
     kept[0].commit()
     with pytest.raises(WireError, match="table"):
         steps_of(gcomp("lossless"), 1, kept)

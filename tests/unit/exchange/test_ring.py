@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm.base import Pending
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.ring import MARKER_BYTES, Course, Framing, Lap
 from tests.unit.exchange.framings import Coarse, Plain
@@ -62,6 +63,7 @@ def test_partitions_and_segments_cover_everything_once_and_are_as_equal_as_can_b
             assert all(one[1] == other[0] for one, other in pairwise(places))
             lengths = [stop - start for start, stop in places]
             assert max(lengths) <= course.longest_segment <= max(segment, 1)
+            assert course.segments == 1 or course.segments >= 4
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -70,16 +72,17 @@ def test_a_lap_issues_what_its_course_announces(world: int) -> None:
         course = Course(100, world, segment)
         announced = course.rounds(Plain().bound(course.longest_segment))
         for _data, _lap, rounds in around(100, world, segment):
-            assert len(rounds) == len(announced) == 2 * course.messages
+            alone = course.messages if course.segments == 1 else 1
+            assert len(rounds) == len(announced) == course.messages + alone
             assert all(a.allows(b) for a, b in zip(announced, rounds, strict=True))
 
 
-def test_lengths_run_ahead_of_frames() -> None:
-    order = list(Course(100, 4, 10).order())
-    assert order[:5] == [(True, 0), (True, 1), (False, 0), (True, 2), (False, 1)]
-    assert sorted(order) == sorted((kind, m) for kind in (True, False) for m in range(18))
-    alone = list(Course(100, 4, 100).order())
-    assert alone[:4] == [(True, 0), (False, 0), (True, 1), (False, 1)]
+def test_lengths_are_told_two_messages_ahead_if_there_are_several_segments() -> None:
+    course = Course(100, 4, 10)
+    assert [list(course.made(m)) for m in (0, 1, 21, 22, 23)] == [[0, 1, 2], [3], [23], [], []]
+    assert [list(course.told(m)) for m in range(3)] == [[0, 1], [], []]
+    alone = Course(100, 4, 100)
+    assert [(list(alone.made(m)), list(alone.told(m))) for m in range(2)] == [([0], [0]), ([1], [1])]
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
@@ -123,10 +126,10 @@ class Failing(Plain):
         super().__init__()
         self.verb, self.hop = verb, hop
 
-    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
+    def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         if (self.verb, self.hop) == ("encode", hop):
             raise ZeroDivisionError
-        return super().encode(x, start, hop)
+        return super().encode(x, start, hop, room)
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
         if (self.verb, self.hop) == ("decode", hop):
@@ -143,30 +146,41 @@ class Failing(Plain):
     ("verb", "hop"), [*((verb, hop) for verb in ("encode", "decode") for hop in range(3)), ("settle", 2)]
 )
 def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, hop: int, segment: int) -> None:
-    course = Course(100, 3, segment)
+    announced = Course(100, 3, segment).rounds(1000)
     found = around(100, 3, segment, lambda rank: Failing(verb, hop) if rank == 1 else Plain())
     assert found[1][1].failures
     assert all(not lap.failures for _data, lap, _rounds in (found[0], found[2]))
     expected = sum(addend(rank, 100) for rank in range(3))
     for data, lap, rounds in found:
-        assert len(rounds) == 2 * course.messages
+        assert len(rounds) == len(announced)
         # No wrong number: what is lost is NaN, and whoever has lost something knows it.
         wrong = data != expected
         assert data[wrong].isnan().all()
         assert lap.is_lost or not wrong.any()
 
 
-class Boasting(Plain):
-    """Makes frames that are longer than any may be."""
+class Boasting:
+    """A rank that announces longer frames than there may be, ahead of them or in their tails."""
 
-    def encode(self, x: Tensor, start: int, hop: int) -> Tensor:
-        return torch.zeros(10_000, dtype=torch.uint8)
+    def __init__(self, comm: ThreadComm, dtype: torch.dtype) -> None:
+        self.rank, self._comm, self._dtype = comm.rank, comm, dtype
+
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+        if tensor.dtype == self._dtype:
+            words = tensor.view(torch.int64)
+            words[-1] = 10_000
+        return self._comm.shift(out, tensor, by)
 
 
-def test_a_length_beyond_the_bound_is_not_believed() -> None:
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_a_length_beyond_the_bound_is_not_believed(dtype: torch.dtype) -> None:
+    def body(comm: ThreadComm) -> None:
+        among = Boasting(comm, dtype) if comm.rank == 1 else comm
+        Lap(addend(comm.rank, 100), Plain(), among, Course(100, 3, 10)).start()
+
     with pytest.raises(TransportError, match="announces 10000 bytes"):
-        around(100, 3, 10, lambda rank: Boasting() if rank == 1 else Plain())
+        run_ranks(3, body)
 
 
 def test_markers_are_shorter_than_frames() -> None:
-    assert Plain().encode(torch.zeros(0), 0, 0).numel() > MARKER_BYTES
+    assert Plain().encode(torch.zeros(0), 0, 0, torch.empty(100, dtype=torch.uint8)) > MARKER_BYTES

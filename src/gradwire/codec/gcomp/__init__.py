@@ -23,6 +23,7 @@ from gradwire.codec.gcomp.drops import histogram, rounded, symbols_of
 from gradwire.codec.gcomp.frame import frame
 from gradwire.codec.gcomp.header import CHUNK, Key, largest_frame
 from gradwire.codec.gcomp.lengths import N_THETA, code_lengths, package_merge
+from gradwire.codec.gcomp.making import begin_table, table_of
 from gradwire.codec.gcomp.table import Table, fingerprint
 from gradwire.codec.gcomp.unframe import unframe
 from gradwire.kernels.huffman import SYMBOLS, canonical_codes, decode_symbols, encode_symbols
@@ -33,6 +34,7 @@ __all__ = [
     "SYMBOLS",
     "Key",
     "Table",
+    "begin_table",
     "canonical_codes",
     "code_lengths",
     "decode_symbols",
@@ -44,5 +46,6 @@ __all__ = [
     "package_merge",
     "rounded",
     "symbols_of",
+    "table_of",
     "unframe",
 ]
