@@ -1,7 +1,7 @@
 """What GComp makes of real gradients: sizes over training, exponents, mantissas, and how far training strays.
 
 `sizes` trains a model on the mean of several ranks' gradients and codes one rank's gradient every so many
-steps: bytes in every mode with a table per layer made anew every 50 steps; bits per exponent with the static
+steps: bytes in every mode with a table per layer made anew when the recipe would; bits per exponent with the static
 table, one dynamic table for everything and one per layer, beside the entropy; the share of the 15 most
 frequent exponents and of zeros; the median ratio of gradient to parameter; bits per mantissa and sign, by
 which of the paper's means are used. Paper (sections 3.1, 7.2): 32.9 % of the size for ResNet-50 and 36.5 %
@@ -32,12 +32,13 @@ from gradwire.bench import workloads
 from gradwire.codec.gcomp import Key, Table, frame, histogram
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange import forget, run
+from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels import mantissa_levels
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
 from gradwire.recipes import Composition
 
-REFRESH = 50
+RENEWS = Gcomp().renews
 MANTISSA = 23
 SETTINGS = ("gcomp", "gcomp(mode='levels')", "gcomp(mode='truncate', bits=18)", "local_every(interval=8)")
 START = "start"
@@ -186,7 +187,7 @@ def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
             print(f"step {step}, loss {loss:.4f}", flush=True)
             for name, amount in list(rows[-1].items())[2:]:
                 print(f"  {name:<45}{amount:>10.4g}", flush=True)
-        if step % REFRESH == 0:
+        if RENEWS(step):
             counts = {name: histogram(x, flush=True) for name, x, _at in training.layers(gradients[0])}
             tables.renew(counts)
         training.apply(torch.stack(gradients).mean(0))

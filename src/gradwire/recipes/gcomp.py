@@ -18,7 +18,7 @@ def gcomp(
 ) -> Composition:
     """Every value, as precisely as the optimizer can tell: 0.3 to 0.6 of the bytes; lossless: 0.8 to 0.9.
 
-    Travels: exponents by Huffman code, signs, and of mantissas what moves the parameter; lengths ahead.
+    Travels: exponents by Huffman code, signs, and of mantissas what moves the parameter.
     Paper: Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training".
     Use when: the network is up to twice too slow and training must be as without compression.
     """
