@@ -24,6 +24,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from curves import draw
 from torch import Tensor
 
 from gradwire import recipes
@@ -194,6 +195,17 @@ def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def picture_sizes(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Bytes of every mode over steps."""
+    modes = [name for name in found["rows"][0] if name.endswith(", share of 4 bytes")]
+    series = {
+        mode.removesuffix(", share of 4 bytes"): [(row["step"], row[mode]) for row in found["rows"]]
+        for mode in modes
+    }
+    path = arguments.pictures / f"gcomp-sizes-{arguments.workload}.svg"
+    draw(path, series, "step", "share of 4 bytes per element")
+
+
 # -- how far training strays
 
 
@@ -256,14 +268,26 @@ def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Com
 def strays(arguments: argparse.Namespace) -> dict[str, Any]:
     """Mean distance of losses from those of exact means."""
     exact = carried(arguments, None)
-    found = {}
+    found, apart = {}, {}
     print(f"{'setting':<40}{'mean |loss − exact|':>20}{'of truncation':>15}")
     for text in (*SETTINGS, START):
         losses = carried(arguments, text)
-        found[text] = fmean(abs(a - b) for a, b in zip(losses, exact, strict=True))
+        apart[text] = [abs(a - b) for a, b in zip(losses, exact, strict=True)]
+        found[text] = fmean(apart[text])
     for text, away in found.items():
         print(f"{text:<40}{away:>20.3g}{away / found[SETTINGS[2]]:>15.1%}", flush=True)
-    return {"exact": exact, "away": found}
+    return {"exact": exact, "away": found, "apart": apart}
+
+
+def picture_strays(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """How far losses are apart over steps, each point the mean of ten."""
+    series = {
+        text: [(step + 10, fmean(apart[step : step + 10])) for step in range(0, len(apart) - 9, 10)]
+        for text, apart in found["apart"].items()
+    }
+    optimizer = "-adamw" if arguments.adamw else ""
+    path = arguments.pictures / f"gcomp-strays-{arguments.workload}{optimizer}.svg"
+    draw(path, series, "step", "|loss − loss of exact means|, mean of 10 steps")
 
 
 def main() -> None:
@@ -277,9 +301,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--adamw", action="store_true", help="AdamW instead of the workload's optimizer")
+    parser.add_argument("--pictures", type=Path, help="folder")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found = sizes(arguments) if arguments.part == "sizes" else strays(arguments)
+    if arguments.pictures:
+        (picture_sizes if arguments.part == "sizes" else picture_strays)(found, arguments)
     if arguments.json:
         options = {key: str(value) for key, value in vars(arguments).items()}
         arguments.json.write_text(json.dumps({**options, **found}, indent=2) + "\n")
