@@ -7,7 +7,7 @@ same collectives in the same order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +72,7 @@ class Engine:
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self.check_layout: Callable[[Layout], None] = lambda _layout: None
         self.replicas: Replicas = lambda _name: None
+        self.uses: Callable[[], Mapping[str, float]] = dict
         self.watch = BackwardWatch()
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.traffic = Traffic(comm.world)
@@ -360,7 +361,9 @@ class Engine:
         if self.facts is not None:
             decide = self.recipe.build()
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
-            self.facts = surveyed(self.facts, decide, self.comm)
+            counted = self.uses()
+            uses = {spec.name: counted.get(spec.name, 0.0) for spec in self.specs}
+            self.facts = surveyed(self.facts, decide, self.comm, uses)
             self.install(decide(self.facts))
 
     def _watch_on(self, step: Step, rows: Sequence[Sequence[float]]) -> None:

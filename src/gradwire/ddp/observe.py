@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.session import Session
+from gradwire.measure.multiply_adds import FirstForward
 from gradwire.moment import Replicated
+from gradwire.recipes.base import Counting
 
 
 def observe(
@@ -29,6 +31,8 @@ def observe(
     ddp.register_forward_pre_hook(_refuse_thawed(ddp))
     ddp.register_forward_pre_hook(_watch_while_measuring(session))
     ddp.register_forward_pre_hook(_refine_when_decided(session))
+    if isinstance(session.engine.recipe.build(), Counting):
+        _count_uses(ddp, session)
     ddp.register_forward_hook(_forward_hook(session, scaled=scaler is not None))
     if optimizer is not None:
         session.engine.replicas = partial(_replicated, dict(ddp.module.named_parameters()), optimizer)
@@ -115,6 +119,24 @@ def _watch_while_measuring(session: Session) -> Callable[..., None]:
         watch.watch(module.module.named_parameters()) if session.engine.measuring else watch.release()
 
     return cast("Callable[..., None]", hook)
+
+
+def _count_uses(ddp: DistributedDataParallel, session: Session) -> None:
+    """In the first forward pass of a training step."""
+    first = FirstForward(ddp.module)
+    session.engine.uses = lambda: first.uses
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(_module: nn.Module, _inputs: Any) -> None:
+        if torch.is_grad_enabled():
+            first.begin()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        first.end()
+
+    ddp.register_forward_pre_hook(before)
+    ddp.register_forward_hook(after)
 
 
 def _float16_autocast() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gradwire.comm import Comm
@@ -11,7 +12,7 @@ from gradwire.comm.base import Verb
 from gradwire.measure import codec_cost, network_of, payloads, probe, slowest
 from gradwire.plan import CodecCost, Facts, Line
 from gradwire.recipes import Composition, Decide
-from gradwire.recipes.base import Asking
+from gradwire.recipes.base import Asking, Counting
 
 PROBED: tuple[Verb, ...] = ("all_reduce", "all_gather")
 """What most recipes ask of the network; the links of other verbs are taken to be like the first's."""
@@ -20,9 +21,9 @@ _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""
 
 
-def surveyed(facts: Facts, decide: Decide, comm: Comm) -> Facts:
+def surveyed(facts: Facts, decide: Decide, comm: Comm, uses: Mapping[str, float]) -> Facts:
     """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
-    same numbers."""
+    same numbers. `uses` are multiply-adds per weight of this rank, with the same names on all."""
     if comm.world > 1:
         facts = replace(facts, network=network_of(probe(comm, PROBED)))
     if isinstance(decide, Asking):
@@ -31,6 +32,9 @@ def surveyed(facts: Facts, decide: Decide, comm: Comm) -> Facts:
             codec=_agreed_cost(decide.about, comm),
             payloads=payloads(decide.about.exchange, _TYPICAL, comm.world),
         )
+    if isinstance(decide, Counting):
+        most = slowest(comm, list(uses.values()))
+        facts = replace(facts, uses=dict(zip(uses, most, strict=True)))
     return facts
 
 

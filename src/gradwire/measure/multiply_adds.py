@@ -6,14 +6,13 @@ Chen et al. 2020, section 4, calls it FLOPs per gradient. Only layers whose arit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradwire.plan.layer_rates import RateRule
-from gradwire.plan.patterns import patterns_of
+from gradwire.plan.layer_rates import rates_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -42,9 +41,8 @@ def multiply_adds(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str,
 def layer_rates(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, int]:
     """ScaleCom's rates for the recipe `scalecom`, from one batch as a rank has it in a step.
 
-    By patterns over parameter names. Every rank must come to the same: give batches of equal shapes. The
-    multiply-adds of the whole batch count, in batches of 32: for 4.5k tokens that gives 141 per weight of a
-    linear layer, and so 50x, near the 47x that the paper reports for its transformer.
+    By patterns over parameter names. Every rank must come to the same: give batches of equal shapes, or let
+    `scalecom(rates="auto")` count in the first forward pass, and agree.
 
     Example::
 
@@ -56,9 +54,32 @@ def layer_rates(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, i
     >>> layer_rates(model, torch.zeros(32, 1, 16, 16))
     {'0.*': 25, '2.*': 400}
     """
-    counted = multiply_adds(module, *inputs, **keywords)
-    rule = RateRule()
-    return patterns_of({name: int(rule(1, count, batch=1)) for name, count in counted.items()})
+    return rates_of(multiply_adds(module, *inputs, **keywords))
+
+
+class FirstForward:
+    """Counts as `multiply_adds` does, in the first forward pass of a training that happens anyway."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.uses: dict[str, float] = {}
+        self._module, self._counts, self._hooks = module, dict[int, float](), ExitStack()
+
+    def begin(self) -> None:
+        """Before a forward pass."""
+        self._hooks.close()  # of one that failed
+        self._counts.clear()
+        if not self.uses:
+            self._hooks.enter_context(_counting(self._module, self._counts))
+
+    def end(self) -> None:
+        """After it."""
+        self._hooks.close()
+        if self._counts:
+            self.uses = {
+                name: self._counts[id(p)]
+                for name, p in self._module.named_parameters()
+                if id(p) in self._counts
+            }
 
 
 @contextmanager

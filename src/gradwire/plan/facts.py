@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
@@ -16,7 +16,8 @@ class Facts:
     `allreduce_s` adds up the collectives' own durations, `backward_s` is the backward pass alone; `world` is
     the number of ranks. `backward` says when which parameter is ready, in layout order, and `network` what
     the links are like; `codec` what the codec costs that a recipe asks about, of which a rank decodes so many
-    `payloads` per unit. `None` where nobody has looked.
+    `payloads` per unit; `uses` are multiply-adds per weight in a forward pass, by parameter name. `None`
+    where nobody has looked.
     """
 
     backward_s: float
@@ -26,6 +27,7 @@ class Facts:
     network: Network | None = None
     codec: CodecCost | None = None
     payloads: float = 1.0
+    uses: Mapping[str, float] | None = None
 
     @property
     def ccr(self) -> float:

@@ -11,8 +11,10 @@ worker, at a batch of 32, and "adjusts" for other batches; here the thresholds m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from gradwire.plan.patterns import patterns_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,19 @@ class RateRule:
         """
         used = macs / weights * (batch or self.batch) / self.batch if weights else 0.0
         return self.rates[sum(used > threshold for threshold in self.thresholds)]
+
+
+def rates_of(uses: Mapping[str, float], rule: RateRule | None = None) -> dict[str, int]:
+    """Rates by glob patterns over parameter names, from multiply-adds per weight over a rank's whole batch.
+
+    For 4.5k tokens that gives 141 per weight of a linear layer, in batches of 32, and so 50x, near the 47x
+    that the paper reports for its transformer. Names with no use are left out.
+
+    >>> rates_of({"conv.weight": 32 * 256.0, "fc.weight": 32.0, "fc.bias": 0.0})
+    {'conv.*': 25, 'fc.*': 400}
+    """
+    rule = rule or RateRule()
+    return patterns_of({name: int(rule(1, used, batch=1)) for name, used in uses.items() if used})
 
 
 def overall_rate(layers: Iterable[tuple[int, float]], rule: RateRule | None = None) -> float:

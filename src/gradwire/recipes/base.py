@@ -68,6 +68,17 @@ class Asking:
         return self.decide(facts)
 
 
+@dataclass(frozen=True)
+class Counting:
+    """A decision that also wants to know how often each weight is used: facts will have `uses`."""
+
+    decide: Callable[[Facts], Composition]
+
+    def __call__(self, facts: Facts) -> Composition:
+        """Decide."""
+        return self.decide(facts)
+
+
 Builder = Callable[..., Composition | Decide]
 
 

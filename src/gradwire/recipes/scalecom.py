@@ -6,26 +6,33 @@ layer (section 4), a dense start.
 
 Differences from the paper: indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`),
 with no parameter server; vectors and tiny tensors travel densely; the dense start lasts `warmup_steps`, not
-one to five epochs, which nobody here knows; without `rates`, which `gradwire.measure.layer_rates` finds, all
-layers have the same `rate`.
+one to five epochs, which nobody here knows; layers have the same `rate` unless `rates` says otherwise, which
+with "auto" follows from what the first forward pass does with each weight.
 """
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 from gradwire.codec import rated_chunks
 from gradwire.exchange import leader, remember, warm
 from gradwire.memory import LowPass
-from gradwire.recipes.base import Composition, register
+from gradwire.plan import Facts
+from gradwire.plan.layer_rates import rates_of
+from gradwire.recipes.base import Composition, Counting, Decide, register
 from gradwire.recipes.narrow import Values, dtype_of
 
 
 @register
 def scalecom(
     rate: int = 100,
-    rates: dict[str, int] | None = None,
+    rates: dict[str, int] | Literal["auto"] | None = None,
     beta: float = 1.0,
     keep: int = 1,
     warmup_steps: int = 200,
     values: Values = "full",
-) -> Composition:
+) -> Composition | Decide:
     """One leader's largest of every chunk for all ranks, in turn, with low-pass error feedback.
 
     Travels: one rank's choice of places, a share of each layer, and everybody's values there.
@@ -33,5 +40,19 @@ def scalecom(
     Use when: traffic must fall by 25 to 400 times on any number of ranks; beta of 0.1 to 0.3 where the
         learning rate has been scaled up with the batch.
     """
+    if isinstance(rates, str):
+        if rates != "auto":
+            raise ValueError(f"rates={rates!r} is neither 'auto' nor rates by patterns over names")
+        with_rates = partial(scalecom, rate, beta=beta, keep=keep, warmup_steps=warmup_steps, values=values)
+        with_rates()  # refuses wrong options now
+        return Counting(partial(_rated, with_rates))
     chosen = leader(rated_chunks(rate, rates, keep), dtype=dtype_of(values))
     return Composition(remember(warm(warmup_steps, chosen), LowPass(beta)))
+
+
+def _rated(with_rates: Callable[..., Composition | Decide], facts: Facts) -> Composition:
+    """Rates per layer, by how often the weights are used."""
+    rates = rates_of(facts.uses or {})
+    chosen = with_rates(rates=rates)
+    assert isinstance(chosen, Composition)
+    return replace(chosen, why=f"rates by multiply-adds per weight: {rates}")

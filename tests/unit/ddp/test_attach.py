@@ -193,3 +193,14 @@ def test_a_flush_hands_over_what_is_unsent_and_keeps_momentum() -> None:
     assert not any(plane.any() for plane in after["memory"].values())
     with pytest.warns(UserWarning, match="nobody applies momentum any more"):
         wire.detach()
+
+
+def test_scalecom_finds_its_rates_in_the_first_forward_pass() -> None:
+    ours = _ddp()
+    wire = gradwire.attach(ours, recipe="scalecom(rates='auto')")
+    with torch.no_grad():
+        ours(torch.ones(4096, 64))  # an evaluation tells nothing
+    for _ in range(6):
+        ours.zero_grad()
+        ours(torch.ones(32 * 150, 64)).pow(2).sum().backward()
+    assert "rates={'1.*': 50, '0.*': 50}" in wire.report().recipe

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradwire.bench.workloads.models.resnet import resnet_demo
 from gradwire.codec import rated_chunks
 from gradwire.measure import layer_rates, multiply_adds
+from gradwire.measure.multiply_adds import FirstForward
 from gradwire.moment import Moment, Part
 from gradwire.recipes import Composition, recipe
 
@@ -109,3 +110,25 @@ def any_rate(rate: Any) -> None:
 def test_a_rate_that_is_none_raises(rate: Any) -> None:
     with pytest.raises(ValueError, match=r"must be a whole number from 1 on"):
         any_rate(rate)
+
+
+def test_the_first_forward_pass_that_happens_is_counted_and_no_later_one() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    first = FirstForward(model)
+    for samples in (4, 9):
+        first.begin()
+        model(torch.zeros(samples, 3))
+        first.end()
+    assert first.uses == {"0.weight": 4.0, "1.weight": 4.0} == multiply_adds(model, torch.zeros(4, 3))
+    assert not any(each._forward_hooks for each in model.modules())
+
+
+def test_a_forward_pass_that_failed_does_not_count() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    first = FirstForward(model)
+    first.begin()
+    model[0](torch.zeros(4, 3))
+    first.begin()
+    model(torch.zeros(2, 3))
+    first.end()
+    assert first.uses == {"0.weight": 2.0, "1.weight": 2.0}
