@@ -20,6 +20,7 @@ from torch import Tensor
 from gradwire.arena import Lane, Unit
 from gradwire.codec import Selector
 from gradwire.comm import Comm
+from gradwire.ddp.agree import require_agreement
 from gradwire.exchange.base import Exchange
 from gradwire.kernels import topk_indices
 from gradwire.memory import UNSENT
@@ -85,7 +86,13 @@ class Watch:
 
 
 def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm) -> Diagnosis:
-    """A collective: two all-reduces of a gradient's size, and a small one."""
+    """A collective: two all-reduces of a gradient's size, and a small one.
+
+    `ValueError` where nothing was watched, `RanksDisagree` where that was so on some ranks.
+    """
+    require_agreement({"the step that was watched": str(seen[0].at.step) if seen else "none"}, comm)
+    if not seen:
+        raise ValueError("no step was watched: set wire.watching = True, with a recipe that remembers")
     own = torch.cat([each.x.reshape(-1) for each in seen])
     mean = own / comm.world
     comm.all_reduce(mean).wait()

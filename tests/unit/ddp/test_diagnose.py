@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.ddp.diagnose import Diagnosis, Seen, Watch, diagnose, histogram_overlap, rank_correlation
+from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
 from tests.unit.ddp.rig import Rig, gradients
 
@@ -159,3 +160,19 @@ def test_the_handle_watches_when_asked_to_and_the_report_shows_it() -> None:
     assert not wire.watching
     with pytest.raises(ValueError, match="no step was watched"):
         wire.diagnose()
+
+
+def test_where_only_some_ranks_watched_all_of_them_are_told() -> None:
+    def body(comm: ThreadComm) -> str:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        if comm.rank:
+            rig.engine.inspect = Watch()
+        rig.step(gradients(comm.rank, 0))
+        seen = rig.engine.inspect.seen if isinstance(rig.engine.inspect, Watch) else []
+        with pytest.raises(RanksDisagree) as caught:
+            diagnose(seen, rig.engine.layout.lanes, comm)
+        return str(caught.value)
+
+    for message in run_ranks(WORLD, body):
+        assert "that was watched: rank 0: none" in message
+        assert "rank 2: 0" in message
