@@ -155,7 +155,6 @@ class Frames:
         self.counts = torch.zeros(SYMBOLS, dtype=torch.int64) if refreshes else None
         self._mode: Mode = how.mode if dtype == torch.float32 else "lossless"
         self._bits, self._numel, self._dtype, self._at = how.bits, numel, dtype, at
-        self._flush = self._mode != "lossless"
         self._kind, self._name = place_of(at)
         self._dynamic = how.tables == "dynamic"
         self._states: dict[tuple[int, int], int] = {}
@@ -166,7 +165,7 @@ class Frames:
 
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         """See `Framing.encode`."""
-        dropped, explicit, flush = self._dropped(x, start), self._mode == "levels", self._flush
+        dropped, explicit, flush = self._dropped(x, start), self._mode == "levels", self._flushes(x, start)
         if self.counts is not None:
             self.counts += histogram(x, dropped, explicit=explicit, flush=flush)
         key = self._key(start, x.numel(), hop)
@@ -175,7 +174,8 @@ class Frames:
     def settle(self, x: Tensor, start: int) -> None:
         """See `Framing.settle`."""
         if self._mode != "lossless":
-            x.copy_(rounded(x, self._dropped(x, start), self._flush, explicit=self._mode == "levels"))
+            dropped, flush = self._dropped(x, start), self._flushes(x, start)
+            x.copy_(rounded(x, dropped, flush, explicit=self._mode == "levels"))
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
         """See `Framing.decode`."""
@@ -200,6 +200,16 @@ class Frames:
             case "truncate":
                 return self._bits
         return 0
+
+    def _flushes(self, x: Tensor, start: int) -> bool:
+        """Whether what is below the normal range becomes zero: not where nothing at all may be lost."""
+        here = slice(start, start + x.numel())
+        match self._mode:
+            case "near":
+                return bool(self._thresholds[here].any())
+            case "levels":
+                return bool(self._numerators[here].any())
+        return self._mode == "truncate"
 
     def _key(self, start: int, numel: int, hop: int) -> Key:
         place = start, numel
