@@ -70,7 +70,7 @@ def resumed() -> bool:
     other.load_state_dict(saved[0])
     its_optimizer.load_state_dict(saved[1])
     its_wire.load_state_dict(saved[2])
-    assert any(kind.startswith("exponents") for kind in saved[2]["kept"])
+    assert any(kind.startswith("symbols") for kind in saved[2]["kept"])
     train(other, its_optimizer, range(6, 12))
     return digest(ddp) == digest(other)
 
