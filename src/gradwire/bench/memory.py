@@ -22,21 +22,22 @@ class TooLarge(ValueError):
 
 
 class Room:
-    """Watches memory while `settings` settings are set up, one after the other."""
+    """Watches memory while `settings` settings, whose workers have all started, are set up one by one."""
 
     def __init__(self, settings: int, available: Callable[[], int | None] = available_bytes) -> None:
-        self._available, self._settings, self._done = available, settings, 0
-        self._first = available()
+        self._available, self._left = available, settings
+        self._first = self._before = available()
+        self._most = 0
 
     def after_one(self) -> None:
-        """One more is set up. `TooLarge` if those that are left will not fit."""
-        self._done += 1
-        now, left = self._available(), self._settings - self._done
-        if now is None or self._first is None:
+        """One more is set up. `TooLarge` if those left will not fit, each as large as the largest so far."""
+        now, self._left = self._available(), self._left - 1
+        if now is None or self._first is None or self._before is None:
             return
-        each = (self._first - now) / self._done
-        if each * left > now - MARGIN * self._first:
+        self._most, self._before = max(self._most, self._before - now), now
+        left = self._left
+        if left and self._most * left > now - MARGIN * self._first:
             raise TooLarge(
-                f"all ranks of a setting take about {each / 1e9:.1f} GB, and {now / 1e9:.1f} GB are left for "
-                f"{left} more settings: compare fewer recipes and peers at a time, or take fewer workers"
+                f"all ranks of a setting take about {self._most / 1e9:.1f} GB, and {now / 1e9:.1f} GB are "
+                f"left for {left} more settings: take fewer of them, or fewer workers"
             )

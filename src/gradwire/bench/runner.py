@@ -54,6 +54,8 @@ def everyone(
             say(f"starting {entry.name}")
             everybody.append(start(entry))
             stack.callback(everybody[-1].end)
+        for setting in everybody:
+            setting.greet()
         room = Room(len(everybody))
         for setting in everybody:
             say(f"setting up {setting.measured.entry.name}")

@@ -65,6 +65,10 @@ class Setting:
         """False from the first failure on, and after `end`."""
         return self._set is not None and self.measured.failure is None
 
+    def greet(self) -> None:
+        """Wait until all ranks have started."""
+        self._ask({"op": "hello"}, timeout_s=_SETUP_TIMEOUT_S)
+
     def setup(self, seed: int, entry: Entry | None = None) -> None:
         """Build (or rebuild) everything from `seed`, by default for the setting's own entry."""
         entry = entry or self.measured.entry

@@ -44,6 +44,10 @@ class Worker:
             "workload": self._trainer.workload.describe(),
         }
 
+    def do_hello(self, command: Message) -> Message:
+        """All modules are imported."""
+        return {}
+
     def do_steps(self, command: Message) -> Message:
         """Train; one message per step, then the account."""
         trainer = self._running()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -24,12 +25,12 @@ class Buffer:
     count: int
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Size, a multiple of 4."""
         return self._start + _padded(self.count * self.dtype.itemsize, 4)
 
-    @property
+    @cached_property
     def _start(self) -> int:
         return _padded(4 * self.words, 8)
 
@@ -57,7 +58,7 @@ class Chosen:
     numel: int
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def buffer(self) -> Buffer:
         """Where words and values lie."""
         return Buffer(places.words(self.count, self.numel), self.count, self.dtype)
@@ -77,6 +78,12 @@ class Chosen:
         """
         words, values = self.buffer.parts(payload)
         return places.unpack(words, self.count, self.numel), values
+
+
+@lru_cache(maxsize=4096)
+def chosen(count: int, numel: int, dtype: torch.dtype) -> Chosen:
+    """The layout, worked out once: for small units that takes longer than coding them."""
+    return Chosen(count, numel, dtype)
 
 
 def _padded(size: int, grain: int) -> int:

@@ -7,6 +7,7 @@ the entropy log2 C(n, k). Each has a size that depends on k and n alone, so that
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -25,6 +26,7 @@ def _sizes(count: int, numel: int) -> dict[Form, int]:
     return {**sizes, "bitmap": -(-numel // 32), "coded": elias_fano.words(count, numel)}
 
 
+@lru_cache(maxsize=4096)
 def form(count: int, numel: int) -> Form:
     """The form in which `count` of `numel` indices are shortest.
 
@@ -35,6 +37,7 @@ def form(count: int, numel: int) -> Form:
     return min(sizes, key=lambda name: sizes[name])
 
 
+@lru_cache(maxsize=4096)
 def words(count: int, numel: int) -> int:
     """int32 words that carry `count` of `numel` indices.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.buffer import Chosen
+from gradwire.codec.buffer import Chosen, chosen
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.kernels import add_at, take
 from gradwire.moment import Moment
@@ -93,7 +93,7 @@ class Sparse:
         add_at(out, indices, values.to(out.dtype), weight)
 
     def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Chosen:
-        return Chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
+        return chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
 
 
 def shorter(wanted: torch.dtype | None, own: torch.dtype) -> torch.dtype:

@@ -78,9 +78,11 @@ class Watch:
         self.seen: list[Seen] = []
 
     def __call__(self, lane: Lane, unit: Unit, x: Tensor, at: Moment) -> None:
-        """Take in a unit; the first of another step drops what was kept."""
-        if self.seen and self.seen[0].at.step != at.step:
-            self.seen.clear()
+        """Take in a unit; the first of another step, or of another attempt at it, drops what was kept."""
+        if self.seen:
+            first = self.seen[0].at
+            if first.step != at.step or (first.lane, first.unit) == (at.lane, at.unit):
+                self.seen.clear()
         unsent = None if at.unsent is None else at.unsent.clone()
         self.seen.append(Seen(lane.exchange, x.clone(), replace(at, unsent=unsent)))
 
@@ -90,7 +92,8 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm) -> Diagnos
 
     `ValueError` where nothing was watched, `RanksDisagree` where that was so on some ranks.
     """
-    require_agreement({"the step that was watched": str(seen[0].at.step) if seen else "none"}, comm)
+    watched = f"{seen[0].at.step}, {sum(each.x.numel() for each in seen)} elements" if seen else "none"
+    require_agreement({"the step that was watched": watched}, comm)
     if not seen:
         raise ValueError("no step was watched: set wire.watching = True, with a recipe that remembers")
     own = torch.cat([each.x.reshape(-1) for each in seen])

@@ -362,7 +362,7 @@ class Engine:
             decide = self.recipe.build()
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
             counted = self.uses()
-            uses = {spec.name: counted.get(spec.name, 0.0) for spec in self.specs}
+            uses = {spec.name: counted.get(spec.name, 0.0) for spec in self.specs if len(spec.shape) > 1}
             self.facts = surveyed(self.facts, decide, self.comm, uses)
             self.install(decide(self.facts))
 

@@ -128,8 +128,7 @@ def _count_uses(ddp: DistributedDataParallel, session: Session) -> None:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(_module: nn.Module, _inputs: Any) -> None:
-        if torch.is_grad_enabled():
-            first.begin()
+        first.begin() if torch.is_grad_enabled() else first.give_up()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:

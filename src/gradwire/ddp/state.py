@@ -18,7 +18,7 @@ from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 
-FORMAT = 3
+FORMAT = 4
 State = Mapping[str, Any]
 
 

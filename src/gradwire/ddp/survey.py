@@ -40,14 +40,16 @@ def surveyed(facts: Facts, decide: Decide, comm: Comm, uses: Mapping[str, float]
 
 def _agreed_cost(composition: Composition, comm: Comm) -> CodecCost | None:
     """Of the slowest rank, for which all others wait; `None` if it cannot be measured on some rank."""
+    failure: Exception | None = None
     try:
         cost = codec_cost(composition.exchange, composition.text)
         mine = [cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s]
     except Exception as error:
         # Peers wait for this rank's numbers, whatever happens here.
-        warnings.warn(f"the codec of {composition.text} could not be measured: {error!r}", stacklevel=2)
-        mine = [math.inf] * 4
+        failure, mine = error, [math.inf] * 4
     base_s, slope_s, decode_base_s, decode_slope_s = slowest(comm, mine)
+    if failure is not None:
+        warnings.warn(f"the codec of {composition.text} could not be measured: {failure!r}", stacklevel=2)
     if math.inf in (base_s, slope_s, decode_base_s, decode_slope_s):
         return None
     return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))

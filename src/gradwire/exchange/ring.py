@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Pending, Round
-from gradwire.errors import TransportError
+from gradwire.errors import GradwireError, TransportError
 
 MARKER_BYTES = 8
 """Of what stands for a frame that could not be made; frames are longer."""
@@ -184,12 +184,18 @@ class Lap:
 
     def start(self) -> None:
         """Issue all messages; those of the last hop stay in flight."""
-        for message in range(self._course.messages):
-            for later in self._course.made(message):
-                self._make(later)
-            if told := self._course.told(message):
-                self._tell(told)
-            self._send(message)
+        try:
+            for message in range(self._course.messages):
+                for later in self._course.made(message):
+                    self._make(later)
+                if told := self._course.told(message):
+                    self._tell(told)
+                self._send(message)
+        except GradwireError:
+            raise
+        except Exception as error:
+            # Peers wait for messages of lengths that nobody else knows.
+            raise TransportError(f"a message of the ring could not be made or sent: {error!r}") from error
 
     def finish(self) -> None:
         """Take in the last hop."""
@@ -204,17 +210,14 @@ class Lap:
             self._made[message] = came.room, came.length
             return
         start, stop = course.sent(message, self._comm.rank)
-        part, room = self._data[start:stop], torch.empty(self._bound + TAIL_BYTES, dtype=torch.uint8)
-        length = MARKER_BYTES
+        part, made = self._data[start:stop], None
         if hop == 0 or self._decoded(
             self._arrived(message - course.segments).frame, part, start, hop - 1, add=True
         ):
-            length = self._encoded(part, start, hop, room)
-        if length == MARKER_BYTES:
-            room[:MARKER_BYTES] = 0
+            made = self._encoded(part, start, hop)
         if hop == course.world - 1:
-            self._own(length == MARKER_BYTES, part, start)
-        self._made[message] = room, length
+            self._own(made is None, part, start)
+        self._made[message] = made or _marker()
 
     def _tell(self, messages: Sequence[int]) -> None:
         """Exchange the lengths of messages that no tail announces."""
@@ -259,12 +262,13 @@ class Lap:
         self._land(message)
         return self._flights.pop(message)
 
-    def _encoded(self, part: Tensor, start: int, hop: int, room: Tensor) -> int:
+    def _encoded(self, part: Tensor, start: int, hop: int) -> tuple[Tensor, int] | None:
         try:
-            return self._framing.encode(part, start, hop, room)
+            room = torch.empty(self._bound + TAIL_BYTES, dtype=torch.uint8)
+            return room, self._framing.encode(part, start, hop, room)
         except Exception as error:
             self._fail(error)
-            return MARKER_BYTES
+            return None
 
     def _own(self, is_lost: bool, part: Tensor, start: int) -> None:
         """The owner of a finished segment uses what its frame says, as all others will."""
@@ -298,3 +302,7 @@ class Lap:
         """Keep it for the end: peers wait for the messages that are left."""
         self.failures.append(error)
         self.is_lost = True
+
+
+def _marker() -> tuple[Tensor, int]:
+    return torch.zeros(MARKER_BYTES + TAIL_BYTES, dtype=torch.uint8), MARKER_BYTES

@@ -12,12 +12,12 @@ def is_fast(*tensors: Tensor) -> bool:
     >>> is_fast(torch.zeros(4)), is_fast(torch.zeros(4)[::2]), is_fast(torch.zeros(4, dtype=torch.float64))
     (True, False, False)
     """
-    return all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+    return all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
 
 
 def is_native(*tensors: Tensor) -> bool:
     """Whether all are contiguous tensors on the CPU, of any type: for kernels of integers."""
-    return all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+    return all(t.is_cpu and t.is_contiguous() for t in tensors)
 
 
 def rounded(threshold: float, dtype: torch.dtype) -> float:

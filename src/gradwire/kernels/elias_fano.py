@@ -28,6 +28,7 @@ whole int32 word on; within a word the lowest bit comes first. Bits that are lef
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,33 +58,33 @@ class Planes:
     numel: int
     low_bits: int
 
-    @property
+    @cached_property
     def top(self) -> int:
         """The largest upper part that any choice of indices can have."""
         return (self.numel - self.count) >> self.low_bits
 
-    @property
+    @cached_property
     def row(self) -> int:
         """Bits of the upper row."""
         return self.count + self.top
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks into which it is cut, the last one perhaps filled up with zeros."""
         return -(-self.row // BLOCK)
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """The size without the rounding to words."""
         return self.count * (self.low_bits + 1) + GROUP * self.blocks
 
-    @property
+    @cached_property
     def starts(self) -> tuple[int, int, int]:
         """The word with which each plane begins: low bits, groups' numbers, places in the group."""
         groups = -(-self.count * self.low_bits // 32)
         return 0, groups, groups + -(-GROUP * self.blocks // 32)
 
-    @property
+    @cached_property
     def words(self) -> int:
         """int32 words in all."""
         return self.starts[2] + -(-self.count // 32)

@@ -54,22 +54,31 @@ def layer_rates(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, i
     >>> layer_rates(model, torch.zeros(32, 1, 16, 16))
     {'0.*': 25, '2.*': 400}
     """
-    return rates_of(multiply_adds(module, *inputs, **keywords))
+    counted = multiply_adds(module, *inputs, **keywords)
+    return rates_of({name: counted.get(name, 0.0) for name, p in module.named_parameters() if p.dim() > 1})
 
 
 class FirstForward:
-    """Counts as `multiply_adds` does, in the first forward pass of a training that happens anyway."""
+    """Counts as `multiply_adds` does, in the first forward pass of a training that happens anyway.
+
+    With gradient accumulation that is one micro-batch. A layer that does not do what its class says is left
+    out.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.uses: dict[str, float] = {}
         self._module, self._counts, self._hooks = module, dict[int, float](), ExitStack()
 
     def begin(self) -> None:
-        """Before a forward pass."""
-        self._hooks.close()  # of one that failed
-        self._counts.clear()
+        """Before a forward pass that trains."""
+        self.give_up()
         if not self.uses:
-            self._hooks.enter_context(_counting(self._module, self._counts))
+            self._hooks.enter_context(_counting(self._module, self._counts, tolerant=True))
+
+    def give_up(self) -> None:
+        """Before any other, and where one has failed."""
+        self._hooks.close()
+        self._counts.clear()
 
     def end(self) -> None:
         """After it."""
@@ -95,12 +104,12 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _counting(module: nn.Module, counts: dict[int, float]) -> Iterator[None]:
+def _counting(module: nn.Module, counts: dict[int, float], tolerant: bool = False) -> Iterator[None]:
     handles = []
     for each in module.modules():
         uses = next((uses for kinds, uses in _USES.items() if isinstance(each, kinds)), None)
         if uses is not None:
-            handles.append(each.register_forward_hook(_hook(uses, counts)))
+            handles.append(each.register_forward_hook(_hook(uses, counts, tolerant)))
     try:
         yield
     finally:
@@ -108,9 +117,14 @@ def _counting(module: nn.Module, counts: dict[int, float]) -> Iterator[None]:
             handle.remove()
 
 
-def _hook(uses: Uses, counts: dict[int, float]) -> Callable[..., None]:
+def _hook(uses: Uses, counts: dict[int, float], tolerant: bool) -> Callable[..., None]:
     def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        used = uses(layer, inputs, output)
+        try:
+            used = uses(layer, inputs, output)
+        except Exception:
+            if tolerant:
+                return
+            raise
         for name, parameter in layer.named_parameters():
             if "weight" in name:
                 counts[id(parameter)] = counts.get(id(parameter), 0.0) + used

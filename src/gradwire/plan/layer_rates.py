@@ -49,13 +49,23 @@ def rates_of(uses: Mapping[str, float], rule: RateRule | None = None) -> dict[st
     """Rates by glob patterns over parameter names, from multiply-adds per weight over a rank's whole batch.
 
     For 4.5k tokens that gives 141 per weight of a linear layer, in batches of 32, and so 50x, near the 47x
-    that the paper reports for its transformer. Names with no use are left out.
+    that the paper reports for its transformer. No pattern matches a name with no use, which nobody could
+    count, but for those beside a used one in the same module, such as biases.
 
     >>> rates_of({"conv.weight": 32 * 256.0, "fc.weight": 32.0, "fc.bias": 0.0})
     {'conv.*': 25, 'fc.*': 400}
+    >>> rates_of({"a.conv.weight": 32 * 256.0, "a.own": 0.0})
+    {'a.conv.*': 25}
     """
     rule = rule or RateRule()
-    return patterns_of({name: int(rule(1, used, batch=1)) for name, used in uses.items() if used})
+    known = {name.rpartition(".")[0] for name, used in uses.items() if used}
+    return patterns_of(
+        {
+            name: int(rule(1, used, batch=1)) if used else None
+            for name, used in uses.items()
+            if used or name.rpartition(".")[0] not in known
+        }
+    )
 
 
 def overall_rate(layers: Iterable[tuple[int, float]], rule: RateRule | None = None) -> float:

@@ -55,4 +55,5 @@ def _rated(with_rates: Callable[..., Composition | Decide], facts: Facts) -> Com
     rates = rates_of(facts.uses or {})
     chosen = with_rates(rates=rates)
     assert isinstance(chosen, Composition)
-    return replace(chosen, why=f"rates by multiply-adds per weight: {rates}")
+    counted = f"rates by multiply-adds per weight: {rates}" if rates else "no use of any weight was counted"
+    return replace(chosen, why=f"{counted}; other layers at the recipe's rate")

@@ -119,6 +119,9 @@ class FakeSet:
         step_s = STEP_S[self.stem]
         return StepSample(step_s, 0.0, 0.3, 0.6, step_s - 1.0, 0.1, 0.9, 2.0 / (1 + self.done), None)
 
+    def _hello(self, command):
+        return {}
+
     def _setup(self, command):
         self.done = 0
         return {"parameters": 1_000_000, "workload": {"data": "none"}}

@@ -175,4 +175,4 @@ def test_where_only_some_ranks_watched_all_of_them_are_told() -> None:
 
     for message in run_ranks(WORLD, body):
         assert "that was watched: rank 0: none" in message
-        assert "rank 2: 0" in message
+        assert "rank 2: 0, " in message

@@ -128,7 +128,44 @@ def test_a_forward_pass_that_failed_does_not_count() -> None:
     first = FirstForward(model)
     first.begin()
     model[0](torch.zeros(4, 3))
+    first.give_up()
+    model(torch.zeros(1000, 3))  # an evaluation
+    first.end()
+    assert first.uses == {}
+    first.begin()
+    model[0](torch.zeros(4, 3))
     first.begin()
     model(torch.zeros(2, 3))
     first.end()
     assert first.uses == {"0.weight": 2.0, "1.weight": 2.0}
+
+
+class Odd(nn.Linear):
+    """Returns more than a linear layer does."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+        return super().forward(x), 1
+
+
+def test_a_layer_that_does_otherwise_is_left_out_where_training_goes_on() -> None:
+    model = nn.ModuleList([Odd(3, 5), nn.Linear(5, 2)])
+    first = FirstForward(model)
+    first.begin()
+    model[1](model[0](torch.zeros(4, 3))[0])
+    first.end()
+    assert first.uses == {"1.weight": 4.0}
+    with pytest.raises(AttributeError):
+        multiply_adds(model[0], torch.zeros(4, 3))
+
+
+def test_no_pattern_covers_weights_that_nobody_could_count() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.own = nn.Linear(3, 5), nn.Parameter(torch.zeros(5, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) @ self.own
+
+    whole = nn.Sequential(nn.Sequential(Model()))
+    assert layer_rates(whole, torch.zeros(4, 3)) == {"0.0.fc.*": 400}
