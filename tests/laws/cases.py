@@ -444,6 +444,7 @@ RECIPES = {
     "fp16": F16,
     "bf16": BF16,
     "topk(ratio=0.05)": None,
+    "topk(ratio=0.3, values='int8')": None,
     "randomk(ratio=0.05)": None,
     "leader_topk(ratio=0.05, elect='round_robin')": None,
     "leader_topk(ratio=0.05, elect='norm')": None,
@@ -471,6 +472,7 @@ RECIPES = {
     "lwtopk(ratio=0.05)": None,
     "lwtopk(ratio=0.3, values='bf16')": BF16,
     "mstopk(ratio=0.05)": None,
+    "mstopk(ratio=0.3, values='int4')": None,
     "sidco(ratio=0.05)": None,
     "dgc(ratio=0.05, warmup_steps=8)": None,
     "dgc(ratio=1.0)": None,
@@ -506,6 +508,8 @@ RECIPES = {
 """Each with the type in which its payloads are summed."""
 
 COARSE = {
+    "topk(ratio=0.3, values='int8')": 4,
+    "mstopk(ratio=0.3, values='int4')": 4,
     "efsignsgd": 2,
     "efsignsgd(block=64)": 2,
     "onebit": 2,

@@ -61,6 +61,7 @@ RECIPES = (
     "terngrad",
     "threshold(threshold=0.05)",
     "topk(ratio=0.05)",
+    "topk(ratio=0.1, values='int8')",
     "topk(ratio=0.05, reuse=True)",
     "truncate",
     "var_topk(ratio=0.05)",

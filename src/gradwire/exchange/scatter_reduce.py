@@ -23,10 +23,9 @@ from gradwire.exchange.base import Finish
 from gradwire.memory import Memory
 from gradwire.moment import Moment, Part
 
-SEGMENT = 1 << 19
-"""Elements that travel together: one segment is encoded, and summed, while another is on the wire. A rank's
-row of it is 128 kB in 8 bits with four ranks, which costs no more messages than larger ones (see
-`ProcessGroupComm.all_to_all`)."""
+SEGMENT = 1 << 20
+"""Elements that travel together: one segment is encoded, and summed, while another is on the wire. Half of it
+takes as many messages again, each of which costs a rank a third of a millisecond of CPU time."""
 
 _MOST_SEGMENTS = 1 << 12
 

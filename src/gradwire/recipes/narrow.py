@@ -1,10 +1,18 @@
-"""The option `values` of several recipes: the type in which chosen values travel."""
+"""The option `values` of several recipes: the type, or the code, in which chosen values travel."""
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 
+from gradwire.codec import Codec, Selector, blocks, sparse, sparse_coded
+from gradwire.kernels import BlockKind
+
 Values = Literal["full", "fp16", "bf16"]
+"""For values that are summed on their way, or stay what they are."""
+CodedValues = Literal["full", "fp16", "bf16", "int8", "int4"]
+"""For values that every rank sends to all others."""
+BLOCK = 64
+"""Values per scale of int8 and int4: a sixteenth of a byte each."""
 _DTYPES = {"full": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -17,3 +25,19 @@ def dtype_of(values: Values) -> torch.dtype | None:
     if values not in _DTYPES:
         raise ValueError(f"values={values!r} is none of {', '.join(get_args(Values))}")
     return _DTYPES[values]
+
+
+def coded(selector: Selector, values: CodedValues) -> Codec:
+    """Places and values, in 16, 8 or 4 bits each if asked for.
+
+    >>> from gradwire.codec import top_k
+    >>> from gradwire.moment import Moment
+    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> [coded(top_k(0.01), v).payload(10**6, torch.float32, at)[0] for v in ("full", "fp16", "int8", "int4")]
+    [50576, 30576, 21204, 16204]
+    """
+    if values in ("int8", "int4"):
+        return sparse_coded(selector, blocks(cast("BlockKind", values), BLOCK))
+    if values not in get_args(CodedValues):
+        raise ValueError(f"values={values!r} is none of {', '.join(get_args(CodedValues))}")
+    return sparse(selector, dtype_of(cast("Values", values)))

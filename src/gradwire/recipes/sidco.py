@@ -5,16 +5,15 @@ Differences from the paper: see `gradwire.codec.select.sidco`; per unit.
 """
 
 from gradwire.codec import sidco as by_fit
-from gradwire.codec import sparse
 from gradwire.codec.select.sidco import Fit
 from gradwire.exchange import gather, remember
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.narrow import Values, dtype_of
+from gradwire.recipes.narrow import CodedValues, coded
 
 
 @register
 def sidco(
-    ratio: float = 0.01, stages: int = 3, fit: Fit = "exponential", values: Values = "full"
+    ratio: float = 0.01, stages: int = 3, fit: Fit = "exponential", values: CodedValues = "full"
 ) -> Composition:
     """Approximate top-k by a statistical threshold with error feedback, all-gathered.
 
@@ -22,4 +21,4 @@ def sidco(
     Paper: Abdelmoniem et al. 2021, "An efficient statistical-based gradient compression technique".
     Use when: comparing with it, or where a sort is slow and gradients follow the fitted law.
     """
-    return Composition(remember(gather(sparse(by_fit(ratio, stages, fit), dtype_of(values)))))
+    return Composition(remember(gather(coded(by_fit(ratio, stages, fit), values))))

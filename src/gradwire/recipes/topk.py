@@ -1,18 +1,18 @@
 """topk: each rank sends its own largest elements (Aji and Heafield 2017; Stich et al. 2018).
 
 Differences from the papers: the choice is made per unit, not per layer or over the whole gradient;
-indices and values share one buffer, so there is one collective per unit; values may travel in 16 bits; with
-`reuse` the threshold is taken from what the last step left.
+indices and values share one buffer, so there is one collective per unit; values may travel in 16, 8 or 4
+bits; with `reuse` the threshold is taken from what the last step left.
 """
 
-from gradwire.codec import reused_threshold, sparse, top_k
+from gradwire.codec import reused_threshold, top_k
 from gradwire.exchange import gather, remember
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.narrow import Values, dtype_of
+from gradwire.recipes.narrow import CodedValues, coded
 
 
 @register
-def topk(ratio: float = 0.01, values: Values = "full", reuse: bool = False) -> Composition:
+def topk(ratio: float = 0.01, values: CodedValues = "full", reuse: bool = False) -> Composition:
     """Every rank's own top-k with error feedback, all-gathered: traffic grows with the world.
 
     Travels: places and values of every rank's own choice.
@@ -20,5 +20,5 @@ def topk(ratio: float = 0.01, values: Values = "full", reuse: bool = False) -> C
     Use when: there are two to four ranks: all-gather grows with their number.
     """
     selector = reused_threshold(ratio) if reuse else top_k(ratio)
-    exchange = remember(gather(sparse(selector, dtype_of(values))))
+    exchange = remember(gather(coded(selector, values)))
     return Composition(exchange)
