@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ALONE := tests/faults tests/process
 BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/golden tests/house tests/laws tests/papers tests/unit
 
-.PHONY: install demo test test-full lint format bench clean
+.PHONY: install demo test test-full fuzz lint format bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,12 @@ test: $(STAMP)
 test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE) $(ARGS)
+
+# Damaged frames: first as fast as in use, then with bounds checked, for which kernels are compiled anew.
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.golden.fuzz $(ARGS)
+	cache=$$(mktemp -d) && NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$$cache \
+		$(BIN)/python -m tests.golden.fuzz --count 100000; found=$$?; rm -rf "$$cache"; exit $$found
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,34 +1,40 @@
 """What GComp makes of real gradients: sizes over training, exponents, mantissas, and how far training strays.
 
 `sizes` trains a model on the mean of several ranks' gradients and codes one rank's gradient every so many
-steps: bytes in every mode with a table per layer made anew when the recipe would; bits per exponent with the
-static table, one dynamic table for everything and one per layer, beside the entropy; the share of the 15 most
-frequent exponents and of zeros; the median ratio of gradient to parameter; bits per mantissa and sign, by
-which of the paper's means are used. Paper (sections 3.1, 7.2): 32.9 % of the size for ResNet-50 and 36.5 %
+steps: bytes in every mode with a table per layer made anew when the recipe would, and near-lossless with a
+table per unit as the recipe cuts them; beside them zlib and zstd on the same bytes; bits per exponent with
+the static table, one dynamic table for everything and one per layer, beside the entropy; the share of the 15
+most frequent exponents and of zeros; the median ratio of gradient to parameter; bits per mantissa and sign,
+by which of the paper's means are used. Paper (sections 3.1, 7.2): 32.9 % of the size for ResNet-50 and 36.5 %
 for BERT, exponents 14.5 % and with dynamic tables 11.6 % of the original, top 15 exponents about 95 %.
 
 `strays` trains the same model by several recipes, ranks as threads, on the same batches, and says by how much
-the loss differs from that of exact means, averaged over steps. Paper (section 7.4): 73.6 to 93.1 % less than
-with 18 bits truncated, 77.4 to 96.8 % less than with one all-reduce in 8 steps. "start" is training by exact
-means from parameters that differ in their last bit: what a loss strays for no reason at all.
+the loss differs from that of exact means, averaged over steps, and in which step the mean of ten losses is
+first as low as that of exact training's last ten, but for 0.1 %. Paper (section 7.4): 73.6 to 93.1 % less
+than with 18 bits truncated, 77.4 to 96.8 % less than with one all-reduce in 8 steps. "start" is training by
+exact means from parameters that differ in their last bit: what a loss strays for no reason at all.
 
     python benchmarks/gcomp_report.py sizes [--workload resnet18] [--steps 200] [--every 25] [--json PATH]
     python benchmarks/gcomp_report.py strays [--workload chargpt] [--steps 100] [--adamw] [--json PATH]
 """
 
 import argparse
+import ctypes.util
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from curves import draw
+from huffman import Zstd
 from torch import Tensor
 
 from gradwire import recipes
-from gradwire.arena import Lane, specs_of
+from gradwire.arena import Lane, Unit, specs_of
 from gradwire.bench import workloads
 from gradwire.codec.gcomp import Key, Table, frame, histogram
 from gradwire.comm import Comm, run_ranks
@@ -43,6 +49,12 @@ RENEWS = Gcomp().renews
 MANTISSA = 23
 SETTINGS = ("gcomp", "gcomp(mode='levels')", "gcomp(mode='truncate', bits=18)", "local_every(interval=8)")
 START = "start"
+SHARE = ", share of 4 bytes"
+PICTURED = ("near", "levels", "lossless", "truncate 18", "zlib 1", "zstd 1")
+WINDOW = 10
+"""Losses that are averaged where one is compared with another step's."""
+AS_LOW = 1.001
+"""Where exact training ends, another that differs in the last bits only may be just above."""
 
 
 class Training:
@@ -93,6 +105,12 @@ class Training:
             yield spec.name, flat[done : done + spec.numel], at
             done += spec.numel
 
+    def units(self, flat: Tensor, units: Sequence[Unit]) -> Iterator[tuple[str, Tensor, Moment]]:
+        """The same of each unit."""
+        for unit in units:
+            at = Moment(0, unit.index, 0, 1, parts=unit.parts, replicas=self.replica)
+            yield str(unit), flat[unit.start : unit.stop], at
+
 
 def _flat(parameter: Tensor) -> Tensor:
     return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()).reshape(-1)
@@ -102,20 +120,52 @@ def _flat(parameter: Tensor) -> Tensor:
 
 
 class Tables:
-    """The tables in use: one for everything, and one per layer."""
+    """The tables in use: one for everything, one per layer, and near's own per layer and per unit.
+
+    near's count what it sends, as the recipe does.
+    """
 
     def __init__(self) -> None:
         self.static = self.whole = Table.prior()
         self.layers: dict[str, Table] = {}
+        self.near: dict[str, Table] = {}
 
-    def of(self, name: str) -> Table:
-        """A layer's."""
-        return self.layers.get(name, self.static)
-
-    def renew(self, counts: dict[str, Tensor]) -> None:
+    def renew(self, training: Training, units: Sequence[Unit], gradient: Tensor) -> None:
         """Make all but the static one anew."""
+        counts = {name: histogram(x, flush=True) for name, x, _at in training.layers(gradient)}
         self.layers = {name: Table.from_histogram(each) for name, each in counts.items()}
         self.whole = Table.from_histogram(torch.stack(list(counts.values())).sum(0))
+        for name, x, at in (*training.layers(gradient), *training.units(gradient, units)):
+            limits = thresholds(x.numel(), at)
+            self.near[name] = Table.from_histogram(histogram(x, limits, flush=bool(limits.any())))
+
+
+class Libraries:
+    """General compressors on the bytes of float32; zstd where the system has it."""
+
+    def __init__(self, numel: int) -> None:
+        self.zstd: dict[int, Zstd] = {}
+        if ctypes.util.find_library("zstd") is None:
+            print("libzstd is not installed (apt-get install libzstd1): zstd is left out")
+        else:
+            self.zstd = {level: Zstd({Zstd.LEVEL: level}, 4 * numel) for level in (1, 3)}
+
+    def shares(self, gradient: Tensor) -> dict[str, float]:
+        """Of 4 bytes, for each."""
+        data = gradient.numpy().view(np.uint8)
+        sizes = {"zlib 1": len(zlib.compress(data, 1))}
+        sizes |= {f"zstd {level}": zstd.compress(data) for level, zstd in self.zstd.items()}
+        return {name + SHARE: size / data.size for name, size in sizes.items()}
+
+
+def by_unit(training: Training, units: Sequence[Unit], gradient: Tensor, tables: Tables) -> float:
+    """Near-lossless bytes with the recipe's units and a table for each, as a share of float32's."""
+    size = 0
+    for name, x, at in training.units(gradient, units):
+        limits = thresholds(x.numel(), at)
+        table, flush = tables.near.get(name, tables.static), bool(limits.any())
+        size += frame(x, limits, table, Key(0, 0, 0), explicit=False, flush=flush).numel()
+    return size / (4 * gradient.numel())
 
 
 def measured(training: Training, gradient: Tensor, tables: Tables) -> dict[str, float]:
@@ -128,15 +178,16 @@ def measured(training: Training, gradient: Tensor, tables: Tables) -> dict[str, 
         sums[name] = sums.get(name, 0.0) + amount / gradient.numel()
 
     for name, x, at in training.layers(gradient):
-        table, counts = tables.of(name), histogram(x, flush=True)
+        table, counts = tables.layers.get(name, tables.static), histogram(x, flush=True)
         whole += counts
         levels, limits = torch.empty(x.numel(), dtype=torch.uint8), thresholds(x.numel(), at)
         mantissa_levels(x, numerators(x.numel(), at), levels)
         modes = {"near": limits, "levels": levels, "lossless": 0, "truncate 18": 18}
         for mode, dropped in modes.items():
             explicit, flush = mode == "levels", mode != "lossless"
-            data = frame(x, dropped, table, Key(0, 0, 0), explicit=explicit, flush=flush)
-            add(f"{mode}, share of 4 bytes", data.numel() / 4)
+            fitting = tables.near.get(name, table) if mode == "near" else table
+            data = frame(x, dropped, fitting, Key(0, 0, 0), explicit=explicit, flush=flush)
+            add(mode + SHARE, data.numel() / 4)
         add("exponent bits, static", tables.static.bits(counts))
         add("exponent bits, dynamic", tables.whole.bits(counts))
         add("exponent bits, per layer", table.bits(counts))
@@ -181,26 +232,29 @@ def _mantissas(x: Tensor, levels: Tensor, limits: Tensor) -> dict[str, float]:
 def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train, and code a gradient every so many steps."""
     training, tables, rows = Training(arguments), Tables(), []
+    numel = sum(spec.numel for spec in training.specs)
+    libraries, units = Libraries(numel), _lane(training, recipes.recipe("gcomp").build()).units
     for step in range(arguments.steps + 1):
         gradients, loss = training.gradients()
         if step % arguments.every == 0 and step:
-            rows.append({"step": step, "loss": loss, **measured(training, gradients[0], tables)})
+            cut = {"near, as the recipe cuts it" + SHARE: by_unit(training, units, gradients[0], tables)}
+            figures = cut | libraries.shares(gradients[0]) | measured(training, gradients[0], tables)
+            rows.append({"step": step, "loss": loss, **figures})
             print(f"step {step}, loss {loss:.4f}", flush=True)
             for name, amount in list(rows[-1].items())[2:]:
                 print(f"  {name:<45}{amount:>10.4g}", flush=True)
         if RENEWS(step):
-            counts = {name: histogram(x, flush=True) for name, x, _at in training.layers(gradients[0])}
-            tables.renew(counts)
+            tables.renew(training, units, gradients[0])
         training.apply(torch.stack(gradients).mean(0))
     return {"rows": rows}
 
 
 def picture_sizes(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Bytes of every mode over steps."""
-    modes = [name for name in found["rows"][0] if name.endswith(", share of 4 bytes")]
     series = {
-        mode.removesuffix(", share of 4 bytes"): [(row["step"], row[mode]) for row in found["rows"]]
-        for mode in modes
+        mode: [(row["step"], row[mode + SHARE]) for row in found["rows"]]
+        for mode in PICTURED
+        if mode + SHARE in found["rows"][0]
     }
     path = arguments.pictures / f"gcomp-sizes-{arguments.workload}.svg"
     draw(path, series, "step", "share of 4 bytes per element")
@@ -266,23 +320,36 @@ def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Com
 
 
 def strays(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Mean distance of losses from those of exact means."""
+    """Mean distance of losses from those of exact means, and steps to the loss of exact training."""
     exact = carried(arguments, None)
-    found, apart = {}, {}
-    print(f"{'setting':<40}{'mean |loss − exact|':>20}{'of truncation':>15}")
-    for text in (*SETTINGS, START):
-        losses = carried(arguments, text)
-        apart[text] = [abs(a - b) for a, b in zip(losses, exact, strict=True)]
-        found[text] = fmean(apart[text])
+    losses = {text: carried(arguments, text) for text in (*SETTINGS, START)}
+    apart = {text: [abs(a - b) for a, b in zip(each, exact, strict=True)] for text, each in losses.items()}
+    found = {text: fmean(each) for text, each in apart.items()}
+    reached = {text: first_reaching(each, exact) for text, each in {"exact": exact, **losses}.items()}
+    print(f"{'setting':<40}{'mean |loss − exact|':>20}{'of truncation':>15}{'final loss at step':>20}")
+    print(f"{'exact':<40}{0:>20}{'':>15}{reached['exact'] or '-':>20}")
     for text, away in found.items():
-        print(f"{text:<40}{away:>20.3g}{away / found[SETTINGS[2]]:>15.1%}", flush=True)
-    return {"exact": exact, "away": found, "apart": apart}
+        share = away / found[SETTINGS[2]]
+        print(f"{text:<40}{away:>20.3g}{share:>15.1%}{reached[text] or '-':>20}", flush=True)
+    return {"exact": exact, "losses": losses, "away": found, "apart": apart, "reached": reached}
+
+
+def first_reaching(losses: list[float], exact: list[float]) -> int | None:
+    """After how many steps the mean of ten losses is as low as that of the last ten of `exact`.
+
+    >>> first_reaching([3.0, 1.0, 1.0], [4.0, 3.0, 2.0, 2.0])  # of fewer than ten, all
+    3
+    """
+    window = min(WINDOW, len(losses))
+    final = fmean(exact[-window:])
+    means = (fmean(losses[step - window : step]) for step in range(window, len(losses) + 1))
+    return next((window + k for k, mean in enumerate(means) if mean <= AS_LOW * final), None)
 
 
 def picture_strays(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     """How far losses are apart over steps, each point the mean of ten."""
     series = {
-        text: [(step + 10, fmean(apart[step : step + 10])) for step in range(0, len(apart) - 9, 10)]
+        text: [(end, fmean(apart[end - WINDOW : end])) for end in range(WINDOW, len(apart) + 1, WINDOW)]
         for text, apart in found["apart"].items()
     }
     optimizer = "-adamw" if arguments.adamw else ""

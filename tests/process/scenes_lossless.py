@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.integrations import lossless_group
-from tests.process.models import digest, perceptron, train
+from tests.process.models import batch, digest, perceptron, train
+from tests.ring_order import ring_sum
 
 KINDS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda module: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9),
@@ -53,6 +54,36 @@ def near_by_optimizer() -> dict[str, Any]:
     return found
 
 
+def loss_scales() -> list[str]:
+    """Fingerprints after sixty steps of near-lossless training, without a loss scale and with 2^12."""
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=10**6)):
+        ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.02)
+        optimizer = KINDS["adamw"](ddp)
+        gradwire.attach(ddp, optimizer, "gcomp", scaler=scaler)
+        if scaler is None:
+            train(ddp, optimizer, range(60))
+        else:
+            train_scaled(ddp, optimizer, scaler, range(60))
+        found.append(digest(ddp))
+    return found
+
+
+def train_scaled(
+    ddp: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    steps: range,
+) -> None:
+    """As `train`, with losses scaled and gradients scaled back."""
+    for step in steps:
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(ddp(inputs), targets)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def resumed() -> bool:
     """Whether a run that is saved and loaded goes on with its tables, to the last bit."""
 
@@ -82,9 +113,9 @@ def a_group() -> dist.ProcessGroup:
     return group
 
 
-def numbers(dtype: torch.dtype, shape: tuple[int, ...] = (150, 400)) -> Tensor:
-    """This rank's own, of many magnitudes."""
-    random = torch.Generator().manual_seed(dist.get_rank())
+def numbers(dtype: torch.dtype, shape: tuple[int, ...] = (150, 400), rank: int | None = None) -> Tensor:
+    """A rank's own, of many magnitudes; by default this one's."""
+    random = torch.Generator().manual_seed(dist.get_rank() if rank is None else rank)
     scale = 2.0 ** torch.randint(-12, 2, shape, generator=random)
     return (torch.randn(shape, generator=random) * scale).to(dtype)
 
@@ -99,6 +130,19 @@ def sums() -> list[str]:
             dist.all_reduce(plain)
             dist.all_reduce(mine, group=group)
             if not torch.equal(plain, mine):
+                wrong.append(f"{dtype} {turn}")
+    return wrong
+
+
+def ring_sums() -> list[str]:
+    """What differs from sums around a ring: nothing. Partitions are uneven."""
+    group, wrong = a_group(), []
+    for dtype in lossless_group.DTYPES:
+        ranks = [numbers(dtype, (60_001,), rank) for rank in range(dist.get_world_size())]
+        for turn in range(3):
+            mine = ranks[dist.get_rank()].clone()
+            dist.all_reduce(mine, group=group)
+            if not torch.equal(mine, ring_sum(ranks)):
                 wrong.append(f"{dtype} {turn}")
     return wrong
 
@@ -147,8 +191,10 @@ def ddp_on_top() -> list[str]:
 SCENES: dict[str, Callable[[], Any]] = {
     "training": training_is_ddps,
     "near": near_by_optimizer,
+    "loss scales": loss_scales,
     "resumed": resumed,
     "sums": sums,
+    "ring sums": ring_sums,
     "everything else": everything_else,
     "ddp": ddp_on_top,
 }

@@ -2,7 +2,7 @@
 does.
 
 Order of reduction: with two ranks a sum has two addends, x_0/2 and x_1/2, so that there is only one order,
-DDP's.
+DDP's. With three it is that of a ring (`tests/ring_order.py`), which is not gloo's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All scenes on two ranks."""
     return perform("tests.process.scenes_lossless", 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Sums on three ranks."""
+    return perform("tests.process.scenes_lossless", 3, tmp_path_factory.mktemp("three"), ["ring sums"])
 
 
 def test_lossless_training_on_two_ranks_is_ddps_bit_for_bit(two: Results) -> None:
@@ -36,12 +42,21 @@ def test_near_lossless_training_stays_where_ddp_goes(two: Results) -> None:
         assert found["ratio"] < 0.9, setting
 
 
+def test_a_loss_scale_of_a_power_of_two_changes_no_bit(two: Results) -> None:
+    for plain, scaled in value(two, "loss scales"):
+        assert scaled == plain
+
+
 def test_a_resumed_run_goes_on_with_its_tables(two: Results) -> None:
     assert value(two, "resumed") == [True, True]
 
 
 def test_the_process_group_gives_gloos_sums(two: Results) -> None:
     assert value(two, "sums") == [[], []]
+
+
+def test_the_process_group_adds_in_the_order_of_a_ring(two: Results, three: Results) -> None:
+    assert value(two, "ring sums") + value(three, "ring sums") == [[]] * 5
 
 
 def test_everything_else_goes_to_gloo(two: Results) -> None:

@@ -37,7 +37,6 @@ from gradwire.codec.gcomp import (
     begin_table,
     fingerprint,
     frame,
-    histogram,
     largest_frame,
     rounded,
     table_of,
@@ -166,10 +165,11 @@ class Frames:
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         """See `Framing.encode`."""
         dropped, explicit, flush = self._dropped(x, start), self._mode == "levels", self._flushes(x, start)
-        if self.counts is not None:
-            self.counts += histogram(x, dropped, explicit=explicit, flush=flush)
         key = self._key(start, x.numel(), hop)
-        return frame(x, dropped, self._table, key, explicit=explicit, flush=flush, buffer=room).numel()
+        data = frame(
+            x, dropped, self._table, key, explicit=explicit, flush=flush, buffer=room, counts=self.counts
+        )
+        return data.numel()
 
     def settle(self, x: Tensor, start: int) -> None:
         """See `Framing.settle`."""

@@ -178,7 +178,8 @@ def _prepare_frames(x: torch.Tensor) -> None:
     lookups, how = Lookups(lengths), (False, False, False, np.uint32(0))
     words, same = x.numpy().view(np.uint32), np.zeros(cpu.chunks_coded.BLOCK, np.uint8)
     out, directory = np.zeros(x.numel() + 3, np.uint64), np.zeros((1, 8), np.uint16)
-    cpu.chunks_coded.encode_chunks(words, same[:0], same, how, lookups.encoding, 64, out, directory)
+    counts = np.zeros((4, 256), np.int64)
+    cpu.chunks_coded.encode_chunks(words, same[:0], same, how, lookups.encoding, 64, out, directory, counts)
     cpu.chunks_coded.decode_chunks(
         out, np.uint64(0), directory, 64, same[:0], same, how, lookups.decoding, words, x.numpy(), False
     )

@@ -4,6 +4,9 @@ Differences from the paper: thresholds as fine as a bit that do not travel ("nea
 "levels"), rounding to nearest, a table per unit, and a bound that is stated and tested: with W ranks a step
 moves no parameter by W units in its last place more or less than exact gradients would (Adam: 1.47 times
 that; see `gradwire.metric`). `gradwire.attach` must be given the optimizer.
+
+Numbers below the normal range (2^-126) become zero: with "truncate" always, with "near" and "levels" in every
+segment of which anything at all may be lost, with "lossless" never.
 """
 
 from gradwire.exchange import forget

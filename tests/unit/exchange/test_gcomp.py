@@ -17,6 +17,7 @@ from gradwire.exchange import gcomp, run
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Kept, Moment, Part, Replicated
+from tests.ring_order import ring_sum
 from tests.unit.metric.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
 from tests.unit.metric.test_bound import ulp
 
@@ -49,14 +50,7 @@ def the_mean(exchange: Gcomp, inputs: list[Tensor], at: Callable[[int], Moment] 
 
 def plain_ring(inputs: list[Tensor]) -> Tensor:
     """The same sums in the same order, of numbers that nobody has encoded."""
-    world, numel = len(inputs), inputs[0].numel()
-    addends, sums = [x * (1.0 / world) for x in inputs], torch.empty_like(inputs[0])
-    for partition in range(world):
-        here = slice(partition * numel // world, (partition + 1) * numel // world)
-        sums[here] = addends[partition][here]
-        for hop in range(1, world):
-            sums[here] = addends[(partition + hop) % world][here] + sums[here]
-    return sums
+    return ring_sum([x * (1.0 / len(inputs)) for x in inputs])
 
 
 def awkward(rank: int, numel: int, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from gradwire.kernels.cpu.huffman import decode_streams, encode_stream, put_word, quarter
+from gradwire.kernels.cpu.huffman import count_symbols, decode_streams, encode_stream, put_word, quarter
 from gradwire.kernels.cpu.mantissa import (
     exponents_at,
     join,
@@ -111,12 +111,20 @@ def narrowed(word: Any, base: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def encode_chunks(
-    words: Any, drops: Any, same: Any, how: Any, lookups: Any, chunk: Any, out: Any, directory: Any
+    words: Any,
+    drops: Any,
+    same: Any,
+    how: Any,
+    lookups: Any,
+    chunk: Any,
+    out: Any,
+    directory: Any,
+    counts: Any,
 ) -> Any:
     """Chunks of `words`, one row of uint16 `directory` (chunks, 8) each, into uint64 `out`; returns words.
 
     `drops` is of every element, or empty: then `same` has one value over and over, for 2048 elements. A
-    chunk that would grow is stored raw.
+    chunk that would grow is stored raw. Symbols are counted in int64 `counts` (4, 256), if not (0, 256).
     """
     most = min(chunk, words.size)
     symbols = np.empty((most + 3) // 4 * 4, np.uint8)
@@ -128,6 +136,8 @@ def encode_chunks(
         stop, sizes = min(start + chunk, words.size), directory[index]
         here, drops_here = words[start:stop], drops[start:stop]
         fields = _split_chunk(here, drops_here, same, how, symbols, packed.view(np.uint8))
+        if counts.size:
+            count_symbols(symbols[: stop - start], counts)
         streams = _code_chunk(here, drops_here, same, how, lookups, symbols, coded, sizes)
         raw = _U((each * (stop - start) + 7) // 8)
         sizes[_KIND] = streams + fields >= raw

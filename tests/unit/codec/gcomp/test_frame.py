@@ -116,13 +116,31 @@ def test_a_buffer_is_used_again() -> None:
         frame(normal(3001), 0, table, KEY, explicit=False, flush=False, buffer=buffer)
 
 
+@by_kind
+def test_a_frame_counts_its_symbols_as_a_histogram_does(kind: Callable[[int], Tensor]) -> None:
+    for n in (*SIZES[:10], 65_537):
+        x = kind(n)
+        for dropped, explicit, flush in (
+            (0, False, False),
+            (thresholds(n), False, True),
+            (levels(n), True, True),
+        ):
+            data = frame(x, dropped, Table.prior(), KEY, explicit=explicit, flush=flush)
+            counts = torch.ones(256, dtype=torch.int64)
+            counted = frame(x, dropped, Table.prior(), KEY, explicit=explicit, flush=flush, counts=counts)
+            assert torch.equal(counted, data)
+            assert torch.equal(counts - 1, histogram(x, dropped, explicit=explicit, flush=flush))
+
+
 def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     x, table = normal(1_000_003), Table.prior()
     x[:300_000] = special(300_000)
     alone = frame(x, thresholds(x.numel()), table, KEY, explicit=False, flush=True)
     monkeypatch.setattr(slices, "free_threads", lambda: 3)
     monkeypatch.setattr(slices, "SMALLEST", 1000)
-    assert torch.equal(frame(x, thresholds(x.numel()), table, KEY, explicit=False, flush=True), alone)
+    limits, counts = thresholds(x.numel()), torch.zeros(256, dtype=torch.int64)
+    assert torch.equal(frame(x, limits, table, KEY, explicit=False, flush=True, counts=counts), alone)
+    assert torch.equal(counts, histogram(x, limits, flush=True))
     out = torch.ones_like(x)
     unframe(alone, out, thresholds(x.numel()), {table.id: table}, KEY)
     assert same_bits(out, rounded(x, thresholds(x.numel()), True))
