@@ -15,8 +15,9 @@ class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
-    which unsent gradient lives, which plain DDP does not need. `diagnosis` is the last one asked for.
-    `times_led` says by rank how often it chose for all, where one rank does (`ar_topk`). `link` is what
+    which unsent gradient lives, which plain DDP does not need. `facts` are those that an adaptive recipe
+    has decided from, with how long each collective of that dense step took (`collectives_s`). `diagnosis`
+    is the last one asked for. `times_led` says by rank how often it chose for all, where one rank does (`ar_topk`). `link` is what
     gradwire's own traffic has seen under the recipe in force, once there were enough steps; `link_changes`
     are the last ones noticed, with the step.
     """
