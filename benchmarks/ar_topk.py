@@ -4,7 +4,8 @@ The whole exchange of a fused gradient (choose, spread the places, take the valu
 on ranks of an emulated network whose link is the bottleneck. The peer is what the authors' code does: the
 leader's places as int64 by a broadcast, then an all-reduce of float32 values, both the library's; it chooses
 with our kernel and on the leader alone, so that only what travels differs. It stands there twice (A/A).
-Beside it `star` with each way of spreading places and of summing values, `var`, and top-k by all-gather.
+Beside it `star` with each way of spreading places and of summing values, `var`, ScaleCom's leader with its
+chunk-wise choice, and top-k by all-gather.
 
 The settings of a repetition run in mixed order on the same fresh normal numbers, between barriers; a time is
 that of the slowest rank. Every repetition checks that the mean has the same bits on all ranks, that it is the
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from gradwire import emulate
 from gradwire.bench.statistics import mixed, paired
-from gradwire.codec import sparse, top_k
+from gradwire.codec import chunk_top_k, sparse, top_k
 from gradwire.comm import Metered, ProcessGroupComm
 from gradwire.exchange import Exchange, ar_topk, gather, leader, run
 from gradwire.kernels import prepare, put, take, topk_indices
@@ -45,6 +46,7 @@ from gradwire.moment import Moment
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"
 GATHER = "topk, all-gather"
+CHUNKS = "scalecom, chunk-wise"
 F16 = torch.float16
 HEADER = f"{'N':>2} {'setting':<24}{'median ms':>10}{'ratio':>7}{'95 % interval':>17}{'CPU ms':>8}"
 HEADER += f"{'busiest kB':>11}{'ratio':>6}{'mean kB':>9}{'ratio':>6}{'predicted':>10}{'model ms':>9}"
@@ -64,6 +66,7 @@ def settings(ratio: float) -> dict[str, Exchange]:
         "star, tree": ar_topk(choice, algorithm="tree", broadcast="library"),
         "star, parameter server": ar_topk(choice, algorithm="star"),
         "star fp16": ar_topk(choice, dtype=F16),
+        CHUNKS: leader(chunk_top_k(ratio)),
         "var": ar_topk(choice, "variance"),
         GATHER: gather(sparse(choice)),
     }
@@ -75,7 +78,8 @@ def modelled_ms(name: str, world: int, payload: tuple[float, float], alpha_s: fl
     depth, others = ceil(log2(world)), world - 1
     tree, ring = depth * alpha_s, 2 * others * alpha_s
     around = 2 * others / world * beta_s
-    spread = {"star, places summed": ring + around * places, "var": ring + around * places + others * alpha_s}
+    by_sum = ring + around * places
+    spread = {"star, places summed": by_sum, CHUNKS: by_sum, "var": by_sum + others * alpha_s}
     scattered = world * alpha_s + around * places
     by_tree = tree + depth * places * beta_s
     summed = ring + around * values
@@ -172,7 +176,7 @@ class Bench:
         x = torch.randn(numel, generator=draw)
         steps = list(self.steps.items())
         for name, step in steps if number == 0 else ():
-            if name not in ("var", "star fp16", GATHER):
+            if name not in ("var", "star fp16", CHUNKS, GATHER):
                 mean = torch.zeros_like(x)
                 step(x.clone(), mean, Moment(number, 0, self.comm.rank, self.comm.world))
                 self.check_choice(x, mean, number % self.comm.world)

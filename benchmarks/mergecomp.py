@@ -3,7 +3,8 @@
 `gradwire bench` on an emulated model (a sleep instead of computation) and a slow link; per compressor one run
 with DistributedDataParallel and the bound beside it. With `--splits`, one compressor under every way to cut:
 layers, 1 to 4 even groups, the paper's search by timing steps, its search on the cost model, the optimum of
-that. Losses after equally many steps are compared on a real model with `--workload`.
+that, and the plan for a worker beside backward. Losses after equally many steps are compared on a real model
+with `--workload`, or over several seeds by `same_loss.py --recipes` (see there).
 
     python benchmarks/mergecomp.py [--splits] [--workload "emulated(resnet50, shrink=32)"] [--json PATH]
 """
@@ -38,6 +39,8 @@ SPLITS = (
     ("timed, Y = 2", "split='timed', groups=2"),
     ("searched, Y = 2", "split='search', groups=2"),
     ("searched, Y = 3", "split='search', groups=3"),
+    ("searched, Y = 4", "split='search', groups=4"),
+    ("exact", "split='exact'"),
     ("planned", "split='planned'"),
 )
 

@@ -1,4 +1,4 @@
-"""ScaleCom (Chen et al. 2020): Lemma 1, and its rates per layer from the shapes of the networks."""
+"""ScaleCom (Chen et al. 2020): Lemma 1, the balance of equation 5, and rates per layer from shapes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from gradwire.bench.workloads import profile
+from gradwire.codec import chunk_top_k
+from gradwire.comm import Comm, run_ranks
+from gradwire.exchange import leader, run
 from gradwire.kernels import topk_indices
+from gradwire.memory import LowPass
+from gradwire.moment import Moment
 from gradwire.plan import overall_rate
+from tests.laws.folding import Folding
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}
 """Section 4, table 2, on ImageNet."""
@@ -82,3 +88,38 @@ def test_lemma_1_for_a_leaders_choice_on_alike_workers() -> None:
         assert remaining(mean, tuple(chosen)) <= gamma
         bounds.append(gamma)
     assert bounds == sorted(bounds)
+
+
+STEPS, SIZE, RANKS = 40, 60, 3
+
+
+def came_went_and_left(comm: Comm, beta: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A rank's gradients and what was applied, each summed over the steps, and its memory after them."""
+    planes, exchange = Folding(LowPass(beta), SIZE), leader(chunk_top_k(0.1))
+    came, went = torch.zeros(2, SIZE, dtype=torch.float64)
+    for step in range(STEPS):
+        grad = torch.randn(SIZE, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))
+        mean = torch.zeros(SIZE)
+        x = planes.fold(grad, step, comm.world)
+        run(exchange, x, mean, comm, Moment(step, 0, comm.rank, comm.world))
+        planes.commit()
+        came += grad
+        went += mean
+    return came, went, planes.unsent.double()
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3, 0.1])
+def test_nothing_is_lost_between_three_ranks_by_the_balance_of_equation_5(beta: float) -> None:
+    """Σ mean + mean of memories / β = Σ mean of gradients, element by element, though one rank chooses."""
+    ranks = run_ranks(RANKS, lambda comm: came_went_and_left(comm, beta))
+    came = torch.stack([came for came, _, _ in ranks]).mean(0)
+    memory = torch.stack([left for _, _, left in ranks]).mean(0)
+    went = ranks[0][1]
+    assert all(torch.equal(other, went) for _, other, _ in ranks), "all ranks apply the same"
+    assert went.count_nonzero() > SIZE // 2, "leaders differ, so most places have been sent"
+    # As for one rank: m is at most a few units large, each of 40 steps rounds it a few times, and 1/β
+    # magnifies that. A mean over ranks is no worse than its worst rank; dividing and adding three shares
+    # rounds three times more.
+    bound = STEPS * (8 + 3) * torch.finfo(torch.float32).eps * 10 / beta
+    assert (went + memory / beta - came).abs().max() <= bound
+    assert memory.abs().max() > 1000 * bound * beta, "without the memory the balance would not hold"

@@ -4,9 +4,10 @@ Tyagi and Swany 2024, "Flexible communication for optimal distributed learning o
 sections III-C and III-D. Differences from the paper: the link is measured in band, by two small all-reduces
 every few steps; the gain of all candidates comes from one histogram of the live gradient and not from ten
 iterations of each; a choice must come out twice in a row before it is followed, because a single probe may
-have been disturbed. And by default the ratio with the most gain per second of the step is taken: a knee point
-scales every objective over the front, so where time rises linearly with the ratio, a link half as fast would
-change nothing.
+have been disturbed. Ways are compared by what is really sent and how: the library's all-gather goes round a
+ring, which takes N−1 latencies and not log N, and places are coded. And by default the ratio with the most
+gain per second of the step is taken: a knee point scales every objective over the front, so where time rises
+linearly with the ratio, a link half as fast would change nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from statistics import median
 from typing import Literal
 
 from gradwire.plan import Observed, Watched
-from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE, ways
-from gradwire.plan.collectives import algorithm_of, fastest
+from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE
+from gradwire.plan.collectives import Sends, algorithm_of, fastest
 from gradwire.plan.costs import Link, Network
 from gradwire.plan.ratio import Candidate, knee, pareto_front
 
@@ -40,6 +41,10 @@ class Choice:
 
     ratio: float
     way: str
+
+
+Rounds = Callable[[Choice], Sequence[Sends]]
+"""All collectives of a step under a choice."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,10 @@ def _moved(now: float, then: float, by: float) -> bool:
 class Flexible:
     """Sees looks (energy, then what of it each of `ratios` would send) and the durations of `PROBES`.
 
-    `bits` is what a place costs at a ratio. Thresholds are the shares by which latency or bandwidth
-    (`link_change`) or the gain at the ratio in use (`gain_change`) must move before anything is planned anew.
+    `rounds` names what would be sent under each choice, by the algorithms that run. Thresholds are the shares
+    by which latency or bandwidth (`link_change`) or the gain at the ratio in use (`gain_change`) must move
+    before anything is planned anew; the paper searches again at 10 % of the gain, and publishes none for the
+    link.
     """
 
     def __init__(
@@ -73,13 +80,13 @@ class Flexible:
         now: Choice,
         watched: Watched,
         ratios: Sequence[float],
-        bits: Callable[[float], float],
+        rounds: Rounds,
         rule: Rule = "progress",
         link_change: float = 0.2,
         gain_change: float = 0.1,
     ) -> None:
-        self.now, self._ratios, self._bits, self._rule = now, tuple(ratios), bits, rule
-        self._world, self._numel = watched.world, sum(watched.sizes)
+        self.now, self._ratios, self._rounds, self._rule = now, tuple(ratios), rounds, rule
+        self._world = watched.world
         self._link_change, self._gain_change = link_change, gain_change
         self._links: deque[Link] = deque(maxlen=3)
         self._gains: dict[float, float] = {}
@@ -151,9 +158,7 @@ class Flexible:
         return max(candidates, key=per_second)
 
     def _fastest(self, ratio: float, network: Network) -> tuple[str, float]:
-        kept = ratio * self._numel
-        known = ways(kept * VALUE_BYTES, kept * self._bits(ratio) / 8)
-        possible = {way: known[way] for way in WAYS}
+        possible = {way: self._rounds(Choice(ratio, way)) for way in WAYS}
         return fastest(possible, self._world, network, LEAD, self.now.way)
 
     def _compressing(self, ratio: float) -> float:

@@ -1,8 +1,9 @@
 """MergeComp's search on real iterations (Wang et al. 2021, Algorithm 2): try, time, and keep the best.
 
 Differences from the paper: every grouping runs for a few steps of the training that goes on, of which the
-first is not counted, because it finds cold buffers; of the others the median is. All ranks time alike: the
-slowest counts.
+first is not counted, because it finds cold buffers; of the others the median is. There are as many as fit
+into fewer than 50 steps for two groups, which is what the paper takes. All ranks time alike: the slowest
+counts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,23 @@ from statistics import median
 from gradwire.plan import Observed
 from gradwire.plan.groups import Cuts
 from gradwire.plan.merge_search import search_cuts
+
+MOST_STEPS = 49
+"""That a search for two groups takes."""
+MOST_TENSORS = 257
+"""As many as can be bisected in so many steps; of more, neighbours stay together."""
+
+
+def groupings(tensors: int) -> int:
+    """How many groupings a search for two groups looks at, at most: the whole, and two per bisection.
+
+    The last bisection is between two neighbours of which one is known already.
+
+    >>> [groupings(tensors) for tensors in (1, 3, 60, 161, 257)]
+    [1, 3, 12, 16, 16]
+    """
+    bisections = max(tensors - 2, 0).bit_length()
+    return max(2 * bisections, min(max(tensors, 1), 3))
 
 
 @dataclass(frozen=True)
@@ -31,14 +49,19 @@ class _UntriedError(Exception):
 
 
 class TimedMerge:
-    """Begins with one group of all `tensors`, and asks for one grouping after another.
+    """Begins with one group of all `tensors`, and asks for one grouping after another, each for `steps` that
+    count; as many as there is time for, at most three, by default.
 
     The search itself is a function of the seconds that a grouping takes. It is run anew after each
     trial, with those that are known; the first that it misses is the next to try.
     """
 
-    def __init__(self, tensors: int, groups: int = 2, alpha: float = 0.0, steps: int = 2) -> None:
-        self._tensors, self._groups, self._alpha, self._steps = tensors, groups, alpha, steps
+    def __init__(self, tensors: int, groups: int = 2, alpha: float = 0.0, steps: int | None = None) -> None:
+        self._stride = max(1, -(-tensors // MOST_TENSORS))
+        self._tensors, self._groups, self._alpha = -(-tensors // self._stride), groups, alpha
+        # Beside those that count, one behind another grouping's step, and one that finds cold buffers.
+        affordable = MOST_STEPS // groupings(self._tensors) - 2
+        self._steps = max(1, min(3, affordable)) if steps is None else steps
         self._now: Cuts = ()
         self._took_s: list[float] = []
         self._seconds: dict[Cuts, float] = {}
@@ -58,11 +81,16 @@ class TimedMerge:
 
     def _next(self) -> Trial:
         try:
-            return Trial(search_cuts(self._known, self._tensors, self._groups, self._alpha), is_last=True)
+            found = search_cuts(self._known, self._tensors, self._groups, self._alpha)
         except _UntriedError as untried:
-            return Trial(untried.cuts, is_last=False)
+            return Trial(self._of_tensors(untried.cuts), is_last=False)
+        return Trial(self._of_tensors(found), is_last=True)
+
+    def _of_tensors(self, cuts: Cuts) -> Cuts:
+        return tuple(cut * self._stride for cut in cuts)
 
     def _known(self, cuts: Sequence[int]) -> float:
-        if tuple(cuts) not in self._seconds:
+        tensors = self._of_tensors(tuple(cuts))
+        if tensors not in self._seconds:
             raise _UntriedError(tuple(cuts))
-        return self._seconds[tuple(cuts)]
+        return self._seconds[tensors]

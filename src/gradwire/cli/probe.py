@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,10 @@ from rich.table import Table
 from gradwire import emulate, kernels, recipe
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.comm import ProcessGroupComm
-from gradwire.comm.base import Verb
 from gradwire.measure import Probed
 from gradwire.measure import probe as probe_links
 from gradwire.measure.codec import CodecCurves, measure_codec
-from gradwire.measure.probe import VERBS
+from gradwire.measure.probe import OWN, VERBS
 from gradwire.recipes import Composition
 
 _ALONE = (
@@ -53,15 +52,15 @@ def probe(
         raise typer.BadParameter(str(error)) from None
 
 
-def _known(text: str) -> list[Verb]:
+def _known(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
-    known: list[Verb] = [verb for verb in get_args(Verb) if verb in names]
-    if len(known) != len(names):
-        raise ValueError(f"verbs={text!r}: choose from {', '.join(VERBS)}")
-    return known
+    known = (*VERBS, *OWN)
+    if any(name not in known for name in names):
+        raise ValueError(f"verbs={text!r}: choose from {', '.join(known)}")
+    return [name for name in known if name in names]
 
 
-def _probed(verbs: list[Verb], budget_s: float) -> tuple[tuple[Probed, ...], int, int]:
+def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], int, int]:
     """What was found, this rank's number and the world."""
     if "RANK" not in os.environ:
         raise ValueError(_ALONE)

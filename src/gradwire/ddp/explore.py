@@ -64,6 +64,10 @@ def explore(
     Raises `ValueError` before the second step, while a recipe still measures, and for a candidate that
     measures or cannot take over what is remembered; `RanksDisagree` when ranks have different candidates.
 
+    Differences from the paper: besides what is tried on which batches, the `wire` is handed in. The paper's
+    exploration is part of its training loop and tries its own compressor; here it must be said which of
+    perhaps several attached models is meant, because recipes, memories and the worker belong to that.
+
     Example::
 
         trials = gradwire.explore(wire, train_step, batches[:10], ["topk(ratio=0.1)", "topk(ratio=0.01)"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from gradwire.ddp.step import Step
 from gradwire.measure import Span
@@ -21,6 +21,12 @@ class Cost:
     compress_s: float
     backward_s: float
     exposed_comm_s: float
+    before_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """From the end of the pass before to the end of this one."""
+        return self.before_s + self.backward_s + self.exposed_comm_s
 
 
 class History:
@@ -42,8 +48,8 @@ class History:
         self.spans, self.started_s = step.trace.spans, step.started_s
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s
-        costs = Cost(step.metered_bytes, step.predicted_bytes, step.trace.compress_s, backward_s, 0.0)
-        self._costs.append(costs)
+        bytes_ = step.metered_bytes, step.predicted_bytes
+        self._costs.append(Cost(*bytes_, step.trace.compress_s, backward_s, 0.0, step.before_s))
 
     def waited(self, start_s: float, stop_s: float) -> None:
         """Note that the end of the last backward pass waited for the verdict."""
@@ -54,6 +60,10 @@ class History:
     def mean(self, field: str) -> float:
         """Mean of a field of `Cost` over the window; 0 before the first step."""
         return fmean(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
+
+    def median(self, field: str) -> float:
+        """Median of a field of `Cost` over the window; 0 before the first step."""
+        return median(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
 
     def timeline(self) -> list[dict[str, object]]:
         """The last step's spans in seconds from the start of its backward pass."""

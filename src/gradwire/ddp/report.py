@@ -15,10 +15,13 @@ class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
     Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
-    which unsent gradient lives, which plain DDP does not need. `diagnosis` is the last one asked for.
-    `times_led` says by rank how often it chose for all, where one rank does (`ar_topk`). `link` is what
-    gradwire's own traffic has seen under the recipe in force, once there were enough steps; `link_changes`
-    are the last ones noticed, with the step.
+    which unsent gradient lives, which plain DDP does not need. `facts` are those that an adaptive recipe
+    has decided from, with how long each collective of that dense step took (`collectives_s`). `diagnosis`
+    is the last one asked for. `times_led` says by rank how often it chose for all, where one rank does
+    (`ar_topk`). `link` is what gradwire's own traffic has seen under the recipe in force, once there were
+    enough steps; `link_changes` are the last ones noticed, with the step. `predicted_step_s` is what a whole
+    step should take by the facts (`None` where there are none) and `step_s` the median of what they took,
+    with all that precedes their backward pass.
     """
 
     recipe: str
@@ -40,6 +43,8 @@ class Report:
     times_led: list[int] | None = None
     link: Link | None = None
     link_changes: tuple[tuple[int, Change], ...] = ()
+    predicted_step_s: float | None = None
+    step_s: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -60,6 +65,9 @@ class Report:
             f"exposed communication {_ms(self.exposed_comm_s)}",
             f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
         ]
+        if self.predicted_step_s is not None:
+            took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
+            lines.append(f"  whole step   {took}")
         if self.diagnosis is not None:
             lines.append(f"  ranks        {self.diagnosis}")
         if self.times_led is not None:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gradwire.comm import Comm
-from gradwire.comm.base import Verb
-from gradwire.measure import codec_cost, network_of, payloads, probe, slowest
+from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, sent, slowest
 from gradwire.plan import CodecCost, Facts, Line
 from gradwire.recipes import Composition, Decide
 from gradwire.recipes.base import Asking, Counting
 
-PROBED: tuple[Verb, ...] = ("all_reduce", "all_gather")
-"""What most recipes ask of the network; the links of other verbs are taken to be like the first's."""
+PROBED = ("all_reduce", "all_gather")
+"""What most recipes ask of the network; the links of verbs that nobody probes are taken to be like the
+first's."""
 
 _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""
@@ -25,7 +25,7 @@ def surveyed(facts: Facts, decide: Decide, comm: Comm, uses: Mapping[str, float]
     """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
     same numbers. `uses` are multiply-adds per weight of this rank, with the same names on all."""
     if comm.world > 1:
-        facts = replace(facts, network=network_of(probe(comm, PROBED)))
+        facts = replace(facts, network=network_of(probe(comm, links_for(decide, comm.world))))
     if isinstance(decide, Asking):
         facts = replace(
             facts,
@@ -36,6 +36,17 @@ def surveyed(facts: Facts, decide: Decide, comm: Comm, uses: Mapping[str, float]
         most = slowest(comm, list(uses.values()))
         facts = replace(facts, uses=dict(zip(uses, most, strict=True)))
     return facts
+
+
+def links_for(decide: Decide, world: int) -> tuple[str, ...]:
+    """What to probe: `PROBED`, and what else the recipe asked about sends, as far as that can be probed.
+
+    A function of the recipe alone, so that all ranks probe the same.
+    """
+    if not isinstance(decide, Asking):
+        return PROBED
+    names = (name_of(each) for each in sent(decide.about.exchange, _TYPICAL, world))
+    return tuple(dict.fromkeys((*PROBED, *(name for name in names if name is not None))))
 
 
 def _agreed_cost(composition: Composition, comm: Comm) -> CodecCost | None:

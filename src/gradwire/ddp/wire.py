@@ -14,6 +14,7 @@ from gradwire.comm import Round
 from gradwire.ddp import state
 from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
 from gradwire.ddp.engine import Engine
+from gradwire.ddp.predicted import predicted_step_s
 from gradwire.ddp.report import Report
 from gradwire.ddp.session import Session
 from gradwire.ddp.worker import Worker
@@ -127,6 +128,8 @@ class Wire:
             timeline=history.timeline(),
             diagnosis=self._diagnosis,
             times_led=times_led(lane.kept for lane in engine.layout.lanes),
+            predicted_step_s=predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step),
+            step_s=history.median("step_s"),
         )
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:

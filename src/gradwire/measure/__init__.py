@@ -3,10 +3,10 @@
 from gradwire.measure.aligned import slowest
 from gradwire.measure.backward import BackwardWatch
 from gradwire.measure.clock import RoundTime, Span, Trace, now_s
-from gradwire.measure.codec import codec_cost, payloads
+from gradwire.measure.codec import codec_cost, payloads, sent
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.multiply_adds import layer_rates, multiply_adds
-from gradwire.measure.probe import Probed, network_of, probe
+from gradwire.measure.probe import Probed, name_of, network_of, probe
 from gradwire.measure.timed import TimedComm
 
 __all__ = [
@@ -22,9 +22,11 @@ __all__ = [
     "codec_cost",
     "layer_rates",
     "multiply_adds",
+    "name_of",
     "network_of",
     "now_s",
     "payloads",
     "probe",
+    "sent",
     "slowest",
 ]

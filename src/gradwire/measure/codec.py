@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.comm.base import Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Exchange
 from gradwire.measure import cache
@@ -118,6 +119,17 @@ def payloads(exchange: Exchange, numel: int, world: int, step: int = LATE) -> fl
     if not rounds or not alone or rounds[-1].verb != "all_gather" or alone[-1].payload_bytes == 0:
         return 1.0
     return max(world * rounds[-1].payload_bytes / alone[-1].payload_bytes, 1.0)
+
+
+def sent(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:
+    """What a unit sends behind every warm-up, in a step in which it does not rest.
+
+    >>> from gradwire.exchange import dense, every
+    >>> [each.verb for each in sent(every(4, dense()), 1000, 2)]
+    ['all_reduce']
+    """
+    step = _step_that_sends(exchange, numel, world)
+    return exchange.rounds(numel, torch.float32, _moment(numel, world, step))
 
 
 def _moment(numel: int, world: int, step: int, kept: Kept | None = None) -> Moment:

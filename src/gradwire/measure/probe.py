@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from gradwire.comm.base import Comm, Pending, Verb
+from gradwire.comm.base import Comm, Pending, Round, Verb
 from gradwire.measure.aligned import shortest, slowest
 from gradwire.measure.clock import now_s
 from gradwire.measure.fit import Fit, straight_line
@@ -25,6 +25,11 @@ VERBS: tuple[Verb, ...] = ("all_reduce", "all_gather", "all_to_all", "shift")
 """Those that exchanges use and that all ranks leave together: the root of a broadcast is done when it has
 sent, so no rank knows how long it took."""
 
+OWN = ("all_reduce/tree", "all_reduce/star")
+"""All-reduces of our own that cost otherwise than the library's, as a `Network` names them. A root is done
+when it has sent, too, but cannot end the next one before all others have begun it, so that of several in a
+row each takes as long on all ranks."""
+
 WIRE_BYTES = (512, 4096, 32768, 131072, 524288, 2097152)
 """The sizes that are tried: from what is all latency to what outlasts any burst."""
 
@@ -33,32 +38,32 @@ REPETITIONS = 7
 
 @dataclass(frozen=True)
 class Probed:
-    """One verb: the link as it finds it, and the line through (serial bytes, seconds)."""
+    """One verb, or one of `OWN`: the link as it finds it, and the line through (serial bytes, seconds)."""
 
-    verb: Verb
+    verb: str
     link: Link
     fit: Fit
 
 
 def probe(
     comm: Comm,
-    verbs: Sequence[Verb] = VERBS,
+    verbs: Sequence[str] = VERBS,
     *,
     budget_s: float = 0.25,
     wire_bytes: Sequence[int] = WIRE_BYTES,
     repetitions: int = REPETITIONS,
     clock: Callable[[], float] = now_s,
 ) -> tuple[Probed, ...]:
-    """Measure `verbs` over `comm`; the same numbers on every rank. A collective.
+    """Measure `verbs`, of `VERBS` and `OWN`, over `comm`; the same numbers on every rank. A collective.
 
-    Each verb gets `budget_s` seconds, and the two smallest sizes in any case: sizes grow until the next would
+    Each gets `budget_s` seconds, and the two smallest sizes in any case: sizes grow until the next would
     not fit. Raises `ValueError` for a verb that cannot be probed, and for a world of one.
     """
     if comm.world < 2:
         raise ValueError("a link needs two ranks: start several, with torchrun or `gradwire net run`")
-    unknown = [verb for verb in verbs if verb not in VERBS]
+    unknown = [verb for verb in verbs if verb not in (*VERBS, *OWN)]
     if unknown:
-        raise ValueError(f"verbs={unknown}: can probe {', '.join(VERBS)}")
+        raise ValueError(f"verbs={unknown}: can probe {', '.join((*VERBS, *OWN))}")
     return tuple(_probed(comm, verb, budget_s, wire_bytes, repetitions, clock) for verb in verbs)
 
 
@@ -67,14 +72,30 @@ def network_of(probed: Sequence[Probed]) -> Network:
     return Network(probed[0].link, {each.verb: each.link for each in probed})
 
 
-def link_of(verb: Verb, world: int, fit: Fit) -> Link:
+def name_of(round_: Round) -> str | None:
+    """What to probe for the link of a round; `None` if that of its verb, or of the first, has to do.
+
+    >>> name_of(Round("all_reduce", 1, torch.float32, algorithm="tree"))
+    'all_reduce/tree'
+    >>> name_of(Round("all_reduce", 1, torch.float32, algorithm="ring"))
+    'all_reduce'
+    >>> name_of(Round("broadcast", 1, torch.float32)) is None
+    True
+    """
+    named = f"{round_.verb}/{round_.algorithm}"
+    if named in OWN:
+        return named
+    return round_.verb if round_.verb in VERBS else None
+
+
+def link_of(verb: str, world: int, fit: Fit) -> Link:
     """α and β from the line through (serial bytes, seconds) of a verb."""
     return Link(fit.line.base_s / hops(verb, world), fit.line.slope_s)
 
 
 def _probed(
     comm: Comm,
-    verb: Verb,
+    verb: str,
     budget_s: float,
     wire_bytes: Sequence[int],
     repetitions: int,
@@ -96,7 +117,7 @@ def _probed(
 
 
 def _durations(
-    comm: Comm, verb: Verb, payload_bytes: int, repetitions: int, clock: Callable[[], float]
+    comm: Comm, verb: str, payload_bytes: int, repetitions: int, clock: Callable[[], float]
 ) -> list[float]:
     """Seconds from handing in to having all, of each of several in a row."""
     tensor = torch.zeros(payload_bytes // 4)
@@ -108,10 +129,14 @@ def _durations(
     return durations
 
 
-def _issue(comm: Comm, verb: Verb, tensor: torch.Tensor) -> Pending:
+def _issue(comm: Comm, verb: str, tensor: torch.Tensor) -> Pending:
     match verb:
         case "all_reduce":
             return comm.all_reduce(tensor)
+        case "all_reduce/tree":
+            return comm.all_reduce(tensor, "tree")
+        case "all_reduce/star":
+            return comm.all_reduce(tensor, "star")
         case "all_gather":
             return comm.all_gather(tensor.new_empty(comm.world, tensor.numel()), tensor)
         case "all_to_all":
@@ -119,5 +144,5 @@ def _issue(comm: Comm, verb: Verb, tensor: torch.Tensor) -> Pending:
             return comm.all_to_all(torch.empty_like(rows), rows)
         case "shift":
             return comm.shift(torch.empty_like(tensor), tensor)
-        case "broadcast":
-            raise AssertionError("not probed")
+        case _:
+            raise AssertionError(f"{verb} is not probed")

@@ -4,6 +4,7 @@ from gradwire.plan.collectives import Transfer, fastest, time_of, total_time
 from gradwire.plan.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.plan.cuts import even_cuts, fixed_cuts, layer_cuts, phased_cuts, ramped_cuts
 from gradwire.plan.facts import Facts
+from gradwire.plan.from_facts import step_from_facts
 from gradwire.plan.gain import Magnitudes, gains
 from gradwire.plan.groups import element_cuts, even_groups, layer_wise, units_between
 from gradwire.plan.interval import interval_for
@@ -54,6 +55,7 @@ __all__ = [
     "predict",
     "ramped_cuts",
     "search_cuts",
+    "step_from_facts",
     "step_seconds",
     "time_of",
     "total_time",

@@ -13,11 +13,11 @@ from gradwire.plan.costs import Backward, CodecCost, Network
 class Facts:
     """Times of one dense step, in seconds, the same numbers on every rank.
 
-    `allreduce_s` adds up the collectives' own durations, `backward_s` is the backward pass alone; `world` is
-    the number of ranks. `backward` says when which parameter is ready, in layout order, and `network` what
-    the links are like; `codec` what the codec costs that a recipe asks about, of which a rank decodes so many
-    `payloads` per unit; `uses` are multiply-adds per weight in a forward pass, by parameter name. `None`
-    where nobody has looked.
+    `allreduce_s` adds up `collectives_s`, the collectives' own durations, each the least over ranks;
+    `backward_s` is the backward pass alone; `world` is the number of ranks. `backward` says when which
+    parameter is ready, in layout order, and `network` what the links are like; `codec` what the codec costs
+    that a recipe asks about, of which a rank decodes so many `payloads` per unit; `uses` are multiply-adds
+    per weight in a forward pass, by parameter name. `None` where nobody has looked.
     """
 
     backward_s: float
@@ -28,6 +28,7 @@ class Facts:
     codec: CodecCost | None = None
     payloads: float = 1.0
     uses: Mapping[str, float] | None = None
+    collectives_s: tuple[float, ...] = ()
 
     @property
     def ccr(self) -> float:
@@ -76,14 +77,14 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
     Facts(backward_s=1.0, allreduce_s=0.75, world=2, ...)
     """
     durations = zip(*(times.durations_s for times in ranks), strict=True)
-    allreduce_s = sum(min(column) for column in durations)
+    collectives_s = tuple(min(column) for column in durations)
     backward_s = fmean(times.backward_s for times in ranks)
     backward = None
     if numel:
         ready_s = tuple(fmean(column) for column in zip(*(times.ready_s for times in ranks), strict=True))
         before_s = fmean(times.before_s for times in ranks)
         backward = Backward(before_s, ready_s, tuple(numel), backward_s)
-    return Facts(backward_s, allreduce_s, len(ranks), backward)
+    return Facts(backward_s, sum(collectives_s), len(ranks), backward, collectives_s=collectives_s)
 
 
 def typical(steps: Sequence[Facts]) -> Facts:

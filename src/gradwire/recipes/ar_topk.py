@@ -8,7 +8,7 @@ densely beside what is fused; a tree is not pipelined; `ar_topk` chooses between
 from collections.abc import Sequence
 
 from gradwire.codec import top_k
-from gradwire.comm.base import Algorithm
+from gradwire.comm.base import Algorithm, Broadcasting
 from gradwire.exchange import ar_topk as exchange_of
 from gradwire.exchange import remember
 from gradwire.exchange.election import Election
@@ -66,7 +66,9 @@ def _composed(
 ) -> Composition:
     if not isinstance(fused, bool):
         raise ValueError(f"fused={fused!r} is neither True (one choice for everything) nor False (by units)")
-    exchange = remember(exchange_of(top_k(ratio), elect, dtype_of(values), algorithm))
+    # With a tree no rank waits for more than ⌈log2 N⌉ hops in a row; the library's broadcast is one, too.
+    broadcast: Broadcasting = "library" if algorithm == "tree" else "scatter"
+    exchange = remember(exchange_of(top_k(ratio), elect, dtype_of(values), algorithm, broadcast))
     return Composition(exchange, one_unit if fused else ramped_cuts)
 
 

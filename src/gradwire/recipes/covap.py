@@ -8,6 +8,7 @@ the whole backward pass; units above the median are sharded instead with "paper"
 tensors travel densely every step.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,7 +43,7 @@ def covap(
     Paper: Meng et al. 2023, "Near-linear scaling data parallel training with overlapping-aware gradient
         compression".
     Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
-        get stale.
+        get stale, and a measured interval above 5 warns.
     """
     options = Options(sharding, feedback, unit_mb, None if edges is None else tuple(edges))
     return partial(from_facts, options=options) if interval is None else compose(interval, options)
@@ -115,15 +116,20 @@ def schedule(interval: int) -> Residual:
     return Residual(0.5, 0.1, 50) if interval <= 8 else Residual(0.2, 0.1, 100)
 
 
+FRESH = 5
+"""Above this interval the paper expects accuracy to suffer (section V)."""
+
 LONGEST = 64
 """No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""
 
 
 def from_facts(facts: Facts, options: Options) -> Composition:
-    """I = ⌈CCR⌉, so that what is sent takes as long as the backward pass."""
+    """I = ⌈CCR⌉, so that what is sent takes as long as the backward pass. Warns where that gets stale."""
     interval = min(interval_for(facts.ccr), LONGEST)
-    stale = "; above 5 gradients get stale, consider leader_topk" if interval > 5 else ""
-    why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step{stale}"
+    why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step"
+    if interval > FRESH:
+        warnings.warn(f"gradients get stale: {why}; consider leader_topk or topk", stacklevel=2)
+        why += f"; above {FRESH} gradients get stale, consider leader_topk"
     if options.sharding == "balanced" and options.edges is None:
         options = replace(options, edges=measured_edges(facts, interval))
     return compose(interval, options, why)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from itertools import chain, pairwise
 from typing import get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from gradwire.adapt.flexible import PROBES, WAYS, Choice, Flexible, Rule
+from gradwire.adapt.flexible import PROBES, WAYS, Choice, Flexible, Rounds, Rule
+from gradwire.arena import Cutter
 from gradwire.codec import sparse, top_k
-from gradwire.codec.indices import bits_per_index
+from gradwire.comm.base import Round
 from gradwire.exchange import Exchange, ar_topk, gather, remember
 from gradwire.kernels import magnitude_edges, magnitude_histogram
+from gradwire.moment import Moment
 from gradwire.plan import Magnitudes, Observed, Watched, candidate_ratios, gains, ramped_cuts
 from gradwire.plan.ar_topk import ALL_GATHER, TREE
 from gradwire.recipes.ar_topk import one_unit
@@ -35,12 +39,17 @@ def flexible(
     rule: Rule = "progress",
     fused: bool = True,
     every: int = 5,
+    link_change: float = 0.2,
+    gain_change: float = 0.1,
 ) -> Composition:
     """Top-k of a ratio and by a collective that follow the link and the gradient while training goes on.
 
     Travels: the places of one rank's choice and everybody's values there, or everybody's own of both.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning".
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
+
+    All is planned anew when α or β has moved by the share `link_change` (no value is published), or the gain
+    by `gain_change` (the paper's 10 %).
     """
     if way not in WAYS:
         raise ValueError(f"way={way!r} is none of {', '.join(WAYS)}")
@@ -48,27 +57,58 @@ def flexible(
         raise ValueError(f"rule={rule!r} is none of {', '.join(get_args(Rule))}")
     if every < 2:
         raise ValueError(f"every={every}: a probe follows each look, so look every second step at most")
+    for option, by in (("link_change", link_change), ("gain_change", gain_change)):
+        if not by > 0.0:
+            raise ValueError(f"{option}={by} must be positive: a share, such as 0.2 for a fifth")
     ratios = tuple(round(each, 6) for each in candidate_ratios(low, high))
 
     def compose(choice: Choice, why: str) -> Composition:
-        following = flexible(choice.ratio, choice.way, low, high, rule, fused, every)
+        following = flexible(
+            choice.ratio, choice.way, low, high, rule, fused, every, link_change, gain_change
+        )
         return replace(following, why=why)
 
+    cutter = one_unit if fused else ramped_cuts
+
+    def controller(watched: Watched) -> Flexible:
+        rounds = rounds_of(watched, cutter)
+        return Flexible(Choice(ratio, way), watched, ratios, rounds, rule, link_change, gain_change)
+
     watch = Watch(
-        judge=partial(_judge, Choice(ratio, way), ratios, rule, compose),
+        judge=partial(_judge, controller, compose),
         every=every,
         look=partial(energies, ratios=ratios),
         looks=1 + len(ratios),
         probes=PROBES,
     )
-    return Composition(exchange_of(ratio, way), one_unit if fused else ramped_cuts, watch=watch)
+    return Composition(exchange_of(ratio, way), cutter, watch=watch)
 
 
 def exchange_of(ratio: float, way: str) -> Exchange:
     """What carries the choice: everybody's own by all-gather, or a leader's by ring or tree."""
     if way == ALL_GATHER:
         return remember(gather(sparse(top_k(ratio))))
-    return remember(ar_topk(top_k(ratio), algorithm="tree" if way == TREE else "library"))
+    if way == TREE:  # the library's broadcast is one, too: ⌈log2 N⌉ hops, where a scatter takes N−1 more
+        return remember(ar_topk(top_k(ratio), algorithm="tree", broadcast="library"))
+    return remember(ar_topk(top_k(ratio)))
+
+
+def rounds_of(watched: Watched, cutter: Cutter) -> Rounds:
+    """What all units of the watched lane send in a step under a choice, as its exchange announces it.
+
+    >>> sent = rounds_of(Watched(4, (600, 400)), one_unit)(Choice(0.1, "tree"))
+    >>> [(each.verb, each.algorithm) for each in sent]
+    [('broadcast', 'library'), ('all_reduce', 'tree')]
+    """
+    units = [b - a for a, b in pairwise((0, *cutter(watched.sizes), sum(watched.sizes)))]
+    at = Moment(0, 0, 0, watched.world)
+
+    @cache
+    def rounds(choice: Choice) -> tuple[Round, ...]:
+        exchange = exchange_of(choice.ratio, choice.way)
+        return tuple(chain.from_iterable(exchange.rounds(numel, torch.float32, at) for numel in units))
+
+    return rounds
 
 
 def energies(x: Tensor, ratios: Sequence[float]) -> list[float]:
@@ -88,13 +128,11 @@ def energies(x: Tensor, ratios: Sequence[float]) -> list[float]:
 
 
 def _judge(
-    now: Choice,
-    ratios: Sequence[float],
-    rule: Rule,
+    controller_of: Callable[[Watched], Flexible],
     compose: Callable[[Choice, str], Composition],
     watched: Watched,
 ) -> Judge:
-    controller = Flexible(now, watched, ratios, bits_per_index, rule)
+    controller = controller_of(watched)
 
     def judge(shown: Observed) -> Composition | None:
         choice = controller.observe(shown)

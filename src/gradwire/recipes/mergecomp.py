@@ -1,9 +1,11 @@
 """mergecomp: any recipe under cuts that are planned, not given.
 
 Wang et al. 2021, "MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed
-Training". Differences from the paper: the cuts are the optimum of its own cost model by default
-(`gradwire.plan.merge`); its search by timing real iterations is `split="timed"`; vectors and tiny tensors
-travel densely beside what is grouped.
+Training". Differences from the paper: by default the cuts are the best for a codec that works beside the
+backward pass, as the engine's does (`gradwire.plan.merge_worker`); the optimum of the paper's own cost model,
+in which the codec holds up the backward pass (`gradwire.plan.merge`), is `split="exact"`, its search on that
+model `split="search"` and by timing real iterations `split="timed"`; vectors and tiny tensors travel densely
+beside what is grouped.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ from gradwire.plan import (
     search_cuts,
     step_seconds,
     total_time,
+    worker_cuts,
 )
+from gradwire.plan.groups import Cuts
+from gradwire.plan.merge_worker import WorkerSeconds
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Asking, Composition, Decide, Judge, Watch, register
 from gradwire.recipes.parse import recipe
 
-Split = Literal["planned", "search", "timed", "even", "layers"]
+Split = Literal["planned", "exact", "search", "timed", "even", "layers"]
 
 
 @register
@@ -137,15 +142,25 @@ def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition
         if len(watched.sizes) < 2:
             return lambda _shown: _fixed(inner, watched, (), "there is nothing to cut")
         backward, cost = ready_times(facts, watched.sizes), cost_of(base.exchange, facts, watched)
-        if split == "search":
-            cuts = search_cuts(partial(step_seconds, backward, cost=cost), len(watched.sizes), groups)
-        else:
-            cuts = optimal_cuts(backward, cost)
-        after_s = step_seconds(backward, cuts, cost) - backward.total_s
+        cuts, seconds = _best(split, groups, backward, cost)
+        after_s = seconds - backward.total_s
         why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms behind backward by the measured costs"
         return lambda _shown: _fixed(inner, watched, cuts, why)
 
     return replace(single, watch=Watch(judge_of, every=1), why="the next step's cuts are being planned")
+
+
+def _best(split: Split, groups: int, backward: Backward, cost: GroupCost) -> tuple[Cuts, float]:
+    """Cuts, and the seconds of a backward pass under the model that they are the best of."""
+    if split == "planned":
+        cuts = worker_cuts(backward, cost)
+        return cuts, WorkerSeconds(backward, cost)(cuts)
+    inside = partial(step_seconds, backward, cost=cost)
+    if split == "search":
+        cuts = search_cuts(inside, len(backward.numel), groups)
+    else:
+        cuts = optimal_cuts(backward, cost)
+    return cuts, inside(cuts)
 
 
 def ready_times(facts: Facts, sizes: Sequence[int]) -> Backward:

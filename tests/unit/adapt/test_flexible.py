@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from gradwire.adapt.flexible import PROBES, Choice, Flexible, Rule
+from gradwire.adapt.flexible import PROBES, WAYS, Choice, Flexible, Rule
 from gradwire.plan import Observed, Watched
 from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE
-from gradwire.plan.collectives import Transfer, time_of
+from gradwire.plan.collectives import Transfer, time_of, total_time
 from gradwire.plan.costs import Link, Network
 from gradwire.plan.ratio import Candidate, best_ratio, candidate_ratios
+from gradwire.recipes.ar_topk import one_unit
+from gradwire.recipes.flexible import rounds_of
 
 NUMEL, WORLD = 10_000_000, 8
 RATIOS = candidate_ratios()
+WATCHED = Watched(WORLD, (NUMEL,))
 FAST = Link(alpha_s=1e-4, beta_s=8 / 25e9)
 SLOW = Link(alpha_s=1e-4, beta_s=8 / 1e8)
 FAR = Link(alpha_s=5e-2, beta_s=8 / 25e9)
@@ -53,8 +56,9 @@ class World:
         )
 
 
-def controller(rule: Rule = "progress", ratio: float = 0.1, way: str = RING) -> Flexible:
-    return Flexible(Choice(ratio, way), Watched(WORLD, (NUMEL,)), RATIOS, lambda _: 5.0, rule)
+def controller(rule: Rule = "progress", ratio: float = 0.1, way: str = RING, **thresholds: float) -> Flexible:
+    rounds = rounds_of(WATCHED, one_unit)
+    return Flexible(Choice(ratio, way), WATCHED, RATIOS, rounds, rule, **thresholds)
 
 
 def choices(flexible: Flexible, world: World, steps: int) -> Iterator[tuple[int, Choice]]:
@@ -93,6 +97,43 @@ def test_latency_changes_the_collective() -> None:
     assert choice.way in (ALL_GATHER, TREE), "seven hops of 50 ms twice over are not worth the bytes"
 
 
+@pytest.mark.parametrize("link", [FAST, SLOW, FAR, Link(1e-2, 8 / 1e9)])
+@pytest.mark.parametrize("world", [2, 4, 8, 32])
+def test_the_way_is_the_one_whose_rounds_take_the_least(link: Link, world: int) -> None:
+    watched = Watched(world, (NUMEL,))
+    rounds = rounds_of(watched, one_unit)
+    for ratio in RATIOS:
+        took_s = {way: total_time(rounds(Choice(ratio, way)), world, Network(link)) for way in WAYS}
+        best = min(took_s, key=lambda way: took_s[way])
+        flexible = Flexible(Choice(ratio, best), watched, RATIOS, rounds)
+        assert flexible._fastest(ratio, Network(link)) == (best, took_s[best])
+
+
+@pytest.mark.parametrize("world", [2, 4, 8, 32])
+def test_latencies_are_those_of_what_runs(world: int) -> None:
+    rounds, log = rounds_of(Watched(world, (64,)), one_unit), (world - 1).bit_length()
+    hop = Network(Link(alpha_s=1.0, beta_s=0.0))
+    hops = {way: total_time(rounds(Choice(0.5, way)), world, hop) for way in WAYS}
+    assert hops == {ALL_GATHER: world - 1, RING: log + 3 * (world - 1), TREE: 3 * log}
+
+
+@pytest.mark.parametrize(("link_change", "changes"), [(0.2, 1), (3.0, 0)])
+def test_how_far_the_link_must_move_is_an_option(link_change: float, changes: int) -> None:
+    flexible, world = controller(link_change=link_change), World(SLOW)
+    _ = list(choices(flexible, world, 60))
+    world.link = Link(SLOW.alpha_s, SLOW.beta_s / 3)
+    assert len(list(choices(flexible, world, 60))) == changes
+
+
+@pytest.mark.parametrize(("gain_change", "changes"), [(0.1, 1), (0.9, 0)])
+def test_how_far_the_gain_must_move_is_an_option(gain_change: float, changes: int) -> None:
+    flexible, world = controller(gain_change=gain_change), World(SLOW)
+    _ = list(choices(flexible, world, 60))
+    then = flexible.now.ratio
+    world.gain = lambda ratio: min(1.0, gain(then) * 0.5 * ratio / then)
+    assert len(list(choices(flexible, world, 60))) == changes
+
+
 def test_a_single_disturbed_probe_changes_nothing() -> None:
     flexible, world = controller(), World(FAST)
     assert list(choices(flexible, world, 30)) == []
@@ -125,5 +166,6 @@ def test_the_knee_is_that_of_the_sweep() -> None:
 
 
 def test_alone_there_is_nothing_to_choose() -> None:
-    flexible = Flexible(Choice(0.1, RING), Watched(1, (NUMEL,)), RATIOS, lambda _: 5.0)
+    watched = Watched(1, (NUMEL,))
+    flexible = Flexible(Choice(0.1, RING), watched, RATIOS, rounds_of(watched, one_unit))
     assert list(choices(flexible, World(SLOW), 60)) == []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gradwire.adapt.timed_merge import TimedMerge, Trial
+from gradwire.adapt.timed_merge import TimedMerge, Trial, groupings
 from gradwire.plan import Observed
 from gradwire.plan.groups import Cuts
 from gradwire.plan.merge_search import search_cuts
@@ -37,6 +37,37 @@ def test_it_finds_what_the_search_would_find_and_ends_within_fifty_steps() -> No
     trial, step = _run(TimedMerge(TENSORS), lambda cuts, _age: seconds(cuts))
     assert trial.cuts == search_cuts(seconds, TENSORS) == (41,)
     assert step < 50
+
+
+@pytest.mark.parametrize("tensors", [2, 3, 4, 5, 17, 18, 60, 105, 161, 257, 258, 314, 1000])
+def test_wherever_the_best_cut_lies_it_takes_fewer_than_fifty_steps(tensors: int) -> None:
+    stride = -(-tensors // 257)
+    for best in range(1, tensors, max(1, tensors // 60)):
+        trial, step = _run(
+            TimedMerge(tensors), lambda cuts, _age, at=best: 0.1 + abs(cuts[0] - at) if cuts else 1e9
+        )
+        assert abs(trial.cuts[0] - best) < stride
+        assert step < 50
+
+
+@pytest.mark.parametrize("tensors", [2, 3, 4, 5, 6, 17, 60, 105, 161, 257])
+def test_no_search_looks_at_more_groupings_than_it_has_time_for(tensors: int) -> None:
+    most = 0
+    for best in range(1, tensors):
+        looked: set[Cuts] = set()
+
+        def seconds_of(cuts: Cuts, at: int = best, seen: set[Cuts] = looked) -> float:
+            seen.add(tuple(cuts))
+            return abs(cuts[0] - at) if cuts else 1e9
+
+        search_cuts(seconds_of, tensors)
+        most = max(most, len(looked))
+    assert most <= groupings(tensors)
+
+
+def test_few_tensors_get_more_steps_each() -> None:
+    ends = [_run(TimedMerge(tensors), lambda cuts, _age: seconds(cuts))[1] for tensors in (161, 60)]
+    assert [(end + 1) % per for end, per in zip(ends, (3, 4), strict=True)] == [0, 0]
 
 
 def test_the_first_step_of_a_grouping_does_not_count() -> None:

@@ -52,7 +52,8 @@ def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("words", "said"),
     [
         (["--verbs", "all_reduce,scatter"], "choose from all_reduce"),
-        (["--verbs", "broadcast"], "a link needs ranks"),
+        (["--verbs", "broadcast"], "choose from all_reduce"),
+        (["--verbs", "shift,all_reduce/tree"], "a link needs ranks"),
         ([], "torchrun"),
         (["--codecs", "covap"], "decides when it has measured"),
         (["--codecs", "topkk"], "did you mean"),

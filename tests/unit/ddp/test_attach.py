@@ -136,7 +136,10 @@ def test_settled_says_whether_an_adaptive_recipe_has_decided() -> None:
     for _ in range(5):
         _backward(ddp)
     assert wire.settled
-    assert wire.report().facts is not None
+    facts = wire.report().facts
+    assert facts is not None
+    assert len(facts["collectives_s"]) > 0
+    assert sum(facts["collectives_s"]) == facts["allreduce_s"]
 
 
 def test_memory_in_bfloat16_takes_less_space_and_keeps_what_it_can_say() -> None:

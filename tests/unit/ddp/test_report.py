@@ -53,6 +53,23 @@ def test_skipped_steps_are_said_aloud() -> None:
     assert str(replace(REPORT, skipped_steps=3)).endswith("skipped      3 steps with NaN or Inf")
 
 
+def test_a_prediction_stands_beside_what_was_measured() -> None:
+    predicted = replace(REPORT, predicted_step_s=0.125, step_s=0.13)
+    assert str(predicted).endswith("  whole step   125.0 ms by the facts, 130.0 ms measured")
+    assert predicted.as_dict()["predicted_step_s"] == 0.125
+
+
+def test_a_whole_step_begins_where_the_one_before_has_ended() -> None:
+    history = History()
+    assert history.median("step_s") == 0.0
+    for before_s in (0.0, 0.25, 60.0):
+        step = _step()
+        step.before_s = before_s
+        history.add(step)
+        history.waited(10.5, 10.75)
+    assert history.median("step_s") == 0.25 + 0.5 + 0.25
+
+
 def test_who_has_led_is_said_where_somebody_does() -> None:
     assert str(replace(REPORT, times_led=[30, 90])).endswith("led          30, 90 times by rank")
 

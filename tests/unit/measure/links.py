@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Pending, ThreadComm
-from gradwire.comm.base import DONE, Verb
+from gradwire.comm.base import DONE, Algorithm
 from gradwire.measure.pattern import hops, serial_bytes
 
 
@@ -43,7 +43,7 @@ class SlowComm:
         self._is_inside = not self._is_inside
         return self._now_s + self._offset_s
 
-    def _pass(self, verb: Verb, tensor: Tensor, issue: Callable[[Comm], Pending]) -> Pending:
+    def _pass(self, verb: str, tensor: Tensor, issue: Callable[[Comm], Pending]) -> Pending:
         times = torch.empty(self.world, 1, dtype=torch.float64)
         self._inner.all_gather(times, torch.tensor([self._now_s], dtype=torch.float64)).wait()
         issue(self._inner).wait()
@@ -53,8 +53,9 @@ class SlowComm:
         self._now_s = float(times.max()) + taken_s * self._noise()
         return DONE
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
-        return self._pass("all_reduce", tensor, lambda comm: comm.all_reduce(tensor))
+    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
+        name = "all_reduce" if algorithm == "library" else f"all_reduce/{algorithm}"
+        return self._pass(name, tensor, lambda comm: comm.all_reduce(tensor, algorithm))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         return self._pass("all_gather", tensor, lambda comm: comm.all_gather(out, tensor))

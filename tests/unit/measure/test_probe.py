@@ -10,7 +10,8 @@ from gradwire.comm import ThreadComm, run_ranks
 from gradwire.measure import Probed, network_of, probe
 from gradwire.measure.aligned import shortest, slowest
 from gradwire.measure.pattern import hops, payload_for, serial_bytes
-from gradwire.measure.probe import VERBS, WIRE_BYTES
+from gradwire.measure.probe import OWN, VERBS, WIRE_BYTES
+from gradwire.plan import Link, Network, Transfer, time_of
 from tests.unit.measure.links import SlowComm
 
 ALPHA_S, BETA_S = 2e-3, 4e-8
@@ -69,6 +70,26 @@ def test_other_verbs_are_taken_to_be_like_the_first() -> None:
     assert network.of("broadcast") == network.calibrated["all_reduce"]
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_all_reduces_of_our_own_have_links_of_their_own(name: str) -> None:
+    def rank(inner: ThreadComm) -> Probed:
+        comm = SlowComm(inner, ALPHA_S, BETA_S)
+        (found,) = probe(comm, [name], clock=comm.clock)
+        return found
+
+    ranks = run_ranks(5, rank)
+    assert len({repr(found) for found in ranks}) == 1
+    assert ranks[0].link.alpha_s == pytest.approx(ALPHA_S, rel=1e-6)
+    assert ranks[0].link.beta_s == pytest.approx(BETA_S, rel=1e-6)
+    # The plan finds it by its name, and the library's keeps to its own.
+    network = Network(Link(0.0, 0.0), network_of(ranks[:1]).calibrated)
+    _, algorithm = name.split("/")
+    sent = Transfer("all_reduce", 1e6, algorithm)
+    expected = hops(name, 5) * ALPHA_S + serial_bytes(name, 1e6, 5) * BETA_S
+    assert time_of(sent, 5, network) == pytest.approx(expected, rel=1e-6)
+    assert time_of(Transfer("all_reduce", 1e6), 5, network) == 0.0
+
+
 def test_alone_there_is_no_link() -> None:
     with pytest.raises(ValueError, match="needs two ranks"):
         run_ranks(1, probe)
@@ -85,7 +106,7 @@ def test_the_true_duration_is_that_of_the_rank_that_entered_last() -> None:
     assert run_ranks(2, lambda comm: slowest(comm, table[comm.rank])) == 2 * [[0.7, 0.9, 0.2]]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, *OWN])
 @pytest.mark.parametrize("world", [2, 3, 4, 7])
 def test_payloads_are_whole_numbers_of_every_rank_and_about_as_large_as_asked(verb: str, world: int) -> None:
     for size in WIRE_BYTES:

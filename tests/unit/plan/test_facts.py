@@ -11,7 +11,8 @@ from gradwire.plan.facts import Times, facts_of_step, typical
 
 def test_a_collective_takes_as_long_as_for_the_rank_that_entered_last() -> None:
     early, late = Times(1.0, (0.9, 0.2)), Times(3.0, (0.5, 0.7))
-    assert facts_of_step([early, late]) == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2, world=2)
+    facts = facts_of_step([early, late])
+    assert facts == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2, world=2, collectives_s=(0.5, 0.2))
 
 
 def test_ranks_with_different_numbers_of_collectives_are_no_step() -> None:

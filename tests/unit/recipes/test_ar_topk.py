@@ -50,3 +50,12 @@ def test_elections_of_ar_topk_are_those_of_the_other_two() -> None:
         assert rounds == composed(name).exchange.rounds(1000, torch.float32, at)
     with pytest.raises(ValueError, match="none of round_robin, variance, auto"):
         recipes.recipe("ar_topk(elect='norm')")
+
+
+def test_a_tree_spreads_places_by_the_librarys_tree_too() -> None:
+    at = Moment(0, 0, 0, world=4)
+    for algorithm, broadcast in (("tree", "library"), ("ring", "scatter"), ("library", "scatter")):
+        places, values = composed(f"star_topk(algorithm={algorithm!r})").exchange.rounds(
+            999, torch.float32, at
+        )
+        assert (places.verb, places.algorithm, values.algorithm) == ("broadcast", broadcast, algorithm)

@@ -73,6 +73,8 @@ def test_every_way_sends_as_much_as_its_ratio_says(way: str) -> None:
         ("way='star'", "all_gather, ring, tree"),
         ("rule='best'", "progress, knee"),
         ("every=1", "every second step"),
+        ("link_change=0.0", "link_change"),
+        ("gain_change=-0.1", "gain_change"),
         ("low=0.2", "low <= high"),
         ("ratio=0.0", "ratio"),
     ],

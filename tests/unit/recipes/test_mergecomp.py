@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
-from gradwire.plan.groups import element_cuts
+from gradwire.plan.groups import Cuts, element_cuts, even_groups, layer_wise
+from gradwire.plan.merge_worker import WorkerSeconds
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Asking
 from gradwire.recipes.mergecomp import cost_of, ready_times
@@ -19,6 +20,7 @@ from tests.unit.ddp.rig import Rig, gradients
 
 SIZES = (100, 200, 50, 400, 150, 100)
 INNER = "topk(ratio=0.1)"
+EVERY_GROUPING = [tuple(k + 1 for k in range(5) if mask >> k & 1) for mask in range(32)]
 
 
 def _built(options: str) -> Composition:
@@ -84,15 +86,34 @@ def _planned(options: str, facts: Facts) -> Composition:
     return found
 
 
+def _grouping(found: Composition) -> Cuts:
+    """Its cuts, counted in tensors."""
+    return next(cuts for cuts in EVERY_GROUPING if element_cuts(cuts, SIZES) == tuple(found.cutter(SIZES)))
+
+
 @pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
-def test_planned_cuts_are_the_best_of_all(per_call_s: float) -> None:
+def test_planned_cuts_are_never_worse_beside_backward_than_those_of_the_papers_model(
+    per_call_s: float,
+) -> None:
     facts = _facts(per_call_s)
     found = _planned("split='planned'", facts)
+    seconds = WorkerSeconds(ready_times(facts, SIZES), cost_of(found.exchange, facts, Watched(4, SIZES)))
+    took_s = {cuts: seconds(cuts) for cuts in EVERY_GROUPING}
+    chosen = took_s[_grouping(found)]
+    assert chosen <= took_s[_grouping(_planned("split='exact'", facts))]
+    assert chosen <= min(took_s[cuts] for cuts in (layer_wise(6), *(even_groups(6, k) for k in (1, 2, 3, 4))))
+    # Six tensors are few enough for a search that moves cuts to find the best of all.
+    assert chosen == pytest.approx(min(took_s.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
+def test_exact_cuts_are_the_best_of_all(per_call_s: float) -> None:
+    facts = _facts(per_call_s)
+    found = _planned("split='exact'", facts)
     backward = ready_times(facts, SIZES)
     cost = cost_of(found.exchange, facts, Watched(4, SIZES))
-    everything = [tuple(k + 1 for k in range(5) if mask >> k & 1) for mask in range(32)]
-    best = min(step_seconds(backward, cuts, cost) for cuts in everything)
-    chosen = next(cuts for cuts in everything if element_cuts(cuts, SIZES) == tuple(found.cutter(SIZES)))
+    best = min(step_seconds(backward, cuts, cost) for cuts in EVERY_GROUPING)
+    chosen = _grouping(found)
     assert step_seconds(backward, chosen, cost) == pytest.approx(best, rel=1e-12)
     if per_call_s == 1.0:
         assert chosen == (), "a call costs more than anything that overlap could hide"
@@ -122,7 +143,7 @@ def test_what_is_planned_follows_from_facts_that_all_ranks_share() -> None:
     assert "by the measured costs" in why
 
 
-@pytest.mark.parametrize("split", ["planned", "search", "timed"])
+@pytest.mark.parametrize("split", ["planned", "exact", "search", "timed"])
 def test_alone_there_is_no_link_to_plan_for_and_training_goes_on(split: str) -> None:
     def rank(comm: Comm) -> list[bool]:
         rig = Rig(comm, f"mergecomp(inner={INNER!r}, split={split!r})")
@@ -131,7 +152,7 @@ def test_alone_there_is_no_link_to_plan_for_and_training_goes_on(split: str) -> 
     assert run_ranks(1, rank) == [[True] * 8]
 
 
-@pytest.mark.parametrize("split", ["planned", "search", "timed"])
+@pytest.mark.parametrize("split", ["planned", "exact", "search", "timed"])
 def test_without_a_tensor_to_group_training_goes_on(split: str) -> None:
     def rank(comm: Comm) -> list[bool]:
         text = f"mergecomp(inner={INNER!r}, split={split!r})"
@@ -191,6 +212,24 @@ def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
     assert "split='timed'" in ranks[0][0]
     assert "cuts=" in ranks[0][-1]
     assert isinstance(recipe(ranks[0][-1]).build(), Composition)
+
+
+@pytest.mark.parametrize("tensors", [60, 105, 161])
+def test_timing_real_steps_is_over_before_the_fiftieth_and_then_the_cuts_stay(tensors: int) -> None:
+    watch, sizes = _built("split='timed'").watch, tensors * (10,)
+    assert watch is not None
+    judge, previous_s = watch.judge(Watched(4, sizes)), 0.0
+    for step in range(50):
+        found = judge(Observed(step, previous_s, 0.0))
+        if found is not None and found.watch is None:
+            break
+        if found is not None:
+            trial = found.cutter(sizes)[0]
+        previous_s = 0.0 if found else 1.0 if step < 5 else 0.5 + abs(trial / 10 - tensors // 3) / tensors
+    assert step < 50
+    assert found is not None
+    assert found.watch is None, "nothing judges any more"
+    assert tuple(found.cutter(sizes)) == (10 * (tensors // 3),)
 
 
 @pytest.mark.parametrize(
