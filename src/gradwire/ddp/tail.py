@@ -27,8 +27,9 @@ class Tail:
         self._numel = sum(region.numel() for region in regions)
         size = self._numel + comm.world * row.width
         self.buffer = torch.empty(size, dtype=torch.float32, device=device)
-        for region, staged in zip(regions, self._staged(), strict=True):
-            torch.mul(region, 1.0 / comm.world, out=staged)
+        if regions:
+            # In one call: there may be hundreds of them.
+            torch.cat([*regions], out=self.buffer[: self._numel]).mul_(1.0 / comm.world)
         row.write(self._table, comm.rank)
         self._pending = comm.all_reduce(self.buffer)
 
