@@ -38,7 +38,7 @@ from tests.process.models import perceptron
 from tests.process.net_support import eventually, processes
 from tests.process.ranks import Results, perform, started, value
 
-WORLD, TIMEOUT_S, GUARD_S = 3, 4.0, 60.0
+WORLD, TIMEOUT_S, GUARD_S = 3, 10.0, 120.0
 
 
 class Seen(NamedTuple):
@@ -82,7 +82,7 @@ def signalled(sent: signal.Signals) -> Iterator[Seen]:
                 saw, state = _short(seen["error"], seen["text"]), _memory(seen["intact"])
                 yield Seen(f"{sent.name} of rank 1", str(rank), saw, seen["raised_s"] - sent_s, state)
             else:
-                yield Seen(f"{sent.name} of rank 1", str(rank), "ends", 0.0, "-")
+                yield Seen(f"{sent.name} of rank 1", str(rank), "is gone", None, "-")
 
 
 def interrupted() -> Iterator[Seen]:
@@ -143,7 +143,8 @@ def verdicts() -> Iterator[Seen]:
         yield Seen("exception in encode on rank 1", str(rank), saw, seen["after_s"], _memory(seen["intact"]))
     for rank, seen in enumerate(value(found, "nan, topk")):
         mean = "a mean with finite elements" if seen["any_finite"] else "the mean is NaN throughout"
-        saw = f"{mean}; {seen['skipped']} step skipped; parameters as without it: {seen['as_without']}"
+        skipped, same = seen["skipped"], seen["as_without"]
+        saw = f"in that step {mean}; {skipped} step skipped; parameters as without it: {same}"
         yield Seen("NaN in the loss on rank 1", str(rank), saw, None, _memory(seen["intact"]))
 
 
@@ -201,7 +202,7 @@ def main() -> None:
     print("| fault | rank | what it saw | after | memory |\n|---|---|---|---|---|", flush=True)
     for fault in FAULTS:
         for seen in fault():
-            after = "same step" if seen.after_s is None else f"{seen.after_s:.2f} s"
+            after = "-" if seen.after_s is None else f"{seen.after_s:.2f} s"
             print(f"| {seen.fault} | {seen.who} | {seen.saw} | {after} | {seen.state} |", flush=True)
 
 
