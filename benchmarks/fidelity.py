@@ -29,6 +29,7 @@ from gradwire.bench.report import svg
 from gradwire.comm import Comm, Metered, run_ranks
 from gradwire.ddp.layout import TINY_ELEMENTS
 from gradwire.exchange import forget, run
+from gradwire.memory import UNSENT
 from gradwire.moment import Moment
 from gradwire.recipes import Composition
 
@@ -141,7 +142,8 @@ def _step(lane: Lane, gradient: Tensor, step: int, comm: Metered) -> Tensor:
         lane.memory.fold(working, committed, gradient[slot.start : slot.stop], 1.0, step, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
-        at = Moment(step, unit.index, comm.rank, comm.world, 0, 0, unit.parts, kept=lane.kept)
+        unsent = lane.committed[UNSENT][here] if UNSENT in lane.committed else None
+        at = Moment(step, unit.index, comm.rank, comm.world, parts=unit.parts, unsent=unsent, kept=lane.kept)
         if lane.exchange.rounds(unit.numel, lane.dtype, at):
             run(lane.exchange, lane.x[here], mean[here], comm, at)
     lane.commit(())

@@ -41,6 +41,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.exchange import forget, run
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels import mantissa_levels
+from gradwire.memory import UNSENT
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
 from gradwire.recipes import Composition
@@ -310,6 +311,7 @@ def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Com
             comm.rank,
             comm.world,
             parts=unit.parts,
+            unsent=lane.committed[UNSENT][here] if UNSENT in lane.committed else None,
             kept=lane.kept,
             replicas=training.replica,
         )

@@ -18,6 +18,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
 from gradwire.ddp.layout import by_size
 from gradwire.exchange import forget, run
+from gradwire.memory import UNSENT
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, recipe
 
@@ -82,7 +83,10 @@ def carry(
         lane.memory.fold(working, committed, gradient[slot.start : slot.stop], 1.0, number, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
-        at = Moment(number, unit.index, comm.rank, comm.world, 0, 0, unit.parts, kept=lane.kept)
+        unsent = lane.committed[UNSENT][here] if UNSENT in lane.committed else None
+        at = Moment(
+            number, unit.index, comm.rank, comm.world, parts=unit.parts, unsent=unsent, kept=lane.kept
+        )
         if look:
             watch(lane, unit, lane.x[here], at)
         if lane.exchange.rounds(unit.numel, lane.dtype, at):

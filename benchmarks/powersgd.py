@@ -4,9 +4,13 @@ Compression and communication: real gradients that are already there are handed 
 by a backward that computes nothing, and a step with each hook is compared with a step with a hook that does
 nothing. Peers are torch's `powerSGD_hook` of the same rank, with and without batches of equal shapes, in the
 one bucket that it needs on gloo. Settings alternate; the two that the goal compares run twice, for the A/A
-spread. Goal: 1.6 times less than the better peer, rank by rank.
+spread. Goal: 1.6 times less than the better peer, rank by rank. Processor time (all threads, mean over ranks)
+is that of the same steps, less that of the hook that does nothing.
 
 Loss: equal models, seeds and batches for each method, dense in the first two steps as torch's hook demands.
+
+Gates: in a step of ours the mean of what came is what all apply and the mean of what is left; after training
+parameters are bit-identical on all ranks.
 
     python benchmarks/powersgd.py [--workload resnet18] [--rate unlimited] [--ranks 1 2] [--json PATH]
 """
@@ -119,32 +123,80 @@ def recorded(arguments: argparse.Namespace, count: int = 4) -> list[list[Tensor]
     return found
 
 
-def seconds(ddp: DistributedDataParallel, steps: int) -> float:
-    """The slowest rank's mean over `steps`."""
-    total = torch.zeros(1, dtype=torch.float64)
+def seconds(ddp: DistributedDataParallel, steps: int) -> tuple[float, float]:
+    """The slowest rank's mean over `steps`, and the ranks' mean processor time."""
+    wall, processor = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     for _ in range(steps):
         ddp.zero_grad(set_to_none=False)
         loss = ddp()
         dist.barrier()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         loss.backward()
-        total += time.perf_counter() - start
-    dist.all_reduce(total, dist.ReduceOp.MAX)
-    return float(total) / steps
+        wall += time.perf_counter() - start
+        processor += time.process_time() - cpu_start
+    dist.all_reduce(wall, dist.ReduceOp.MAX)
+    dist.all_reduce(processor)
+    return float(wall) / steps, float(processor) / steps / dist.get_world_size()
 
 
-def costs(arguments: argparse.Namespace, rank: int, gradients: list[list[Tensor]]) -> list[dict[str, float]]:
-    """Seconds of a step by setting, round after round."""
-    models = {}
+Round = dict[str, tuple[float, float]]
+"""Seconds and processor seconds of a step by setting."""
+
+
+def costs(arguments: argparse.Namespace, rank: int, gradients: list[list[Tensor]]) -> list[Round]:
+    """Round after round; then the gate."""
+    models, wires = {}, {}
     for name in (*SETTINGS, TORCH + AGAIN, OURS + AGAIN):
         models[name] = DistributedDataParallel(Given(gradients), bucket_cap_mb=ONE_BUCKET_MB)
-        ATTACH[name.removesuffix(AGAIN)](models[name], rank)
+        wires[name] = ATTACH[name.removesuffix(AGAIN)](models[name], rank)
     for ddp in models.values():
         seconds(ddp, DENSE_STEPS + 3)
-    return [
+    rounds = [
         {name: seconds(models[name], arguments.steps) for name in mixed(list(models), number)}
         for number in range(arguments.repetitions)
     ]
+    for name in (OURS, ACP):
+        wire = wires[name]
+        assert isinstance(wire, gradwire.Wire)
+        require_conservation(models[name], wire, rank, name)
+    return rounds
+
+
+def require_conservation(ddp: DistributedDataParallel, wire: gradwire.Wire, rank: int, name: str) -> None:
+    """One more step: avg(memory + gradient) = mean + avg(memory left), or the program ends.
+
+    An element of what is left is x - P·q with r products of |P_i|·|q_j| <= ‖x‖, and so is the mean's:
+    2(r + 1) roundings; W + 2 more of the averages and of the fold. All relative to the parameter's norm.
+    """
+    unit_roundoff, world = torch.finfo(torch.float32).eps / 2, dist.get_world_size()
+    before = wire.state_dict()["memory"]
+    ddp.zero_grad(set_to_none=False)
+    ddp().backward()
+    after, given = wire.state_dict()["memory"], ddp.module
+    assert isinstance(given, Given)
+    came = given.gradients[given.turn % len(given.gradients)]
+    for (key, parameter), gradient in zip(given.named_parameters(), came, strict=True):
+        assert parameter.grad is not None
+        none = torch.zeros_like(gradient)  # of what travels densely
+        x = gradient.double() + before.get(key, none).double().view_as(gradient)
+        apart = x - after.get(key, none).double().view_as(gradient)
+        norm = x.square().sum()
+        dist.all_reduce(apart)
+        dist.all_reduce(norm, dist.ReduceOp.MAX)
+        worst = float((apart / world - parameter.grad.double()).abs().max())
+        if not worst <= (2 * rank + world + 4) * unit_roundoff * float(norm.sqrt()):
+            raise SystemExit(
+                f"{name}, rank {rank}: {key} loses {worst:.3g} in one element of norm {norm:.3g}"
+            )
+
+
+def require_equal_replicas(model: nn.Module, method: str) -> None:
+    """Every bit of every parameter is rank 0's, or the program ends."""
+    for key, parameter in model.named_parameters():
+        first = parameter.detach().clone()
+        dist.broadcast(first, 0)
+        if not torch.equal(first.view(torch.int32), parameter.detach().view(torch.int32)):
+            raise SystemExit(f"{method}: {key} differs between rank 0 and rank {dist.get_rank()}")
 
 
 def loss_of(arguments: argparse.Namespace, method: str, rank: int, seed: int) -> float:
@@ -160,6 +212,7 @@ def loss_of(arguments: argparse.Namespace, method: str, rank: int, seed: int) ->
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    require_equal_replicas(ddp.module, method)
     tail = torch.tensor([fmean(losses[-max(1, len(losses) // 10) :])])
     dist.all_reduce(tail)
     return float(tail) / dist.get_world_size()
@@ -202,18 +255,20 @@ def launch(argv: Iterable[str], arguments: argparse.Namespace) -> dict[str, Any]
         return document
 
 
-def compared(rounds: list[dict[str, float]]) -> dict[str, Any]:
+def compared(rounds: list[Round]) -> dict[str, Any]:
     """Medians without what a step costs anyway, and paired ratios to ours."""
     names = [name for name in rounds[0] if name != NOTHING]
-    net = {name: [each[name] - each[NOTHING] for each in rounds] for name in names}
+    net = {name: [each[name][0] - each[NOTHING][0] for each in rounds] for name in names}
+    processor = {name: [each[name][1] - each[NOTHING][1] for each in rounds] for name in names}
     pairs = {f"{peer} / {mine}": (peer, mine) for mine in (OURS, ACP) for peer in (TORCH, BATCHED)}
     pairs |= {f"{name} / {name} (A/A)": (name + AGAIN, name) for name in (TORCH, OURS)}
     return {
         "median_s": {name: median(values) for name, values in net.items()},
-        "step_median_s": {name: median(each[name] for each in rounds) for name in rounds[0]},
+        "processor_median_s": {name: median(values) for name, values in processor.items()},
+        "step_median_s": {name: median(each[name][0] for each in rounds) for name in rounds[0]},
         "ratios": {key: asdict(paired(net[top], net[bottom])) for key, (top, bottom) in pairs.items()},
         "whole step": {
-            key: asdict(paired([r[top] for r in rounds], [r[bottom] for r in rounds]))
+            key: asdict(paired([r[top][0] for r in rounds], [r[bottom][0] for r in rounds]))
             for key, (top, bottom) in pairs.items()
         },
     }
@@ -224,7 +279,7 @@ def table(results: dict[str, Any]) -> Table:
     view = Table(title="compression + communication per step", box=box.SIMPLE_HEAD, pad_edge=False)
     view.add_column("rank")
     view.add_column("pair", no_wrap=True)
-    for head in ("ms", "ms", "ratio", "95 %", "ratio of whole steps"):
+    for head in ("ms", "ms", "ratio", "95 %", "ratio of whole steps", "CPU ms", "CPU ms"):
         view.add_column(head, justify="right", no_wrap=True)
     for rank, result in results.items():
         for key, ratio in result["ratios"].items():
@@ -237,6 +292,7 @@ def table(results: dict[str, Any]) -> Table:
                 f"{ratio['ratio']:.2f}",
                 f"{ratio['low']:.2f} … {ratio['high']:.2f}",
                 f"{result['whole step'][key]['ratio']:.2f}",
+                *(f"{1e3 * result['processor_median_s'][name]:.1f}" for name in (top, bottom)),
             )
     return view
 

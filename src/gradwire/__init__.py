@@ -8,6 +8,7 @@ One line on top of `DistributedDataParallel`::
 from gradwire import recipes
 from gradwire.ddp.attach import attach
 from gradwire.ddp.explore import Trial, explore
+from gradwire.ddp.layout import by_size
 from gradwire.ddp.report import Report
 from gradwire.ddp.wire import Wire
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
@@ -26,6 +27,7 @@ __all__ = [
     "WireError",
     "__version__",
     "attach",
+    "by_size",
     "explore",
     "recipe",
     "recipes",

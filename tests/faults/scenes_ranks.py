@@ -26,6 +26,7 @@ def until_it_breaks(recipe: str) -> dict[str, Any]:
         if error is not None:
             break
         print(step, flush=True)  # whoever watches knows that training is under way
+    raised_s = time.monotonic()
     left = wire.state_dict()
     again_s = time.monotonic()
     again = _step(ddp, optimizer, step)
@@ -33,6 +34,7 @@ def until_it_breaks(recipe: str) -> dict[str, Any]:
         "error": type(error).__name__,
         "text": str(error),
         "after_s": again_s - good_s,
+        "raised_s": raised_s,
         "intact": left["step"] == state["step"] and _equal(left["memory"], state["memory"]),
         "again": type(again).__name__,
         "again_after_s": time.monotonic() - again_s,

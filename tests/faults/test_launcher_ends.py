@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -93,7 +94,7 @@ def named_namespaces():
 
 def test_kill_9_in_backend_mode_is_noticed_by_the_ranks():
     marker = unique_duration()
-    command = ["python3", "-c", "import sys, time; time.sleep(float(sys.argv[1]))", marker]
+    command = [sys.executable, "-c", "import sys, time; time.sleep(float(sys.argv[1]))", marker]
     with launched("backend", *command, marker=marker) as launcher:
         launcher.kill()
         assert eventually(lambda: not processes(marker))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import blocks, random_k, sparse, top_k, values
+from gradwire.codec import blocks, qsgd, random_k, sparse, tern_grad, top_k, values
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.exchange import (
     Exchange,
@@ -46,17 +46,17 @@ class History:
     residual: Tensor
 
 
-def feed_back(exchange: Exchange, memory: Memory, steps: int = STEPS) -> list[History]:
+def feed_back(exchange: Exchange, memory: Memory, steps: int = STEPS, size: int = SIZE) -> list[History]:
     """`steps` steps with the memory folded in before and kept after, as the arena does it."""
 
     def body(comm: ThreadComm) -> History:
         random = generator("feedback", comm.rank)
-        trend = torch.randn(SIZE, generator=random)
-        planes, mean = Folding(memory, SIZE), torch.empty(SIZE)
-        delivered, came = torch.zeros(SIZE).double(), torch.zeros(SIZE).double()
+        trend = torch.randn(size, generator=random)
+        planes, mean = Folding(memory, size), torch.empty(size)
+        delivered, came = torch.zeros(size).double(), torch.zeros(size).double()
         residuals, gradients = [], []
         for step in range(steps):
-            gradient = trend + torch.randn(SIZE, generator=random)
+            gradient = trend + torch.randn(size, generator=random)
             run(exchange, planes.fold(gradient, step, WORLD), mean, comm, Moment(step, 0, comm.rank, WORLD))
             planes.commit()
             delivered += mean
@@ -143,6 +143,38 @@ def test_what_it_refuses_would_diverge() -> None:
     forced = Remember(reduce(ScaledRandomK(0.1)), Residual())
     for history in feed_back(forced, Residual()):
         assert history.residual_norms[-1] > 1e3 * sum(history.gradient_norms)
+
+
+LARGE = 2048
+"""Four of QSGD's buckets; what a maximum over all elements scales errs more, the more there are."""
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_qsgd_of_few_bits_is_refused_and_would_diverge(bits: int) -> None:
+    exchange = gather(qsgd(bits))
+    with pytest.raises(ValueError, match="not contractive"):
+        remember(exchange)
+    for history in feed_back(Remember(exchange, Residual()), Residual(), size=LARGE):
+        # More is left than ever came: no codec that is a contraction can do that.
+        assert history.residual_norms[-1] > 2 * sum(history.gradient_norms)
+
+
+def test_qsgd_of_8_bits_stays_where_its_contraction_keeps_it() -> None:
+    exchange = remember(gather(qsgd(8)))
+    # γ = d/s² in every draw, and at most √γ/(1 − √γ) of the largest gradient waits; 1 % for roundings.
+    root = 512**0.5 / 127
+    for history in feed_back(exchange, Residual(), size=LARGE):
+        assert max(history.residual_norms) <= 1.01 * root / (1 - root) * max(history.gradient_norms)
+
+
+def test_tern_grad_is_refused_and_would_leave_many_gradients_behind() -> None:
+    exchange = gather(tern_grad())
+    with pytest.raises(ValueError, match="not contractive"):
+        remember(exchange)
+    # No element errs by more than the largest, so that the maximum grows by no more than a gradient's in a
+    # step: slowly, and to a size at which magnitudes are nearly equal, where signs alone say everything.
+    for history in feed_back(Remember(exchange, Residual()), Residual(), size=LARGE):
+        assert history.residual_norms[-1] > 5 * max(history.gradient_norms)
 
 
 @pytest.mark.parametrize(("coefficient", "percent"), [(0.5, 46.875), (0.6, 54.4), (0.8, 73.8), (1.0, 100.0)])

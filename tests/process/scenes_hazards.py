@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,9 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
+from gradwire.ddp.watcher import Watcher
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
 
 LOSSY = "leader_topk(ratio=0.05)"
+PROBING = "flexible(every=2)"
+"""Times collectives of its own after the verdict, when the caller is free to go on."""
 
 
 def _twins(
@@ -186,6 +190,35 @@ def learns(build: Callable[[], nn.Module], **options: Any) -> dict[str, Any]:
     return {"losses": [losses[0], losses[-1]], "digest": digest(ddp)}
 
 
+def learns_while_probing(build: Callable[[], nn.Module]) -> dict[str, Any]:
+    """Every probe of a step is sent while DDP and the model run the next forward pass."""
+    ddp = DistributedDataParallel(build(), bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp, lr=0.2)
+    gradwire.attach(ddp, optimizer, PROBING)
+    honest, forwards, probed = Watcher.probe, 0, 0
+
+    def entered(*_: Any) -> None:  # before DDP sends buffers
+        nonlocal forwards
+        forwards += 1
+
+    def late(watcher: Watcher, step: int) -> None:
+        nonlocal probed
+        deadline_s = time.monotonic() + 20
+        while forwards < step + 2 and time.monotonic() < deadline_s:
+            time.sleep(1e-4)
+        probed += forwards == step + 2
+        honest(watcher, step)
+
+    ddp.register_forward_pre_hook(entered)
+    Watcher.probe = late  # type: ignore[method-assign]
+    try:
+        losses = train(ddp, optimizer, range(60))
+        ddp(batch(60)[0])  # the forward pass that the last probe waits for
+    finally:
+        Watcher.probe = honest  # type: ignore[method-assign]
+    return {"losses": [losses[0], losses[-1]], "digest": digest(ddp), "probed": probed}
+
+
 def accumulation() -> bool:
     """Three micro-batches, two of them under `no_sync`: dense against DDP."""
     digests = set()
@@ -306,6 +339,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     "batch norm, lossy": partial(learns, _normalised),
     "synchronised, dense": partial(_equal_training, _synchronised, bucket_cap_mb=0.01),
     "synchronised, lossy": partial(learns, _synchronised),
+    "batch norm, probing": partial(learns_while_probing, _normalised),
+    "synchronised, probing": partial(learns_while_probing, _synchronised),
     "accumulation": accumulation,
     "types, dense": partial(_equal_training, _typed),
     "types, lossy": partial(learns, _typed),

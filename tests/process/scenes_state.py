@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Callable
 from functools import partial
@@ -141,7 +142,7 @@ def takes_what_is_right() -> bool:
 
 
 def disagreements() -> dict[str, list[str]]:
-    """Everything that is right on each rank but differs between them."""
+    """Everything that is right on each rank but differs between them; shapes DDP compares itself."""
     odd = dist.get_rank() == 1
     names = nn.Sequential(nn.Linear(4, 4)) if odd else nn.ModuleDict({"x": nn.Linear(4, 4)})
     dtype = torch.float64 if odd else torch.float32
@@ -157,8 +158,22 @@ def disagreements() -> dict[str, list[str]]:
         "scaler": lambda: gradwire.attach(
             _wrapped(), None, "topk", scaler=torch.amp.GradScaler("cpu") if odd else None
         ),
+        "memory_dtype": lambda: gradwire.attach(
+            _wrapped(), None, "topk", memory_dtype=torch.bfloat16 if odd else None
+        ),
+        "gradwire version": partial(_attach_as, "0.0.0" if odd else gradwire.__version__),
     }
     return {name: _refusal(case) for name, case in cases.items()}
+
+
+def _attach_as(version: str) -> Any:
+    module = importlib.import_module("gradwire.ddp.attach")
+    honest = module.__version__
+    module.__version__ = version
+    try:
+        return gradwire.attach(_wrapped(), None, "topk")
+    finally:
+        module.__version__ = honest
 
 
 def without_process_group() -> list[str]:

@@ -70,9 +70,13 @@ def test_after_a_refusal_the_right_arguments_still_work(world: Results) -> None:
     assert value(world, "right") == [True, True, True]
 
 
-@pytest.mark.parametrize(
-    "field", ["recipe", "seed", "parameter names", "parameter dtypes", "policy", "scaler"]
-)
+FIELDS = (
+    "recipe", "seed", "parameter names", "parameter dtypes", "policy", "scaler", "memory_dtype",
+    "gradwire version",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
 def test_ranks_that_differ_are_told_so_on_all_of_them(world: Results, field: str) -> None:
     for kind, text in (found[field] for found in value(world, "disagreements")):
         assert kind == "RanksDisagree"

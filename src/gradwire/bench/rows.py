@@ -8,7 +8,7 @@ from typing import Any
 from gradwire.bench import peers
 from gradwire.bench.setting import Measured
 from gradwire.bench.settings import BOUND, BOUND_AGAIN
-from gradwire.bench.statistics import median_over_steps, paired, slowest, spread
+from gradwire.bench.statistics import mean_over_ranks, median_over_steps, paired, slowest, spread
 
 # The loss is the mean over ranks of so many last counted steps: single batches jump.
 LOSS_WINDOW = 10
@@ -42,6 +42,7 @@ def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: i
         "scaling": _scaling(bound, item),
         "speedup_over_ddp": compare(ddp, item),
         **{name: median_over_steps(steps, operator.attrgetter(name)) for name in _TIMES},
+        "cpu_s_all": mean_over_ranks(steps, operator.attrgetter("cpu_s")),
         "compress_s": _compress_s(item),
         "peak_bytes": item.peak_bytes,
         "interface_bytes_per_step": fmean(item.sent_bytes) if item.sent_bytes else None,
@@ -50,6 +51,7 @@ def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: i
         "buffer_bytes_per_step": _buffer_bytes(item, workers),
         "loss": _loss(item),
         "replicas_identical": len(set(item.fingerprints)) == 1 if item.fingerprints else None,
+        "fingerprint": item.fingerprints[0] if len(set(item.fingerprints)) == 1 else None,
         "evaluation": item.evaluation,
         "report": item.report,
     }

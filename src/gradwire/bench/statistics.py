@@ -27,13 +27,20 @@ def slowest(per_rank: Sequence[Sequence[StepSample]]) -> list[float]:
     return [max(sample.step_s for sample in samples) for samples in zip(*per_rank, strict=True)]
 
 
+def mean_over_ranks(
+    per_rank: Sequence[Sequence[StepSample]], read: Callable[[StepSample], float | None]
+) -> list[float]:
+    """A value step by step, mean over ranks; steps in which no rank measured it are left out."""
+    values = [[read(sample) for sample in samples] for samples in zip(*per_rank, strict=True)]
+    known = [[value for value in row if value is not None] for row in values]
+    return [fmean(row) for row in known if row]
+
+
 def median_over_steps(
     per_rank: Sequence[Sequence[StepSample]], read: Callable[[StepSample], float | None]
 ) -> float | None:
     """Median over steps of the mean over ranks; None when the value was not measured."""
-    values = [[read(sample) for sample in samples] for samples in zip(*per_rank, strict=True)]
-    known = [[value for value in row if value is not None] for row in values]
-    means = [fmean(row) for row in known if row]
+    means = mean_over_ranks(per_rank, read)
     return median(means) if means else None
 
 

@@ -6,7 +6,8 @@ schemes", algorithm 1: C(x) = ‖x‖₁/d · sign(x), layer by layer. It leaves
 1 − 1/d, because ‖x‖₁ ≥ ‖x‖.
 
 Differences from the paper: 0 counts as positive, since one bit has no room for a third value, and error
-feedback takes that back; a whole part of zeros is sent as zeros; blocks may be smaller than layers.
+feedback takes that back; a whole part of zeros is sent as zeros. Scales are per parameter, finer than per
+unit wherever a unit holds several, or per block of one.
 """
 
 from __future__ import annotations

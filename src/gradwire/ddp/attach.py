@@ -47,10 +47,11 @@ def attach(
     """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
 
     - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
-      gradient follows from it.
+      gradient follows from it, and recipes that apply momentum themselves (`dgc`, `signum`) check it.
     - `recipe`: `name` or `name(key=value, …)`; see `gradwire.recipes.names()`.
     - `policy`: another recipe for some parameters: glob patterns over names, or a function of the
-      parameter; by default vectors and tiny tensors travel densely beside a lossy recipe.
+      parameter; by default vectors and tiny tensors travel densely beside a lossy recipe. That is
+      `gradwire.by_size()`; `gradwire.by_size(smallest=16384)` spares larger ones, too.
     - `scaler`: the `GradScaler` in use, so that memory stays free of the loss scale.
     - `target`: the share of the no-communication speed of backward at which "auto" is content.
     - `seed`: of all random choices, equal on all ranks.

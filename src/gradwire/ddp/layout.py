@@ -27,6 +27,14 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
 
     In one report exempting 0.29 % of the elements cut the mean relative error of an fp8 all-reduce
     from 10.9 % to 2.1 %.
+
+    >>> import gradwire
+    >>> from torch import nn
+    >>> from gradwire.arena import specs_of
+    >>> choose = gradwire.by_size(smallest=16384)  # for gradwire.attach(…, policy=choose)
+    >>> model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 200))
+    >>> {spec.name: choose(spec) for spec in specs_of(model)}
+    {'1.bias': 'dense', '1.weight': None, '0.bias': 'dense', '0.weight': 'dense'}
     """
 
     def choose(spec: ParameterSpec) -> str | None:

@@ -1,7 +1,7 @@
 """No memory: what is not sent is gone.
 
-For exchanges that are right in the mean (QSGD, TernGrad), which error feedback would make diverge: their
-errors average out over ranks and steps, and have to.
+For exchanges that are right in the mean (QSGD of few bits, TernGrad), with which error feedback would diverge
+or pile up many gradients: their errors average out over ranks and steps, and have to.
 """
 
 from __future__ import annotations

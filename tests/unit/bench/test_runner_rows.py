@@ -54,6 +54,21 @@ def test_bytes_come_from_the_model_and_from_the_counters():
     assert by_name["covap"]["interface_bytes_per_step"] is None
 
 
+def test_a_fingerprint_is_of_replicas_that_are_identical():
+    settings = four()
+    settings[1].fingerprints = ["a", "b"]
+    by_name = named(rows(settings, 2))
+    assert by_name["covap"]["fingerprint"] == "a"
+    assert by_name["ddp"]["fingerprint"] is None
+    assert by_name[BOUND.name]["fingerprint"] is None
+
+
+def test_processor_time_is_there_step_by_step_as_the_mean_over_ranks():
+    row = named(rows(four(), 2))["ddp"]
+    assert row["cpu_s_all"] == [0.5] * 6
+    assert len(row["cpu_s_all"]) == len(row["step_s_all"])
+
+
 def test_the_bounds_are_compared_with_each_other():
     assert rows(four(), 2)["spread"]["ratio"] == 1.0
 

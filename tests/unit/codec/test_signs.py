@@ -115,3 +115,36 @@ def test_payload_is_a_bit_per_element_and_the_levels(codec: Codec, dtype, expect
 def test_blocks_of_part_of_a_byte_are_refused(make) -> None:
     with pytest.raises(ValueError, match="block=12 is not a multiple of 8"):
         make(12)
+
+
+ROWS, COLUMNS, UNUSED = 8, 64, 3
+
+
+def fed_back(codec: Codec, steps: int) -> tuple[Tensor, float]:
+    """What an unused row of an embedding receives in sum, per step, and the largest magnitude ever sent."""
+    at, random = at_parts(ROWS * COLUMNS), torch.Generator().manual_seed(0)
+    memory, received, largest = torch.zeros(ROWS, COLUMNS), torch.zeros(steps, COLUMNS), 0.0
+    for step in range(steps):
+        gradient = torch.randn(ROWS, COLUMNS, generator=random)
+        gradient[UNUSED] = 0.0
+        x, out = (memory + gradient).reshape(-1), torch.zeros(ROWS * COLUMNS)
+        codec.add_decoded(codec.take(x, at), out, 1.0, at)
+        memory = x.view(ROWS, COLUMNS)
+        received[step] = out.view(ROWS, COLUMNS)[UNUSED]
+        largest = max(largest, float(out.abs().max()))
+    return received.cumsum(0), largest
+
+
+@both
+def test_a_zero_row_receives_in_sum_at_most_one_scale(make) -> None:
+    sums, largest = fed_back(make(), steps=50)
+    # What waits for an element of no gradient is minus what it received. As it is sent with its sign, it
+    # cannot leave [-s, s] for the largest scale s; 2u of that for each of 50 subtractions and of 50 sums.
+    assert sums.abs().max() <= largest * (1 + 100 * torch.finfo(F32).eps)
+    assert sums[0].abs().min() > 0, "an element of no gradient is sent as a sign, too"
+
+
+@both
+def test_a_zero_row_receives_nothing_in_blocks_of_rows(make) -> None:
+    sums, _ = fed_back(make(COLUMNS), steps=50)
+    assert not sums.any()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.kernels import Folded, fold, fold_momentum, mask_zeros, reference
+from tests.unit.kernels.inputs import KINDS
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 12_289, 100_003)
 INF, NAN = float("inf"), float("nan")
@@ -41,6 +46,41 @@ def test_within_one_rounding_of_the_reference_for_any_scale(n: int) -> None:
     fast, slow = both(committed, grad, 0.9, 0.3)
     magnitude = 0.9 * committed.abs() + 0.3 * grad.abs()
     assert ((fast - slow).abs() <= torch.finfo(torch.float32).eps * magnitude).all()
+
+
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+kinds = st.sampled_from(KINDS)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(kinds, kinds, st.sampled_from(SIZES[:-1]), st.sampled_from(TYPES), st.sampled_from([1.0, 0.5, 0.0]))
+def test_every_kind_of_memory_and_gradient_folds_to_the_references_bits(
+    old: Callable[[int], Tensor],
+    new: Callable[[int], Tensor],
+    n: int,
+    dtype: torch.dtype,
+    coefficient: float,
+) -> None:
+    # Coefficients are powers of two, so that on either path only the sum is rounded; below the normal range
+    # half of a subnormal would be, too.
+    committed, grad = old(n).to(dtype), new(n).to(dtype)
+    fast, slow = both(committed, grad, coefficient, 1.0)
+    if coefficient == 0.5:
+        tiny = committed.abs() < 2 * torch.finfo(dtype).smallest_normal
+        fast, slow = fast[~tiny], slow[~tiny]
+    assert torch.equal(fast.isnan(), slow.isnan())
+    assert torch.equal(fast.nan_to_num(0.0, INF, -INF), slow.nan_to_num(0.0, INF, -INF))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(kinds, kinds, st.sampled_from(SIZES[:-1]), st.sampled_from(TYPES))
+def test_gradients_of_a_shorter_type_fold_into_float32(
+    old: Callable[[int], Tensor], new: Callable[[int], Tensor], n: int, dtype: torch.dtype
+) -> None:
+    committed, grad = old(n), new(n).to(dtype)
+    fast, slow = both(committed, grad, 1.0, 1.0)
+    assert torch.equal(fast.isnan(), slow.isnan())
+    assert torch.equal(fast.nan_to_num(0.0, INF, -INF), slow.nan_to_num(0.0, INF, -INF))
 
 
 @pytest.mark.parametrize("n", [1, 2, 4095, 4096, 4097, 100_003])
