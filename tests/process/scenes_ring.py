@@ -14,6 +14,7 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.exchange import run
 from gradwire.exchange.gcomp import gcomp
 from gradwire.moment import Moment
+from tests.ring_order import ring_sum
 
 NUMEL = 100_003
 
@@ -26,18 +27,6 @@ def numbers(rank: int, step: int) -> Tensor:
     return torch.where(torch.rand(NUMEL, generator=random) < 0.2, 0.0, x)
 
 
-def ring_mean(addends: list[Tensor]) -> Tensor:
-    """In the order of the ring: partition p begins at rank p."""
-    world, parts = len(addends), []
-    for p in range(world):
-        here = slice(p * NUMEL // world, (p + 1) * NUMEL // world)
-        total = addends[p][here] / world
-        for hop in range(1, world):
-            total = addends[(p + hop) % world][here] / world + total
-        parts.append(total)
-    return torch.cat(parts)
-
-
 def means() -> list[bool]:
     """Whether several means in a row, in 34 to 51 segments and in one, have the bits of a plain ring."""
     comm, right = ProcessGroupComm(dist.group.WORLD), []
@@ -46,7 +35,7 @@ def means() -> list[bool]:
         mean = torch.empty_like(x)
         at = Moment(step, 0, comm.rank, comm.world)
         run(replace(gcomp("lossless", tables="static"), segment=segment), x, mean, comm, at)
-        expected = ring_mean([numbers(rank, step) for rank in range(comm.world)])
+        expected = ring_sum([numbers(rank, step) * (1.0 / comm.world) for rank in range(comm.world)])
         right.append(torch.equal(mean, expected) and not x.any())
     return right
 
