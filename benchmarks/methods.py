@@ -36,6 +36,12 @@ OUT = (
     "oktopk;gtopk;sketchsgd",
     "int8;efsignsgd;qsgd",
     "powersgd(warmup_steps=0);covap(interval=4)",
+    "lwtopk;mstopk;sidco",
+    "dgc(warmup_steps=0, momentum=0.0);threshold;adacomp",
+    "local_every;fp16;bf16",
+    "int4;fp8;truncate",
+    "onebit;signsgd;signum(momentum=0.0)",
+    "terngrad;acpsgd(warmup_steps=0);gcomp(mode='truncate')",
 )
 """Three at a time: eight ranks of each of them are in memory at once."""
 SCALE_OUT = ("emulated(vgg19, shrink=32)", "256mbit")
@@ -128,9 +134,9 @@ def worlds_table(groups: list[dict[int, dict[str, Any]]]) -> str:
 
 
 def _cell(rows: Rows, name: str) -> str:
-    row = next(row for row in rows if row["name"] == name)
-    if row["step_s"] is None:
-        return str(row["failed"])
+    row = next((row for row in rows if row["name"] == name), None)
+    if row is None or row["step_s"] is None:
+        return "-" if row is None else str(row["failed"])
     scaled = ((row["step_s"], 1e3, 0), (row["wire_bytes_per_step"], 1e-3, 1), (row["peak_bytes"], 1e-6, 0))
     return " / ".join(number(*each) for each in scaled)
 
