@@ -8,7 +8,7 @@ the whole backward pass; units above the median are sharded instead with "paper"
 tensors travel densely every step.
 """
 
-import warnings
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -43,7 +43,7 @@ def covap(
     Paper: Meng et al. 2023, "Near-linear scaling data parallel training with overlapping-aware gradient
         compression".
     Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
-        get stale, and a measured interval above 5 warns.
+        get stale, and a measured interval above 5 is logged as a warning.
     """
     options = Options(sharding, feedback, unit_mb, None if edges is None else tuple(edges))
     return partial(from_facts, options=options) if interval is None else compose(interval, options)
@@ -119,6 +119,8 @@ def schedule(interval: int) -> Residual:
 FRESH = 5
 """Above this interval the paper expects accuracy to suffer (section V)."""
 
+_LOG = logging.getLogger("gradwire")
+
 LONGEST = 64
 """No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""
 
@@ -128,7 +130,8 @@ def from_facts(facts: Facts, options: Options) -> Composition:
     interval = min(interval_for(facts.ccr), LONGEST)
     why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step"
     if interval > FRESH:
-        warnings.warn(f"gradients get stale: {why}; consider leader_topk or topk", stacklevel=2)
+        # Not a warning, which a user may have made an error: it would end the step of every rank.
+        _LOG.warning("gradients get stale: %s; consider leader_topk or topk", why)
         why += f"; above {FRESH} gradients get stale, consider leader_topk"
     if options.sharding == "balanced" and options.edges is None:
         options = replace(options, edges=measured_edges(facts, interval))
