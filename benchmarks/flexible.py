@@ -38,7 +38,10 @@ SCHEDULES = {
 """(epochs, latency in s, bandwidth in bit/s); 50 epochs altogether."""
 EPOCHS = 50
 FLEXIBLE = "flexible"
-STATIC = tuple(f"star_topk(ratio={round(ratio, 4)})" for ratio in candidate_ratios())
+STATIC = tuple(
+    f"{name}(ratio={round(ratio, 4)})" for name in ("star_topk", "topk") for ratio in candidate_ratios()
+)
+"""Both ways that `flexible` can take: a leader's choice in two rounds, and everybody's own by all-gather."""
 COLOURS = {"ring": "#3465a4", "tree": "#4e9a06", "all_gather": "#cc0000"}
 
 

@@ -48,7 +48,9 @@ def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> None:
     try:
         process.wait(max(0.1, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:
-        pytest.fail("a rank hangs")
+        process.send_signal(signal.SIGABRT)
+        process.wait(10.0)
+        pytest.fail("a rank hangs; its threads are in the captured output")
 
 
 @pytest.mark.parametrize("recipe", ["topk", "dense"])

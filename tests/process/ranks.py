@@ -47,6 +47,7 @@ def started(
         **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # an aborted rank says where it was
         "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
     }
     ranks = []

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,12 @@ def observe(
         optimizer.register_step_post_hook(_AccumulationCheck(session))
 
 
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """`hook`, of which a compiled model sees nothing: bookkeeping does not belong into its graph."""
+    hidden: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return hidden
+
+
 def _replicated(
     parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, name: str
 ) -> Replicated | None:
@@ -51,7 +57,7 @@ def _replicated(
 
 
 def _forward_hook(session: Session, scaled: bool) -> Callable[..., None]:
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def hook(module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
@@ -72,14 +78,14 @@ def _forward_hook(session: Session, scaled: bool) -> Callable[..., None]:
                 tensor.register_hook(session.engine.watch.begin)  # type: ignore[no-untyped-call]
                 return
 
-    return cast("Callable[..., None]", hook)
+    return hook
 
 
 def _refuse_thawed(ddp: DistributedDataParallel) -> Callable[..., None]:
     """A parameter that thaws later is in nobody's buckets: its gradient would stay local, unnoticed."""
     frozen = [p for p in ddp.module.parameters() if not p.requires_grad]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def hook(_module: nn.Module, _inputs: Any) -> None:
         thawed = [tuple(p.shape) for p in frozen if p.requires_grad]
         if thawed:
@@ -88,7 +94,7 @@ def _refuse_thawed(ddp: DistributedDataParallel) -> Callable[..., None]:
                 "before building DistributedDataParallel"
             )
 
-    return cast("Callable[..., None]", hook)
+    return hook
 
 
 def _refine_when_decided(session: Session) -> Callable[..., None]:
@@ -97,7 +103,7 @@ def _refine_when_decided(session: Session) -> Callable[..., None]:
     runs no forward, and would keep buckets that differ from its peers'."""
     done = not session.engine.measuring
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def hook(module: DistributedDataParallel, _inputs: Any) -> None:
         nonlocal done
         engine = session.engine
@@ -107,18 +113,18 @@ def _refine_when_decided(session: Session) -> Callable[..., None]:
         if not engine.layout.is_plain:
             refine_buckets(module, sum(spec.numel * spec.dtype.itemsize for spec in engine.specs))
 
-    return cast("Callable[..., None]", hook)
+    return hook
 
 
 def _watch_while_measuring(session: Session) -> Callable[..., None]:
     """Ready times are wanted while facts are measured; a hook on every parameter would cost ever after."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def hook(module: DistributedDataParallel, _inputs: Any) -> None:
         watch = session.engine.watch
         watch.watch(module.module.named_parameters()) if session.engine.measuring else watch.release()
 
-    return cast("Callable[..., None]", hook)
+    return hook
 
 
 def _count_uses(ddp: DistributedDataParallel, session: Session) -> None:
@@ -126,11 +132,11 @@ def _count_uses(ddp: DistributedDataParallel, session: Session) -> None:
     first = FirstForward(ddp.module)
     session.engine.uses = lambda: first.uses
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def before(_module: nn.Module, _inputs: Any) -> None:
         first.begin() if torch.is_grad_enabled() else first.give_up()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def after(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
         first.end()
 

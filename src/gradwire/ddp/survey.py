@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,6 +12,8 @@ from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, s
 from gradwire.plan import CodecCost, Facts, Line
 from gradwire.recipes import Composition, Decide
 from gradwire.recipes.base import Asking, Counting
+
+_LOG = logging.getLogger("gradwire")
 
 PROBED = ("all_reduce", "all_gather")
 """What most recipes ask of the network; the links of verbs that nobody probes are taken to be like the
@@ -60,7 +62,8 @@ def _agreed_cost(composition: Composition, comm: Comm) -> CodecCost | None:
         failure, mine = error, [math.inf] * 4
     base_s, slope_s, decode_base_s, decode_slope_s = slowest(comm, mine)
     if failure is not None:
-        warnings.warn(f"the codec of {composition.text} could not be measured: {failure!r}", stacklevel=2)
+        # Not a warning, which a user may have made an error: this rank alone would stop, and peers wait.
+        _LOG.warning("the codec of %s could not be measured: %r", composition.text, failure)
     if math.inf in (base_s, slope_s, decode_base_s, decode_slope_s):
         return None
     return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))

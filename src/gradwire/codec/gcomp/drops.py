@@ -52,6 +52,10 @@ class Drops(NamedTuple):
         """`drop` for each element of a block."""
         return np.full(cpu.chunks_coded.BLOCK, self.drop, np.uint8)
 
+    def of_all(self, numel: int) -> NDArray[np.uint8]:
+        """(numel,) for each element."""
+        return self.each if self.each.size else np.full(numel, self.drop, np.uint8)
+
 
 def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> Drops:
     """`dropped` for elements such as those of `like`; `ValueError` for what it cannot be."""
@@ -111,7 +115,7 @@ def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False)
     """
     drops = drops_of(dropped, x, explicit=explicit, flush=flush)
     words = words_of(x)
-    out, each = np.empty_like(words), drops.each if drops.each.size else _same(drops.drop, words.size)
+    out, each = np.empty_like(words), drops.of_all(words.size)
     cpu.mantissa.round_words(words, each, drops.how.thresholds, flush, out)
     return tensor_of(out, x.dtype).to(x.device)
 
@@ -124,7 +128,7 @@ def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush
     """
     drops = drops_of(dropped, x, explicit=explicit, flush=flush)
     words = words_of(x)
-    each = drops.each if drops.each.size else _same(drops.drop, words.size)
+    each = drops.of_all(words.size)
     symbols, widths = np.empty((2, words.size), np.uint8)
     fields = np.empty(words.size, np.uint32)
     cpu.mantissa.split(words, each, drops.how.thresholds, flush, drops.how.base, symbols, widths, fields)
@@ -140,7 +144,3 @@ def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush:
     ([1, 2, 1], 256)
     """
     return count_symbols(symbols_of(x, dropped, explicit=explicit, flush=flush))
-
-
-def _same(drop: int, numel: int) -> NDArray[np.uint8]:
-    return np.full(numel, drop, np.uint8)

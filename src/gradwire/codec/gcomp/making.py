@@ -61,4 +61,5 @@ def _start_over() -> None:
     _maker.cache_clear()
 
 
-os.register_at_fork(after_in_child=_start_over)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.codec.gcomp.drops import Dropped, Drops, drops_of, rounded, tensor_of, words_of
+from gradwire.codec.gcomp.drops import Dropped, drops_of, rounded, tensor_of, words_of
 from gradwire.kernels import cpu
 
 
@@ -39,7 +38,7 @@ def pack_mantissas(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, f
         np.zeros(even, np.uint32),
     )
     cpu.mantissa.split(
-        words, _each(drops, words.size), drops.how.thresholds, flush, drops.how.base, symbols,
+        words, drops.of_all(words.size), drops.how.thresholds, flush, drops.how.base, symbols,
         widths[: words.size], fields[: words.size],
     )  # fmt: skip
     out = np.zeros(8 * (words.size * 24 // 64 + 3), np.uint8)  # the kernel writes whole words
@@ -76,7 +75,7 @@ def unpack_mantissas(
     widths, fields = np.zeros(even, np.uint8), np.zeros(even, np.uint32)
     bits = int(
         cpu.mantissa.widths_of(
-            exponents.numpy(), symbols.numpy(), _each(drops, numel), how.thresholds, how.base, widths[:numel]
+            exponents.numpy(), symbols.numpy(), drops.of_all(numel), how.thresholds, how.base, widths[:numel]
         )
     )
     if bits < 0 or words.numel() != -(-bits // 64):
@@ -89,7 +88,3 @@ def unpack_mantissas(
     out = np.empty(numel, np.uint32)
     cpu.mantissa.join(exponents.numpy(), widths[:numel], fields[:numel], out)
     return tensor_of(out, dtype)
-
-
-def _each(drops: Drops, numel: int) -> NDArray[np.uint8]:
-    return drops.each if drops.each.size else np.full(numel, drops.drop, np.uint8)
