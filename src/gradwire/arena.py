@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.memory import UNSENT, Planes
-from gradwire.moment import Kept, Part
+from gradwire.moment import Kept, Part, is_dense
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
 """From the elements of a lane's parameters, in order, to its inner cut points, ascending."""
@@ -34,6 +34,20 @@ class ParameterSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     numel: int
+    stride: tuple[int, ...] | None = None
+    """Where it is dense in another order than rows (`channels_last`, transposed), as buckets then are."""
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """What lies flat in a bucket or plane, (numel,), in the parameter's shape: a view.
+
+        >>> transposed = ParameterSpec("w", (2, 3), torch.float32, 6, (1, 2))
+        >>> transposed.shaped(torch.arange(6))
+        tensor([[0, 2, 4],
+                [1, 3, 5]])
+        """
+        if self.stride is None:
+            return flat.view(self.shape)
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset())
 
     @property
     def plane_dtype(self) -> torch.dtype:
@@ -45,11 +59,18 @@ def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterS
     """The trainable parameters of `module` in reverse registration order."""
     skip = set(ignored)
     specs = [
-        ParameterSpec(name, tuple(p.shape), p.dtype, p.numel())
+        ParameterSpec(name, tuple(p.shape), p.dtype, p.numel(), _stride_of(p))
         for name, p in module.named_parameters()
         if p.requires_grad and name not in skip
     ]
     return tuple(reversed(specs))
+
+
+def _stride_of(parameter: Tensor) -> tuple[int, ...] | None:
+    """As DDP lays out its gradient: in the order of memory where that is dense, else in rows."""
+    if parameter.is_contiguous() or not is_dense(parameter):
+        return None
+    return tuple(parameter.stride())
 
 
 def layout_hash(specs: Sequence[ParameterSpec]) -> str:

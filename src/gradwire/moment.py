@@ -137,3 +137,18 @@ class Moment:
         key = f"{self.seed}/{self.step}/{self.lane}/{self.unit}/{who}".encode()
         digest = hashlib.blake2b(key, digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill a piece of memory without gap or overlap, in whatever order.
+
+    >>> is_dense(torch.zeros(4, 6).T), is_dense(torch.zeros(4, 6)[:, ::2])
+    (True, False)
+    """
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

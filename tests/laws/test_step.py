@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Sequence
@@ -105,6 +106,7 @@ def test_a_step_agrees_conserves_and_costs_what_it_predicts(
         assert all(outcome.step.metered_bytes == outcome.step.predicted_bytes for outcome in here)
 
 
+@functools.cache
 def _unsent(name: str, world: int) -> dict[str, int]:
     """Per parameter with memory, an element whose gradient the first step leaves unsent, by a clean run."""
     outcomes = [of_rank[0] for of_rank in _run(name, world, REVERSED, 389)]

@@ -126,6 +126,7 @@ class Flexible:
         self._basis, self._pending = _Basis(basis.link, self._gain(choice.ratio)), None
         if choice == self.now:
             return None
+        self._steps_s.clear()  # those were of the other choice
         self.now = choice
         return choice
 

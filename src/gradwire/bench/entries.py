@@ -60,6 +60,9 @@ def _options(name: str, text: str | None) -> dict[str, Option]:
         raise ValueError(f"{name!r}: cannot read the options: {error.msg}") from error
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError(f"{name!r}: options are written as key=value")
+    keys = [str(pair.arg) for pair in call.keywords]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"{name!r}: an option is given twice")
     return {str(pair.arg): _value(name, pair.value) for pair in call.keywords}
 
 
@@ -77,7 +80,7 @@ def _value(name: str, node: ast.expr) -> Option:
         return node.id
     try:
         value = ast.literal_eval(node)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{name!r}: {ast.unparse(node)} is not a number, a word or a string") from error
     if _is_option(value):
         option: Option = value

@@ -4,6 +4,7 @@ No postponed annotations here: DDP inspects a hook's signature.
 """
 
 import difflib
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -99,15 +100,19 @@ def check_peer(entry: Entry) -> None:
         near = difflib.get_close_matches(entry.stem, PEERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"peer {entry.stem!r} is not one of {', '.join(PEERS)}{hint}")
+    try:
+        inspect.signature(PEERS[entry.stem]).bind(None, **_options(entry))
+    except TypeError as error:
+        raise ValueError(f"peer {entry.name!r}: {error}") from None
 
 
 def install(entry: Entry, ddp: DistributedDataParallel) -> HookClock | None:
     """Register the peer's hook on `ddp`, with the options that the entry carries."""
-    options = {key: value for key, value in entry.options.items() if key != BUCKET_OPTION}
-    try:
-        return PEERS[entry.stem](ddp, **options)
-    except TypeError as error:
-        raise ValueError(f"peer {entry.name!r}: {error}") from error
+    return PEERS[entry.stem](ddp, **_options(entry))
+
+
+def _options(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in entry.options.items() if key != BUCKET_OPTION}
 
 
 def wire_bytes(entry: Entry, numel: int, world: int) -> float | None:

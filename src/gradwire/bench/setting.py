@@ -13,6 +13,8 @@ from gradwire.bench.settings import Task
 
 # Importing torch, joining the group, the first broadcast over a slow link and compiling kernels take a while.
 _SETUP_TIMEOUT_S = 180.0
+# One answer, after all of a test set.
+_EVALUATE_TIMEOUT_S = 900.0
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Setting:
         self.measured = Measured(entry)
         self._task = task
         self._network = network
+        self._timeout_s = timeout_s
         self._set: ProcessSet | None = None
         with self._contained():
             self._set = start(entry.name, network, workers, timeout_s)
@@ -72,6 +75,8 @@ class Setting:
     def setup(self, seed: int, entry: Entry | None = None) -> None:
         """Build (or rebuild) everything from `seed`, by default for the setting's own entry."""
         entry = entry or self.measured.entry
+        # Of what was built before: whoever fails from here on must not show it.
+        self.measured.fingerprints, self.measured.evaluation = [], {}
         command = {
             "op": "setup",
             "entry": entry.name if entry.kind != "bound" else entry.stem,
@@ -79,7 +84,7 @@ class Setting:
             "task": asdict(self._task),
             "seed": seed,
         }
-        answers = self._ask(command, timeout_s=_SETUP_TIMEOUT_S)
+        answers = self._ask(command, timeout_s=max(_SETUP_TIMEOUT_S, self._timeout_s))
         if answers is not None:
             self.measured.setup = answers.closing[0]
 
@@ -108,7 +113,7 @@ class Setting:
 
     def evaluate(self) -> dict[str, float]:
         """Figures of merit of rank 0's model (whose BatchNorm statistics DDP makes everybody's)."""
-        answers = self._ask({"op": "evaluate"}, only=0, timeout_s=_SETUP_TIMEOUT_S)
+        answers = self._ask({"op": "evaluate"}, only=0, timeout_s=max(_EVALUATE_TIMEOUT_S, self._timeout_s))
         if answers is not None:
             self.measured.evaluation = answers.closing[0]["evaluation"]
         return self.measured.evaluation

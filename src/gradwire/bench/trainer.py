@@ -95,7 +95,7 @@ def build(entry: Entry, task: Task, seed: int) -> Trainer:
     model = work.model(seed)
     # Dropout and the like draw from the global generator: reproducible, and different on every rank.
     torch.manual_seed(seed * 1009 + rank)
-    module = model if entry.kind == "bound" else _data_parallel(model, entry, task)
+    module = model if entry.kind == "bound" else _data_parallel(model, entry, task, work)
     optimizer = work.optimizer(list(model.parameters()))
     wire, hook_clock = _synchronise(entry, task, module, optimizer, seed)
     return Trainer(
@@ -124,10 +124,13 @@ def learning_rate_factor(decay_steps: int | None, step: int) -> float:
     return min(1.0, max(0.0, 1.25 * (1 - step / decay_steps)))
 
 
-def _data_parallel(model: torch.nn.Module, entry: Entry, task: Task) -> DistributedDataParallel:
+def _data_parallel(
+    model: torch.nn.Module, entry: Entry, task: Task, work: Workload
+) -> DistributedDataParallel:
     """The same arguments for everybody, except a peer's own `bucket_cap_mb`, which shows in its name."""
     wanted = entry.options.get(peers.BUCKET_OPTION) if entry.kind == "peer" else None
-    cap_mb = task.bucket_cap_mb if wanted is None else float(cast("float", wanted))
+    usual = work.bucket_cap_mb if task.bucket_cap_mb is None else task.bucket_cap_mb
+    cap_mb = usual if wanted is None else float(cast("float", wanted))
     # The view saves DDP a copy of all gradients per step; everybody gets it.
     return DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
 

@@ -15,6 +15,7 @@ from gradwire.bench.runner import run
 from gradwire.bench.settings import Network, Schedule, Settings, Task
 from gradwire.bench.table import exit_code, failures, tables
 from gradwire.bench.workloads import workload as check_workload
+from gradwire.cli.paths import check_folder
 
 
 def bench(
@@ -24,7 +25,7 @@ def bench(
     recipes: Annotated[str, typer.Option(help="Recipes, semicolons between them.")] = "dense;fp16;covap",
     peers: Annotated[
         str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
-    ] = "ddp;fp16_hook;powersgd_hook",
+    ] = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)",
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
     rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
     delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
@@ -50,13 +51,14 @@ def bench(
     """Compare recipes with torch's own hooks, and with the same step without communication."""
     console = Console(stderr=True)
     try:
+        check_folder(json_path)
         path = None if data is None else str(data)
         task = Task(workload, path, shards, batch_size, seed, _on(overlap), bucket_cap_mb)
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         for entry in entries:
             check_peer(entry) if entry.kind == "peer" else recipe(entry.name)
-        check_workload(workload, data=data, batch_size=batch_size)
+        check_workload(workload, data=data, batch_size=batch_size).batches(0, workers, seed)
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
         settings = Settings(task, schedule, Network(workers, rate, delay, entered), entries)
@@ -68,7 +70,7 @@ def bench(
     except KeyboardInterrupt:
         console.print("gradwire bench: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
-    except TooLarge as error:
+    except (TooLarge, OSError, ValueError) as error:
         console.print(f"gradwire bench: {error}")
         raise typer.Exit(2) from None
     _show(document, json_path, console)

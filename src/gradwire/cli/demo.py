@@ -13,6 +13,8 @@ from gradwire.bench.demo.live import live_progress
 from gradwire.bench.demo.plan import Plan, text_plan
 from gradwire.bench.demo.show import exit_code, show, show_failures
 from gradwire.bench.report import render
+from gradwire.bench.workloads import workload as check_workload
+from gradwire.cli.paths import check_folder
 
 
 def demo(
@@ -28,8 +30,12 @@ def demo(
     ] = Plan.seeds,
     recipe_text: Annotated[str, typer.Option("--recipe", help="What gradwire uses.")] = Plan.recipe,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds; what does not fit is shortened.")] = Plan.budget_s,
-    quick: Annotated[bool, typer.Option("--quick", help="60 steps, one seed: a look, not a result.")] = False,
+    budget: Annotated[
+        float, typer.Option(help="Seconds; after the race, what does not fit is shortened.")
+    ] = Plan.budget_s,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="60 steps, one seed, whatever else is said: a look, not a result.")
+    ] = False,
     mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
     report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path("gradwire-demo.html"),
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures.")] = None,
@@ -37,6 +43,7 @@ def demo(
     """Watch plain DDP crawl and gradwire keep up, training a real model over a slow link."""
     console = Console()
     try:
+        check_folder(report, json_path)
         plan = Plan(
             workers=workers,
             steps=steps,
@@ -50,6 +57,7 @@ def demo(
         plan = text_plan(plan) if text else plan
         plan = plan.quick() if quick else plan
         recipe(plan.recipe)
+        check_workload(plan.workload, data=data).batches(0, workers, 0)
         emulate.Link(None if rate == "auto" else emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
     except ValueError as error:
@@ -60,9 +68,12 @@ def demo(
     except KeyboardInterrupt:
         console.print("gradwire demo: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
-    _write(document, report, json_path)
+    except (OSError, ValueError) as error:
+        console.print(f"gradwire demo: {error}", markup=False)
+        raise typer.Exit(2) from None
     console.print(show(document))
     show_failures(document, console)
+    _write(document, report, json_path)
     console.print(f"Report: {report.resolve().as_uri()}", soft_wrap=True)
     raise typer.Exit(exit_code(document))
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gradwire import emulate
+from gradwire.cli.paths import check_folder
 from gradwire.emulate.launch import Outcome, run_on_all
 
 app = typer.Typer(help="A slow network on this machine.", no_args_is_help=True)
@@ -40,10 +41,11 @@ def run(
     Example: gradwire net run --workers 4 --rate 200mbit --delay 5ms -- python train.py
     """
     try:
+        check_folder(json_path)
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
         network = emulate.Network(workers, link, entered)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:
         with network:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire.exchange import Exchange
+from gradwire.exchange.late import CYCLE, LATE
 from gradwire.memory import UNSENT
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, Entry, entries
@@ -65,10 +66,6 @@ def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
         "at_most": any(round_.at_most for rounds in steps for round_ in rounds),
         "laws": _laws(exchange),
     }
-
-
-LATE, CYCLE = 1 << 20, 840
-"""A step beyond every warm-up, and a number of steps that holds whole cycles of every interval up to 8."""
 
 
 def _laws(exchange: Exchange) -> str:

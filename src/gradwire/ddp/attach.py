@@ -68,16 +68,21 @@ def attach(
     """
     _check_model(ddp)
     specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
-    comm = ProcessGroupComm(_own_group(ddp) if process_group is None else _same_ranks(process_group, ddp))
-    chosen = _agreed_recipe(recipe, target, specs, policy, memory_dtype, optimizer, comm)
-    fingerprint = _fingerprint(chosen, specs, policy, seed, scaler is not None)
-    require_agreement({**fingerprint, "memory_dtype": str(memory_dtype)}, comm)
+    group = _own_group(ddp) if process_group is None else _same_ranks(process_group, ddp)
+    comm = ProcessGroupComm(group)
+    try:
+        chosen = _agreed_recipe(recipe, target, specs, policy, memory_dtype, optimizer, comm)
+        fingerprint = _fingerprint(chosen, specs, policy, seed, scaler is not None)
+        require_agreement({**fingerprint, "memory_dtype": str(memory_dtype)}, comm)
+    except Exception:
+        if process_group is None:
+            dist.destroy_process_group(group)
+        raise
     kernels.prepare()
     session, worker = _assemble(ddp, comm, specs, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     session.engine.check_layout = partial(check_momentum, optimizer=optimizer)
-    warn_without_optimizer(session.engine.layout, optimizer)
     observe(ddp, optimizer, scaler, session)
     ddp.register_comm_hook(session, gradwire_hook)
     return Wire(Attached(ddp, optimizer, scaler, session, worker))
@@ -141,14 +146,15 @@ def _agreed_recipe(
     comm: Comm,
 ) -> Recipe:
     """Parse and try out; a rank that must refuse tells the others first, which would wait for it."""
-    refusal: ValueError | None = None
+    refusal: Exception | None = None
     try:
         chosen = _chosen(text, target)
         if memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
         layout = build(specs, settled(chosen) or plain(), policy, torch.device("meta"))
         check_momentum(layout, optimizer)
-    except ValueError as error:
+        warn_without_optimizer(layout, optimizer)
+    except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
         refusal = error
     fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
     try:

@@ -76,7 +76,10 @@ def explore(
     attached, rows = wire.attached, list(batches)
     engine = attached.session.engine
     said = {"candidates": str(list(candidates)), "batches": str(len(rows))}
+    attached.session.rest()
     attached.worker.call(lambda: require_agreement(said, engine.comm))
+    if not rows or not candidates:
+        raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
     if engine.measuring or engine.step < 2:
         # DDP rebuilds its buckets in its second step, which changes the order of sums in later ones.
         raise ValueError("explore once the recipe has been decided and two steps have been made")
@@ -95,6 +98,8 @@ def _fit(engine: Engine, text: str) -> Composition:
     composition = recipe(text).build()
     if not isinstance(composition, Composition):
         raise ValueError(f"candidate {text!r} would measure first; give it its options")
+    if composition.watch is not None:
+        raise ValueError(f"candidate {text!r} changes while it runs: no few steps are like the others")
     layout = engine.layout_of(composition, torch.device("meta"))
     engine.check_layout(layout)
     for name in engine.layout.slots:
@@ -113,6 +118,7 @@ def _as_it_was(attached: Attached) -> Iterator[None]:
     try:
         yield
     finally:
+        session.rest()
         call(lambda: session.engine.take_up(saved))
         session.history, session.compressed = history, compressed
 

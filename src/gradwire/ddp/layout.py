@@ -133,6 +133,8 @@ def _fixed(text: str) -> Composition:
     built = recipe(text).build()
     if not isinstance(built, Composition):
         raise ValueError(f"policy: {text!r} must measure before it can decide; give it fixed options")
+    if built.watch is not None:
+        raise ValueError(f"policy: {text!r} changes while it runs; give it as the recipe itself")
     return built
 
 

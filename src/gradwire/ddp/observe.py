@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import partial
@@ -36,7 +37,9 @@ def observe(
     ddp.register_forward_hook(_forward_hook(session, scaled=scaler is not None))
     if optimizer is not None:
         session.engine.replicas = partial(_replicated, dict(ddp.module.named_parameters()), optimizer)
-        optimizer.register_step_post_hook(_AccumulationCheck(session))
+        handle = optimizer.register_step_post_hook(_AccumulationCheck(session))
+        # An optimizer that outlives the model must not keep the arena alive.
+        weakref.finalize(ddp, handle.remove).atexit = False
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:

@@ -15,9 +15,15 @@ from gradwire.ddp.arrival import Arrival, BucketMap
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.history import History
 from gradwire.ddp.step import Step
+from gradwire.ddp.waiting import wait_for
 from gradwire.ddp.worker import Worker
 from gradwire.errors import GradwireError
 from gradwire.measure import now_s
+
+_BROKE_OFF = (
+    "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
+    "may wait for it. Start all ranks again, from their last checkpoint"
+)
 
 
 class Session:
@@ -38,6 +44,7 @@ class Session:
         self._held: list[Arrival] = []
         self._ended = threading.Event()
         self._ended.set()
+        self._all_given = True
         self._error: Exception | None = None
 
     def take(self, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -54,14 +61,26 @@ class Session:
             for each in held:
                 self._worker.post(partial(self.engine.arrive, each))
         if arrival.is_last:
+            self._all_given = True
             self._wait_at_the_end()
         return future
+
+    def rest(self) -> None:
+        """Return when no step is under way, because nothing else may be asked of the ranks meanwhile.
+
+        Whoever caught an interruption of `backward()` left a step behind which all ranks still end. Raises
+        `GradwireError` where it cannot end, since not all of its buckets came.
+        """
+        if not self._all_given:
+            raise GradwireError(_BROKE_OFF)
+        wait_for(self._ended)
 
     def _open(self) -> None:
         self._raise_pending()
         if not self._ended.is_set():
-            raise GradwireError("the previous backward pass broke off: its step never got a verdict")
+            raise GradwireError(_BROKE_OFF)
         self._ended.clear()
+        self._all_given = False
         self._held = []
 
     def _wait_at_the_end(self) -> None:
@@ -72,7 +91,7 @@ class Session:
 
     def _wait(self) -> None:
         start_s = now_s()
-        self._ended.wait()
+        wait_for(self._ended)
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
         if self._error is not None:

@@ -18,7 +18,7 @@ from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 
-FORMAT = 4
+FORMAT = 5
 State = Mapping[str, Any]
 
 
@@ -29,7 +29,7 @@ def save(engine: Engine) -> dict[str, Any]:
         for plane in engine.layout.planes_of(spec.name):
             # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
             memory = engine.layout.memory(spec.name, plane).to(spec.plane_dtype, copy=True)
-            planes.setdefault(plane, {})[spec.name] = memory.view(spec.shape)
+            planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
     return {
         "format": FORMAT,
         "rank": engine.comm.rank,
@@ -81,6 +81,7 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
         "the state to load": "fits" if refusal is None else f"refused, {refusal}",
         "step": str(mine.get("step")),
         "plan": str(mine.get("plan")),
+        "kind of state": "a mean" if mine.get("rank") is None else f"of {mine.get('world')} ranks",
     }
     try:
         require_agreement(facts, engine.comm)
@@ -152,16 +153,19 @@ def _restore(engine: Engine, state: State) -> None:
         composition = _planned(state)
         engine.forget()
         engine.install(replace(composition, why=f"loaded; {state['why']}"))
-        _warn_of_another_recipe(engine, composition.text)
+    specs = {spec.name: spec for spec in engine.specs}
     for plane, memories in _all_planes(state).items():
         for name, memory in memories.items():
-            engine.layout.memory(name, plane).copy_(memory.reshape(-1))
+            specs[name].shaped(engine.layout.memory(name, plane)).copy_(memory)
     for kind, tensors in state["kept"].items():
         for name, tensor in tensors.items():
             engine.layout.slots[name][0].kept.put(kind, name, tensor.clone())
     for lane in engine.layout.lanes:
         lane.kept.commit()
     engine.step = state["step"]
+    # Last of all: whoever has made warnings errors, here alone perhaps, has nothing half loaded.
+    if state["plan"] is not None:
+        _warn_of_another_recipe(engine, engine.layout.main.text)
 
 
 def _warn_of_another_recipe(engine: Engine, plan: str) -> None:

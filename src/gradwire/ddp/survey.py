@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gradwire.comm import Comm
-from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, sent, slowest
+from gradwire.exchange.late import sent
+from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, slowest
 from gradwire.plan import CodecCost, Facts, Line
 from gradwire.recipes import Composition, Decide
 from gradwire.recipes.base import Asking, Counting

@@ -38,8 +38,9 @@ class Watcher:
             self._looked = [total + more for total, more in zip(self._looked, seen, strict=True)]
 
     def row(self, step: int) -> tuple[float, ...]:
-        """This rank's facts for the verdict."""
+        """This rank's facts for the verdict. Looks begin anew: a step that fails is tried again."""
         looked = self._looked if self._due(step) else []
+        self._looked = [0.0] * self._watch.looks
         return (*self._previous_s, *looked, *self._probed_s)
 
     def observe(
@@ -53,7 +54,7 @@ class Watcher:
         columns = list(zip(*rows, strict=True))
         looked = tuple(map(sum, columns[2 : 2 + looks])) if looks else None
         probed_s = tuple(map(min, columns[2 + looks :])) or None
-        self._previous_s, self._looked, self._probed_s = took_s, [0.0] * self._watch.looks, []
+        self._previous_s, self._probed_s = took_s, []
         if not committed:
             return None
         return self._judge(Observed(step, max(columns[0]), max(columns[1]), looked, probed_s))

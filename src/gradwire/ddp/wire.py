@@ -91,6 +91,7 @@ class Wire:
             train_one_step()
             print(wire.diagnose())
         """
+        self._session.rest()
         seen, engine = [] if self._watch is None else self._watch.seen, self._engine
         self._diagnosis = self._worker.call(lambda: diagnose(seen, engine.layout.lanes, engine.comm))
         return self._diagnosis
@@ -139,6 +140,8 @@ class Wire:
         """
         if kind not in ("rank", "mean"):
             raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
+        if kind == "mean":
+            self._session.rest()
         save = state.save if kind == "rank" else state.save_mean
         return self._worker.call(lambda: save(self._engine))
 
@@ -148,6 +151,7 @@ class Wire:
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
         when ranks load different steps or plans.
         """
+        self._session.rest()
         self._worker.call(lambda: state.load(self._engine, saved))
 
     def flush(self) -> None:
@@ -162,6 +166,7 @@ class Wire:
             wire.flush()
             optimizer.step()
         """
+        self._session.rest()
         self._worker.call(self._flush)
 
     def _flush(self) -> None:
@@ -173,7 +178,7 @@ class Wire:
             engine.comm.all_reduce(lane.x).wait()
             for slot in lane.slots:
                 parameter = self._parameters[slot.spec.name]
-                late = lane.x[slot.start : slot.stop].view(parameter.shape) * engine.loss_scale()
+                late = slot.spec.shaped(lane.x[slot.start : slot.stop]) * engine.loss_scale()
                 if parameter.grad is None:
                     parameter.grad = late.to(parameter.dtype)
                 else:
@@ -186,11 +191,13 @@ class Wire:
         Follow it by `optimizer.step()`, as `flush`. Warns where momentum was applied before gradients were
         sent: from then on it is the optimizer's business again.
         """
-        if any(lane.memory.covers_momentum for lane in self._engine.layout.lanes):
+        self._session.rest()
+        covered = any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
+        self._worker.call(self._detach)
+        if covered:
             warnings.warn(
                 "nobody applies momentum any more: set it in the optimizer if training goes on", stacklevel=2
             )
-        self._worker.call(self._detach)
 
     def _detach(self) -> None:
         self._flush()

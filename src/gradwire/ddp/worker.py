@@ -8,6 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from gradwire.ddp.waiting import wait_for
+from gradwire.errors import GradwireError
+
 T = TypeVar("T")
 Job = Callable[[], None]
 
@@ -26,16 +29,26 @@ class Worker:
         self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the worker and return its result, or raise what it raised."""
+        """Run `function` on the worker and return its result, or raise what it raised.
+
+        Raises `GradwireError` once the thread has ended, as it does with the interpreter.
+        """
         future: Future[T] = Future()
+        done = threading.Event()
+        future.add_done_callback(lambda _future: done.set())
 
         def job() -> None:
             try:
                 future.set_result(function())
-            except Exception as error:
+            except BaseException as error:
                 future.set_exception(error)
 
+        def look() -> None:
+            if not self._thread.is_alive() and not future.done():
+                raise GradwireError("gradwire's thread has ended: nothing can be asked of it any more")
+
         self.post(job)
+        wait_for(done, look)
         return future.result()
 
     def stop(self, timeout_s: float = 2.0) -> None:

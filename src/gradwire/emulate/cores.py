@@ -19,6 +19,13 @@ def share(rank: int, workers: int, cores: Sequence[int]) -> set[int]:
     return set(cores[rank * each : (rank + 1) * each] if each else cores)
 
 
+def sharing(workers: int) -> int:
+    """How many ranks the cores of one rank have to serve, when this process starts `workers` of them."""
+    if not hasattr(os, "sched_getaffinity"):
+        return workers
+    return 1 if len(os.sched_getaffinity(0)) >= workers else workers
+
+
 @contextmanager
 def on_cores_of(rank: int, workers: int) -> Iterator[None]:
     """Processes that this thread starts inside the block run on the rank's cores; no-op where unknown."""

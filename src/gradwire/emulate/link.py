@@ -62,7 +62,7 @@ def parse_rate(text: str | None) -> float | None:
     if text is None or text.strip().lower() in UNLIMITED:
         return None
     match = _RATE.fullmatch(text.strip().lower())
-    if match is None:
+    if match is None or "Bps" in text:  # bytes, where bits are expected
         raise ValueError(
             f"rate={text!r}: expected a number with kbit, mbit or gbit, such as 200mbit, or unlimited"
         )

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.emulate import rank_env, topology
-from gradwire.emulate.cores import on_cores_of
+from gradwire.emulate.cores import on_cores_of, sharing
 from gradwire.emulate.kernel import in_netns
 from gradwire.emulate.link import Counters, Link
 from gradwire.emulate.names import LARGEST_WORLD, address
@@ -74,8 +74,9 @@ class Network:
         port = self._default_port if master_port is None else master_port
 
         def start(command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[Any]":
+            here = {**variables, rank_env.RANKS_VARIABLE: str(sharing(self.workers))}
             with on_cores_of(rank, self.workers):
-                return subprocess.Popen(command, env=variables, **popen_kwargs)
+                return subprocess.Popen(command, env=here, **popen_kwargs)
 
         if self._topology is None:
             assert self._wire is not None

@@ -10,7 +10,7 @@ WIRE_VARIABLE = "GRADWIRE_WIRE"
 """Path of the file that holds the link of backend mode; absent in the other modes."""
 
 RANKS_VARIABLE = "GRADWIRE_RANKS_HERE"
-"""How many ranks share this machine, as `gradwire.kernels.slices` wants to know."""
+"""How many ranks share the cores that a rank may use, as `gradwire.kernels.slices` wants to know."""
 
 
 def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -63,13 +64,19 @@ def _behave_as_first_process() -> None:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
+    _handle(once)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Take all signals that are not ignored: `nohup` and background jobs must stay what they are."""
     for number in _FORWARDED:
-        signal.signal(number, once)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _same_command() -> list[str]:
     words = sys.orig_argv[1:]
-    if not words or words[-1] == "-":
+    if not words or sys.argv[0] in ("", "-"):
         raise ValueError("a program typed or piped into python cannot be run again: save it to a file")
     return [sys.executable, *words]
 
@@ -107,10 +114,10 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
         if inner is None or received > 2:
             child.kill()
         else:
-            os.kill(inner, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(inner, number)
 
-    for number in _FORWARDED:
-        signal.signal(number, forward)
+    _handle(forward)
     while True:
         try:
             code = child.wait(timeout=None if deadline_s is None else 1.0)

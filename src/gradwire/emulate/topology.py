@@ -18,11 +18,15 @@ MTU_BYTES = 9000  # jumbo frames: TCP, IP and Ethernet headers stay below 1 % of
 _GATEWAY = "10.119.255.254"
 _BURST_S = 1e-3
 _TABLE = 119
+_MOST_WINDOW = 2**30 - 1  # twice that must be an int of the kernel's
 
 
 def burst_bytes(rate_bit_per_s: float) -> int:
-    """What tbf may send at once: a millisecond's worth, but two frames at least, or it drops them."""
-    return int(max(rate_bit_per_s / 8 * _BURST_S, 2.5 * MTU_BYTES))
+    """What tbf may send at once: a millisecond's worth, but a frame at least, or it drops them.
+
+    Whatever rests long enough sends so much for nothing, which favours who sends little: no more than needed.
+    """
+    return int(max(rate_bit_per_s / 8 * _BURST_S, 1.1 * MTU_BYTES))
 
 
 class Topology:
@@ -74,7 +78,7 @@ class Topology:
         batch("ip", lines)
 
     def reshape(self, link: Link) -> None:
-        """Give every cable a new rate and delay while traffic flows; queued packets stay queued."""
+        """Give every cable a new rate and delay while traffic flows; lifting a rate drops what is queued."""
         window = _window_bytes(link)
         queue_bytes = window * max(len(self.ranks) - 1, 1)
         for netns in self.ranks:
@@ -147,7 +151,7 @@ class Topology:
 def _window_bytes(link: Link) -> int:
     """TCP's largest window: four bandwidth-delay products, so that the rate can be reached."""
     product = (link.rate_bit_per_s or 1e9) / 8 * 2 * link.delay_s
-    return int(max(4 * 1024**2, 4 * product))
+    return int(min(max(4 * 1024**2, 4 * product), _MOST_WINDOW))
 
 
 def _allow_windows(window_bytes: int) -> None:

@@ -23,7 +23,8 @@ T = TypeVar("T")
 SMALLEST = 1 << 20
 """Elements below which a slice is not worth the hand-over: some 0.2 ms of the fastest kernel."""
 RANKS_HERE = "GRADWIRE_RANKS_HERE"
-"""Set where LOCAL_WORLD_SIZE is not the truth: an emulated network makes every rank a node."""
+"""Ranks on the same cores, where LOCAL_WORLD_SIZE is not the truth: an emulated network makes every rank a
+node, and gives it cores of its own where there are enough."""
 MOST = 4
 """Threads beyond which one socket's memory is busy anyway."""
 

@@ -3,7 +3,7 @@
 from gradwire.measure.aligned import slowest
 from gradwire.measure.backward import BackwardWatch
 from gradwire.measure.clock import RoundTime, Span, Trace, now_s
-from gradwire.measure.codec import codec_cost, payloads, sent
+from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.multiply_adds import layer_rates, multiply_adds
 from gradwire.measure.probe import Probed, name_of, network_of, probe
@@ -27,6 +27,5 @@ __all__ = [
     "now_s",
     "payloads",
     "probe",
-    "sent",
     "slowest",
 ]

@@ -68,4 +68,4 @@ class BackwardWatch:
         """Seconds from the beginning of this pass until each watched gradient was there."""
         if self._begun is None:
             return {}
-        return {name: self._stopwatch.seconds(self._begun, mark) for name, mark in self._ready.items()}
+        return {name: self._stopwatch.seconds(self._begun, mark) for name, mark in list(self._ready.items())}

@@ -14,26 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Exchange
+from gradwire.exchange.late import LATE, late_moment, step_that_sends
 from gradwire.measure import cache
 from gradwire.measure.clock import now_s
 from gradwire.measure.echo import EchoComm
 from gradwire.measure.fit import Fit, straight_line
 from gradwire.measure.machine import fingerprint
 from gradwire.memory import UNSENT
-from gradwire.moment import Kept, Moment, Part
+from gradwire.moment import Kept
 from gradwire.plan.costs import CodecCost, Line
 
 SIZES = tuple(1 << power for power in (6, 8, 10, 12, 14, 16, 17, 18, 19, 20))
 """Elements. Closer together where memory begins to slow codecs down, because most of a gradient is in large
 units: the line has to serve those."""
 WORLD = 4
-LATE = 1 << 20
-"""A committed step behind every warm-up, in which rank 0 of four leads."""
-CYCLE = 840
-"""So many steps hold whole cycles of every interval up to 8."""
 FORM = "codec-cost-1"
 _REPETITIONS = (5, 15)
 
@@ -114,37 +110,11 @@ def payloads(exchange: Exchange, numel: int, world: int, step: int = LATE) -> fl
     (4.0, 1.0)
     """
     rounds, alone = (
-        exchange.rounds(numel, torch.float32, _moment(numel, ranks, step)) for ranks in (world, 1)
+        exchange.rounds(numel, torch.float32, late_moment(numel, ranks, step)) for ranks in (world, 1)
     )
     if not rounds or not alone or rounds[-1].verb != "all_gather" or alone[-1].payload_bytes == 0:
         return 1.0
     return max(world * rounds[-1].payload_bytes / alone[-1].payload_bytes, 1.0)
-
-
-def sent(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:
-    """What a unit sends behind every warm-up, in a step in which it does not rest.
-
-    >>> from gradwire.exchange import dense, every
-    >>> [each.verb for each in sent(every(4, dense()), 1000, 2)]
-    ['all_reduce']
-    """
-    step = _step_that_sends(exchange, numel, world)
-    return exchange.rounds(numel, torch.float32, _moment(numel, world, step))
-
-
-def _moment(numel: int, world: int, step: int, kept: Kept | None = None) -> Moment:
-    """A unit that is one matrix, as square as powers of two allow."""
-    columns = 1 << (max(numel, 1).bit_length() - 1) // 2
-    shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
-    part = Part("weight", shape, 0, numel)
-    return Moment(step, 0, 0, world, parts=(part,), kept=kept or Kept())
-
-
-def _step_that_sends(exchange: Exchange, numel: int, world: int) -> int:
-    for step in range(LATE, LATE + CYCLE):
-        if exchange.rounds(numel, torch.float32, _moment(numel, world, step)):
-            return step
-    return LATE
 
 
 class _Bench:
@@ -152,7 +122,7 @@ class _Bench:
 
     def __init__(self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float]) -> None:
         self._exchange, self._world, self._clock = exchange, world, clock
-        self._step = _step_that_sends(exchange, numel, world)
+        self._step = step_that_sends(exchange, numel, world)
         self._payloads = payloads(exchange, numel, world, self._step)
         self._grad = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
         memory = exchange.memory
@@ -165,7 +135,7 @@ class _Bench:
     def once(self) -> tuple[float, float]:
         """Seconds of encoding, and of decoding one payload."""
         comm = EchoComm(self._world, self._clock)
-        at = _moment(self._grad.numel(), self._world, self._step, self._kept)
+        at = late_moment(self._grad.numel(), self._world, self._step, self._kept)
         start_s = self._clock()
         x = self._folded()
         finish = self._exchange.start(x, self._mean, comm, at)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from gradwire.kernels import Terms, numerator_exponents
 from gradwire.kernels import numerators as fill_numerators
 from gradwire.metric.optimizers import Numerator, numerator_of
-from gradwire.moment import Moment, Part, Replicated
+from gradwire.moment import Moment, Part, Replicated, is_dense
 
 Fill = Callable[[Tensor, Tensor | None, Tensor | None, Terms, Tensor], None]
 
@@ -71,28 +73,25 @@ def _in_memory_order(tensor: Tensor | None, like: Tensor) -> Tensor | None:
     """Flat, as DDP's buckets hold the gradient of `like`: in the order of its memory if that is dense."""
     if tensor is None or tensor.shape != like.shape:
         return None
-    if not _is_dense(like):
+    if not is_dense(like):
         return tensor.reshape(-1)
     if tensor.stride() != like.stride() and not (tensor.is_contiguous() and like.is_contiguous()):
         return None
     return tensor.as_strided((like.numel(),), (1,))
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill a piece of memory without gap or overlap, in whatever order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
 def _say(refusal: str) -> None:
     # Python shows a text once; it names no parameter, so that it is the same for all of them.
-    warnings.warn(
+    text = (
         f"gcomp knows no error bound for {refusal}: gradients of its parameters are sent without loss, which "
-        "takes up to three times the bytes. Use mode='lossless' to say that this is meant.",
-        stacklevel=2,
+        "takes up to three times the bytes. Use mode='lossless' to say that this is meant."
     )
+    try:
+        warnings.warn(text, stacklevel=2)
+    except UserWarning:  # made an error, which would end every step
+        _log_once(text)
+
+
+@cache
+def _log_once(text: str) -> None:
+    logging.getLogger("gradwire").warning(text)

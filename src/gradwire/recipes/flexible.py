@@ -143,6 +143,9 @@ def _judge(
             f"step {shown.step}: {link.alpha_s * 1e3:.2f} ms and {8e-6 / link.beta_s:.0f} Mbit/s call for "
             f"{choice.ratio:.2%} by {choice.way}"
         )
-        return compose(choice, why)
+        following = compose(choice, why)
+        assert following.watch is not None
+        # The same judge goes on, with what it has seen: a new one would plan again at its first probe.
+        return replace(following, watch=replace(following.watch, judge=lambda _watched: judge))
 
     return judge

@@ -15,11 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
-import torch
-
 from gradwire.adapt.timed_merge import TimedMerge
 from gradwire.exchange import Exchange, forget
-from gradwire.moment import Moment
+from gradwire.exchange.late import sent
 from gradwire.plan import (
     Backward,
     Facts,
@@ -67,6 +65,8 @@ def mergecomp(
         raise ValueError(f"split={split!r} is none of {', '.join(get_args(Split))}")
     if groups < 1:
         raise ValueError(f"groups={groups}; at least one")
+    if cuts and elements < 1:
+        raise ValueError("cuts need elements=: how many there are where they were made")
     if cuts is not None:
         return _cut(base, partial(fixed_cuts, cuts=cuts, numel=elements))
     if split == "layers":
@@ -84,6 +84,8 @@ def _inner(text: str) -> Composition:
     composition = recipe(text).build()
     if not isinstance(composition, Composition):
         raise ValueError(f"inner={text!r} would measure first; give it its options")
+    if composition.watch is not None:
+        raise ValueError(f"inner={text!r} changes while it runs; give it as the recipe itself")
     if composition.exchange.memory is not None:
         return composition
     # What takes DDP's own buckets as they are has to be copied into the arena to be grouped.
@@ -201,5 +203,4 @@ _ENDS = (1 << 12, 1 << 22)
 
 
 def _seconds(exchange: Exchange, numel: int, network: Network, world: int) -> float:
-    rounds = exchange.rounds(numel, torch.float32, Moment(0, 0, 0, world))
-    return total_time(rounds, world, network)
+    return total_time(sent(exchange, numel, world), world, network)

@@ -1,6 +1,7 @@
 """Readers: the vendored slices, CIFAR batches, image folders, text; and files that must be refused."""
 
 import gzip
+import lzma
 import pickle
 
 import numpy as np
@@ -127,6 +128,20 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path):
         with pytest.raises(ValueError, match="test_batch is not a CIFAR batch"):
             load_images(tmp_path)
     assert not trap.exists()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_truncated_archive_is_refused(tmp_path, suffix):
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    (tmp_path / f"cut{suffix}").write_bytes(pack(bytes(1000))[:-20])
+    with pytest.raises(ValueError, match="cut"):
+        read_idx(tmp_path / f"cut{suffix}")
+
+
+def test_a_pickle_cannot_build_an_array_of_forged_pointers():
+    forged = Malicious(np.ndarray, (1,), "O", bytes(range(1, 9)))
+    with pytest.raises(ValueError, match="is not a CIFAR batch"):
+        unpickle(pickle.dumps({b"labels": forged}, protocol=2), "data_batch_1")
 
 
 @pytest.mark.parametrize(

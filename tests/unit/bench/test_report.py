@@ -155,7 +155,16 @@ def test_ticks_of_an_empty_range():
 
 
 def test_smoothing_skips_what_is_not_known():
-    assert smooth([1.0, None, 3.0], window=2) == [1.0, 2.0]
+    assert smooth([1.0, None, 3.0], window=2) == [1.0, 1.0, 3.0]
+
+
+def test_a_loss_that_diverges_stays_at_its_step_and_leaves_the_picture():
+    found = smooth([1.0, None, None, 2.0], window=2)
+    assert found[:2] == [1.0, 1.0]
+    assert math.isnan(found[2])
+    assert found[3] == 2.0
+    points = tuple(enumerate(found))
+    assert "nan" not in line_chart([Series(points, "ddp")], "steps", "loss")
 
 
 def test_thinning_keeps_the_last_point():

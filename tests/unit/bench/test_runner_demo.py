@@ -96,7 +96,7 @@ class FakeSet:
     """Two ranks that answer at once: a step takes a second without communication, more with it."""
 
     def __init__(self, stem, network, fail_at=math.inf):
-        self.stem, self.network, self.done, self.fail_at = stem, network, 0, fail_at
+        self.stem, self.network, self.done, self.total, self.fail_at = stem, network, 0, 0, fail_at
         self.ended = False
 
     def ask(self, command, *, on_step=None, timeout_s=None, only=None):
@@ -105,7 +105,8 @@ class FakeSet:
         steps = [[] for _ in range(ranks)]
         if command["op"] == "steps":
             self.done += command["count"]
-            if self.done > self.fail_at:
+            self.total += command["count"]
+            if self.total > self.fail_at:
                 raise SettingFailed("taken to hang", "a traceback")
             steps = [[self._sample()] * command["count"] for _ in range(ranks)]
             for sample in steps[0]:
@@ -175,7 +176,7 @@ def direct(fail_at=math.inf, **plan):
         return Setting(entry, Plan().task, network, 2, 1.0, start=start)
 
     document = Director(Plan(**plan), network, Quiet()).run(make)
-    assert all(item.ended for item in sets if item.done <= item.fail_at)
+    assert all(item.ended for item in sets if item.total <= item.fail_at)
     return document, network
 
 
@@ -192,6 +193,27 @@ def test_ddp_gets_the_same_time_then_finishes_its_steps():
     # 4 MB of gradients for 0.6 s of backward, at CCR 4.5
     assert network.links[0] == rate_for_ccr(4e6, 2, 0.6)
     assert network.links[-1] == network.links[0]
+
+
+def test_where_ddp_keeps_up_it_has_a_final_figure(monkeypatch):
+    monkeypatch.setitem(STEP_S, "ddp", 1.0)
+    document, _ = direct(budget_s=1e5, seeds=1)
+    assert document["courses"][0]["evaluation"] == {"test_accuracy": 1 - 1 / 402}
+    assert document["at_same_time"]["ddp"] == document["courses"][0]["evaluation"]
+
+
+def test_who_fails_does_not_show_what_was_found_before():
+    document, _ = direct(fail_at=500, budget_s=1e5)
+    first, second = (item for item in document["courses"] if item["name"] == "ddp")
+    assert first["replicas_identical"]
+    assert second["replicas_identical"] is None
+    assert not second["evaluation"]
+
+
+def test_nothing_is_said_of_the_same_time_when_the_race_broke_off():
+    document, _ = direct(fail_at=50)
+    assert document["at_same_time"] == {}
+    assert checks.replicas([Course("gradwire", 0)]).passed is None
 
 
 def test_what_does_not_fit_is_shortened_and_said():

@@ -30,10 +30,20 @@ def test_tuples_and_dictionaries_of_options_are_read():
 
 
 @pytest.mark.parametrize(
-    "text", ["topk(0.1)", "topk(ratio=", "top k", "topk(ratio=[1])", "topk(ratio=(1, [2]))", "3"]
+    "text",
+    [
+        "topk(0.1)",
+        "topk(ratio=",
+        "top k",
+        "topk(ratio=[1])",
+        "topk(ratio=(1, [2]))",
+        "3",
+        "x(a=1, a=2)",
+        "x(a={[]: 1})",
+    ],
 )
 def test_what_cannot_be_read_is_refused(text):
-    with pytest.raises(ValueError, match=r"expected|options|number"):
+    with pytest.raises(ValueError, match=r"expected|option|number"):
         parse_entry(text, "recipe")
 
 
@@ -45,6 +55,13 @@ def test_the_same_entry_twice_is_refused():
 def test_an_unknown_peer_names_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'fp16_hook'"):
         check_peer(parse_entry("fp16hook", "peer"))
+
+
+@pytest.mark.parametrize("text", ["powersgd_hook(rnak=2)", "fp16_hook(rank=2)"])
+def test_an_option_that_a_peer_does_not_have_is_refused_before_anything_starts(text):
+    with pytest.raises(ValueError, match="unexpected keyword"):
+        check_peer(parse_entry(text, "peer"))
+    check_peer(parse_entry("powersgd_hook(rank=2, bucket_cap_mb=100)", "peer"))
 
 
 def test_bytes_of_a_ring_all_reduce():

@@ -186,6 +186,11 @@ def test_the_suggested_link_takes_the_published_time():
         assert bits / work.suggested_rate_bit_per_s(world) == pytest.approx(0.842)
 
 
+def test_buckets_shrink_with_the_model():
+    assert emulated("emulated(vgg19)").bucket_cap_mb is None
+    assert emulated("emulated(vgg19, shrink=16)").bucket_cap_mb == 25 / 16
+
+
 @pytest.mark.parametrize("model", models())
 def test_every_network_says_where_its_times_are_from(model):
     times = timing(load(model))

@@ -142,6 +142,7 @@ def test_describe_names_the_data_that_is_used():
         ("emulated(vgg19, shrnk=4)", "did you mean 'shrink'"),
         ("emulated(vgg19, shrink=big)", "must be a number"),
         ("emulated(vgg19, shrink=0.5)", "must be between 1 and"),
+        ("emulated(vgg19, shrink=0)", "must be at least 1"),
         ("emulated(vgg19, time_scale=0)", "must be above 0"),
         ("convnet(3)", "takes no arguments"),
         ("convnet; import os", "must look like"),
@@ -162,6 +163,12 @@ def test_bad_arguments_are_refused():
         local("convnet").batches(2, 2, 0)
     with pytest.raises(ValueError, match="exceeds rank 0's shard of 6000"):
         local("convnet", batch_size=6001).batches(0, 2, 0)
+
+
+def test_a_text_without_a_window_to_test_on_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("to be, or not to be: " * 20)
+    with pytest.raises(ValueError, match="fewer than one window"):
+        workload("chargpt", data=tmp_path / "short.txt").batches(0, 2, 0)
 
 
 def test_every_listed_name_is_a_workload():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +52,46 @@ def test_what_is_sent_and_what_is_kept_add_up_to_the_gradient() -> None:
     names = [name for name, _ in ours.module.named_parameters()]
     for name, whole, part in zip(names, plain, sent, strict=True):
         assert torch.equal(part + memory.get(name, torch.zeros_like(part)), whole)
+
+
+def _order_of_memory(kind: str) -> nn.Module:
+    """A network of which one large weight is dense, and not in rows."""
+    torch.manual_seed(0)
+    if kind == "channels last":
+        return nn.Sequential(nn.Conv2d(8, 32, 3), nn.Flatten()).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Linear(64, 48))
+    model[0].weight = nn.Parameter(torch.randn(64, 48).T)
+    return model
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("channels last", (2, 8, 6, 6)), ("transposed", (2, 64))])
+def test_what_is_unsent_belongs_to_its_element_in_any_order_of_memory(
+    kind: str, shape: tuple[int, ...]
+) -> None:
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+    def gradients(model: nn.Module) -> list[Tensor]:
+        model.zero_grad()
+        model(inputs).pow(2).sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    whole = gradients(_ddp(_order_of_memory(kind)))
+    ours = _ddp(_order_of_memory(kind))
+    wire = gradwire.attach(ours, recipe="topk(ratio=0.1)", policy=lambda _: None)
+    sent = gradients(ours)
+    saved = wire.state_dict()
+    for each, part, (name, _) in zip(whole, sent, ours.module.named_parameters(), strict=True):
+        assert torch.equal(part + saved["memory"][name], each)
+    rows = _ddp(_order_of_memory(kind).to(memory_format=torch.contiguous_format))
+    elsewhere = gradwire.attach(rows, recipe="topk(ratio=0.1)", policy=lambda _: None)
+    elsewhere.load_state_dict(saved)
+    for model, handle in ((ours, wire), (rows, elsewhere)):
+        for p in model.parameters():
+            p.grad = None
+        handle.flush()
+        for each, part, late in zip(whole, sent, [p.grad for p in model.parameters()], strict=True):
+            assert late is not None
+            assert torch.equal(part + late, each)
 
 
 def test_the_models_own_group_is_refused() -> None:
@@ -179,6 +222,48 @@ def test_momentum_is_applied_once(make: Callable[[Any], torch.optim.Optimizer], 
     with pytest.raises(ValueError, match=r"dgc.* applies momentum itself.*SGD\(momentum=0\)"):
         gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1)")
     gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1, momentum=0.0)")
+
+
+def test_a_model_that_dies_leaves_no_arena_behind_in_its_optimizer() -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wire = gradwire.attach(_ddp(model), optimizer, recipe="topk(ratio=0.1)")
+    arena = weakref.ref(wire.attached.session.engine.layout.lanes[0])
+    del wire
+    gc.collect()
+    assert arena() is None
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_a_warning_made_an_error_refuses_before_anything_is_attached() -> None:
+    ddp = _ddp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="sent without loss"):
+            gradwire.attach(ddp, recipe="gcomp")
+    gradwire.attach(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), recipe="gcomp")
+
+
+def test_what_a_policy_of_the_users_raises_is_raised() -> None:
+    def policy(spec: Any) -> str:
+        raise KeyError(spec.name)
+
+    with pytest.raises(KeyError, match=r"weight|bias"):
+        gradwire.attach(_ddp(), recipe="dense", policy=policy)
+
+
+@pytest.mark.parametrize("text", ["flexible", "mergecomp(split='timed')"])
+def test_what_changes_while_it_runs_is_refused_where_nobody_would_watch_it(text: str) -> None:
+    with pytest.raises(ValueError, match="changes while it runs"):
+        gradwire.attach(_ddp(), recipe="dense", policy={"*": text})
+    with pytest.raises(ValueError, match="changes while it runs"):
+        gradwire.attach(_ddp(), recipe=f"mergecomp(inner={text!r})")
+
+
+def test_an_exploration_of_nothing_is_refused() -> None:
+    wire = gradwire.attach(_ddp(), recipe="dense")
+    with pytest.raises(ValueError, match="0 candidates on 1 batches"):
+        gradwire.explore(wire, lambda _batch: None, [1], [])
 
 
 def test_a_flush_hands_over_what_is_unsent_and_keeps_momentum() -> None:

@@ -1,5 +1,7 @@
 """When buckets are handed to the engine."""
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from gradwire.ddp.arrival import Arrival
 from gradwire.ddp.session import Session
+from gradwire.errors import GradwireError
 
 
 class Bucket:
@@ -42,3 +45,39 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_while_measurin
         session.take(Bucket(number))
         seen.append(len(jobs))
     assert seen == posted
+
+
+def _session() -> Session:
+    session = Session(Map(), SimpleNamespace(post=lambda _job: None))
+    session.engine = SimpleNamespace(
+        measuring=False, arrive=print, layout=SimpleNamespace(is_plain=True), watch=SimpleNamespace(end=print)
+    )
+    return session
+
+
+def test_nothing_else_is_asked_while_a_step_is_under_way() -> None:
+    session = _session()
+    session.rest()
+    for number in range(3):
+        session.take(Bucket(number))
+    ended_s: list[float] = []
+
+    def end() -> None:
+        time.sleep(0.2)
+        ended_s.append(time.monotonic())
+        session._ended.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    session.rest()
+    assert ended_s
+    assert time.monotonic() >= ended_s[0]
+    thread.join()
+
+
+def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:
+    session = _session()
+    session.take(Bucket(0))
+    for ask in (session.rest, lambda: session.take(Bucket(0))):
+        with pytest.raises(GradwireError, match=r"broke off .* Start all ranks again"):
+            ask()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -198,6 +199,14 @@ def test_ranks_that_load_different_steps_disagree_on_all_ranks() -> None:
         assert "step" in str(error)
 
 
+def test_a_mean_on_some_ranks_and_their_own_on_others_is_refused_on_all() -> None:
+    states = _saved(2, "topk(ratio=0.1)", 2)
+    mean = {**states[0], "rank": None, "world": None}
+    for error in _refusals(lambda rank: mean if rank else states[0]):
+        assert isinstance(error, RanksDisagree)
+        assert "kind of state" in str(error)
+
+
 def test_memory_of_a_parameter_that_the_policy_now_sends_densely_is_refused_on_all_ranks() -> None:
     states = _saved(2, "topk(ratio=0.1)", 2)
     policy = {"*.bias": "dense", "scalar": "dense", "nothing": "dense", "middle.weight": "dense"}
@@ -218,6 +227,21 @@ def test_the_loaded_plan_goes_on_and_says_so_when_another_recipe_was_asked_for()
         with pytest.warns(UserWarning, match=r"covap\(interval=3\), not with the recipe topk\(ratio=0"):
             state.load(rig.engine, states[0])
         assert rig.engine.layout.main.text == "covap(interval=3)"
+
+    run_ranks(1, rank)
+
+
+def test_a_warning_made_an_error_finds_everything_loaded() -> None:
+    states = _saved(1, "covap(interval=3)", 4)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="not with the recipe"):
+                state.load(rig.engine, states[0])
+        assert rig.engine.step == 4
+        assert all(torch.equal(rig.memory[name], kept.view(-1)) for name, kept in states[0]["memory"].items())
 
     run_ranks(1, rank)
 

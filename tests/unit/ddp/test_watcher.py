@@ -64,6 +64,26 @@ def test_looks_are_summed_over_units_and_ranks_when_they_are_due() -> None:
     assert units >= 2
 
 
+def test_a_step_that_is_tried_again_is_looked_at_once() -> None:
+    def rank(comm: Comm) -> list[tuple[float, ...] | None]:
+        seen: list[Observed] = []
+        fails = [comm.rank == 1]
+
+        def look(x: Tensor) -> Sequence[float]:
+            if fails.pop() if fails else False:
+                raise ZeroDivisionError("once")
+            return _size(x)
+
+        rig = Rig(comm, "dense")
+        rig.engine.install(_watched(lambda shown: seen.append(shown), look=look))
+        assert rig.step(gradients(comm.rank, 0)).error is not None
+        assert rig.step(gradients(comm.rank, 0)).error is None
+        return [shown.looked for shown in seen]
+
+    alone = _observe(2)[0][0].looked
+    assert run_ranks(2, rank) == [[alone]] * 2
+
+
 def test_probes_follow_the_steps_that_look() -> None:
     [seen, _other] = _observe(2)
     assert [shown.probed_s is not None for shown in seen] == [step % 3 == 1 for step in range(STEPS)]

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from gradwire.ddp.worker import Worker
+from gradwire.errors import GradwireError
 
 
 def _worker() -> tuple[Worker, list[Exception]]:
@@ -50,6 +51,13 @@ def test_an_error_in_a_posted_job_is_reported_and_the_worker_goes_on() -> None:
     assert worker.call(lambda: 5) == 5
     assert [type(error) for error in crashes] == [ZeroDivisionError]
     worker.stop()
+
+
+def test_whoever_asks_a_thread_that_has_ended_does_not_wait_for_ever() -> None:
+    worker, _ = _worker()
+    worker.stop()
+    with pytest.raises(GradwireError, match="has ended"):
+        worker.call(lambda: 5)
 
 
 def test_stopping_twice_is_stopping_once() -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gradwire.emulate.cores import on_cores_of, share
+from gradwire.emulate.cores import on_cores_of, share, sharing
 
 ASK = "import os; print(*sorted(os.sched_getaffinity(0)))"
 
@@ -30,3 +30,11 @@ def test_a_process_inherits_its_share_and_the_launcher_is_as_before() -> None:
             done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
         assert {int(core) for core in done.stdout.split()} == share(rank, 2, sorted(mine))
     assert os.sched_getaffinity(0) == mine
+
+
+@pytest.mark.parametrize(("cores", "workers", "ranks"), [(1, 2, 2), (2, 2, 1), (8, 2, 1), (2, 4, 4)])
+def test_whoever_has_cores_of_its_own_shares_them_with_nobody(
+    cores: int, workers: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)), raising=False)
+    assert sharing(workers) == ranks

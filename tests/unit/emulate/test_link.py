@@ -23,7 +23,7 @@ def test_rates(text, bit_per_s):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "200", "mbit", "-5mbit", "200mb", "1e9bit", "0mbit", "1kbit", "200mbit!"]
+    "text", ["", "200", "mbit", "-5mbit", "200mb", "1e9bit", "0mbit", "1kbit", "200mbit!", "10MBps"]
 )
 def test_a_rate_that_makes_no_sense_is_named(text):
     with pytest.raises(ValueError, match="rate"):

@@ -60,6 +60,21 @@ def test_a_slow_link_leads_to_a_recipe_that_can_be_written_down_and_goes_on_watc
     assert again.exchange == following[0].exchange
 
 
+def test_a_choice_that_was_made_holds_until_link_or_gain_move() -> None:
+    watch, watched = _built("flexible").watch, Watched(WORLD, (NUMEL,))
+    assert watch is not None
+    slow, slower = (Link(alpha_s=1e-4, beta_s=8 / rate) for rate in (2e7, 2e7 / 1.1))
+    judge, chosen = watch.judge(watched), []
+    for step in range(40):
+        following = judge(_shown(step, slow if step < 20 or step % 2 else slower))
+        if following is not None:
+            assert following.watch is not None
+            chosen.append(following.text)
+            # What the engine does when it installs what follows.
+            judge = following.watch.judge(watched)
+    assert len(chosen) == 1
+
+
 @pytest.mark.parametrize("way", ["all_gather", "ring", "tree"])
 def test_every_way_sends_as_much_as_its_ratio_says(way: str) -> None:
     exchange = _built(f"flexible(ratio=0.01, way='{way}')").exchange

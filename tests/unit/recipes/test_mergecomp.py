@@ -15,7 +15,7 @@ from gradwire.plan.groups import Cuts, element_cuts, even_groups, layer_wise
 from gradwire.plan.merge_worker import WorkerSeconds
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Asking
-from gradwire.recipes.mergecomp import cost_of, ready_times
+from gradwire.recipes.mergecomp import cost_of, ready_times, sending
 from tests.unit.ddp.rig import Rig, gradients
 
 SIZES = (100, 200, 50, 400, 150, 100)
@@ -117,6 +117,28 @@ def test_exact_cuts_are_the_best_of_all(per_call_s: float) -> None:
     assert step_seconds(backward, chosen, cost) == pytest.approx(best, rel=1e-12)
     if per_call_s == 1.0:
         assert chosen == (), "a call costs more than anything that overlap could hide"
+
+
+def test_the_wire_is_that_of_steps_behind_the_warm_up_which_do_not_rest() -> None:
+    network = _facts(1e-6).network
+    assert network is not None
+    for warming, settled in (
+        ("powersgd(warmup_steps=100)", "powersgd(warmup_steps=0)"),
+        ("scalecom(warmup_steps=100)", "scalecom(warmup_steps=0)"),
+    ):
+        ours, plain = (recipe(text).build() for text in (warming, settled))
+        assert isinstance(ours, Composition)
+        assert isinstance(plain, Composition)
+        assert sending(ours.exchange, network, 4) == sending(plain.exchange, network, 4)
+    resting = recipe("local_every(interval=8)").build()
+    assert isinstance(resting, Composition)
+    assert sending(resting.exchange, network, 4).slope_s > 0.0
+
+
+@pytest.mark.parametrize("options", ["cuts=(5,)", "cuts=(5,), elements=0"])
+def test_cuts_without_what_they_were_made_for_are_refused(options: str) -> None:
+    with pytest.raises(ValueError, match="cuts need elements"):
+        recipe(f"mergecomp(inner={INNER!r}, {options})").build()
 
 
 def test_the_papers_search_makes_two_groups() -> None:

@@ -43,9 +43,16 @@ def unpickle(content: bytes, name: str) -> Any:
         raise ValueError(f"{name} is not a CIFAR batch: {error}") from error
 
 
-def _array(subtype: type, shape: tuple[int, ...], _kind: bytes) -> np.ndarray[Any, Any]:
+class _Ndarray:
+    """Stands for `numpy.ndarray`, which a pickle could call with a buffer full of forged pointers."""
+
+
+_NDARRAY = _Ndarray()
+
+
+def _array(subtype: object, shape: tuple[int, ...], _kind: bytes) -> np.ndarray[Any, Any]:
     # numpy pickles an array as an empty one whose state is then set
-    if subtype is not np.ndarray or tuple(shape) != (0,):
+    if subtype is not _NDARRAY or tuple(shape) != (0,):
         raise pickle.UnpicklingError(f"an array of type {subtype} and shape {shape}")
     return np.empty(0, dtype=np.uint8)
 
@@ -61,10 +68,10 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin-1")  # how Python 3 writes bytes into a protocol-2 pickle
 
 
-_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+_ALLOWED: dict[tuple[str, str], Callable[..., Any] | _Ndarray] = {
     ("numpy.core.multiarray", "_reconstruct"): _array,
     ("numpy._core.multiarray", "_reconstruct"): _array,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _dtype,
     ("_codecs", "encode"): _encode,
 }

@@ -3,6 +3,7 @@
 import gzip
 import lzma
 import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,10 @@ _OPENERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz": 
 def read_idx(path: Path) -> Bytes:
     """The array of unsigned bytes in `path`; `ValueError` when its header and its length disagree."""
     raw = path.read_bytes()
-    content = _OPENERS[path.suffix](raw) if path.suffix in _OPENERS else raw
+    try:
+        content = _OPENERS[path.suffix](raw) if path.suffix in _OPENERS else raw
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise ValueError(f"{path} is not an IDX file of unsigned bytes: it starts with {content[:4]!r}")
     start = 4 + 4 * content[3]

@@ -92,7 +92,7 @@ def quality(courses: Sequence[Course], steps: int) -> Check:
     """gradwire's mean over seeds must not be worse than DDP's worst seed, after the same number of steps."""
     metric = metric_of(courses)
     values = {
-        name: [course.evaluation[metric.key] for course in courses if _complete(course, name, metric, steps)]
+        name: [course.evaluation[metric.key] for course in courses if complete(course, name, metric, steps)]
         for name in ("ddp", "gradwire")
     }
     claim = f"{metric.label} after {steps} steps, {_seeds(len(values['gradwire']))}"
@@ -121,11 +121,12 @@ def same_time(at_same_time: dict[str, dict[str, float]], courses: Sequence[Cours
 
 def replicas(courses: Sequence[Course]) -> Check:
     """Every rank of every gradwire run ended with the same bits."""
-    seen = [course.replicas_identical for course in courses if course.name == "gradwire"]
+    compared = [course.replicas_identical for course in courses if course.name == "gradwire"]
+    seen = [same for same in compared if same is not None]
     same = all(seen)
     return Check(
         "replicas of gradwire",
-        "bit-identical on all ranks" if same else "DIFFER",
+        "not compared" if not seen else "bit-identical on all ranks" if same else "DIFFER",
         "bit-identical",
         same if seen else None,
     )
@@ -149,5 +150,6 @@ def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"mean of {count} seeds"
 
 
-def _complete(course: Course, name: str, metric: Metric, steps: int) -> bool:
+def complete(course: Course, name: str, metric: Metric, steps: int) -> bool:
+    """Whether it is a course of `name` that was trained and evaluated to the end."""
     return course.name == name and len(course) >= steps and metric.key in course.evaluation

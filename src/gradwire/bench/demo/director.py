@@ -104,13 +104,15 @@ class Director:
     def _after_race(self, contestants: Contestants, ddp: Course, wire: Course) -> list[dict[str, Any]]:
         """Compare both after the same time, and freeze the figures measured on the slow link."""
         self._live.say("gradwire has finished; evaluating both after the same training time")
+        completed = contestants.alive
         racing.finish(contestants.gradwire, wire, self._plan, self._live, shaped=True)
         contestants.ddp.check()
         self._budget.evaluation_s = racing.timed(contestants.ddp.evaluate)
-        self._result.at_same_time = {
-            "ddp": dict(contestants.ddp.measured.evaluation),
-            "gradwire": dict(wire.evaluation),
-        }
+        reached = dict(contestants.ddp.measured.evaluation)
+        if completed:
+            self._result.at_same_time = {"ddp": reached, "gradwire": dict(wire.evaluation)}
+        if len(ddp) >= self._plan.steps:
+            ddp.evaluation = reached
         everybody = [item.measured for item in (contestants.bound, contestants.ddp, contestants.gradwire)]
         return list(rows(everybody, self._plan.workers)["rows"])
 

@@ -69,7 +69,8 @@ def finish(setting: Setting, course: Course, plan: Plan, live: Live, *, shaped: 
         on_step = live.follow(course.name, course.seed, plan.steps, len(course))
         course.add(setting.train(left, counted=False, on_step=on_step), shaped=shaped)
     setting.check()
-    course.replicas_identical = len(set(setting.measured.fingerprints)) == 1
+    compared = setting.measured.fingerprints
+    course.replicas_identical = len(set(compared)) == 1 if compared else None
     course.evaluation = dict(setting.evaluate())
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradwire.bench.demo.checks import metric_of
+from gradwire.bench.demo.checks import complete, metric_of
 from gradwire.bench.demo.course import Course
 from gradwire.bench.units import bytes_text, ratio_text, seconds_text
 
@@ -64,7 +64,7 @@ def tiles(document: Document) -> list[tuple[str, str, str]]:
         (after[0], f"{metric.label} after the same training time", f"plain DDP: {after[1]}"),
         (
             bytes_text(sent),
-            "sent per rank and step",
+            "sent per rank and step, as predicted",
             f"plain DDP: {bytes_text(dense)}",
         ),
     ]
@@ -75,14 +75,18 @@ def final_figures(document: Document) -> Document:
     courses = _courses(document)
     metric = metric_of(courses)
     seeds = sorted({course.seed for course in courses})
-    values = {(course.name, course.seed): course.evaluation.get(metric.key) for course in courses}
+    steps = document["settings"]["steps"]
+    values = {
+        (course.name, course.seed): course.evaluation[metric.key]
+        for course in courses
+        if complete(course, course.name, metric, steps)
+    }
     lines = [
         (str(seed), metric.text(values.get(("ddp", seed))), metric.text(values.get(("gradwire", seed))))
         for seed in seeds
     ]
     known = {
-        name: [value for (who, _), value in values.items() if who == name and value is not None]
-        for name in ("ddp", "gradwire")
+        name: [value for (who, _), value in values.items() if who == name] for name in ("ddp", "gradwire")
     }
     means = [metric.text(sum(some) / len(some) if some else None) for some in known.values()]
     return {"label": metric.label, "lines": [*lines, ("mean", *means)]}

@@ -1,5 +1,6 @@
 """Line charts: loss against steps and against time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ class Series:
 
 def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     """Curves over common axes. The vertical axis starts at 0 and leaves out the highest 2 % of values."""
-    points = [point for curve in series for point in curve.points]
+    points = [point for curve in series for point in curve.points if math.isfinite(point[1])]
     if not points:
         return svg.drawing(WIDTH, 40, [svg.text(8, 24, "nothing was measured")], y_label)
     heights = sorted(y for _, y in points)
@@ -35,12 +36,15 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
 
 
 def smooth(values: Sequence[float | None], window: int = 15) -> list[float]:
-    """Mean of the last `window` known values: single batches jump."""
-    known = [value for value in values if value is not None]
-    return [
-        sum(known[max(0, index - window + 1) : index + 1]) / min(index + 1, window)
-        for index in range(len(known))
-    ]
+    """Mean of the last `window` known values, because single batches jump; NaN where none of them is.
+
+    As many as `values`: a curve that diverges must not move later ones to the left.
+    """
+    smoothed = []
+    for index in range(len(values)):
+        known = [value for value in values[max(0, index - window + 1) : index + 1] if value is not None]
+        smoothed.append(sum(known) / len(known) if known else math.nan)
+    return smoothed
 
 
 def thin(points: Sequence[svg.Point], most: int = _MOST_POINTS) -> tuple[svg.Point, ...]:
@@ -65,7 +69,8 @@ def _axes(across: svg.Scale, up: svg.Scale, x_label: str, y_label: str) -> list[
 
 
 def _curve(curve: Series, across: svg.Scale, up: svg.Scale) -> list[str]:
-    places = [(across(x), max(up(y), _TOP)) for x, y in curve.points]
+    # What is not a number any more leaves the picture at its top.
+    places = [(across(x), max(up(y), _TOP) if math.isfinite(y) else _TOP) for x, y in curve.points]
     cut = len(places) if curve.dashed_from is None else curve.dashed_from
     solid = thin(places[:cut])
     parts = [svg.polyline(solid, f"curve {curve.class_}")] if solid else []

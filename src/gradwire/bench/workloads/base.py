@@ -24,6 +24,11 @@ class Workload(Protocol):
         """Samples per rank and step."""
         ...
 
+    @property
+    def bucket_cap_mb(self) -> float | None:
+        """DDP's bucket size where its own would not suit the model: shrunk like that. None: DDP's own."""
+        ...
+
     def model(self, seed: int) -> nn.Module:
         """A new model, a function of `seed` alone; the global random generator is left as it was."""
         ...

@@ -40,6 +40,11 @@ class EmulatedWorkload:
         self._time_scale = time_scale
 
     @property
+    def bucket_cap_mb(self) -> float | None:
+        """DDP's 25 MB shrunk like the model, so that it has as many buckets as the published one."""
+        return None if self._shrink == 1 else _BUCKET_MB / self._shrink
+
+    @property
     def before_s(self) -> float:
         """Sleep of the forward pass."""
         return self._timing.before_s * self._time_scale

@@ -30,6 +30,8 @@ class Recipe:
 class ImageWorkload:
     """Trains `recipe.build(...)` on `data`, from `batch_size` images per rank and step."""
 
+    bucket_cap_mb = None
+
     def __init__(self, name: str, recipe: Recipe, data: ImageSet, shards: Shards, batch_size: int) -> None:
         self.name = name
         self.batch_size = batch_size

@@ -61,6 +61,8 @@ def shrunk(profile: Profile, factor: float) -> Profile:
     """
     if factor == 1:
         return profile
+    if not factor > 0:
+        raise ValueError(f"shrink={factor} must be at least 1")
     target = profile.parameters / factor
     sizes = [math.prod(shape) for layer in profile.layers for shape in layer.shapes]
     small = sum(size for size in sizes if size <= SMALL)

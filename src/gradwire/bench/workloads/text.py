@@ -29,6 +29,8 @@ class Size:
 class TextWorkload:
     """Trains a `CharGPT` on `data`, from `batch_size` windows of `size.length` characters."""
 
+    bucket_cap_mb = None
+
     def __init__(self, name: str, size: Size, data: TextSet, shards: Shards, batch_size: int) -> None:
         self.name = name
         self.batch_size = batch_size
@@ -48,6 +50,11 @@ class TextWorkload:
     def batches(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
         check_rank(rank, world)
         windows = len(self._data.train) // (self._size.length + 1)
+        if len(self._data.test) <= self._size.length:
+            raise ValueError(
+                f"the held-out text has {len(self._data.test)} characters, fewer than one window of "
+                f"{self._size.length + 1}"
+            )
         if windows < world:
             raise ValueError(f"the training text holds {windows} windows, too few for {world} ranks")
         return self._endless(self.shard(rank, world, seed), rank, seed)
