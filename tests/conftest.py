@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import torch
 
 # Set before workers of pytest-xdist start, so that all of them sample the same rows.
 os.environ.setdefault("GRADWIRE_LAWS_SEED", str(random.SystemRandom().randrange(10**6)))
+
+# A shell makes what runs in the background deaf to Ctrl-C, and children inherit that; tests send it to them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Ranks are threads: a pool of more threads under each of them only makes them wait for each other.
 torch.set_num_threads(1)

@@ -1,8 +1,10 @@
 """What a rank finds in its environment, and what is refused before anything is built."""
 
+import signal
+
 import pytest
 
-from gradwire.emulate import Link, Network, counters, modes, rank_env, why_not
+from gradwire.emulate import Link, Network, counters, modes, rank_env, sandbox, why_not
 from gradwire.emulate.inside import backend
 from gradwire.emulate.launch import shell_code
 from gradwire.emulate.topology import MTU_BYTES, burst_bytes
@@ -63,3 +65,16 @@ def test_bursts_hold_a_frame_and_not_two_or_a_millisecond():
 
 def test_exit_codes_are_those_of_a_shell():
     assert [shell_code(0), shell_code(3), shell_code(-9)] == [0, 3, 137]
+
+
+def test_signals_that_are_ignored_stay_ignored():
+    before = {number: signal.getsignal(number) for number in sandbox._FORWARDED}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sandbox._handle(print)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is print
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
