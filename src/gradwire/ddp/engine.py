@@ -363,7 +363,8 @@ class Engine:
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
             counted = self.uses()
             uses = {spec.name: counted.get(spec.name, 0.0) for spec in self.specs if len(spec.shape) > 1}
-            self.facts = surveyed(self.facts, decide, self.comm, uses)
+            gradient_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
+            self.facts = surveyed(self.facts, decide, self.comm, uses, gradient_bytes)
             self.install(decide(self.facts))
 
     def _watch_on(self, step: Step, rows: Sequence[Sequence[float]]) -> None:

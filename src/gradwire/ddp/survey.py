@@ -10,7 +10,7 @@ from dataclasses import replace
 from gradwire.comm import Comm
 from gradwire.exchange.late import sent
 from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, slowest
-from gradwire.plan import CodecCost, Facts, Line
+from gradwire.plan import CodecCost, Facts, Line, calibrated
 from gradwire.recipes import Composition, Decide
 from gradwire.recipes.base import Asking, Counting
 
@@ -24,11 +24,16 @@ _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""
 
 
-def surveyed(facts: Facts, decide: Decide, comm: Comm, uses: Mapping[str, float]) -> Facts:
+def surveyed(
+    facts: Facts, decide: Decide, comm: Comm, uses: Mapping[str, float], gradient_bytes: float = 0.0
+) -> Facts:
     """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
-    same numbers. `uses` are multiply-adds per weight of this rank, with the same names on all."""
+    same numbers. `uses` are multiply-adds per weight of this rank, with the same names on all;
+    `gradient_bytes` is what the dense steps sent, from which the links' bandwidth follows."""
     if comm.world > 1:
-        facts = replace(facts, network=network_of(probe(comm, links_for(decide, comm.world))))
+        probed, number = network_of(probe(comm, links_for(decide, comm.world))), len(facts.collectives_s)
+        network = calibrated(probed, facts.allreduce_s, gradient_bytes, number, comm.world)
+        facts = replace(facts, network=network)
     if isinstance(decide, Asking):
         facts = replace(
             facts,

@@ -1,5 +1,6 @@
 """Pure functions from measured facts to a plan: numbers in, numbers out, no clock and no network."""
 
+from gradwire.plan.calibrate import calibrated
 from gradwire.plan.collectives import Transfer, fastest, time_of, total_time
 from gradwire.plan.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.plan.cuts import even_cuts, fixed_cuts, layer_cuts, phased_cuts, ramped_cuts
@@ -37,6 +38,7 @@ __all__ = [
     "Watched",
     "balanced_cuts",
     "best_ratio",
+    "calibrated",
     "candidate_ratios",
     "element_cuts",
     "even_cuts",
