@@ -62,15 +62,16 @@ def bench(
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
         settings = Settings(task, schedule, Network(workers, rate, delay, entered), entries)
-    except ValueError as error:
+        network = emulate.Network(workers, link, entered)
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:
-        with emulate.Network(workers, link, entered) as network, console.status("starting") as status:
+        with network, console.status("starting") as status:
             document = run(settings, network, status.update)
     except KeyboardInterrupt:
         console.print("gradwire bench: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
-    except (TooLarge, OSError, ValueError) as error:
+    except TooLarge as error:
         console.print(f"gradwire bench: {error}")
         raise typer.Exit(2) from None
     _show(document, json_path, console)

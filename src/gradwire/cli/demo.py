@@ -59,18 +59,15 @@ def demo(
         recipe(plan.recipe)
         check_workload(plan.workload, data=data).batches(0, workers, 0)
         emulate.Link(None if rate == "auto" else emulate.parse_rate(rate), emulate.parse_delay(delay))
-        entered = emulate.enter(mode)
-    except ValueError as error:
+        network = emulate.Network(workers, emulate.Link(), emulate.enter(mode))
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:
-        with emulate.Network(workers, emulate.Link(), entered) as network, live_progress(console) as live:
+        with network, live_progress(console) as live:
             document = Director(plan, network, live).run()
     except KeyboardInterrupt:
         console.print("gradwire demo: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
-    except (OSError, ValueError) as error:
-        console.print(f"gradwire demo: {error}", markup=False)
-        raise typer.Exit(2) from None
     console.print(show(document))
     show_failures(document, console)
     _write(document, report, json_path)
