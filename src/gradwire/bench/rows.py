@@ -20,7 +20,8 @@ def rows(measured: list[Measured], workers: int) -> dict[str, Any]:
     """{"rows": […], "spread": A/A comparison of the two bounds or None}."""
     by_name = {item.entry.name: item for item in measured}
     bound, again = by_name.get(BOUND.name), by_name.get(BOUND_AGAIN.name)
-    ddp = by_name.get("ddp") or next((item for item in measured if item.entry.stem == "ddp"), None)
+    plain = [item for item in measured if item.entry.stem == "ddp"]
+    ddp = by_name.get("ddp") or (plain[0] if len(plain) == 1 else None)
     return {
         "rows": [row(item, bound, ddp, workers) for item in measured],
         "spread": compare(again, bound),

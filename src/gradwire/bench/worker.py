@@ -90,7 +90,8 @@ class Worker:
 def main() -> None:
     """Serve until the launcher closes our stdin."""
     # One thread per worker unless the user has said otherwise: gradwire's own count free cores alike.
-    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     worker = Worker(WorkerEnd.from_environment())
     for command in WorkerEnd.from_environment():
         worker.answer(command)

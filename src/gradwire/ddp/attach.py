@@ -218,7 +218,8 @@ def _fingerprint(
 ) -> dict[str, str]:
     choose = chooser(policy)
     lanes = ",".join(choose(spec) or "-" for spec in specs)
-    shapes = ";".join(str(spec.shape) for spec in specs)
+    # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.
+    shapes = ";".join(f"{spec.shape}{spec.stride or ''}" for spec in specs)
     dtypes = ";".join(str(spec.dtype) for spec in specs)
     return {
         "gradwire version": __version__,

@@ -12,21 +12,21 @@ from gradwire.exchange.gcomp import Gcomp
 
 
 def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn if something goes by an optimizer that was not given, or relies on what it is."""
+    """Warn, in the name of whoever called `attach`, if something goes by an optimizer that was not given."""
     if optimizer is not None:
         return
     if any(_asks_optimizer(lane.exchange) for lane in layout.lanes):
         warnings.warn(
             f"{layout.main.text} drops what the optimizer cannot see, and was given none: gradients are sent "
             "without loss, in about 0.8 of the bytes. Pass gradwire.attach(ddp, optimizer, …).",
-            stacklevel=3,
+            stacklevel=4,
         )
     if any(lane.memory.covers_momentum for lane in layout.lanes):
         warnings.warn(
             f"{layout.main.text} applies momentum itself, before gradients are sent, and was given no "
             "optimizer to check: it must be torch.optim.SGD(momentum=0), or momentum is applied twice. Pass "
             "gradwire.attach(ddp, optimizer, …).",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
