@@ -89,7 +89,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--warmup", type=int, default=60, help="steps; the timed search needs about 50")
+    parser.add_argument(
+        "--warmup",
+        type=int,
+        default=60,
+        help="steps; a contest with one group needs about 20, the timed search about 50",
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     compressors, splits = ((arguments.splits,), SPLITS) if arguments.splits else (COMPRESSORS, MODELS)

@@ -1,20 +1,20 @@
-"""MergeComp's search on real iterations (Wang et al. 2021, Algorithm 2): try, time, and keep the best.
+"""Groupings tried on real iterations, and the fastest kept: MergeComp's Algorithm 2, or a contest of a few.
 
-Differences from the paper: every grouping runs for a few steps of the training that goes on, of which the
-first is not counted, because it finds cold buffers; of the others the median is. There are as many as fit
-into fewer than 50 steps for two groups, which is what the paper takes. All ranks time alike: the slowest
-counts.
+Wang et al. 2021, section 4.3. Differences from the paper: every grouping runs for a few steps of the
+training that goes on, of which the first is not counted, because it finds cold buffers; of the others the
+median is. There are as many as fit into fewer than 50 steps for two groups, which is what the paper takes.
+All ranks time alike: the slowest counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from gradwire.plan import Observed
 from gradwire.plan.groups import Cuts
-from gradwire.plan.merge_search import search_cuts
+from gradwire.plan.merge_search import Seconds, search_cuts
 
 MOST_STEPS = 49
 """That a search for two groups takes."""
@@ -49,19 +49,14 @@ class _UntriedError(Exception):
 
 
 class TimedMerge:
-    """Begins with one group of all `tensors`, and asks for one grouping after another, each for `steps` that
-    count; as many as there is time for, at most three, by default.
+    """Begins with one group, and asks for one grouping after another, each for so many `steps` that count.
 
-    The search itself is a function of the seconds that a grouping takes. It is run anew after each
-    trial, with those that are known; the first that it misses is the next to try.
+    `search` is a function of the seconds that a grouping takes. It is run anew after each trial, with those
+    that are known; the first that it misses is the next to try.
     """
 
-    def __init__(self, tensors: int, groups: int = 2, alpha: float = 0.0, steps: int | None = None) -> None:
-        self._stride = max(1, -(-tensors // MOST_TENSORS))
-        self._tensors, self._groups, self._alpha = -(-tensors // self._stride), groups, alpha
-        # Beside those that count, one behind another grouping's step, and one that finds cold buffers.
-        affordable = MOST_STEPS // groupings(self._tensors) - 2
-        self._steps = max(1, min(3, affordable)) if steps is None else steps
+    def __init__(self, search: Callable[[Seconds], Cuts], steps: int) -> None:
+        self._search, self._steps = search, steps
         self._now: Cuts = ()
         self._took_s: list[float] = []
         self._seconds: dict[Cuts, float] = {}
@@ -81,16 +76,34 @@ class TimedMerge:
 
     def _next(self) -> Trial:
         try:
-            found = search_cuts(self._known, self._tensors, self._groups, self._alpha)
+            return Trial(self._search(self._known), is_last=True)
         except _UntriedError as untried:
-            return Trial(self._of_tensors(untried.cuts), is_last=False)
-        return Trial(self._of_tensors(found), is_last=True)
+            return Trial(untried.cuts, is_last=False)
 
-    def _of_tensors(self, cuts: Cuts) -> Cuts:
-        return tuple(cut * self._stride for cut in cuts)
+    def _known(self, cuts: Cuts) -> float:
+        if cuts not in self._seconds:
+            raise _UntriedError(cuts)
+        return self._seconds[cuts]
 
-    def _known(self, cuts: Sequence[int]) -> float:
-        tensors = self._of_tensors(tuple(cuts))
-        if tensors not in self._seconds:
-            raise _UntriedError(tuple(cuts))
-        return self._seconds[tensors]
+
+def timed_search(tensors: int, groups: int = 2, alpha: float = 0.0, steps: int | None = None) -> TimedMerge:
+    """Algorithm 2 for `tensors`; as many steps a grouping as there is time for, at most three, by default."""
+    stride = max(1, -(-tensors // MOST_TENSORS))
+    merged = -(-tensors // stride)
+
+    def search(seconds: Seconds) -> Cuts:
+        of_merged = search_cuts(lambda cuts: seconds(_spread(cuts, stride)), merged, groups, alpha)
+        return _spread(of_merged, stride)
+
+    # Beside those that count, one behind another grouping's step, and one that finds cold buffers.
+    affordable = MOST_STEPS // groupings(merged) - 2
+    return TimedMerge(search, max(1, min(3, affordable)) if steps is None else steps)
+
+
+def contest(candidates: Sequence[Cuts], steps: int = 5) -> TimedMerge:
+    """The fastest of a few groupings; the first, if equal."""
+    return TimedMerge(lambda seconds: min(candidates, key=seconds), steps)
+
+
+def _spread(cuts: Cuts, stride: int) -> Cuts:
+    return tuple(cut * stride for cut in cuts)

@@ -2,10 +2,12 @@
 
 Wang et al. 2021, "MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed
 Training". Differences from the paper: by default the cuts are the best for a codec that works beside the
-backward pass, as the engine's does (`gradwire.plan.merge_worker`); the optimum of the paper's own cost model,
-in which the codec holds up the backward pass (`gradwire.plan.merge`), is `split="exact"`, its search on that
-model `split="search"` and by timing real iterations `split="timed"`; vectors and tiny tensors travel densely
-beside what is grouped.
+backward pass, as the engine's does (`gradwire.plan.merge_worker`). What a group costs beside a training, on
+shared cores and cold caches, is more than its codec takes alone, and not known; so real steps decide between
+that plan, one for dearer calls, and one group. The optimum of the paper's own cost model, in which the codec
+holds up the backward pass (`gradwire.plan.merge`), is `split="exact"`, its search on that model
+`split="search"` and by timing real iterations `split="timed"`; vectors and tiny tensors travel densely beside
+what is grouped.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
-from gradwire.adapt.timed_merge import TimedMerge
+from gradwire.adapt.timed_merge import TimedMerge, contest, timed_search
 from gradwire.exchange import Exchange, forget
 from gradwire.exchange.late import sent
 from gradwire.plan import (
@@ -108,30 +110,35 @@ def _fixed(inner: str, watched: Watched, cuts: Sequence[int], why: str) -> Compo
 
 
 def _timed(inner: str, groups: int, watched: Watched) -> Judge:
-    """Algorithm 2 on steps as they run; every grouping it asks for is run by the same judge."""
-    search = TimedMerge(len(watched.sizes), groups)
+    """Algorithm 2 on steps as they run."""
+    trying = mergecomp(inner, split="timed", groups=groups)
+    assert isinstance(trying, Composition)
+
+    def cut(cuts: Cuts) -> Composition:
+        found = element_cuts(cuts, watched.sizes)
+        return replace(trying, cutter=partial(fixed_cuts, cuts=found, numel=sum(watched.sizes)))
+
+    return _trying(timed_search(len(watched.sizes), groups), cut, inner, watched)
+
+
+def _trying(search: TimedMerge, cut: Callable[[Cuts], Composition], inner: str, watched: Watched) -> Judge:
+    """Every grouping that `search` asks for runs, as `cut` writes it, by the same judge."""
 
     def judge(shown: Observed) -> Composition | None:
         trial = search.observe(shown)
         if trial is None:
             return None
+        groups = f"{len(trial.cuts) + 1} groups" if trial.cuts else "one group"
         if trial.is_last:
-            return _fixed(inner, watched, trial.cuts, f"{len(trial.cuts) + 1} groups were fastest")
-        trying = mergecomp(inner, split="timed", groups=groups)
-        assert isinstance(trying, Composition)
-        found = element_cuts(trial.cuts, watched.sizes)
-        return replace(
-            trying,
-            cutter=partial(fixed_cuts, cuts=found, numel=sum(watched.sizes)),
-            watch=Watch(lambda _watched: judge, every=1),
-            why=f"timing groups that end at {found}",
-        )
+            return _fixed(inner, watched, trial.cuts, f"fastest when timed: {groups}")
+        again = Watch(lambda _watched: judge, every=1)
+        return replace(cut(trial.cuts), watch=again, why=f"timing {groups}")
 
     return judge
 
 
 def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition:
-    """The lane's tensors are known once it has been built, so the first step under it is in one group.
+    """The lane's tensors are known once it has been built, so the first steps under it are in one group.
 
     That is what its text says, because a checkpoint may be taken there.
     """
@@ -147,7 +154,12 @@ def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition
         cuts, seconds = _best(split, groups, backward, cost)
         after_s = seconds - backward.total_s
         why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms behind backward by the measured costs"
-        return lambda _shown: _fixed(inner, watched, cuts, why)
+        rivals: tuple[Cuts, ...] = (cuts,)
+        if split == "planned":
+            rivals = tuple(dict.fromkeys(((), worker_cuts(backward, dearer(cost)), cuts)))
+        if len(rivals) == 1:
+            return lambda _shown: _fixed(inner, watched, cuts, why)
+        return _trying(contest(rivals), lambda tried: _fixed(inner, watched, tried, why), inner, watched)
 
     return replace(single, watch=Watch(judge_of, every=1), why="the next step's cuts are being planned")
 
@@ -190,6 +202,17 @@ def cost_of(exchange: Exchange, facts: Facts, watched: Watched) -> GroupCost:
         sending(exchange, facts.network, watched.world),
         Line(decode.base_s * payloads, decode.slope_s * payloads),
     )
+
+
+DEARER = 10.0
+"""Times that a call of a codec may take beside a training what it takes alone: this for a network of 0.2 M
+elements whose two ranks fill two cores (1.24 ms per group against 0.13), less where cores are free."""
+
+
+def dearer(cost: GroupCost) -> GroupCost:
+    """With what a call costs `DEARER` times as high, and what an element costs as it is."""
+    encode, decode = (replace(line, base_s=DEARER * line.base_s) for line in (cost.compress, cost.decode))
+    return GroupCost(encode, cost.communicate, decode)
 
 
 def sending(exchange: Exchange, network: Network, world: int) -> Line:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gradwire.adapt.timed_merge import TimedMerge, Trial, groupings
+from gradwire.adapt.timed_merge import TimedMerge, Trial, contest, groupings, timed_search
 from gradwire.plan import Observed
 from gradwire.plan.groups import Cuts
 from gradwire.plan.merge_search import search_cuts
@@ -34,7 +34,7 @@ def _run(merge: TimedMerge, took_s: Callable[[Cuts, int], float], steps: int = 1
 
 
 def test_it_finds_what_the_search_would_find_and_ends_within_fifty_steps() -> None:
-    trial, step = _run(TimedMerge(TENSORS), lambda cuts, _age: seconds(cuts))
+    trial, step = _run(timed_search(TENSORS), lambda cuts, _age: seconds(cuts))
     assert trial.cuts == search_cuts(seconds, TENSORS) == (41,)
     assert step < 50
 
@@ -44,7 +44,7 @@ def test_wherever_the_best_cut_lies_it_takes_fewer_than_fifty_steps(tensors: int
     stride = -(-tensors // 257)
     for best in range(1, tensors, max(1, tensors // 60)):
         trial, step = _run(
-            TimedMerge(tensors), lambda cuts, _age, at=best: 0.1 + abs(cuts[0] - at) if cuts else 1e9
+            timed_search(tensors), lambda cuts, _age, at=best: 0.1 + abs(cuts[0] - at) if cuts else 1e9
         )
         assert abs(trial.cuts[0] - best) < stride
         assert step < 50
@@ -66,24 +66,31 @@ def test_no_search_looks_at_more_groupings_than_it_has_time_for(tensors: int) ->
 
 
 def test_few_tensors_get_more_steps_each() -> None:
-    ends = [_run(TimedMerge(tensors), lambda cuts, _age: seconds(cuts))[1] for tensors in (161, 60)]
+    ends = [_run(timed_search(tensors), lambda cuts, _age: seconds(cuts))[1] for tensors in (161, 60)]
     assert [(end + 1) % per for end, per in zip(ends, (3, 4), strict=True)] == [0, 0]
 
 
 def test_the_first_step_of_a_grouping_does_not_count() -> None:
     trial, _ = _run(
-        TimedMerge(TENSORS), lambda cuts, age: 100.0 - seconds(cuts) if age == 0 else seconds(cuts)
+        timed_search(TENSORS), lambda cuts, age: 100.0 - seconds(cuts) if age == 0 else seconds(cuts)
     )
     assert trial.cuts == (41,)
 
 
 def test_one_disturbed_step_in_three_does_not_count() -> None:
-    merge = TimedMerge(TENSORS, steps=3)
+    merge = timed_search(TENSORS, steps=3)
     trial, _ = _run(merge, lambda cuts, age: 9.0 if age == 2 else seconds(cuts), steps=200)
     assert trial.cuts == (41,)
 
 
 @pytest.mark.parametrize("tensors", [1, 2, 3])
 def test_few_tensors(tensors: int) -> None:
-    trial, _ = _run(TimedMerge(tensors), lambda cuts, _age: seconds(cuts))
+    trial, _ = _run(timed_search(tensors), lambda cuts, _age: seconds(cuts))
     assert trial.cuts == search_cuts(seconds, tensors)
+
+
+@pytest.mark.parametrize(("planned_s", "chosen"), [(0.9, (3,)), (1.0, ()), (1.1, ())])
+def test_what_was_planned_stays_only_if_it_is_faster_than_one_group(planned_s: float, chosen: Cuts) -> None:
+    trial, step = _run(contest(((), (3,))), lambda cuts, _age: planned_s if cuts else 1.0)
+    assert trial.cuts == chosen
+    assert step < 14, "a step behind another, a cold one and five that count, twice"

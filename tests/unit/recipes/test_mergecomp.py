@@ -12,10 +12,10 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
 from gradwire.plan.groups import Cuts, element_cuts, even_groups, layer_wise
-from gradwire.plan.merge_worker import WorkerSeconds
+from gradwire.plan.merge_worker import WorkerSeconds, worker_cuts
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Asking
-from gradwire.recipes.mergecomp import cost_of, ready_times, sending
+from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
 from tests.unit.ddp.rig import Rig, gradients
 
 SIZES = (100, 200, 50, 400, 150, 100)
@@ -77,9 +77,9 @@ def _planned(options: str, facts: Facts) -> Composition:
     assert first.watch is not None
     assert tuple(first.cutter(SIZES)) == ()
     judge = first.watch.judge(Watched(4, SIZES))
-    found = judge(Observed(0, 0.0, 0.0))
-    assert found is not None
-    assert found.watch is None
+    # Steps that all take as long: who is tried last is what the measured costs say, and one group stays.
+    seen = [found for step in range(30) if (found := judge(Observed(step, 1.0, 0.0))) is not None]
+    found = next((each for each in reversed(seen) if each.watch is not None), seen[0])
     again = recipe(found.text).build()
     assert isinstance(again, Composition)
     assert again.cutter(SIZES) == found.cutter(SIZES)
@@ -154,7 +154,7 @@ def test_a_group_is_ready_when_all_before_it_are() -> None:
 def test_what_is_planned_follows_from_facts_that_all_ranks_share() -> None:
     def rank(comm: Comm) -> list[tuple[str, str]]:
         rig = Rig(comm, f"mergecomp(inner={INNER!r})")
-        for step in range(8):
+        for step in range(32):
             assert rig.step(gradients(comm.rank, step)).error is None
         return [(rig.engine.layout.main.text, rig.engine.layout.main.why)]
 
@@ -162,7 +162,7 @@ def test_what_is_planned_follows_from_facts_that_all_ranks_share() -> None:
     assert ranks[0] == ranks[1] == ranks[2]
     [(text, why)] = ranks[0]
     assert "cuts=" in text
-    assert "by the measured costs" in why
+    assert "by the measured costs" in why or "when timed" in why
 
 
 @pytest.mark.parametrize("split", ["planned", "exact", "search", "timed"])
@@ -188,14 +188,14 @@ def test_what_runs_in_any_step_can_be_loaded_again() -> None:
     def rank(comm: Comm) -> list[str]:
         rig = Rig(comm, f"mergecomp(inner={INNER!r})")
         texts = []
-        for step in range(8):
+        for step in range(32):
             rig.step(gradients(comm.rank, step))
             if not rig.engine.measuring:
                 texts.append(rig.engine.layout.main.text)
         return texts
 
     texts = run_ranks(2, rank)[0]
-    assert len(set(texts)) == 2, "one group for a step, and then what was planned"
+    assert 2 <= len(set(texts)) <= 5, "one group, what was planned, and which of them was faster"
     assert all(isinstance(recipe(text).build(), Composition) for text in texts)
 
 
@@ -254,6 +254,33 @@ def test_timing_real_steps_is_over_before_the_fiftieth_and_then_the_cuts_stay(te
     assert found is not None
     assert found.watch is None, "nothing judges any more"
     assert tuple(found.cutter(sizes)) == (10 * (tensors // 3),)
+
+
+def test_calls_that_are_dear_beside_a_training_are_fewer() -> None:
+    cost = cost_of(_built("split='layers'").exchange, _facts(2e-3), Watched(4, SIZES))
+    assert dearer(cost).compress == Line(2e-2, 1e-7)
+    assert dearer(cost).communicate == cost.communicate
+    backward = ready_times(_facts(2e-3), SIZES)
+    assert len(worker_cuts(backward, dearer(cost))) < len(worker_cuts(backward, cost))
+
+
+@pytest.mark.parametrize(("planned_s", "groups"), [(0.9, "groups"), (1.1, "one group")])
+def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, groups: str) -> None:
+    asking = recipe(f"mergecomp(inner={INNER!r})").build()
+    assert isinstance(asking, Asking)
+    running = asking(_facts(1e-6))
+    assert running.watch is not None
+    judge, began = running.watch.judge(Watched(4, SIZES)), 0
+    for step in range(40):
+        previous_s = 0.0 if step == began else planned_s if running.cutter(SIZES) else 1.0
+        found = judge(Observed(step, previous_s, 0.0))
+        if found is not None:
+            running, began = found, step + 1
+        if running.watch is None:
+            break
+    assert running.watch is None, "nothing judges any more"
+    assert bool(running.cutter(SIZES)) == (groups == "groups")
+    assert groups in running.why
 
 
 @pytest.mark.parametrize(
