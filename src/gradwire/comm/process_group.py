@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) 
 
 
 class WorkPending:
-    """One or several c10d works that end together."""
+    """A collective's c10d work, or those of several messages."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works
@@ -35,26 +35,25 @@ class WorkPending:
 
     def then(self, callback: Callable[[], None]) -> None:
         """Call back when the last work has ended."""
-        # Works of one rank may end in any order; waiting in the event loop for all of them but the
-        # last is brief, because shift's send and receive end at nearly the same moment.
-        self._works[-1].get_future().then(lambda _future: callback())
+        [work] = self._works  # messages, of which there are several, have no future
+        work.get_future().then(lambda _future: callback())
 
 
-class SumPending(WorkPending):
-    """Two ranks have swapped their tensors; the sum is taken by whoever waits.
+class SumPending:
+    """Two ranks swap their tensors; the sum is taken by whoever waits.
 
     In rank order, which decides whose NaN comes out when both have one.
     """
 
-    def __init__(self, works: list[Any], tensor: Tensor, other: Tensor, rank: int) -> None:
-        super().__init__(works)
-        self._tensor = tensor
+    def __init__(self, swap: Pending, tensor: Tensor, other: Tensor, rank: int) -> None:
+        self._swap, self._tensor = swap, tensor
         self._addends = (tensor, other) if rank == 0 else (other, tensor)
         self._summed = False
+        self.then = swap.then
 
     def wait(self) -> None:
         """Block until both tensors are here, and add them, once."""
-        super().wait()
+        self._swap.wait()
         if not self._summed:
             self._summed = True
             torch.add(*self._addends, out=self._tensor)
@@ -66,10 +65,19 @@ messages are fewer: a quarter of the CPU time at 800 kB and below, the same from
 second buffer would buy nothing."""
 
 
+SHORT_BYTES = 2**15
+"""Up to here a swap is gloo's all-to-all, whose end it announces without a thread of ours: on cores that
+compute, that one's turn comes 5 ms later (two ranks on two cores). Cables then work one way at a time where
+ranks come apart (see `_under_way`), which for so little is 1 ms at 200 Mbit/s."""
+
+
 PIECE_BYTES = 2**17
-"""An all-to-all on gloo goes in messages no longer than this. Between two ranks gloo moves one large
-message at a time, not one each way, and ranks that send to one peer at once fill its cable while others idle:
-with 1 MB for each of four ranks at 500 Mbit/s whole messages take 74 ms, these 57, and the wire alone 49."""
+"""An all-to-all on gloo goes in messages no longer than this, because ranks that send to one peer at once
+fill its cable while others idle."""
+
+
+Addressed = tuple[Tensor, int]
+"""A message, and the rank at its other end."""
 
 
 class ProcessGroupComm:
@@ -94,8 +102,7 @@ class ProcessGroupComm:
         """Run `collective` beside the caller, after those issued before."""
         if self.world == 1:
             return DONE
-        self._progress = self._progress or Progress()
-        return self._progress.issue(partial(collective, GroupPeers(self._group)))
+        return self._beside().issue(partial(collective, GroupPeers(self._group)))
 
     def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`. Two addends commute, so a swap gives the same bits as a ring."""
@@ -104,23 +111,32 @@ class ProcessGroupComm:
         if not self._swaps(tensor) or tensor.numel() * tensor.element_size() > SWAP_BYTES:
             return self._issue(dist.all_reduce, tensor)
         other = torch.empty_like(tensor)
-        return SumPending([self._swap(other, tensor)], tensor, other, self.rank)
+        return SumPending(self._swap(other, tensor), tensor, other, self.rank)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
         if not self._swaps(tensor):
             return self._issue(_all_gather_flat, out.view(-1), tensor)
         out[self.rank].copy_(tensor)
-        return WorkPending([self._swap(out[1 - self.rank], tensor)])
+        return self._swap(out[1 - self.rank], tensor)
 
     def _swaps(self, tensor: Tensor) -> bool:
         return self.world == 2 and tensor.device.type == "cpu"
 
-    def _swap(self, received: Tensor, sent: Tensor) -> Any:
+    def _swap(self, received: Tensor, sent: Tensor) -> Pending:
         """Send `sent` to the only peer and receive as much, in one message each way."""
+        other = 1 - self.rank
+        received, sent = received.view(-1), sent.view(-1)
+        if sent.nbytes > SHORT_BYTES:
+            return self._messages([(received, other)], [(sent, other)])
         splits = [0, 0]
-        splits[1 - self.rank] = sent.numel()
-        return self._work(dist.all_to_all_single, received.view(-1), sent.view(-1), splits, splits)
+        splits[other] = sent.numel()
+        return self._issue(dist.all_to_all_single, received, sent, splits, splits)
+
+    def _beside(self) -> Progress:
+        """The thread that waits where gloo does not call back."""
+        self._progress = self._progress or Progress()
+        return self._progress
 
     def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
@@ -130,18 +146,17 @@ class ProcessGroupComm:
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""
-        row_bytes = tensor.numel() // self.world * tensor.element_size()
-        if tensor.device.type != "cpu" or row_bytes <= PIECE_BYTES:
+        if tensor.device.type != "cpu":
             return self._issue(dist.all_to_all_single, out, tensor)
-        step, rows = PIECE_BYTES // tensor.element_size(), tensor.view(self.world, -1)
-        received, works = out.view(self.world, -1), []
+        rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
         received[self.rank].copy_(rows[self.rank])
-        for start in range(0, rows.shape[1], step):
-            here = slice(start, start + step)
-            for by in range(1, self.world):
-                target, source = self._neighbours(by)
-                works += self._pass(received[source, here], rows[target, here], target, source)
-        return ShiftPending(works)
+        step, others = PIECE_BYTES // tensor.element_size(), range(1, self.world)
+        pieces = [slice(start, start + step) for start in range(0, rows.shape[1], step)]
+        neighbours = [self._neighbours(by) for by in others]
+        return self._messages(
+            [(received[source, here], source) for here in pieces for _target, source in neighbours],
+            [(rows[target, here], target) for here in pieces for target, _source in neighbours],
+        )
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`. A shift onto oneself is a copy."""
@@ -149,20 +164,35 @@ class ProcessGroupComm:
         if target == self.rank:
             out.copy_(tensor)
             return DONE
-        return ShiftPending(self._pass(out, tensor, target, source))
+        return ShiftPending(self._under_way([(out, source)], [(tensor, target)]))
 
     def _neighbours(self, by: int) -> tuple[int, int]:
         """To whom a shift goes, and from whom it comes."""
         return (self.rank + by) % self.world, (self.rank - by) % self.world
 
-    def _pass(self, out: Tensor, tensor: Tensor, target: int, source: int) -> list[Any]:
-        """The works of a message to `target` and one from `source`."""
+    def _messages(self, receives: Sequence[Addressed], sends: Sequence[Addressed]) -> Pending:
+        """Tensors with the ranks that they come from and go to; their end is announced."""
+        works = self._under_way(receives, sends)
+        return self._beside().issue(WorkPending(works).wait) if works else DONE
+
+    def _under_way(self, receives: Sequence[Addressed], sends: Sequence[Addressed]) -> list[Any]:
+        """The works of messages that are not empty.
+
+        Receives come first: gloo sends only to a rank that has announced them, and behind our own messages
+        the announcement would hold up the peer's until ours have passed, so that a cable works one way at a
+        time. (50 kB each way at 30 Mbit/s, ranks 3 ms apart: 14 ms, 26 the other way round, 13 the wire.
+        gloo's own all-to-all goes the other way round.)
+        """
         try:
-            send = dist.isend(tensor, group=self._group, group_dst=target)
-            receive = dist.irecv(out, group=self._group, group_src=source)
+            works = [
+                dist.irecv(out, group=self._group, group_src=rank) for out, rank in receives if out.numel()
+            ]
+            works += [
+                dist.isend(each, group=self._group, group_dst=rank) for each, rank in sends if each.numel()
+            ]
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error
-        return [send, receive]
+        return works
 
 
 class ShiftPending(WorkPending):

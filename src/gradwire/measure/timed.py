@@ -10,8 +10,8 @@ from torch import Tensor
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Pending, Verb
 from gradwire.measure.clock import RoundTime, Trace, now_s
 
-UNANNOUNCED = ("shift", "all_to_all")
-"""Verbs made of messages, whose end gloo cannot announce: `then` calls back at once; `wait` knows."""
+UNANNOUNCED = ("shift",)
+"""Messages, whose end gloo cannot announce: `then` calls back at once; `wait` knows."""
 
 
 @dataclass
@@ -22,8 +22,11 @@ class _TimedPending:
     unit: str
 
     def wait(self) -> None:
-        with self.trace.waiting():
+        start_s = now_s()
+        try:
             self.inner.wait()
+        finally:
+            self.trace.waited_s += now_s() - start_s
         self.round.ended(now_s())
 
     def then(self, callback: Callable[[], None]) -> None:

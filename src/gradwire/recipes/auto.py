@@ -44,9 +44,10 @@ def from_facts(facts: Facts, target: float) -> Composition:
     return _because(chosen, facts, f"{share:.0%} of the bytes hide behind backward")
 
 
-BUSY = 0.75
-"""Share of the backward pass in which the wire can be busy: before the first gradient it has nothing to do,
-and the last unit, which needs two rounds and the verdict, should be all that is left at the end."""
+BUSY = 0.5
+"""Share of the backward pass in which the wire may be busy: before the first gradient it has nothing to do,
+the last unit, which needs two rounds and the verdict, should be all that is left at the end, and where
+computing fills the cores, whatever is coded makes the backward pass itself longer."""
 
 
 _BISECTIONS = 40
