@@ -187,9 +187,8 @@ class Engine:
         try:
             with step.trace.compressing("encode", slot.spec.name):
                 working, committed = lane.planes_of(slot)
-                seen = lane.memory.fold(
-                    working, committed, grad, 1.0 / step.scale, step.number, self.comm.world
-                )
+                scale, world = 1.0 / step.scale, self.comm.world
+                seen = lane.memory.fold(working, committed, grad, scale, step.number, world)
         except Exception as error:
             step.fail(error, f"fold of {slot.spec.name}", self.comm.rank)
             return
@@ -216,7 +215,7 @@ class Engine:
     def _launch_direct(self, step: Step, arrival: Arrival, run: list[Entry]) -> None:
         first, last = run[0], run[-1]
         region = arrival.buffer[first.offset : last.offset + last.numel]
-        wide = region.dtype == torch.float64 or region.numel() * region.element_size() >= SMALL_BYTES
+        wide = region.dtype == torch.float64 or region.nbytes >= SMALL_BYTES
         if not wide and not self.layout.is_plain:
             for entry in run:
                 step.tail_regions[entry.name] = arrival.buffer[entry.offset : entry.offset + entry.numel]
@@ -224,8 +223,9 @@ class Engine:
         label = f"{first.name} …" if len(run) > 1 else first.name
         at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self._seed, lane=-1)
         step.direct.append(region)
-        comm = self._metered(step, label)
-        self.runner.launch(step, Task(label, self.layout.direct[first.name], region, region, at, comm))
+        comm, exchange = self._metered(step, label), self.layout.direct[first.name]
+        agreed = exchange.rounds(region.numel(), region.dtype, at)
+        self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
@@ -246,11 +246,11 @@ class Engine:
             self.inspect(lane, unit, x, at)
         if self._watcher is not None:
             self._look(step, unit, x)
-        if not lane.exchange.rounds(x.numel(), x.dtype, at):
+        if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
             step.rest(unit)
             return
         mean = step.landing(unit, x)
-        task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)))
+        task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)), agreed)
         task.land = lambda: step.land(unit, mean)
         self.runner.launch(step, task)
 

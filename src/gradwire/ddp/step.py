@@ -20,7 +20,10 @@ from gradwire.plan.facts import Times
 
 @dataclass
 class Task:
-    """One exchange under way: `x` in, `mean` out; `land` carries the mean to the buckets."""
+    """One exchange under way: `x` in, `mean` out; `land` carries the mean to the buckets.
+
+    `agreed` are the rounds that every rank issues for it.
+    """
 
     label: str
     exchange: Exchange
@@ -28,13 +31,9 @@ class Task:
     mean: Tensor
     at: Moment
     comm: Metered
+    agreed: tuple[Round, ...]
     land: Callable[[], None] = lambda: None
     finish: Finish | None = None
-
-    @property
-    def agreed(self) -> tuple[Round, ...]:
-        """The rounds that every rank issues for it."""
-        return self.exchange.rounds(self.x.numel(), self.x.dtype, self.at)
 
 
 @dataclass

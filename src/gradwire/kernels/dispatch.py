@@ -12,7 +12,10 @@ def is_fast(*tensors: Tensor) -> bool:
     >>> is_fast(torch.zeros(4)), is_fast(torch.zeros(4)[::2]), is_fast(torch.zeros(4, dtype=torch.float64))
     (True, False, False)
     """
-    return all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+    for t in tensors:  # noqa: SIM110 - a generator takes twice as long, and this precedes every kernel
+        if t.dtype != torch.float32 or not t.is_cpu or not t.is_contiguous():
+            return False
+    return True
 
 
 def is_native(*tensors: Tensor) -> bool:

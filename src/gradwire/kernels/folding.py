@@ -46,6 +46,8 @@ def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, s
 
 
 def _together(slices: list[Folded]) -> Folded:
+    if len(slices) == 1:
+        return slices[0]
     return Folded(any(seen.any_gradient for seen in slices), all(seen.finite for seen in slices))
 
 

@@ -39,25 +39,32 @@ def _even(numel: int, unit_elements: int) -> tuple[int, ...]:
 
 
 _RAMP = (2, 8, 13, 15)  # sixteenths of the arena
+_SHORT_RAMP = (6, 12, 15)
 PHASED_RAMP = (2 / 16, 6 / 16, 10 / 16, 13 / 16, 15 / 16)
 
 
-def ramped_cuts(sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12) -> tuple[int, ...]:
+def ramped_cuts(
+    sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12, small: int = 1 << 20
+) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
     both are small; every round costs a latency and CPU time, so there are few. In sixteenths of the arena:
-    2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are divided until they fit; a lane too
-    small for units of `smallest` elements is halved at most.
+    2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are divided until they fit. What a round
+    costs does not shrink with the lane (1 ms of CPU time on a core that computes), so one of up to `small`
+    elements gets four units, of 6, 6, 3 and 1 sixteenths, and one too small for units of `smallest` is
+    halved at most.
 
-    >>> ramped_cuts((1600,), largest=500, smallest=100)
+    >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
     (200, 500, 800, 1300, 1500)
+    >>> ramped_cuts((1600,), smallest=100)
+    (600, 1200, 1500)
     """
     numel = sum(sizes)
     if numel < 16 * smallest:
         return _even(numel, max(numel // 2 + 1, smallest))
     cuts: list[int] = []
-    for start, stop in _segments(numel, _RAMP):
+    for start, stop in _segments(numel, _SHORT_RAMP if numel <= small else _RAMP):
         cuts += [start + cut for cut in _even(stop - start, largest)]
         cuts.append(stop)
     return tuple(cuts[:-1])
