@@ -25,7 +25,7 @@ def _decided(text: str, ccr: float, world: int = 4) -> Composition:
         (1.05, "dense"),
         (1.06, "fp16"),
         (2.1, "fp16"),
-        (4.0, "leader_topk(ratio=0.3362, elect='round_robin', values='fp16', beta=1.0)"),
+        (4.0, "leader_topk(ratio=0.2137, elect='round_robin', values='fp16', beta=1.0)"),
     ],
 )
 def test_auto_takes_the_least_compression_that_reaches_95_percent(ccr: float, chosen: str) -> None:
@@ -34,7 +34,7 @@ def test_auto_takes_the_least_compression_that_reaches_95_percent(ccr: float, ch
 
 def test_auto_lets_two_ranks_choose_for_themselves_at_the_same_cost() -> None:
     alone, led = _decided("auto", 4.0, world=2), _decided("auto", 4.0, world=3)
-    assert alone.text == "topk(ratio=0.3362, values='fp16', reuse=False)"
+    assert alone.text == "topk(ratio=0.2137, values='fp16', reuse=False)"
     at, kind = Moment(0, 0, 0, 2), torch.float32
     cost = [sum(r.wire_bytes(2) for r in each.exchange.rounds(10**6, kind, at)) for each in (alone, led)]
     assert cost[0] == pytest.approx(cost[1], abs=8)  # padding
