@@ -93,7 +93,7 @@ def main() -> None:
         "--warmup",
         type=int,
         default=60,
-        help="steps; a contest with one group needs about 20, the timed search about 50",
+        help="steps; a contest with one group needs about 30, the timed search about 50",
     )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

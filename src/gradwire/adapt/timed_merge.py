@@ -2,8 +2,8 @@
 
 Wang et al. 2021, section 4.3. Differences from the paper: every grouping runs for a few steps of the
 training that goes on, of which the first is not counted, because it finds cold buffers; of the others the
-median is. There are as many as fit into fewer than 50 steps for two groups, which is what the paper takes.
-All ranks time alike: the slowest counts.
+median is; for a search as many as fit into fewer than 50 steps for two groups, which is what the paper
+takes. All ranks time alike: the slowest counts.
 """
 
 from __future__ import annotations

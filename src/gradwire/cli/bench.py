@@ -31,7 +31,9 @@ def bench(
     delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
     steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds; settings alternate within each.")] = 7,
-    warmup: Annotated[int, typer.Option(help="Uncounted first steps; adaptive recipes need about 8.")] = 10,
+    warmup: Annotated[
+        int, typer.Option(help="Uncounted first steps; adaptive recipes need about 8, mergecomp 30.")
+    ] = 10,
     timeout: Annotated[
         float, typer.Option(help="Seconds without a step after which a setting is ended.")
     ] = 60.0,

@@ -66,9 +66,9 @@ second buffer would buy nothing."""
 
 
 SHORT_BYTES = 2**15
-"""Up to here a swap is gloo's all-to-all, whose end it announces without a thread of ours: on cores that
-compute, that one's turn comes 5 ms later (two ranks on two cores). Cables then work one way at a time where
-ranks come apart (see `_under_way`), which for so little is 1 ms at 200 Mbit/s."""
+"""Up to here, for each pair of ranks, a swap or all-to-all is gloo's, whose end it announces without a thread
+of ours: on cores that compute, that one's turn comes 5 ms later (two ranks on two cores). Cables then work
+one way at a time where ranks come apart (see `_under_way`), for so little 1 ms at 200 Mbit/s."""
 
 
 PIECE_BYTES = 2**17
@@ -146,7 +146,7 @@ class ProcessGroupComm:
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""
-        if tensor.device.type != "cpu":
+        if tensor.device.type != "cpu" or tensor.nbytes <= self.world * SHORT_BYTES:
             return self._issue(dist.all_to_all_single, out, tensor)
         rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
         received[self.rank].copy_(rows[self.rank])
@@ -204,7 +204,7 @@ class ShiftPending(WorkPending):
 
 
 HOPS_TAG = 1
-"""Messages of hops are told by it from those of `shift` and `all_to_all`, which another thread sends."""
+"""Messages of hops are told by it from those of shifts, all-to-alls and swaps, which another thread sends."""
 
 
 class GroupPeers:

@@ -64,8 +64,9 @@ class Wire:
 
     @property
     def settled(self) -> bool:
-        """Whether the recipe is decided; `False` while an adaptive one still measures."""
-        return not self._engine.measuring
+        """Whether the recipe is decided; `False` while an adaptive one still measures or tries things out."""
+        watch = self._engine.layout.main.watch
+        return not self._engine.measuring and (watch is None or not watch.ends)
 
     @property
     def watching(self) -> bool:

@@ -143,7 +143,8 @@ class _Ring:
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`."""
         target, source = (self.rank + by) % self.world, (self.rank - by) % self.world
-        return _Works([self.group.send([tensor], target, 0), self.group.recv([out], source, 0)])
+        # The receive first: see `ProcessGroupComm`.
+        return _Works([self.group.recv([out], source, 0), self.group.send([tensor], target, 0)])
 
 
 @dataclass(frozen=True)

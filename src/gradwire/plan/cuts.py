@@ -49,7 +49,7 @@ def ramped_cuts(
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
-    both are small; every round costs a latency and CPU time, so there are few. In sixteenths of the arena:
+    neither is large; every round costs a latency and CPU time, so there are few. In sixteenths of the arena:
     2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are divided until they fit. What a round
     costs does not shrink with the lane (1 ms of CPU time on a core that computes), so one of up to `small`
     elements gets four units, of 6, 6, 3 and 1 sixteenths, and one too small for units of `smallest` is

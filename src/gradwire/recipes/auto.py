@@ -30,7 +30,10 @@ def auto(target: float = 0.95) -> Decide:
 
 
 def from_facts(facts: Facts, target: float) -> Composition:
-    """The least compression under which the wire needs at most 1/target of the backward pass."""
+    """The least compression under which the wire needs at most 1/target of the backward pass.
+
+    Where 16 bits do not suffice and a ratio can be anything, it keeps a distance from that: see `BUSY`.
+    """
     share = 1.0 / (target * facts.ccr) if facts.ccr > 0 else 1.0
     if share >= 1.0:
         return _because(dense(), facts, "communication hides behind backward as it is")
@@ -41,7 +44,7 @@ def from_facts(facts: Facts, target: float) -> Composition:
     ratio = max(round(affordable_ratio(4.0 * share), 4), 1e-4)
     # Between two ranks an all-gather of both choices costs what a leader's does, in one round, not two.
     chosen = topk(ratio, values="fp16") if facts.world == 2 else leader_topk(ratio, values="fp16")
-    return _because(chosen, facts, f"{share:.0%} of the bytes hide behind backward")
+    return _because(chosen, facts, f"{share:.0%} of the bytes travel within {BUSY:.0%} of the backward pass")
 
 
 BUSY = 0.5

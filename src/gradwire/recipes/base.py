@@ -25,7 +25,8 @@ class Watch:
 
     Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient, and after
     that step's verdict all-reduces of so many float32 elements each (`probes`) are timed. `judge(watched)`
-    makes a judge, which sees only what all ranks have agreed on and must be a function of that alone.
+    makes a judge, which sees only what all ranks have agreed on and must be a function of that alone. One
+    that `ends` tries things out, and what runs is not decided before it is done.
     """
 
     judge: Callable[[Watched], Judge]
@@ -33,6 +34,7 @@ class Watch:
     look: Callable[[Tensor], Sequence[float]] | None = None
     looks: int = 0
     probes: tuple[int, ...] = ()
+    ends: bool = False
 
 
 @dataclass(frozen=True)

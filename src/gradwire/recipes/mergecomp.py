@@ -57,6 +57,9 @@ def mergecomp(
 ) -> Composition | Decide:
     """Any recipe in groups of tensors: fewer calls of a codec, and still overlap with backward.
 
+    Where to cut is found within some 30 steps by default, five of them dense, and then stays; who resumes
+    from a checkpoint before that stays with one group.
+
     Travels: what the inner recipe sends.
     Paper: Wang et al. 2021, "MergeComp: a compression scheduler for scalable communication-efficient
         distributed training".
@@ -77,7 +80,9 @@ def mergecomp(
         return _cut(base, partial(_even, groups=groups))
     if split == "timed":
         return replace(
-            _cut(base, one_unit), watch=Watch(partial(_timed, inner, groups), every=1), why="timing groupings"
+            _cut(base, one_unit),
+            watch=Watch(partial(_timed, inner, groups), every=1, ends=True),
+            why="timing groupings",
         )
     return Asking(partial(_planned, inner, split, groups), about=base)
 
@@ -113,16 +118,11 @@ def _timed(inner: str, groups: int, watched: Watched) -> Judge:
     """Algorithm 2 on steps as they run."""
     trying = mergecomp(inner, split="timed", groups=groups)
     assert isinstance(trying, Composition)
-
-    def cut(cuts: Cuts) -> Composition:
-        found = element_cuts(cuts, watched.sizes)
-        return replace(trying, cutter=partial(fixed_cuts, cuts=found, numel=sum(watched.sizes)))
-
-    return _trying(timed_search(len(watched.sizes), groups), cut, inner, watched)
+    return _trying(timed_search(len(watched.sizes), groups), trying, inner, watched)
 
 
-def _trying(search: TimedMerge, cut: Callable[[Cuts], Composition], inner: str, watched: Watched) -> Judge:
-    """Every grouping that `search` asks for runs, as `cut` writes it, by the same judge."""
+def _trying(search: TimedMerge, trying: Composition, inner: str, watched: Watched) -> Judge:
+    """Every grouping that `search` asks for runs, by the same judge and under the text of `trying`."""
 
     def judge(shown: Observed) -> Composition | None:
         trial = search.observe(shown)
@@ -131,8 +131,13 @@ def _trying(search: TimedMerge, cut: Callable[[Cuts], Composition], inner: str, 
         groups = f"{len(trial.cuts) + 1} groups" if trial.cuts else "one group"
         if trial.is_last:
             return _fixed(inner, watched, trial.cuts, f"fastest when timed: {groups}")
-        again = Watch(lambda _watched: judge, every=1)
-        return replace(cut(trial.cuts), watch=again, why=f"timing {groups}")
+        found = element_cuts(trial.cuts, watched.sizes)
+        return replace(
+            trying,
+            cutter=partial(fixed_cuts, cuts=found, numel=sum(watched.sizes)),
+            watch=Watch(lambda _watched: judge, every=1, ends=True),
+            why=f"timing {groups}",
+        )
 
     return judge
 
@@ -140,7 +145,7 @@ def _trying(search: TimedMerge, cut: Callable[[Cuts], Composition], inner: str, 
 def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition:
     """The lane's tensors are known once it has been built, so the first steps under it are in one group.
 
-    That is what its text says, because a checkpoint may be taken there.
+    That is what its text says until all is decided, because a checkpoint may be taken before.
     """
     base, single = _inner(inner), mergecomp(inner, split="even", groups=1)
     assert isinstance(single, Composition)
@@ -159,9 +164,9 @@ def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition
             rivals = tuple(dict.fromkeys(((), worker_cuts(backward, dearer(cost)), cuts)))
         if len(rivals) == 1:
             return lambda _shown: _fixed(inner, watched, cuts, why)
-        return _trying(contest(rivals), lambda tried: _fixed(inner, watched, tried, why), inner, watched)
+        return _trying(contest(rivals), single, inner, watched)
 
-    return replace(single, watch=Watch(judge_of, every=1), why="the next step's cuts are being planned")
+    return replace(single, watch=Watch(judge_of, every=1, ends=True), why="timing one group")
 
 
 def _best(split: Split, groups: int, backward: Backward, cost: GroupCost) -> tuple[Cuts, float]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.hops import ALL_REDUCES
-from gradwire.comm.process_group import PIECE_BYTES, SWAP_BYTES
+from gradwire.comm.process_group import PIECE_BYTES, SHORT_BYTES, SWAP_BYTES
 from tests.unit.comm.verbs import CALLS
 
 ROOT = Path(__file__).parents[3]
@@ -35,10 +35,11 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
     pending.wait()  # twice is once
     assert called.wait(30)
     # Two ranks swap what is small and ring what is large: the same sum, also of integers.
-    for numel in (0, 7, SWAP_BYTES // 4 + 1):
+    for numel in (0, 7, SHORT_BYTES // 4, SHORT_BYTES // 4 + 1, SWAP_BYTES // 4, SWAP_BYTES // 4 + 1):
         tensor = torch.full((numel,), rank + 1, dtype=torch.int32)
         comm.all_reduce(tensor).wait()
         assert (tensor == world * (world + 1) // 2).all()
+    long_beside_short(comm)
     # Rows longer than a piece travel in several messages.
     for dtype, numel in ((torch.uint8, 2 * PIECE_BYTES + 5), (torch.float64, PIECE_BYTES // 8 + 1)):
         places = torch.arange(numel)
@@ -59,6 +60,36 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
     assert (square == world * (world - 1) / 2).all()
     hops_beside_other_collectives(comm)
     dist.destroy_process_group()
+
+
+def long_beside_short(comm: ProcessGroupComm) -> None:
+    """Gathers and all-to-alls on both sides of `SHORT_BYTES` and shifts, all under way at once."""
+    world, rank = comm.world, comm.rank
+    under_way = []
+    kinds = (torch.uint8, torch.bool, torch.bfloat16, torch.float64)
+    for dtype, excess in product(kinds, (0, 5)):
+        numel = SHORT_BYTES // dtype.itemsize + excess
+        places = torch.arange(numel)
+        ends = threading.Event()
+        out = torch.zeros(world, numel, dtype=dtype)
+        gather = comm.all_gather(out, ((places + rank) % 2).to(dtype))
+        gather.then(ends.set)
+        owed = torch.stack([(places + sender) % 2 for sender in range(world)]).to(dtype)
+        under_way.append((gather, ends, out, owed))
+        ends, received = threading.Event(), torch.zeros(world, numel, dtype=dtype)
+        every = comm.all_to_all(
+            received, torch.stack([(places + rank + to) % 2 for to in range(world)]).to(dtype)
+        )
+        every.then(ends.set)
+        owed = torch.stack([(places + sender + rank) % 2 for sender in range(world)]).to(dtype)
+        under_way.append((every, ends, received, owed))
+        passed = torch.zeros(3)
+        comm.shift(passed, torch.full((3,), float(rank))).wait()
+        assert (passed == (rank - 1) % world).all()
+    for pending, ends, out, owed in under_way if rank % 2 else reversed(under_way):
+        pending.wait()
+        assert torch.equal(out, owed)
+        assert ends.wait(30)
 
 
 def hops_beside_other_collectives(comm: ProcessGroupComm) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 
 import pytest
 
@@ -53,13 +54,34 @@ def test_error_is_raised_by_wait_and_by_all_that_follow() -> None:
     assert ran == []
 
 
+def test_what_has_ended_is_freed_without_the_garbage_collector() -> None:
+    class Step:
+        promise: object
+
+    progress, step, called = Progress(), Step(), threading.Event()
+    gone = weakref.ref(step)
+    gate = threading.Event()
+    step.promise = promise = progress.issue(lambda: (gate.wait(5), None)[1])
+    promise.then(lambda step=step: called.set())
+    gc.disable()
+    try:
+        gate.set()
+        promise.wait()
+        assert called.wait(5)
+        progress.issue(lambda: None).wait()  # by now the thread has let go of the first job
+        del step, promise
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_thread_ends_with_its_owner() -> None:
     progress = Progress()
     progress.issue(lambda: None).wait()
-    before = {thread.ident for thread in threading.enumerate() if thread.name == "gradwire hops"}
+    before = {thread.ident for thread in threading.enumerate() if thread.name == "gradwire messages"}
     stop = progress.stop
     del progress
     gc.collect()
     assert not stop.alive
-    after = {thread.ident for thread in threading.enumerate() if thread.name == "gradwire hops"}
+    after = {thread.ident for thread in threading.enumerate() if thread.name == "gradwire messages"}
     assert after < before

@@ -260,6 +260,11 @@ def test_what_changes_while_it_runs_is_refused_where_nobody_would_watch_it(text:
         gradwire.attach(_ddp(), recipe=f"mergecomp(inner={text!r})")
 
 
+@pytest.mark.parametrize(("text", "decided"), [("flexible", True), ("mergecomp(split='timed')", False)])
+def test_a_contest_is_not_decided_but_what_never_ends_is(text: str, decided: bool) -> None:
+    assert gradwire.attach(_ddp(), recipe=text).settled == decided
+
+
 def test_an_exploration_of_nothing_is_refused() -> None:
     wire = gradwire.attach(_ddp(), recipe="dense")
     with pytest.raises(ValueError, match="0 candidates on 1 batches"):

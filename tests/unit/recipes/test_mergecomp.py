@@ -80,9 +80,11 @@ def _planned(options: str, facts: Facts) -> Composition:
     # Steps that all take as long: who is tried last is what the measured costs say, and one group stays.
     seen = [found for step in range(30) if (found := judge(Observed(step, 1.0, 0.0))) is not None]
     found = next((each for each in reversed(seen) if each.watch is not None), seen[0])
-    again = recipe(found.text).build()
-    assert isinstance(again, Composition)
-    assert again.cutter(SIZES) == found.cutter(SIZES)
+    for each in seen:
+        again = recipe(each.text).build()
+        assert isinstance(again, Composition)
+        # What is tried is loaded again as one group, what is decided as it is.
+        assert tuple(again.cutter(SIZES)) == (() if each.watch else tuple(each.cutter(SIZES)))
     return found
 
 
@@ -190,12 +192,14 @@ def test_what_runs_in_any_step_can_be_loaded_again() -> None:
         texts = []
         for step in range(32):
             rig.step(gradients(comm.rank, step))
+            watch = rig.engine.layout.main.watch
+            assert rig.engine.measuring or "cuts=(" in rig.engine.layout.main.text or watch.ends
             if not rig.engine.measuring:
                 texts.append(rig.engine.layout.main.text)
         return texts
 
     texts = run_ranks(2, rank)[0]
-    assert 2 <= len(set(texts)) <= 5, "one group, what was planned, and which of them was faster"
+    assert len(set(texts)) == 2, "one group while others are tried, and which of them was faster"
     assert all(isinstance(recipe(text).build(), Composition) for text in texts)
 
 

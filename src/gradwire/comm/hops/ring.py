@@ -35,8 +35,9 @@ def _add_up(parts: Sequence[Tensor], peers: Peers) -> None:
     for hop in range(peers.world - 1):
         part = parts[(peers.rank - hop - 1) % peers.world]
         incoming = scratch[: part.numel()]
+        came = peers.receive(incoming, source)  # announced before anything is sent: see `ProcessGroupComm`
         sent = peers.send(parts[(peers.rank - hop) % peers.world], target)
-        peers.receive(incoming, source).wait()
+        came.wait()
         torch.add(incoming, part, out=part)
         sent.wait()
 
@@ -45,6 +46,7 @@ def _hand_on(parts: Sequence[Tensor], peers: Peers) -> None:
     """From one part each, rank + 1, to all parts on all ranks."""
     target, source = _neighbours(peers)
     for hop in range(peers.world - 1):
+        came = peers.receive(parts[(peers.rank - hop) % peers.world], source)
         sent = peers.send(parts[(peers.rank + 1 - hop) % peers.world], target)
-        peers.receive(parts[(peers.rank - hop) % peers.world], source).wait()
+        came.wait()
         sent.wait()
