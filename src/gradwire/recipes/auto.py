@@ -47,7 +47,7 @@ def from_facts(facts: Facts, target: float) -> Composition:
     return _because(chosen, facts, f"{share:.0%} of the bytes travel within {BUSY:.0%} of the backward pass")
 
 
-BUSY = 0.5
+BUSY = 0.6
 """Share of the backward pass in which the wire may be busy: before the first gradient it has nothing to do,
 the last unit, which needs two rounds and the verdict, should be all that is left at the end, and where
 computing fills the cores, whatever is coded makes the backward pass itself longer."""
