@@ -8,12 +8,14 @@ import sys
 import threading
 from itertools import product
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from gradwire.comm import ProcessGroupComm
+from gradwire.comm.base import DONE
 from gradwire.comm.hops import ALL_REDUCES
 from gradwire.comm.process_group import PIECE_BYTES, SHORT_BYTES, SWAP_BYTES
 from tests.unit.comm.verbs import CALLS
@@ -116,6 +118,37 @@ def hops_beside_other_collectives(comm: ProcessGroupComm) -> None:
     ended = threading.Event()
     comm.all_reduce(torch.ones(3), "tree").then(ended.set)
     assert ended.wait(30)
+
+
+class _Group:
+    """Rank 0 of so many."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return self._world
+
+
+@pytest.mark.parametrize("verb", ["swap", "shift", "all_to_all"])
+def test_receives_are_announced_before_anything_is_sent(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = []
+    monkeypatch.setattr(dist, "irecv", lambda _out, **_peer: issued.append("receive") or DONE)
+    monkeypatch.setattr(dist, "isend", lambda _sent, **_peer: issued.append("send") or DONE)
+    world = 2 if verb == "swap" else 4
+    comm = ProcessGroupComm(cast("dist.ProcessGroup", _Group(world)))
+    rows = torch.zeros(world, SHORT_BYTES + 4, dtype=torch.uint8)
+    if verb == "swap":
+        comm.all_gather(rows, rows[0].clone()).wait()
+    elif verb == "shift":
+        comm.shift(rows[0], rows[1]).wait()
+    else:
+        comm.all_to_all(rows, rows.clone()).wait()
+    assert issued == sorted(issued)
+    assert set(issued) == {"receive", "send"}
 
 
 @pytest.mark.process
