@@ -48,6 +48,7 @@ from gradwire.plan import (
     Transfer,
     even_groups,
     layer_wise,
+    moved_cuts,
     optimal_cuts,
     search_cuts,
     step_seconds,
@@ -57,6 +58,7 @@ from gradwire.plan import (
 from gradwire.plan.costs import Link
 from gradwire.plan.groups import Cuts, groups_of
 from gradwire.plan.merge_worker import WorkerSeconds
+from gradwire.recipes.mergecomp import dearer
 
 CODECS: dict[str, Callable[[], Codec]] = {
     "truncate": lambda: truncate(16),
@@ -169,10 +171,15 @@ def line(network: str, codec: str, row: dict[str, Any]) -> str:
     return f"{network:<11}{codec:<10} │{inside} │{beside} │{groups} │{checks}"
 
 
+def both_plans(of: Backward, cost: GroupCost) -> Any:
+    """What `mergecomp` plans by default."""
+    return moved_cuts(of, dearer(cost), worker_cuts(of, cost))
+
+
 def planning(costs: dict[str, GroupCost], repetitions: int) -> list[dict[str, Any]]:
     """Milliseconds of planning 314 tensors, every time other ones."""
     base, rows = backward_of(profile.load(LARGEST)), []
-    planners: dict[str, Callable[[Backward, GroupCost], Any]] = {"exact": optimal_cuts, "worker": worker_cuts}
+    planners: dict[str, Callable[[Backward, GroupCost], Any]] = {"exact": optimal_cuts, "recipe": both_plans}
     for codec, cost in costs.items():
         spent: dict[str, list[float]] = {}
         wall: dict[str, list[float]] = {}
@@ -190,7 +197,7 @@ def planning(costs: dict[str, GroupCost], repetitions: int) -> list[dict[str, An
         row = {"codec": codec, "tensors": len(base.numel), "ms": spent, "wall_ms": wall}
         row["aa"] = [again.low, again.high]
         text = f"{codec:<12}{median(spent['exact']):>8.2f}{max(spent['exact']):>9.2f}"
-        text += f"{median(spent['worker']):>9.2f}{f'{again.low:.2f} … {again.high:.2f}':>15}"
+        text += f"{median(spent['recipe']):>9.2f}{f'{again.low:.2f} … {again.high:.2f}':>15}"
         print(text, flush=True)
         rows.append(row)
     return rows
@@ -228,7 +235,7 @@ def verdicts(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> None:
     slowest = max(median(row["ms"]["exact"]) for row in times)
     print(f"goal: 314 tensors in at most 10 ms: {slowest:.2f} ms,", "met" if slowest <= 10 else "missed")
     print(f"stretch: 3 ms: {slowest:.2f} ms,", "met" if slowest <= 3 else "missed")
-    engine = max(median(row["ms"]["worker"]) for row in times)
+    engine = max(median(row["ms"]["recipe"]) for row in times)
     print(f"the engine's plan: {engine:.2f} ms")
 
 

@@ -289,6 +289,21 @@ def explored(candidates: tuple[str, ...], own: str) -> dict[str, Any]:
     }
 
 
+def explored_without_optimizer() -> str:
+    """Whose state nobody could put back."""
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp)
+    wire = gradwire.attach(ddp, recipe=LOSSY)
+    train(ddp, optimizer, range(3))
+    try:
+        gradwire.explore(
+            wire, lambda number: train(ddp, optimizer, range(number, number + 1)), [3], ["dense"]
+        )
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def explored_too_early() -> str:
     """Before DDP has rebuilt its buckets."""
     ddp, optimizer, wire = _attached()
@@ -330,8 +345,17 @@ SCENES: dict[str, Callable[[], Any]] = {
     "overlap off": overlap_off,
     "forgotten": forgotten,
     "explored": partial(
-        explored, ("topk(ratio=0.3)", "topk(ratio=0.03)", "dgc(ratio=0.1, momentum=0)"), LOSSY
+        explored,
+        (
+            "topk(ratio=0.3)",
+            "topk(ratio=0.03)",
+            "dgc(ratio=0.1, momentum=0)",
+            "leader_topk(ratio=0.1)",
+            "leader_topk(ratio=0.1, beta=0.1)",
+        ),
+        LOSSY,
     ),
     "explored from dense": partial(explored, ("int8", "covap(interval=2)", "powersgd"), "dense"),
     "explored too early": explored_too_early,
+    "explored without optimizer": explored_without_optimizer,
 }

@@ -116,9 +116,15 @@ def test_a_run_that_explored_is_one_that_did_not(world: Results, scene: str) -> 
 def test_exploring_finds_what_is_gained_and_sent(world: Results) -> None:
     found = value(world, "explored")
     assert len({str(each["gains"]) for each in found}) == 1, "agreed by all ranks"
-    much, little, _ = found[0]["gains"]
+    much, little, _, plain, filtered = found[0]["gains"]
     assert 0 < little < much < 1
+    # A filter changes what is remembered of what is left, not how much is left.
+    assert abs(filtered - plain) < 0.1
     assert found[0]["bytes"][0] > found[0]["bytes"][1] > 0
+
+
+def test_exploring_needs_the_optimizer(world: Results) -> None:
+    assert all("attach with the optimizer" in text for text in value(world, "explored without optimizer"))
 
 
 def test_exploring_needs_a_run_that_has_begun(world: Results) -> None:

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.arena import Lane
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.history import History
+from gradwire.ddp.layout import Layout
 from gradwire.ddp.rewind import Stateful, rewound
 from gradwire.ddp.wire import Attached, Wire
 from gradwire.measure import now_s
@@ -35,7 +37,8 @@ class Trial:
     """One candidate over the batches; the same numbers on every rank.
 
     Medians in seconds, on the slowest rank: a whole step, encoding and decoding in it, and what of
-    communication backward did not hide. `wire_bytes` are sent per rank and step. `gain` is the mean of
+    communication backward did not hide; to see the gain takes one pass over memory plus gradient, which is in
+    the first two. `wire_bytes` are sent per rank and step. `gain` is the mean of
     1 − ‖unsent‖²/‖x‖² (1 when nothing is remembered), which for a choice of elements is ‖sent‖²/‖x‖².
     """
 
@@ -61,8 +64,9 @@ def explore(
     model, optimizer, scaler and global generators (a scheduler, a counter) belongs in `also`. Ten batches
     are what the paper takes. What is unsent takes part in every candidate's steps and is put back, too.
 
-    Raises `ValueError` before the second step, while a recipe still measures, and for a candidate that
-    measures or cannot take over what is remembered; `RanksDisagree` when ranks have different candidates.
+    Raises `ValueError` for a wire without its optimizer, before the second step, while a recipe
+    still measures, and for a candidate that measures or cannot take over what is remembered; `RanksDisagree`
+    when ranks have different candidates.
 
     Differences from the paper: besides what is tried on which batches, the `wire` is handed in. The paper's
     exploration is part of its training loop and tries its own compressor; here it must be said which of
@@ -80,6 +84,8 @@ def explore(
     attached.worker.call(lambda: require_agreement(said, engine.comm))
     if not rows or not candidates:
         raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
+    if attached.optimizer is None:
+        raise ValueError("the optimizer's state has to be put back, too: attach with the optimizer")
     if engine.measuring or engine.step < 2:
         # DDP rebuilds its buckets in its second step, which changes the order of sums in later ones.
         raise ValueError("explore once the recipe has been decided and two steps have been made")
@@ -133,13 +139,18 @@ def _try(
     engine, call = attached.session.engine, attached.worker.call
     energies: list[tuple[float, float]] = []
     took_s: list[float] = []
+    unsent = _Unsent()
 
     def judge(shown: Observed) -> None:
         assert shown.looked is not None
-        energies.append((_unsent_energy(engine), sum(shown.looked)))
+        energies.append((unsent.energy(engine.layout), sum(shown.looked)))
 
-    watch = Watch(lambda _watched: judge, every=1, look=_energy, looks=1)
-    call(lambda: engine.install(replace(composition, watch=watch)))
+    def begin() -> None:
+        watch = Watch(lambda _watched: judge, every=1, look=_energy, looks=1)
+        engine.install(replace(composition, watch=watch))
+        unsent.note(engine.layout)
+
+    call(begin)
     for batch in batches:
         start_s = now_s()
         step(batch)
@@ -158,9 +169,27 @@ def _energy(x: Tensor) -> tuple[float]:
     return (float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2,)
 
 
-def _unsent_energy(engine: Engine) -> float:
-    lanes = [lane for lane in engine.layout.lanes if UNSENT in lane.committed]
-    return sum(lane.memory.weight**2 * _energy(lane.committed[UNSENT])[0] for lane in lanes)
+class _Unsent:
+    """What single steps leave unsent of memory plus gradient, found from the memories before and after.
+
+    A memory of weight w has moved by 1/w of the way from what it was to what the step left, all of the way if
+    w is 1.
+    """
+
+    def note(self, layout: Layout) -> None:
+        """A step begins."""
+        self._before = [lane.committed[UNSENT].clone() for lane in self._remembering(layout)]
+
+    def energy(self, layout: Layout) -> float:
+        """Its squared norm, of the step that has ended; the next one begins."""
+        lanes = zip(self._remembering(layout), self._before, strict=True)
+        left = [torch.lerp(before, lane.committed[UNSENT], lane.memory.weight) for lane, before in lanes]
+        self.note(layout)
+        return sum(_energy(each)[0] for each in left)
+
+    @staticmethod
+    def _remembering(layout: Layout) -> list[Lane]:
+        return [lane for lane in layout.lanes if UNSENT in lane.committed]
 
 
 def _gathered(engine: Engine, row: Sequence[float]) -> Tensor:

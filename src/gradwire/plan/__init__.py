@@ -12,7 +12,7 @@ from gradwire.plan.interval import interval_for
 from gradwire.plan.layer_rates import RateRule, overall_rate
 from gradwire.plan.merge import GroupCost, optimal_cuts, step_seconds
 from gradwire.plan.merge_search import search_cuts
-from gradwire.plan.merge_worker import worker_cuts
+from gradwire.plan.merge_worker import moved_cuts, worker_cuts
 from gradwire.plan.observed import Observed, Watched
 from gradwire.plan.patterns import patterns_of
 from gradwire.plan.predict import Prediction, Tail, UnitWork, predict
@@ -49,6 +49,7 @@ __all__ = [
     "interval_for",
     "layer_cuts",
     "layer_wise",
+    "moved_cuts",
     "optimal_cuts",
     "overall_rate",
     "paper_cuts",

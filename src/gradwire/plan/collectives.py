@@ -88,10 +88,8 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("all_gather", "tree"): Algorithm(levels, _others),
     ("all_gather", "ring"): Algorithm(_others, _others),
     ("broadcast", "tree"): Algorithm(levels, levels),
-    # A binomial scatter of 1/N each, then a ring in which all complete their parts.
-    ("broadcast", "scatter"): Algorithm(
-        lambda world: levels(world) + world - 1, lambda world: 2 * (world - 1) / world
-    ),
+    # The root sends 1/N to each, one latency for all, then a ring in which they complete their parts.
+    ("broadcast", "scatter"): Algorithm(lambda world: world, _twice(_others_share)),
     # An all-reduce to which all but one bring zeros: no root, and no order to agree on.
     ("broadcast", "zeros"): Algorithm(_twice(_others), _twice(_others_share)),
     # Everybody exchanges a row with everybody else, pair by pair.

@@ -32,6 +32,7 @@ from gradwire.plan import (
     even_groups,
     fixed_cuts,
     layer_cuts,
+    moved_cuts,
     optimal_cuts,
     search_cuts,
     step_seconds,
@@ -161,7 +162,7 @@ def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition
         why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms behind backward by the measured costs"
         rivals: tuple[Cuts, ...] = (cuts,)
         if split == "planned":
-            rivals = tuple(dict.fromkeys(((), worker_cuts(backward, dearer(cost)), cuts)))
+            rivals = tuple(dict.fromkeys(((), moved_cuts(backward, dearer(cost), cuts), cuts)))
         if len(rivals) == 1:
             return lambda _shown: _fixed(inner, watched, cuts, why)
         return _trying(contest(rivals), single, inner, watched)

@@ -151,6 +151,15 @@ def test_receives_are_announced_before_anything_is_sent(verb: str, monkeypatch: 
     assert set(issued) == {"receive", "send"}
 
 
+def test_a_scatter_announces_a_part_before_it_hands_on_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = []
+    monkeypatch.setattr(dist, "irecv", lambda _out, **_peer: issued.append("receive") or DONE)
+    monkeypatch.setattr(dist, "isend", lambda _sent, **_peer: issued.append("send") or DONE)
+    comm = ProcessGroupComm(cast("dist.ProcessGroup", _Group(4)))
+    comm.broadcast(torch.zeros(8), 3, "scatter").wait()
+    assert issued == ["receive", *["receive", "send"] * 3]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_by_hand_for_eight_ranks() -> None:
         ("all_gather", "tree"): 3 + 7 * 8,
         ("all_gather", "ring"): 7 + 7 * 8,
         ("broadcast", "tree"): 3 + 3 * 8,
-        ("broadcast", "scatter"): 3 + 7 + 2 * 7,
+        ("broadcast", "scatter"): 8 + 2 * 7,
         ("broadcast", "zeros"): 14 + 2 * 7,
         ("all_to_all", "pairs"): 7 + 7,
         ("shift", "direct"): 1 + 8,

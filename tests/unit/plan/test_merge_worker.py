@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from gradwire.plan import Network, UnitWork, even_groups, layer_wise, predict
 from gradwire.plan.collectives import Transfer
 from gradwire.plan.costs import CodecCost, Link
 from gradwire.plan.groups import groups_of
-from gradwire.plan.merge_worker import WorkerSeconds, improved, worker_cuts
+from gradwire.plan.merge_worker import WorkerSeconds, improved, moved_cuts, worker_cuts
 from tests.unit.plan.instances import all_groupings, backward, cost
 
 
@@ -55,6 +56,21 @@ def test_never_worse_than_a_simple_grouping(tensors: int) -> None:
     found = seconds(worker_cuts(of, at))
     for cuts in (layer_wise(tensors), *(even_groups(tensors, parts) for parts in (1, 2, 3, 4))):
         assert found <= seconds(cuts)
+
+
+@pytest.mark.parametrize("tensors", [7, 60, 161])
+def test_cuts_move_to_where_other_costs_want_them(tensors: int) -> None:
+    draw, excess = Random(tensors), []
+    for _ in range(10):
+        of = backward(draw, tensors)
+        cheap = cost(draw, of)
+        encode, decode = (replace(line, base_s=10.0 * line.base_s) for line in (cheap.compress, cheap.decode))
+        dear = replace(cheap, compress=encode, decode=decode)
+        seconds, made = WorkerSeconds(of, dear), worker_cuts(of, cheap)
+        found = seconds(moved_cuts(of, dear, made))
+        assert found <= seconds(made)
+        excess.append(found / seconds(worker_cuts(of, dear)) - 1)
+    assert sum(excess) / len(excess) < 0.02
 
 
 @pytest.mark.parametrize("tensors", [0, 1])

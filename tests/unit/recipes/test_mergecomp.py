@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
 from gradwire.plan.groups import Cuts, element_cuts, even_groups, layer_wise
-from gradwire.plan.merge_worker import WorkerSeconds, worker_cuts
+from gradwire.plan.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Asking
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
@@ -265,7 +265,9 @@ def test_calls_that_are_dear_beside_a_training_are_fewer() -> None:
     assert dearer(cost).compress == Line(2e-2, 1e-7)
     assert dearer(cost).communicate == cost.communicate
     backward = ready_times(_facts(2e-3), SIZES)
-    assert len(worker_cuts(backward, dearer(cost))) < len(worker_cuts(backward, cost))
+    assert len(moved_cuts(backward, dearer(cost), worker_cuts(backward, cost))) < len(
+        worker_cuts(backward, cost)
+    )
 
 
 @pytest.mark.parametrize(("planned_s", "groups"), [(0.9, "groups"), (1.1, "one group")])

@@ -24,9 +24,10 @@ def scatter_broadcast(tensor: Tensor, src: int, peers: Peers) -> None:
     else:
         peers.receive(parts[place], src).wait()
     for hop in range(world - 1):
+        came = None if place == 0 else peers.receive(parts[(place - hop - 1) % world], source)
         if target != src:
             sent.append(peers.send(parts[(place - hop) % world], target))
-        if place != 0:
-            peers.receive(parts[(place - hop - 1) % world], source).wait()
+        if came is not None:
+            came.wait()
     for each in sent:
         each.wait()
