@@ -2,11 +2,12 @@
 
 A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and
 Swany 2024, section IV), bandwidths divided by 50 and latencies by 5, as much as two cores can carry:
-`flexible` beside every static ratio of AR-Topk and plain all-reduce, each from the same weights on the same
-batches, each in a run of its own. Printed are the sum of step times, the accuracy on held-out data, and when
-`flexible` chose what; `--pictures` draws ratio and collective over steps.
+`flexible` beside every static ratio of AR-Topk and of an all-gather, and plain all-reduce, each from the same
+weights on the same batches, each in a run of its own. Printed are the sum of step times, the accuracy on
+held-out data, and when `flexible` chose what; `--pictures` draws ratio and collective over steps.
 
-    python benchmarks/flexible.py [--workers 4] [--steps 300] [--pictures FOLDER] [--json PATH]
+    python benchmarks/flexible.py [--workers 4] [--steps 300] [--seed 0] [--recipes flexible …]
+        [--pictures FOLDER] [--json PATH]
 """
 
 import argparse
@@ -38,22 +39,25 @@ SCHEDULES = {
 """(epochs, latency in s, bandwidth in bit/s); 50 epochs altogether."""
 EPOCHS = 50
 FLEXIBLE = "flexible"
-STATIC = tuple(
-    f"{name}(ratio={round(ratio, 4)})" for name in ("star_topk", "topk") for ratio in candidate_ratios()
+RATIOS = tuple(round(ratio, 4) for ratio in candidate_ratios())
+STATIC = (
+    *(f"star_topk(ratio={ratio})" for ratio in RATIOS),
+    *(f"mergecomp(inner='topk(ratio={ratio})', split='even', groups=1)" for ratio in RATIOS),
 )
-"""Both ways that `flexible` can take: a leader's choice in two rounds, and everybody's own by all-gather."""
+"""Both ways that `flexible` can take, in one unit like its own: a leader's choice in two rounds, and
+everybody's own by all-gather."""
 COLOURS = {"ring": "#3465a4", "tree": "#4e9a06", "all_gather": "#cc0000"}
 
 
-def worker(recipe: str, name: str) -> None:
+def worker(recipe: str, name: str, seed: int) -> None:
     """One rank: so many steps per line on stdin; what they took, and what ran."""
     torch.set_num_threads(1)
     dist.init_process_group(emulate.backend())
     made = workload(name)
-    ddp = DistributedDataParallel(made.model(0), gradient_as_bucket_view=True)
+    ddp = DistributedDataParallel(made.model(seed), gradient_as_bucket_view=True)
     optimizer = made.optimizer(ddp.parameters())
     wire = gradwire.attach(ddp, optimizer, recipe)
-    batches = made.batches(dist.get_rank(), dist.get_world_size(), 0)
+    batches = made.batches(dist.get_rank(), dist.get_world_size(), seed)
     for line in sys.stdin:
         took_s, ran = [], []
         for _ in range(int(line)):
@@ -78,6 +82,7 @@ def course(recipe: str, schedule: str, arguments: argparse.Namespace, entered: A
     found: dict[str, Any] = {"took_s": [], "ran": [], "phase_s": []}
     with emulate.Network(arguments.workers, start, entered) as network:
         command = [sys.executable, __file__, "--recipe", recipe, "--workload", arguments.workload]
+        command += ["--seed", str(arguments.seed)]
         ranks = [network.popen(rank, command, **pipes) for rank in range(arguments.workers)]
         for epochs, latency_s, rate in phases:
             network.reshape(emulate.Link(rate, latency_s))
@@ -158,8 +163,11 @@ def table(schedule: str, runs: dict[str, dict[str, Any]]) -> str:
     for recipe, run in runs.items():
         phases = " / ".join(f"{seconds:.1f}" for seconds in run["phase_s"])
         lines.append(f"| `{recipe}` | {sum(run['took_s']):.1f} | {phases} | {run['accuracy']:.1%} |")
-    plans = "; ".join(f"{step}: {ratio:.2%} by {way}" for step, ratio, way in choices(runs[FLEXIBLE]["ran"]))
-    return "\n".join([*lines, "", f"`flexible` from step on: {plans}", ""])
+    if FLEXIBLE in runs:
+        chosen = choices(runs[FLEXIBLE]["ran"])
+        plans = "; ".join(f"{step}: {ratio:.2%} by {way}" for step, ratio, way in chosen)
+        lines += ["", f"`flexible` from step on: {plans}"]
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
@@ -170,19 +178,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--workload", default="convnet")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    parser.add_argument("--recipes", nargs="+", default=[FLEXIBLE, *STATIC, "dense"])
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--recipe", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
-        worker(arguments.recipe, arguments.workload)
+        worker(arguments.recipe, arguments.workload, arguments.seed)
         return
     entered, found = emulate.enter(), {}
     for schedule in SCHEDULES:
-        recipes = (FLEXIBLE, *STATIC, "dense")
-        runs = {recipe: course(recipe, schedule, arguments, entered) for recipe in recipes}
+        runs = {recipe: course(recipe, schedule, arguments, entered) for recipe in arguments.recipes}
         print(table(schedule, runs), flush=True)
-        if arguments.pictures:
+        if arguments.pictures and FLEXIBLE in runs:
             drawn = picture(schedule, runs[FLEXIBLE]["ran"])
             (arguments.pictures / f"flexible-{schedule.lower()}.svg").write_text(drawn)
         found[schedule] = runs

@@ -32,7 +32,8 @@ PROBES = (1, 16384)
 """Elements of the two all-reduces: one that is all latency, and one whose bytes show."""
 VALUE_BYTES = 4
 LEAD = 0.05
-"""By how much another collective must be better, so that two that cost the same do not alternate."""
+"""By how much another collective, or another ratio's progress, must be better: two that come to the same
+would alternate, since a probe is never twice the same."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,9 @@ class Flexible:
         def per_second(each: Candidate) -> float:
             return each.gain / max(rest_s + each.compress_s + each.communicate_s, 1e-12)
 
-        return max(candidates, key=per_second)
+        best = max(candidates, key=per_second)
+        now = min(candidates, key=lambda each: abs(each.ratio - self.now.ratio))
+        return now if per_second(now) > (1.0 - LEAD) * per_second(best) else best
 
     def _fastest(self, ratio: float, network: Network) -> tuple[str, float]:
         possible = {way: self._rounds(Choice(ratio, way)) for way in WAYS}

@@ -88,7 +88,7 @@ def exchange_of(ratio: float, way: str) -> Exchange:
     """What carries the choice: everybody's own by all-gather, or a leader's by ring or tree."""
     if way == ALL_GATHER:
         return remember(gather(sparse(top_k(ratio))))
-    if way == TREE:  # the library's broadcast is one, too: ⌈log2 N⌉ hops, where a scatter takes N−1 more
+    if way == TREE:  # the library's broadcast is one, too: ⌈log2 N⌉ hops, where a scatter takes N
         return remember(ar_topk(top_k(ratio), algorithm="tree", broadcast="library"))
     return remember(ar_topk(top_k(ratio)))
 

@@ -114,7 +114,7 @@ def test_latencies_are_those_of_what_runs(world: int) -> None:
     rounds, log = rounds_of(Watched(world, (64,)), one_unit), (world - 1).bit_length()
     hop = Network(Link(alpha_s=1.0, beta_s=0.0))
     hops = {way: total_time(rounds(Choice(0.5, way)), world, hop) for way in WAYS}
-    assert hops == {ALL_GATHER: world - 1, RING: log + 3 * (world - 1), TREE: 3 * log}
+    assert hops == {ALL_GATHER: world - 1, RING: world + 2 * (world - 1), TREE: 3 * log}
 
 
 @pytest.mark.parametrize(("link_change", "changes"), [(0.2, 1), (3.0, 0)])
@@ -141,6 +141,16 @@ def test_a_single_disturbed_probe_changes_nothing() -> None:
     assert list(choices(flexible, world, 5)) == []
     world.disturbed = 1.0
     assert list(choices(flexible, world, 60)) == []
+
+
+def test_what_gains_a_little_more_is_not_worth_a_switch() -> None:
+    # As small as all that is sent here, everything takes the time of the rest of the step.
+    flexible, world = controller(ratio=RATIOS[1]), World(FAST)
+    world.gain = lambda ratio: 0.9 if ratio > RATIOS[1] else 0.88
+    assert list(choices(flexible, world, 60)) == []
+    world.gain = lambda ratio: 0.9 if ratio > RATIOS[1] else 0.7
+    [(_, choice)] = choices(flexible, world, 60)
+    assert choice.ratio > RATIOS[1]
 
 
 def test_a_gradient_that_gets_flat_is_planned_for_anew() -> None:
