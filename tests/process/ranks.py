@@ -1,13 +1,16 @@
 """Ranks as real processes over gloo: each runs the scenes of a module and writes what came of them.
 
 A scene is a function without arguments; all ranks run it at the same time, with the default process
-group in place. What it returns must fit into JSON.
+group in place. What it returns must fit into JSON. Where nobody sends signals to them, ranks are forked from
+a process that has imported everything: an import takes longer than most scenes.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -26,30 +29,37 @@ ROOT = Path(__file__).parents[2]
 GUARD_S = 230.0
 """When a world hangs, it is ended after so long."""
 
+TIMEOUT_S = 40.0
+"""Of the process group."""
+
 Results = list[dict[str, Any]]
+
+_VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(["gradwire", "tests.process.ranks"])
 
 
 def perform(module: str, world: int, folder: Path, scenes: Sequence[str] = ()) -> Results:
     """Run the scenes of `module` (all, or those named) on `world` ranks; what each returned, by rank."""
-    with started(module, world, folder, scenes) as ranks:
-        deadline_s = time.monotonic() + GUARD_S
-        for process in ranks:
-            process.wait(max(0.1, deadline_s - time.monotonic()))
+    settings = [
+        (module, str(rank), str(world), str(folder), str(TIMEOUT_S), *scenes) for rank in range(world)
+    ]
+    ranks = [_FORKED.Process(target=_forked, args=each, daemon=True) for each in settings]
+    deadline_s = time.monotonic() + GUARD_S
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(max(0.1, deadline_s - time.monotonic()))
+        process.kill()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 @contextmanager
 def started(
-    module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = 40.0
+    module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = TIMEOUT_S
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The ranks while they run, printing to `RANK.out`; whoever is left at the end is killed."""
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",  # an aborted rank says where it was
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
-    }
+    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     ranks = []
     try:
         for rank in range(world):
@@ -80,8 +90,16 @@ def _run(scene: Callable[[], Any]) -> dict[str, Any]:
         return {"error": traceback.format_exc()}
 
 
+def _forked(module: str, rank: str, world: str, folder: str, timeout_s: str, *scenes: str) -> None:
+    os.environ.update(_VARIABLES)
+    with Path(folder, f"{rank}.out").open("wb") as out:
+        os.dup2(out.fileno(), 1)
+    _main(module, rank, world, folder, timeout_s, *scenes)
+
+
 def _main(module: str, rank: str, world: str, folder: str, timeout_s: str, *scenes: str) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable()  # an aborted rank says where it was
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

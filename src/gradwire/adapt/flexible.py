@@ -2,12 +2,15 @@
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 sections III-C and III-D. Differences from the paper: the link is measured in band, by two small all-reduces
-every few steps; the gain of all candidates comes from one histogram of the live gradient and not from ten
-iterations of each; a choice must come out twice in a row before it is followed, because a single probe may
-have been disturbed. Ways are compared by what is really sent and how: the library's all-gather goes round a
-ring, which takes N−1 latencies and not log N, and places are coded. And by default the ratio with the most
-gain per second of the step is taken: a knee point scales every objective over the front, so where time rises
-linearly with the ratio, a link half as fast would change nothing.
+every few steps, seldom while steps take as long as they did; the gain of all candidates comes from one
+histogram of the live gradient and not from ten iterations of each; a choice must come out twice in a row
+before it is followed, because a single probe may have been disturbed. Ways are compared by what is really
+sent and how: the library's all-gather goes round a ring, which takes N−1 latencies and not log N, and places
+are coded. What a way takes beyond that, such as messages that wait for their announcement, or hops in Python
+on cores that compute, no model knows: whenever steps take another time than they did, every way is tried for
+a few steps, and what it took there is added. And by default the ratio with the most gain per second of the
+step is taken: a knee point scales every objective over the front, so where time rises linearly with the
+ratio, a link half as fast would change nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Literal
 
 from gradwire.plan import Observed, Watched
 from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE
-from gradwire.plan.collectives import Sends, algorithm_of, fastest
+from gradwire.plan.collectives import Sends, algorithm_of, fastest, total_time
 from gradwire.plan.costs import Link, Network
 from gradwire.plan.ratio import Candidate, knee, pareto_front
 
@@ -30,6 +34,11 @@ Rule = Literal["progress", "knee"]
 WAYS = (ALL_GATHER, RING, TREE)
 PROBES = (1, 16384)
 """Elements of the two all-reduces: one that is all latency, and one whose bytes show."""
+FEW = 3
+"""Steps from which it is told what one takes."""
+CALM = 4
+"""One in so many looks is followed by probes while nothing changes: on far links they take as long as a
+step."""
 VALUE_BYTES = 4
 LEAD = 0.05
 """By how much another collective, or another ratio's progress, must be better: two that come to the same
@@ -72,8 +81,8 @@ class Flexible:
 
     `rounds` names what would be sent under each choice, by the algorithms that run. Thresholds are the shares
     by which latency or bandwidth (`link_change`) or the gain at the ratio in use (`gain_change`) must move
-    before anything is planned anew; the paper searches again at 10 % of the gain, and publishes none for the
-    link.
+    before anything is planned anew, and the time of a step (`link_change`) before ways are tried again; the
+    paper searches again at 10 % of the gain, and publishes none for the link.
     """
 
     def __init__(
@@ -95,6 +104,10 @@ class Flexible:
         self._steps_s: deque[float] = deque(maxlen=5)
         self._basis: _Basis | None = None
         self._pending: Choice | None = None
+        self._untried: list[str] = []
+        self._took: dict[str, tuple[Choice, float]] = {}
+        self._usual_s = 0.0
+        self._begin()
 
     def observe(self, shown: Observed) -> Choice | None:
         """Take a step; the new choice, if there is one. It counts from then on."""
@@ -116,20 +129,52 @@ class Flexible:
         return Link(short_s / ring.messages(self._world), max(long_s - short_s, 1e-9) / more_bytes)
 
     def _decide(self) -> Choice | None:
+        if len(self._steps_s) < FEW:
+            return None
+        if self._steps_have_changed():
+            self._begin()
+        self._took[self.now.way] = self.now, median(self._steps_s) - self._compressing(self.now.ratio)
+        if self._untried:
+            return self._take(Choice(self.now.ratio, self._untried.pop(0)))
         basis = _Basis(self.link, self._gain(self.now.ratio))
         if self._basis and not self._basis.has_changed(basis, self._link_change, self._gain_change):
             self._pending = None
             return None
         choice = self._plan(Network(basis.link))
-        if choice != self.now and choice != self._pending:
+        if self._basis and choice != self.now and choice != self._pending:
             self._pending = choice
             return None
         self._basis, self._pending = _Basis(basis.link, self._gain(choice.ratio)), None
-        if choice == self.now:
-            return None
+        return None if choice == self.now else self._take(choice)
+
+    def _begin(self) -> None:
+        """What ways took says nothing any more: all are tried, from what was measured last."""
+        self._took, self._basis, self._pending = {}, None, None
+        self._untried = [way for way in WAYS if way != self.now.way]
+        self._links = deque(list(self._links)[-1:], maxlen=self._links.maxlen)
+
+    def _take(self, choice: Choice) -> Choice:
         self._steps_s.clear()  # those were of the other choice
+        self._usual_s = 0.0
         self.now = choice
         return choice
+
+    def _steps_have_changed(self) -> bool:
+        """Whether a step under this choice takes another time than at first, as on another link."""
+        now_s = median(self._steps_s)
+        self._usual_s = self._usual_s or now_s
+        return _moved(now_s, self._usual_s, self._link_change)
+
+    def _rest(self, way: str, network: Network) -> float:
+        """What a step took under `way`, but for its codec and what the model says of its wire."""
+        choice, took_s = self._took[way]
+        return took_s - total_time(self._rounds(choice), self._world, network)
+
+    def _more(self, way: str, network: Network) -> float:
+        """Seconds that a way was found to take beyond its model; the rest of a step is the same for all."""
+        if way not in self._took:
+            return 0.0
+        return self._rest(way, network) - min(self._rest(each, network) for each in self._took)
 
     @property
     def link(self) -> Link:
@@ -149,10 +194,8 @@ class Flexible:
         return Choice(best.ratio, way_of[best.ratio])
 
     def _progress(self, candidates: Sequence[Candidate], network: Network) -> Candidate:
-        """What else a step takes is what it took without what this model says of its codec and wire."""
-        _, sending_s = self._fastest(self.now.ratio, network)
-        step_s = median(self._steps_s) if self._steps_s else 0.0
-        rest_s = max(step_s - self._compressing(self.now.ratio) - sending_s, 0.0)
+        """What else a step takes is what it took without its codec and the wire."""
+        rest_s = max(min(self._rest(way, network) for way in self._took), 0.0)
 
         def per_second(each: Candidate) -> float:
             return each.gain / max(rest_s + each.compress_s + each.communicate_s, 1e-12)
@@ -163,7 +206,8 @@ class Flexible:
 
     def _fastest(self, ratio: float, network: Network) -> tuple[str, float]:
         possible = {way: self._rounds(Choice(ratio, way)) for way in WAYS}
-        return fastest(possible, self._world, network, LEAD, self.now.way)
+        more_s = partial(self._more, network=network)
+        return fastest(possible, self._world, network, LEAD, self.now.way, more_s)
 
     def _compressing(self, ratio: float) -> float:
         """As measured at the nearest ratio that has been used: most of it is looking through all elements."""

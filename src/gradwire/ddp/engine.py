@@ -26,7 +26,7 @@ from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange
-from gradwire.measure import BackwardWatch, Change, TimedComm, now_s
+from gradwire.measure import BackwardWatch, Change, TimedComm, now_s, stopwatch_for
 from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT
 from gradwire.moment import Kept, Moment, Replicas
@@ -73,7 +73,7 @@ class Engine:
         self.check_layout: Callable[[Layout], None] = lambda _layout: None
         self.replicas: Replicas = lambda _name: None
         self.uses: Callable[[], Mapping[str, float]] = dict
-        self.watch = BackwardWatch()
+        self.watch = BackwardWatch(stopwatch_for(CPU))
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.traffic = Traffic(comm.world)
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -12,6 +14,11 @@ from gradwire.measure import now_s
 from gradwire.plan import Observed, Watched
 from gradwire.recipes import Composition
 from gradwire.recipes.base import Watch
+
+MOVED = 0.1
+"""By this share steps must take longer or shorter than they did before the link is looked at more often."""
+IN_A_ROW = 3
+"""So many times then, which is what a median needs to follow, and at the beginning."""
 
 
 class Watcher:
@@ -27,6 +34,9 @@ class Watcher:
         self._looked = [0.0] * watch.looks
         self._probed_s: list[float] = []
         self._previous_s = (0.0, 0.0)
+        self._recent_s: deque[float] = deque(maxlen=watch.every)
+        self._usual_s = 0.0
+        self._in_a_row = IN_A_ROW
 
     def _due(self, step: int) -> bool:
         return step % self._watch.every == 0
@@ -55,14 +65,28 @@ class Watcher:
         looked = tuple(map(sum, columns[2 : 2 + looks])) if looks else None
         probed_s = tuple(map(min, columns[2 + looks :])) or None
         self._previous_s, self._probed_s = took_s, []
+        previous_s = max(columns[0])
+        self._compare(previous_s)
         if not committed:
             return None
-        return self._judge(Observed(step, max(columns[0]), max(columns[1]), looked, probed_s))
+        return self._judge(Observed(step, previous_s, max(columns[1]), looked, probed_s))
+
+    def _compare(self, step_s: float) -> None:
+        """Notice, alike on all ranks, that steps do not take as long any more."""
+        if step_s > 0.0:
+            self._recent_s.append(step_s)
+        if len(self._recent_s) == self._watch.every:
+            now_takes_s = median(self._recent_s)
+            if abs(now_takes_s - self._usual_s) > MOVED * self._usual_s:
+                self._usual_s, self._in_a_row = now_takes_s, IN_A_ROW
 
     def probe(self, step: int) -> None:
         """After the verdict of `step`: time the probes, one after the other."""
         if not self._due(step):
             return
+        if self._in_a_row == 0 and step % (self._watch.calm * self._watch.every) != 0:
+            return
+        self._in_a_row = max(self._in_a_row - 1, 0)
         for numel in self._watch.probes:
             payload = torch.zeros(numel)
             start_s = now_s()

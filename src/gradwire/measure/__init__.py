@@ -7,6 +7,7 @@ from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.multiply_adds import layer_rates, multiply_adds
 from gradwire.measure.probe import Probed, name_of, network_of, probe
+from gradwire.measure.stopwatch import stopwatch_for
 from gradwire.measure.timed import TimedComm
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "payloads",
     "probe",
     "slowest",
+    "stopwatch_for",
 ]

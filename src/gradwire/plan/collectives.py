@@ -143,18 +143,23 @@ def total_time(rounds: Iterable[Sends], world: int, network: Network) -> float:
 
 
 def fastest(
-    ways: Mapping[str, Sequence[Sends]], world: int, network: Network, lead: float = 0.0, now: str = ""
+    ways: Mapping[str, Sequence[Sends]],
+    world: int,
+    network: Network,
+    lead: float = 0.0,
+    now: str = "",
+    more_s: Callable[[str], float] = lambda _way: 0.0,
 ) -> tuple[str, float]:
     """The cheapest of several sequences of collectives by calibrated cost, and its seconds.
 
-    With `now`, what runs already: another way must be better by the share `lead`, so that two that cost the
-    same do not alternate.
+    `more_s` is what a way is known to take beside. With `now`, what runs already: another way must be better
+    by the share `lead`, so that two that cost the same do not alternate.
 
     >>> ways = {"whole": (Transfer("all_reduce", 8e6),), "coded": (Transfer("all_gather", 1e6),)}
     >>> fastest(ways, 4, Network(Link(alpha_s=0.0, beta_s=2.0**-20)))
     ('coded', 2.86102294921875)
     """
-    seconds = {name: total_time(rounds, world, network) for name, rounds in ways.items()}
+    seconds = {name: total_time(rounds, world, network) + more_s(name) for name, rounds in ways.items()}
     best = min(seconds, key=lambda name: seconds[name])
     if now in seconds and seconds[best] > (1.0 - lead) * seconds[now]:
         best = now

@@ -26,7 +26,8 @@ class Watch:
     Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient, and after
     that step's verdict all-reduces of so many float32 elements each (`probes`) are timed. `judge(watched)`
     makes a judge, which sees only what all ranks have agreed on and must be a function of that alone. One
-    that `ends` tries things out, and what runs is not decided before it is done.
+    that `ends` tries things out, and what runs is not decided before it is done. While steps take as long as
+    they did, only one in `calm` looks is followed by probes.
     """
 
     judge: Callable[[Watched], Judge]
@@ -35,6 +36,7 @@ class Watch:
     looks: int = 0
     probes: tuple[int, ...] = ()
     ends: bool = False
+    calm: int = 1
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.adapt.flexible import PROBES, WAYS, Choice, Flexible, Rounds, Rule
+from gradwire.adapt.flexible import CALM, PROBES, WAYS, Choice, Flexible, Rounds, Rule
 from gradwire.arena import Cutter
 from gradwire.codec import sparse, top_k
 from gradwire.comm.base import Round
@@ -49,7 +49,8 @@ def flexible(
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
 
     All is planned anew when α or β has moved by the share `link_change` (no value is published), or the gain
-    by `gain_change` (the paper's 10 %).
+    by `gain_change` (the paper's 10 %). At first, and when the time of a step has moved by `link_change`,
+    every collective is tried for `every` steps or a few more.
     """
     if way not in WAYS:
         raise ValueError(f"way={way!r} is none of {', '.join(WAYS)}")
@@ -80,6 +81,7 @@ def flexible(
         look=partial(energies, ratios=ratios),
         looks=1 + len(ratios),
         probes=PROBES,
+        calm=CALM,
     )
     return Composition(exchange_of(ratio, way), cutter, watch=watch)
 

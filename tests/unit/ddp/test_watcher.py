@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.ddp.watcher import Watcher
 from gradwire.errors import TransportError
 from gradwire.plan import Observed, Watched
 from gradwire.recipes import Composition, recipe
@@ -92,6 +93,24 @@ def test_probes_follow_the_steps_that_look() -> None:
     assert min(seen[1].probed_s) > 0
     assert seen[0].previous_s == seen[0].compressed_s == 0.0
     assert all(shown.previous_s > shown.compressed_s > 0 for shown in seen[1:])
+
+
+def test_while_steps_take_as_long_as_they_did_the_link_is_probed_seldom() -> None:
+    def rank(comm: Comm) -> list[int]:
+        watch = Watch(lambda _watched: lambda _shown: None, every=2, probes=(1,), calm=4)
+        watcher, probed = Watcher(watch, comm, [10]), []
+        for step in range(80):
+            row = watcher.row(step)
+            probed += [step - 1] if len(row) > 2 else []
+            watcher.observe(step, [row], (1.0 if step < 40 else 1.3, 0.0), True)
+            watcher.probe(step)
+        return probed
+
+    [probed] = run_ranks(1, rank)
+    assert {2, 4, 6} <= set(probed), "to begin with"
+    assert [step for step in probed if 10 < step < 40] == [16, 24, 32]
+    assert {42, 44, 46} <= set(probed), "steps take longer"
+    assert [step for step in probed if step > 50] == [56, 64, 72]
 
 
 def test_a_judge_is_told_what_it_watches() -> None:

@@ -1,0 +1,56 @@
+"""`gradwire probe` on real ranks, started as torchrun would."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+def test_two_ranks_probe_their_link_and_the_first_tells(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    found = tmp_path / "found.json"
+    command = [
+        sys.executable,
+        "-m",
+        "gradwire.cli",
+        "probe",
+        "--verbs",
+        "all_reduce,shift",
+        "--budget",
+        "0.3",
+    ]
+    command += ["--json", str(found)]
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}
+        ranks.append(
+            subprocess.Popen(
+                command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    try:
+        first, second = (rank.communicate(timeout=80)[0] for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], first + second
+    assert "2 ranks" in first
+    assert "Mbit/s" in first
+    assert second == ""
+    document = json.loads(found.read_text())
+    assert document["world"] == 2
+    assert set(document["verbs"]) == {"all_reduce", "shift"}
+    for verb in document["verbs"].values():
+        assert len(verb["points"]) >= 2
+        assert verb["beta_s_per_byte"] > 0.0
