@@ -106,7 +106,7 @@ class Flexible:
         self._pending: Choice | None = None
         self._untried: list[str] = []
         self._took: dict[str, tuple[Choice, float]] = {}
-        self._usual_s = 0.0
+        self._usual_s, self._have_moved = 0.0, False
         self._begin()
 
     def observe(self, shown: Observed) -> Choice | None:
@@ -155,15 +155,16 @@ class Flexible:
 
     def _take(self, choice: Choice) -> Choice:
         self._steps_s.clear()  # those were of the other choice
-        self._usual_s = 0.0
+        self._usual_s, self._have_moved = 0.0, False
         self.now = choice
         return choice
 
     def _steps_have_changed(self) -> bool:
-        """Whether a step under this choice takes another time than at first, as on another link."""
-        now_s = median(self._steps_s)
+        """Whether, twice in a row, steps under this choice take another time than at first: another link."""
+        now_s, before = median(self._steps_s), self._have_moved
         self._usual_s = self._usual_s or now_s
-        return _moved(now_s, self._usual_s, self._link_change)
+        self._have_moved = _moved(now_s, self._usual_s, self._link_change)
+        return before and self._have_moved
 
     def _rest(self, way: str, network: Network) -> float:
         """What a step took under `way`, but for its codec and what the model says of its wire."""
