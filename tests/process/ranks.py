@@ -46,11 +46,16 @@ def perform(module: str, world: int, folder: Path, scenes: Sequence[str] = ()) -
     ]
     ranks = [_FORKED.Process(target=_forked, args=each, daemon=True) for each in settings]
     deadline_s = time.monotonic() + GUARD_S
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(max(0.1, deadline_s - time.monotonic()))
-        process.kill()
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(max(0.1, deadline_s - time.monotonic()))
+    finally:
+        for process in ranks:
+            if process.pid is not None:
+                process.kill()
+                process.join()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -30,21 +30,23 @@ def test_two_ranks_probe_their_link_and_the_first_tells(tmp_path: Path) -> None:
         "0.3",
     ]
     command += ["--json", str(found)]
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}
-        ranks.append(
-            subprocess.Popen(
-                command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
+    ranks: list[subprocess.Popen[str]] = []
     try:
-        first, second = (rank.communicate(timeout=80)[0] for rank in ranks)
+        for rank in range(2):
+            place = {
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}
+            ranks.append(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE))
+        first, second = (process.communicate(timeout=80)[0] for process in ranks)
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], first + second
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0, 0]
     assert "2 ranks" in first
     assert "Mbit/s" in first
     assert second == ""

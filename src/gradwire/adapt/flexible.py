@@ -4,13 +4,13 @@ Tyagi and Swany 2024, "Flexible communication for optimal distributed learning o
 sections III-C and III-D. Differences from the paper: the link is measured in band, by two small all-reduces
 every few steps, seldom while steps take as long as they did; the gain of all candidates comes from one
 histogram of the live gradient and not from ten iterations of each; a choice must come out twice in a row
-before it is followed, because a single probe may have been disturbed. Ways are compared by what is really
-sent and how: the library's all-gather goes round a ring, which takes N−1 latencies and not log N, and places
-are coded. What a way takes beyond that, such as messages that wait for their announcement, or hops in Python
-on cores that compute, no model knows: whenever steps take another time than they did, every way is tried for
-a few steps, and what it took there is added. And by default the ratio with the most gain per second of the
-step is taken: a knee point scales every objective over the front, so where time rises linearly with the
-ratio, a link half as fast would change nothing.
+before it is followed, unless it was tried just before, because a single probe may have been disturbed. Ways
+are compared by what is really sent and how: the library's all-gather goes round a ring, which takes N−1
+latencies and not log N, and places are coded. What a way takes beyond that, such as messages that wait for
+their announcement, or hops in Python on cores that compute, no model knows: whenever steps take another
+time than they did, every way is tried for a few steps, and what it took there is added. And by default the
+ratio with the most gain per second of the step is taken: a knee point scales every objective over the
+front, so where time rises linearly with the ratio, a link half as fast would change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -106,6 +105,7 @@ class Flexible:
         self._pending: Choice | None = None
         self._untried: list[str] = []
         self._took: dict[str, tuple[Choice, float]] = {}
+        self._more_s: dict[str, float] = {}
         self._usual_s, self._have_moved = 0.0, False
         self._begin()
 
@@ -133,9 +133,11 @@ class Flexible:
             return None
         if self._steps_have_changed():
             self._begin()
-        self._took[self.now.way] = self.now, median(self._steps_s) - self._compressing(self.now.ratio)
-        if self._untried:
-            return self._take(Choice(self.now.ratio, self._untried.pop(0)))
+        if self.tries:
+            self._took[self.now.way] = self.now, median(self._steps_s)
+            if self._untried:
+                return self._take(Choice(self.now.ratio, self._untried.pop(0)))
+            self._compare(Network(self.link))
         basis = _Basis(self.link, self._gain(self.now.ratio))
         if self._basis and not self._basis.has_changed(basis, self._link_change, self._gain_change):
             self._pending = None
@@ -149,7 +151,7 @@ class Flexible:
 
     def _begin(self) -> None:
         """What ways took says nothing any more: all are tried, from what was measured last."""
-        self._took, self._basis, self._pending = {}, None, None
+        self._took, self._more_s, self._basis, self._pending = {}, {}, None, None
         self._untried = [way for way in WAYS if way != self.now.way]
         self._links = deque(list(self._links)[-1:], maxlen=self._links.maxlen)
 
@@ -166,16 +168,20 @@ class Flexible:
         self._have_moved = _moved(now_s, self._usual_s, self._link_change)
         return before and self._have_moved
 
-    def _rest(self, way: str, network: Network) -> float:
-        """What a step took under `way`, but for its codec and what the model says of its wire."""
-        choice, took_s = self._took[way]
-        return took_s - total_time(self._rounds(choice), self._world, network)
+    @property
+    def tries(self) -> bool:
+        """Whether ways are being tried, and nothing is planned yet."""
+        return self._basis is None
 
-    def _more(self, way: str, network: Network) -> float:
-        """Seconds that a way was found to take beyond its model; the rest of a step is the same for all."""
-        if way not in self._took:
-            return 0.0
-        return self._rest(way, network) - min(self._rest(each, network) for each in self._took)
+    def _compare(self, network: Network) -> None:
+        """Seconds that each way was found to take beyond its model; all else in a step is the same."""
+        rest_s = {
+            way: took_s - self._sending(choice, network) for way, (choice, took_s) in self._took.items()
+        }
+        self._more_s = {way: seconds - min(rest_s.values()) for way, seconds in rest_s.items()}
+
+    def _sending(self, choice: Choice, network: Network) -> float:
+        return total_time(self._rounds(choice), self._world, network)
 
     @property
     def link(self) -> Link:
@@ -196,7 +202,8 @@ class Flexible:
 
     def _progress(self, candidates: Sequence[Candidate], network: Network) -> Candidate:
         """What else a step takes is what it took without its codec and the wire."""
-        rest_s = max(min(self._rest(way, network) for way in self._took), 0.0)
+        known_s = self._compressing(self.now.ratio) + self._sending(self.now, network)
+        rest_s = max(median(self._steps_s) - known_s - self._more_s.get(self.now.way, 0.0), 0.0)
 
         def per_second(each: Candidate) -> float:
             return each.gain / max(rest_s + each.compress_s + each.communicate_s, 1e-12)
@@ -207,8 +214,7 @@ class Flexible:
 
     def _fastest(self, ratio: float, network: Network) -> tuple[str, float]:
         possible = {way: self._rounds(Choice(ratio, way)) for way in WAYS}
-        more_s = partial(self._more, network=network)
-        return fastest(possible, self._world, network, LEAD, self.now.way, more_s)
+        return fastest(possible, self._world, network, LEAD, self.now.way, self._more_s)
 
     def _compressing(self, ratio: float) -> float:
         """As measured at the nearest ratio that has been used: most of it is looking through all elements."""

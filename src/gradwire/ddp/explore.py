@@ -37,9 +37,10 @@ class Trial:
     """One candidate over the batches; the same numbers on every rank.
 
     Medians in seconds, on the slowest rank: a whole step, encoding and decoding in it, and what of
-    communication backward did not hide; to see the gain takes one pass over memory plus gradient, which is in
-    the first two. `wire_bytes` are sent per rank and step. `gain` is the mean of
-    1 − ‖unsent‖²/‖x‖² (1 when nothing is remembered), which for a choice of elements is ‖sent‖²/‖x‖².
+    communication backward did not hide. To see the gain takes passes of its own: one over memory plus
+    gradient, in the first two, and three over what is remembered, in the first. `wire_bytes` are sent per
+    rank and step. `gain` is the mean of 1 − ‖unsent‖²/‖x‖² (1 when nothing is remembered), which for a
+    choice of elements is ‖sent‖²/‖x‖².
     """
 
     recipe: str
@@ -80,6 +81,7 @@ def explore(
     attached, rows = wire.attached, list(batches)
     engine = attached.session.engine
     said = {"candidates": str(list(candidates)), "batches": str(len(rows))}
+    said["optimizer"] = "none" if attached.optimizer is None else "attached"
     attached.session.rest()
     attached.worker.call(lambda: require_agreement(said, engine.comm))
     if not rows or not candidates:

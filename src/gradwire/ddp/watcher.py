@@ -17,6 +17,8 @@ from gradwire.recipes.base import Watch
 
 MOVED = 0.1
 """By this share steps must take longer or shorter than they did before the link is looked at more often."""
+FEWEST = 5
+"""Steps whose median is compared: one that follows probes takes longer."""
 IN_A_ROW = 3
 """So many times then, which is what a median needs to follow, and at the beginning."""
 
@@ -34,7 +36,7 @@ class Watcher:
         self._looked = [0.0] * watch.looks
         self._probed_s: list[float] = []
         self._previous_s = (0.0, 0.0)
-        self._recent_s: deque[float] = deque(maxlen=watch.every)
+        self._recent_s: deque[float] = deque(maxlen=max(watch.every, FEWEST))
         self._usual_s = 0.0
         self._in_a_row = IN_A_ROW
 
@@ -75,7 +77,7 @@ class Watcher:
         """Notice, alike on all ranks, that steps do not take as long any more."""
         if step_s > 0.0:
             self._recent_s.append(step_s)
-        if len(self._recent_s) == self._watch.every:
+        if len(self._recent_s) == self._recent_s.maxlen:
             now_takes_s = median(self._recent_s)
             if abs(now_takes_s - self._usual_s) > MOVED * self._usual_s:
                 self._usual_s, self._in_a_row = now_takes_s, IN_A_ROW

@@ -148,7 +148,7 @@ def fastest(
     network: Network,
     lead: float = 0.0,
     now: str = "",
-    more_s: Callable[[str], float] = lambda _way: 0.0,
+    more_s: Mapping[str, float] | None = None,
 ) -> tuple[str, float]:
     """The cheapest of several sequences of collectives by calibrated cost, and its seconds.
 
@@ -159,7 +159,10 @@ def fastest(
     >>> fastest(ways, 4, Network(Link(alpha_s=0.0, beta_s=2.0**-20)))
     ('coded', 2.86102294921875)
     """
-    seconds = {name: total_time(rounds, world, network) + more_s(name) for name, rounds in ways.items()}
+    more_s = more_s or {}
+    seconds = {
+        name: total_time(rounds, world, network) + more_s.get(name, 0.0) for name, rounds in ways.items()
+    }
     best = min(seconds, key=lambda name: seconds[name])
     if now in seconds and seconds[best] > (1.0 - lead) * seconds[now]:
         best = now

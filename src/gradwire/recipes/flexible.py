@@ -141,9 +141,12 @@ def _judge(
         if choice is None:
             return None
         link = controller.link
+        chosen = f"{choice.ratio:.2%} by {choice.way}"
+        seen = f"{link.alpha_s * 1e3:.2f} ms and {8e-6 / link.beta_s:.0f} Mbit/s"
         why = (
-            f"step {shown.step}: {link.alpha_s * 1e3:.2f} ms and {8e-6 / link.beta_s:.0f} Mbit/s call for "
-            f"{choice.ratio:.2%} by {choice.way}"
+            f"step {shown.step}: trying {chosen}"
+            if controller.tries
+            else f"step {shown.step}: {seen} call for {chosen}"
         )
         following = compose(choice, why)
         assert following.watch is not None

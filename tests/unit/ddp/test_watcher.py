@@ -100,16 +100,21 @@ def test_while_steps_take_as_long_as_they_did_the_link_is_probed_seldom() -> Non
         watch = Watch(lambda _watched: lambda _shown: None, every=2, probes=(1,), calm=4)
         watcher, probed = Watcher(watch, comm, [10]), []
         for step in range(80):
-            row = watcher.row(step)
-            probed += [step - 1] if len(row) > 2 else []
-            watcher.observe(step, [row], (1.0 if step < 40 else 1.3, 0.0), True)
+            row = torch.tensor(watcher.row(step), dtype=torch.float64)
+            rows = row.new_empty(comm.world, row.numel())
+            comm.all_gather(rows, row).wait()
+            probed += [step - 1] if row.numel() > 2 else []
+            # The other rank's own steps vary, but never are the slowest.
+            took_s = (1.0 if step < 40 else 1.3) if comm.rank == 0 else 0.5 + 0.4 * (step // 5 % 2)
+            watcher.observe(step, rows.tolist(), (took_s, 0.0), True)
             watcher.probe(step)
         return probed
 
-    [probed] = run_ranks(1, rank)
+    probed, theirs = run_ranks(2, rank)
+    assert probed == theirs
     assert {2, 4, 6} <= set(probed), "to begin with"
     assert [step for step in probed if 10 < step < 40] == [16, 24, 32]
-    assert {42, 44, 46} <= set(probed), "steps take longer"
+    assert {44, 46, 48} <= set(probed), "steps take longer"
     assert [step for step in probed if step > 50] == [56, 64, 72]
 
 

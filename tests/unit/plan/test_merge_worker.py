@@ -77,7 +77,7 @@ def test_cuts_move_to_where_other_costs_want_them(tensors: int) -> None:
 def test_nothing_to_cut(tensors: int) -> None:
     draw = Random(0)
     of = backward(draw, tensors)
-    assert worker_cuts(of, cost(draw, of)) == ()
+    assert worker_cuts(of, cost(draw, of)) == moved_cuts(of, cost(draw, of), ()) == ()
 
 
 def test_every_move_is_found() -> None:
