@@ -295,9 +295,14 @@ def explored_without_optimizer() -> str:
     optimizer = optimizer_of(ddp)
     wire = gradwire.attach(ddp, recipe=LOSSY)
     train(ddp, optimizer, range(3))
+    return _refusal(wire, ddp, optimizer)
+
+
+def _refusal(wire: gradwire.Wire, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> str:
+    """Why nothing can be explored now."""
     try:
         gradwire.explore(
-            wire, lambda number: train(ddp, optimizer, range(number, number + 1)), [3], ["dense"]
+            wire, lambda number: train(ddp, optimizer, range(number, number + 1)), [1], ["dense"]
         )
     except ValueError as error:
         return str(error)
@@ -307,13 +312,7 @@ def explored_without_optimizer() -> str:
 def explored_too_early() -> str:
     """Before DDP has rebuilt its buckets."""
     ddp, optimizer, wire = _attached()
-    try:
-        gradwire.explore(
-            wire, lambda number: train(ddp, optimizer, range(number, number + 1)), [1], ["dense"]
-        )
-    except ValueError as error:
-        return str(error)
-    return ""
+    return _refusal(wire, ddp, optimizer)
 
 
 SCENES: dict[str, Callable[[], Any]] = {

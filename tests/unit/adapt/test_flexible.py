@@ -150,7 +150,7 @@ def test_latencies_are_those_of_what_runs(world: int) -> None:
 def test_how_far_the_link_must_move_is_an_option(link_change: float, changes: int) -> None:
     world = World(SLOW)
     flexible = begun(world, link_change=link_change)
-    world.link = FAST
+    world.link = Link(SLOW.alpha_s, SLOW.beta_s / 3)
     assert len(list(choices(flexible, world, 60))) == changes
 
 

@@ -133,11 +133,17 @@ class _Group:
         return self._world
 
 
+@pytest.fixture
+def issued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What c10d would be asked for, in order; nothing is, and all is done at once."""
+    asked: list[str] = []
+    monkeypatch.setattr(dist, "irecv", lambda _out, **_peer: asked.append("receive") or DONE)
+    monkeypatch.setattr(dist, "isend", lambda _sent, **_peer: asked.append("send") or DONE)
+    return asked
+
+
 @pytest.mark.parametrize("verb", ["swap", "shift", "all_to_all"])
-def test_receives_are_announced_before_anything_is_sent(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    issued = []
-    monkeypatch.setattr(dist, "irecv", lambda _out, **_peer: issued.append("receive") or DONE)
-    monkeypatch.setattr(dist, "isend", lambda _sent, **_peer: issued.append("send") or DONE)
+def test_receives_are_announced_before_anything_is_sent(verb: str, issued: list[str]) -> None:
     world = 2 if verb == "swap" else 4
     comm = ProcessGroupComm(cast("dist.ProcessGroup", _Group(world)))
     rows = torch.zeros(world, SHORT_BYTES + 4, dtype=torch.uint8)
@@ -151,10 +157,7 @@ def test_receives_are_announced_before_anything_is_sent(verb: str, monkeypatch: 
     assert set(issued) == {"receive", "send"}
 
 
-def test_a_scatter_announces_a_part_before_it_hands_on_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    issued = []
-    monkeypatch.setattr(dist, "irecv", lambda _out, **_peer: issued.append("receive") or DONE)
-    monkeypatch.setattr(dist, "isend", lambda _sent, **_peer: issued.append("send") or DONE)
+def test_a_scatter_announces_a_part_before_it_hands_on_the_last_one(issued: list[str]) -> None:
     comm = ProcessGroupComm(cast("dist.ProcessGroup", _Group(4)))
     comm.broadcast(torch.zeros(8), 3, "scatter").wait()
     assert issued == ["receive", *["receive", "send"] * 3]
