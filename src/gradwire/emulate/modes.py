@@ -11,6 +11,7 @@ MODES = ("root", "user", "backend")
 # Everything a network needs, in one shell line; it vanishes with the namespace it is tried in.
 _TRIAL = (
     "ip link add t0 type veth peer name t1 && "
+    "ip link set t0 gso_max_size 20000 && "
     "tc qdisc add dev t0 root tbf rate 10mbit burst 20k limit 1m && "
     "echo 1 > /proc/sys/net/ipv4/ip_forward"
 )

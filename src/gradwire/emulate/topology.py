@@ -18,6 +18,7 @@ MTU_BYTES = 9000  # jumbo frames: TCP, IP and Ethernet headers stay below 1 % of
 _GATEWAY = "10.119.255.254"
 _BURST_S = 1e-3
 _TABLE = 119
+_MOST_AT_ONCE = 65536  # the kernel's own limit
 _MOST_WINDOW = 2**30 - 1  # twice that must be an int of the kernel's
 
 
@@ -91,6 +92,9 @@ class Topology:
 
     def _shape(self, interfaces: list[str], link: Link, queue_bytes: int) -> None:
         rate, old = link.rate_bit_per_s, self._link.rate_bit_per_s
+        # What tbf may send at once is handed to it at once, as to a network card; it would cut up more.
+        at_once = _MOST_AT_ONCE if rate is None else min(burst_bytes(rate), _MOST_AT_ONCE)
+        batch("ip", [f"link set {interface} gso_max_size {at_once}" for interface in interfaces])
         lines = []
         for interface in interfaces:
             if rate is not None:
