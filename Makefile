@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		pytest pytest-timeout pytest-xdist hypothesis ruff mypy zstandard
+		pytest pytest-timeout pytest-xdist hypothesis ruff mypy zstandard pymoo hatchling
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 

@@ -60,10 +60,10 @@ def test_ranks_see_each_other_and_their_bytes_are_counted(tmp_path, mode):
     assert f"received {received[0]:,} bytes" in done.stderr
 
 
-@pytest.mark.parametrize(("rate", "at_once"), [("200mbit", 25_000), ("1gbit", 65_536)])
-def test_what_may_leave_at_once_is_handed_over_at_once(rate, at_once):
+def test_what_may_leave_at_once_is_handed_over_at_once():
     if all(emulate.why_not(mode) is not None for mode in ("root", "user")):
         pytest.skip("no network namespaces here")
-    done = gradwire("net", "run", "--rate", rate, "--workers", "1", "--", "ip", "-d", "link", "show", "eth0")
+    words = ["--rate", "200mbit", "--workers", "1"]
+    done = gradwire("net", "run", *words, "--", "ip", "-d", "link", "show", "eth0")
     assert done.returncode == 0, done.stderr
-    assert f"gso_max_size {at_once}" in done.stdout
+    assert "gso_max_size 25000" in done.stdout

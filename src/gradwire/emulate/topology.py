@@ -30,6 +30,16 @@ def burst_bytes(rate_bit_per_s: float) -> int:
     return int(max(rate_bit_per_s / 8 * _BURST_S, 1.1 * MTU_BYTES))
 
 
+def pieces_bytes(rate_bit_per_s: float | None) -> int:
+    """The largest piece of a stream that TCP hands to an interface, to be cut into frames on the way.
+
+    What tbf may send at once goes through it whole, as through a network card, and wakes the receiver once.
+    More than that it cuts up itself; where a frame is all that may leave there is nothing to gain.
+    """
+    at_once = _MOST_AT_ONCE if rate_bit_per_s is None else burst_bytes(rate_bit_per_s)
+    return _MOST_AT_ONCE if at_once < 2 * MTU_BYTES else min(at_once, _MOST_AT_ONCE)
+
+
 class Topology:
     """Owns the namespaces (as descriptors) and the relay; `close` makes all of it vanish."""
 
@@ -92,8 +102,7 @@ class Topology:
 
     def _shape(self, interfaces: list[str], link: Link, queue_bytes: int) -> None:
         rate, old = link.rate_bit_per_s, self._link.rate_bit_per_s
-        # What tbf may send at once is handed to it at once, as to a network card; it would cut up more.
-        at_once = _MOST_AT_ONCE if rate is None else min(burst_bytes(rate), _MOST_AT_ONCE)
+        at_once = pieces_bytes(rate)
         batch("ip", [f"link set {interface} gso_max_size {at_once}" for interface in interfaces])
         lines = []
         for interface in interfaces:

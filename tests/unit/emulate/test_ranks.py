@@ -7,7 +7,7 @@ import pytest
 from gradwire.emulate import Link, Network, counters, modes, rank_env, sandbox, why_not
 from gradwire.emulate.inside import backend
 from gradwire.emulate.launch import shell_code
-from gradwire.emulate.topology import MTU_BYTES, burst_bytes
+from gradwire.emulate.topology import MTU_BYTES, burst_bytes, pieces_bytes
 
 
 def test_every_rank_looks_like_a_node_of_its_own():
@@ -61,6 +61,13 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
 def test_bursts_hold_a_frame_and_not_two_or_a_millisecond():
     assert MTU_BYTES + 14 <= burst_bytes(1e6) < 2 * MTU_BYTES
     assert burst_bytes(1e9) == 125_000
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(None, 65_536), (1e9, 65_536), (200e6, 25_000), (144e6, 18_000), (100e6, 65_536)]
+)
+def test_pieces_are_what_may_leave_at_once_if_that_is_more_than_a_frame(rate, expected):
+    assert pieces_bytes(rate) == expected
 
 
 def test_exit_codes_are_those_of_a_shell():
