@@ -58,7 +58,7 @@ def race(contestants: Contestants, plan: Plan, live: Live) -> tuple[Course, Cour
         slice_s = _train(contestants.gradwire, wire, count, plan, live, counted)
         affordable = _steps_within(slice_s, ddp) if counted else count
         _train(contestants.ddp, ddp, min(affordable, plan.steps - len(ddp)), plan, live, counted)
-        contestants.bound.train(max(2, count // 2), counted=counted)
+        contestants.bound.train(max(2, count // 4), counted=counted)  # it varies least, and time is short
     return ddp, wire
 
 
