@@ -18,7 +18,7 @@ from gradwire.exchange import run
 from gradwire.moment import Moment, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, generator
-from tests.laws.pairwise import all_pairs
+from tests.laws.pairwise import FULL, all_pairs
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 # 40 009 is a prime beyond the size at which the fast top-k samples its threshold.
@@ -126,7 +126,7 @@ def bits(tensor: Tensor) -> bytes:
 
 def groups() -> list[tuple[Row, ...]]:
     """The rows to try, in bundles: all of them, or a pairwise sample by exchange."""
-    if os.environ.get("GRADWIRE_LAWS") == "full":
+    if FULL:
         return [tuple(_bundle(*key)) for key in product(EXCHANGES, WORLDS, DTYPES)]
     levels = (EXCHANGES, WORLDS, SIZES, DTYPES, KINDS, TIMES)
     rows = [Row(*row) for row in all_pairs(levels, int(os.environ["GRADWIRE_LAWS_SEED"]))]
