@@ -31,6 +31,8 @@ from gradwire.errors import RanksDisagree, TransportError
 from gradwire.recipes import Recipe, recipe
 from gradwire.version import __version__
 
+_TARGET = 0.95
+
 
 def attach(
     ddp: DistributedDataParallel,
@@ -39,7 +41,7 @@ def attach(
     *,
     policy: Policy | None = None,
     scaler: torch.amp.GradScaler | None = None,
-    target: float = 0.95,
+    target: float = _TARGET,
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     memory_dtype: torch.dtype | None = None,
@@ -53,7 +55,8 @@ def attach(
       parameter; by default vectors and tiny tensors travel densely beside a lossy recipe. That is
       `gradwire.by_size()`; `gradwire.by_size(smallest=16384)` spares larger ones, too.
     - `scaler`: the `GradScaler` in use, so that memory stays free of the loss scale.
-    - `target`: the share of the no-communication speed of backward at which "auto" is content.
+    - `target`: the share of the no-communication speed of backward at which "auto" is content; for no other
+      recipe.
     - `seed`: of all random choices, equal on all ranks.
     - `process_group`: by default a new group over the same ranks, which only gradwire uses.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
@@ -185,6 +188,8 @@ def _chosen(text: str | Recipe, target: float) -> Recipe:
         raise ValueError(f"target={target} is outside (0, 1]; 0.95 means 95 % of the no-communication speed")
     if chosen.name == "auto" and "target" not in chosen.options:
         return recipe(Recipe("auto", {"target": target}))
+    if target not in (_TARGET, chosen.options.get("target")):
+        raise ValueError(f"target={target} is for the recipe auto; {chosen} would ignore it")
     return chosen
 
 

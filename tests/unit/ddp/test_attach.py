@@ -200,6 +200,17 @@ def test_memory_in_bfloat16_takes_less_space_and_keeps_what_it_can_say() -> None
         assert torch.equal(kept, kept.bfloat16().float())
 
 
+@pytest.mark.parametrize("recipe", ["topk", "auto(target=0.9)"])
+def test_a_target_that_the_recipe_would_ignore_is_refused(recipe: str) -> None:
+    with pytest.raises(ValueError, match=r"target=0.8 is for the recipe auto; .* would ignore it"):
+        gradwire.attach(_ddp(), recipe=recipe, target=0.8)
+
+
+@pytest.mark.parametrize(("recipe", "target"), [("auto", 0.8), ("auto(target=0.8)", 0.8), ("topk", 0.95)])
+def test_a_target_that_means_something_is_accepted(recipe: str, target: float) -> None:
+    gradwire.attach(_ddp(), recipe=recipe, target=target).detach()
+
+
 def test_memory_in_any_other_type_is_refused() -> None:
     with pytest.raises(ValueError, match=r"memory_dtype=torch.float16; choose torch.bfloat16"):
         gradwire.attach(_ddp(), recipe="topk", memory_dtype=torch.float16)
