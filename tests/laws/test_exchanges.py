@@ -13,7 +13,6 @@ from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.exchange import run
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import KINDS, coded
-from tests.laws.pairwise import FULL
 from tests.laws.rows import Outcome, Row, bits, groups, perform
 
 pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
@@ -118,7 +117,7 @@ def test_global_generators_are_not_touched(outcomes: list[Outcome]) -> None:
 
 
 def test_same_inputs_at_the_same_moment_give_the_same_bits(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes if FULL else outcomes[::3]:
+    for outcome in outcomes:
         for held, again in zip(outcome.ranks, perform(outcome.row).ranks, strict=True):
             assert bits(held.mean) == bits(again.mean), outcome.row
             assert bits(held.unsent) == bits(again.unsent), outcome.row

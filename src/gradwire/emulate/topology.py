@@ -34,7 +34,8 @@ def pieces_bytes(rate_bit_per_s: float | None) -> int:
     """The largest piece of a stream that TCP hands to an interface, to be cut into frames on the way.
 
     What tbf may send at once goes through it whole, as through a network card, and wakes the receiver once.
-    More than that it cuts up itself; where a frame is all that may leave there is nothing to gain.
+    More than that it cuts up itself; where a frame is all that may leave there is nothing to gain. The rate
+    holds for the headers of all frames, the interface counts those of a piece once.
     """
     at_once = _MOST_AT_ONCE if rate_bit_per_s is None else burst_bytes(rate_bit_per_s)
     return _MOST_AT_ONCE if at_once < 2 * MTU_BYTES else min(at_once, _MOST_AT_ONCE)
