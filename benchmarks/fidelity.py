@@ -29,7 +29,7 @@ from gradwire.bench.report import svg
 from gradwire.comm import Comm, Metered, run_ranks
 from gradwire.ddp.layout import TINY_ELEMENTS
 from gradwire.exchange import forget, run
-from gradwire.memory import UNSENT
+from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import Composition
 
@@ -137,9 +137,7 @@ def _lane(composition: Composition, specs: Sequence[ParameterSpec]) -> Lane:
 
 def _step(lane: Lane, gradient: Tensor, step: int, comm: Metered) -> Tensor:
     mean = torch.zeros_like(lane.x)
-    for slot in lane.slots:
-        working, committed = lane.planes_of(slot)
-        lane.memory.fold(working, committed, gradient[slot.start : slot.stop], 1.0, step, comm.world)
+    lane.fold(Gradients(gradient, lane.pieces), step, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
         unsent = lane.committed[UNSENT][here] if UNSENT in lane.committed else None

@@ -41,7 +41,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.exchange import forget, run
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels import mantissa_levels
-from gradwire.memory import UNSENT
+from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
 from gradwire.recipes import Composition
@@ -300,9 +300,7 @@ def _ranks_step(
 
 def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Comm) -> Tensor:
     mean = torch.zeros_like(gradient)
-    for slot in lane.slots:
-        working, committed = lane.planes_of(slot)
-        lane.memory.fold(working, committed, gradient[slot.start : slot.stop], 1.0, step, comm.world)
+    lane.fold(Gradients(gradient, lane.pieces), step, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
         at = Moment(

@@ -18,7 +18,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
 from gradwire.ddp.layout import by_size
 from gradwire.exchange import forget, run
-from gradwire.memory import UNSENT
+from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, recipe
 
@@ -78,9 +78,7 @@ def carry(
 ) -> tuple[Tensor, Diagnosis | None]:
     """What one rank applies in one step of its lane, and a diagnosis on request. A collective."""
     mean, watch = torch.zeros_like(lane.x), Watch()
-    for slot in lane.slots:
-        working, committed = lane.planes_of(slot)
-        lane.memory.fold(working, committed, gradient[slot.start : slot.stop], 1.0, number, comm.world)
+    lane.fold(Gradients(gradient, lane.pieces), number, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
         unsent = lane.committed[UNSENT][here] if UNSENT in lane.committed else None

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.exchange.base import WHOLE, Exchange
-from gradwire.memory import UNSENT, Planes
+from gradwire.kernels import Folded, Pieces
+from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Kept, Part, is_dense
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
@@ -177,14 +178,14 @@ class Lane:
         """The error-fed gradient (numel,) of the step under way; after its exchange, what is unsent."""
         return self.working[UNSENT]
 
-    def planes_of(self, slot: Slot) -> tuple[Planes, Planes]:
-        """The working and the committed planes of one parameter, in the working type.
+    def fold(self, grads: Gradients, step: int, world: int) -> Folded:
+        """Memory plus gradients, into the working planes; pieces begin as slots do."""
+        return self.memory.fold(self.working, self.committed, grads, step, world)
 
-        Views, but for committed ones that are kept in another type, which are copies.
-        """
-        here = slice(slot.start, slot.stop)
-        working = {name: plane[here] for name, plane in self.working.items()}
-        return working, {name: plane[here].to(self.dtype) for name, plane in self.committed.items()}
+    @cached_property
+    def pieces(self) -> Pieces:
+        """All slots, for gradients that lie as they do."""
+        return Pieces((slot.start, slot.start, slot.spec.numel) for slot in self.slots)
 
     def commit(self, idle: Iterable[Slot]) -> None:
         """Make what this step leaves the memory; `idle` slots keep what they had."""

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": {"kernels"},
     "metric": {"kernels", "moment"},
     "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "metric", "moment"},
-    "arena": {"exchange.base", "memory", "moment"},
+    "arena": {"exchange.base", "kernels", "memory", "moment"},
     "plan": set(),
     "adapt": {"plan"},
     "measure": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.memory import UNSENT, Memory
+from gradwire.memory import UNSENT, Gradients, Memory
 
 
 class Folding:
@@ -18,7 +18,7 @@ class Folding:
 
     def fold(self, grad: Tensor, step: int = 0, world: int = 1) -> Tensor:
         """The error-fed gradient."""
-        self.memory.fold(self.working, self.committed, grad, 1.0, step, world)
+        self.memory.fold(self.working, self.committed, Gradients.of(grad), step, world)
         return self.working[UNSENT]
 
     def commit(self) -> None:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.ddp.layout import settled
+from gradwire.ddp.arrival import Entry
+from gradwire.ddp.layout import Layout, settled
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import Folded
-from gradwire.memory import Memory, Planes
+from gradwire.memory import Gradients, Memory, Planes
 from gradwire.moment import Moment
 from gradwire.plan import even_cuts
 from gradwire.recipes import recipe
@@ -35,12 +36,10 @@ class AccidentalMemory:
     inner: Memory
     breaks: bool
 
-    def fold(
-        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
-    ) -> Folded:
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         if self.breaks and step == BREAKS_IN_STEP:
             raise Accident("while folding")
-        return self.inner.fold(working, committed, grad, scale, step, world)
+        return self.inner.fold(working, committed, grads, step, world)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -195,15 +194,15 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
 ) -> None:
     def rank(comm: Comm) -> Outcome:
         rig = Rig(comm, "topk(ratio=0.1)")
-        honest, seen = rig.engine._direct_runs, []
+        honest, seen = Layout.intake, []
 
-        def broken(arrival: Any) -> Any:
-            seen.append(arrival)
+        def broken(layout: Layout, entries: tuple[Entry, ...]) -> Any:
+            seen.append(entries)
             if len(seen) == bucket + 1:
                 raise KeyError("a mistake in the engine")
-            return honest(arrival)
+            return honest(layout, entries)
 
-        monkeypatch.setattr(rig.engine, "_direct_runs", broken)
+        monkeypatch.setattr(Layout, "intake", broken)
         return rig.step(gradients(0, 0))
 
     (outcome,) = run_ranks(1, rank)

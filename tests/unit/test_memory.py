@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.memory import UNSENT, Residual
+from gradwire.memory import UNSENT, Gradients, Residual
 
 COVAP_SMALL = Residual(start=0.5, rise=0.1, every=50)
 COVAP_LARGE = Residual(start=0.2, rise=0.1, every=100)
@@ -37,13 +37,13 @@ def test_coefficient(memory: Residual, step: int, coefficient: float) -> None:
 
 def test_fold_applies_the_coefficient_of_the_step_and_the_scale_of_the_gradient() -> None:
     working, committed, grad = torch.empty(2), torch.tensor([2.0, 4.0]), torch.tensor([8.0, 16.0])
-    COVAP_SMALL.fold({UNSENT: working}, {UNSENT: committed}, grad, 0.25, step=49, world=3)
+    COVAP_SMALL.fold({UNSENT: working}, {UNSENT: committed}, Gradients.of(grad, 0.25), step=49, world=3)
     assert working.tolist() == [3.0, 6.0]
 
 
 def test_fold_leaves_memory_and_gradient_alone() -> None:
     working, committed, grad = torch.empty(2), torch.tensor([2.0, 4.0]), torch.tensor([8.0, 16.0])
-    Residual().fold({UNSENT: working}, {UNSENT: committed}, grad, 1.0, step=0, world=3)
+    Residual().fold({UNSENT: working}, {UNSENT: committed}, Gradients.of(grad), step=0, world=3)
     assert committed.tolist() == [2.0, 4.0]
     assert grad.tolist() == [8.0, 16.0]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.codec import sparse, top_k
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.exchange import gather, run
-from gradwire.memory import MOMENTUM, LowPass, Memory, MomentumCorrection
+from gradwire.memory import MOMENTUM, Gradients, LowPass, Memory, MomentumCorrection
 from gradwire.moment import Moment
 from tests.laws.folding import Folding
 
@@ -104,7 +104,7 @@ def test_clipping_bounds_the_norm_of_a_parameter_by_its_share(world: int) -> Non
 @pytest.mark.parametrize("memory", [LowPass(0.3), MomentumCorrection(clip=1.0), MomentumCorrection()])
 def test_a_gradient_that_is_not_finite_is_reported(memory: Memory, bad: float) -> None:
     planes = Folding(memory, 3)
-    seen = memory.fold(planes.working, planes.committed, torch.tensor([1.0, bad, 2.0]), 1.0, 0, 2)
+    seen = memory.fold(planes.working, planes.committed, Gradients.of(torch.tensor([1.0, bad, 2.0])), 0, 2)
     assert not seen.finite
     assert not planes.unsent.any()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.memory import MOMENTUM, UNSENT, Signum
+from gradwire.memory import MOMENTUM, UNSENT, Gradients, Signum
 from tests.unit.ddp.rig import NAMES, Rig, gradients
 
 EPS = torch.finfo(torch.float32).eps
@@ -20,8 +20,8 @@ def test_momentum_is_a_mean_of_gradients() -> None:
     committed, working = planes()
     memory = Signum(0.75)
     for step, expected in enumerate((1.0, 1.75, 2.3125)):
-        seen = memory.fold(working, committed, torch.full((3,), 8.0), 0.5, step, 1)
-        assert seen == (True, True)
+        seen = memory.fold(working, committed, Gradients.of(torch.full((3,), 8.0), 0.5), step, 1)
+        assert seen == ((), True)
         assert working[UNSENT].tolist() == working[MOMENTUM].tolist() == [expected] * 3
         memory.settle(working, committed)
         committed[MOMENTUM].copy_(working[MOMENTUM])

@@ -8,7 +8,10 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from gradwire.codec import elias_fano
 from gradwire.codec import indices as places
+from gradwire.codec.narrow import narrowed
+from gradwire.kernels import Shape, add_at, add_chosen, is_fast, is_native, take_chosen
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,11 @@ class Buffer:
     @cached_property
     def bytes(self) -> int:
         """Size, a multiple of 4."""
-        return self._start + _padded(self.count * self.dtype.itemsize, 4)
+        return self.start + _padded(self.count * self.dtype.itemsize, 4)
 
     @cached_property
-    def _start(self) -> int:
+    def start(self) -> int:
+        """The byte where values begin."""
         return _padded(4 * self.words, 8)
 
     def parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,8 +44,8 @@ class Buffer:
         An empty payload must own its memory: as a row of an empty buffer it has an offset that no view
         allows.
         """
-        stop = self._start + self.count * self.dtype.itemsize
-        return payload[: 4 * self.words].view(torch.int32), payload[self._start : stop].view(self.dtype)
+        stop = self.start + self.count * self.dtype.itemsize
+        return payload[: 4 * self.words].view(torch.int32), payload[self.start : stop].view(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,12 @@ class Chosen:
         """Where words and values lie."""
         return Buffer(places.words(self.count, self.numel), self.count, self.dtype)
 
+    @cached_property
+    def shape(self) -> Shape:
+        """The layout as kernels know it."""
+        form, planes = places.form(self.count, self.numel), elias_fano.planes(self.count, self.numel)
+        return Shape(form, planes, self.buffer.words, self.buffer.start, self.buffer.bytes, self.dtype)
+
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         """A new payload (bytes,) uint8 of ascending `indices` (count,) and their `values` (count,)."""
         payload = torch.zeros(self.buffer.bytes, dtype=torch.uint8, device=values.device)
@@ -70,6 +80,25 @@ class Chosen:
         words.copy_(places.pack(indices, self.numel))
         room.copy_(values)
         return payload
+
+    def take(self, x: Tensor, indices: Tensor) -> Tensor:
+        """A new payload of x (numel,) at ascending `indices` (count,); what it carries is taken out of x."""
+        if self._in_one_call(x, indices):
+            return take_chosen(x, indices, self.shape)
+        values = narrowed(x[indices], self.dtype)
+        payload = self.write(indices, values)
+        add_at(x, indices, values.to(x.dtype), -1.0)
+        return payload
+
+    def add(self, payload: Tensor, out: Tensor, weight: float) -> None:
+        """Add weight · values of a payload to `out` (numel,). Raises `WireError`, as `unpack` does."""
+        if self._in_one_call(out, payload) and add_chosen(payload, self.shape, out, weight):
+            return
+        indices, values = self.read(payload)
+        add_at(out, indices, values.to(out.dtype), weight)
+
+    def _in_one_call(self, x: Tensor, other: Tensor) -> bool:
+        return self.shape.is_known and is_fast(x) and is_native(other)
 
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.

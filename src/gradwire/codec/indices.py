@@ -8,16 +8,13 @@ the entropy log2 C(n, k). Each has a size that depends on k and n alone, so that
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.codec import elias_fano
 from gradwire.errors import WireError
-from gradwire.kernels import index_type, pack_bits, unpack_bits
-
-Form = Literal["list", "bitmap", "coded"]
+from gradwire.kernels import Form, index_type, pack_bits, unpack_bits
 
 
 def _sizes(count: int, numel: int) -> dict[Form, int]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.buffer import Chosen, chosen
+from gradwire.codec.narrow import check_narrow, narrowed, shorter
 from gradwire.codec.select import Selector, check_fixed_size
-from gradwire.kernels import add_at, take
+from gradwire.kernels import take
 from gradwire.moment import Moment
 
 
@@ -80,44 +81,16 @@ class Sparse:
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.take`."""
-        indices, layout = self.selector.select(x, at), self._layout(x.numel(), x.dtype, at)
-        values = narrowed(x[indices], layout.dtype)
-        add_at(x, indices, values.to(x.dtype), -1.0)
-        return layout.write(indices, values)
+        return self._layout(x.numel(), x.dtype, at).take(x, self.selector.select(x, at))
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        indices, values = self._layout(out.numel(), out.dtype, at).read(payload)
-        add_at(out, indices, values.to(out.dtype), weight)
+        self._layout(out.numel(), out.dtype, at).add(payload, out, weight)
 
     def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Chosen:
         return chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
-
-
-def shorter(wanted: torch.dtype | None, own: torch.dtype) -> torch.dtype:
-    """The type in which values travel: `wanted` where it is shorter than the gradient's own.
-
-    >>> shorter(torch.float16, torch.float32), shorter(None, torch.float32)
-    (torch.float16, torch.float32)
-    """
-    return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
-
-
-def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """`values` in `dtype`, saturated at its largest number; Inf stays Inf and NaN stays NaN."""
-    if dtype == values.dtype:
-        return values
-    limit = torch.finfo(dtype).max
-    return torch.where(values.isinf(), values, values.clamp(-limit, limit)).to(dtype)
-
-
-def check_narrow(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the type for values on the wire when there is such a one, else raise."""
-    if dtype not in (None, torch.float16, torch.bfloat16):
-        raise ValueError(f"values cannot travel as {dtype}; choose torch.float16 or torch.bfloat16")
-    return dtype
 
 
 def values(selector: Selector) -> Values:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from gradwire.adapt import Settler
-from gradwire.arena import Lane, ParameterSpec, Slot, Unit
+from gradwire.arena import Lane, ParameterSpec, Unit
 from gradwire.comm import Comm, Metered
-from gradwire.ddp.arrival import Arrival, Entry
+from gradwire.ddp.arrival import Arrival
+from gradwire.ddp.intake import Run, Share
 from gradwire.ddp.layout import Layout, Policy, build, plain, settled
 from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
@@ -25,10 +26,9 @@ from gradwire.ddp.tail import SMALL_BYTES, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
-from gradwire.exchange.base import Exchange
 from gradwire.measure import BackwardWatch, Change, TimedComm, now_s, stopwatch_for
 from gradwire.measure.traffic import Traffic
-from gradwire.memory import UNSENT
+from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Kept, Moment, Replicas
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, Recipe
@@ -171,60 +171,39 @@ class Engine:
             step.scale = self.loss_scale()
             step.started_s = min(self.watch.take_begun_s(), arrival.at_s)
             step.before_s = self.watch.before_s(step.started_s)
-        for run in self._direct_runs(arrival):
+        intake = self.layout.intake(arrival.entries)
+        for run in intake.runs:
             self._launch_direct(step, arrival, run)
-        ready: list[Unit] = []
-        for entry in arrival.entries:
-            if entry.name in self.layout.slots:
-                lane, slot = self.layout.slots[entry.name]
-                self._fold(step, lane, slot, arrival.buffer[entry.offset : entry.offset + entry.numel])
-                ready += step.completed(lane.units_of[entry.name])
-        for unit in sorted(ready, key=lambda unit: (unit.lane, unit.index)):
+        for share in intake.shares:
+            self._fold(step, arrival, share)
+        for unit in step.completed(intake.units):
             self._launch_unit(step, unit)
         self._progress(step)
 
-    def _fold(self, step: Step, lane: Lane, slot: Slot, grad: Tensor) -> None:
+    def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
+        lane, grads = share.lane, Gradients(arrival.buffer, share.pieces, 1.0 / step.scale)
         try:
-            with step.trace.compressing("encode", slot.spec.name):
-                working, committed = lane.planes_of(slot)
-                scale, world = 1.0 / step.scale, self.comm.world
-                seen = lane.memory.fold(working, committed, grad, scale, step.number, world)
+            with step.trace.compressing("encode", share.label):
+                seen = lane.fold(grads, step.number, self.comm.world)
         except Exception as error:
-            step.fail(error, f"fold of {slot.spec.name}", self.comm.rank)
+            step.fail(error, f"fold of {share.label}", self.comm.rank)
             return
         step.finite &= seen.finite
-        if not seen.any_gradient:
+        for slot in (share.slots[number] for number in seen.idle):
             # DDP throws away what a hook returns for unused parameters, and join() sends zeros from
             # finished ranks: no memory may be spent on them.
             lane.x[slot.start : slot.stop].zero_()
             step.idle.append((lane, slot))
 
-    def _direct_runs(self, arrival: Arrival) -> list[list[Entry]]:
-        """Neighbours in the bucket that bypass the arena with the same exchange."""
-        runs: list[list[Entry]] = []
-        previous: Exchange | None = None
-        for entry in arrival.entries:
-            exchange = self.layout.direct.get(entry.name)
-            if exchange is not None and exchange is previous:
-                runs[-1].append(entry)
-            elif exchange is not None:
-                runs.append([entry])
-            previous = exchange
-        return runs
-
-    def _launch_direct(self, step: Step, arrival: Arrival, run: list[Entry]) -> None:
-        first, last = run[0], run[-1]
-        region = arrival.buffer[first.offset : last.offset + last.numel]
+    def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
+        region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
         wide = region.dtype == torch.float64 or region.nbytes >= SMALL_BYTES
         if not wide and not self.layout.is_plain:
-            for entry in run:
-                step.tail_regions[entry.name] = arrival.buffer[entry.offset : entry.offset + entry.numel]
+            step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
             return
-        label = f"{first.name} …" if len(run) > 1 else first.name
         at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self._seed, lane=-1)
         step.direct.append(region)
-        comm, exchange = self._metered(step, label), self.layout.direct[first.name]
-        agreed = exchange.rounds(region.numel(), region.dtype, at)
+        comm, agreed = self._metered(step, label), exchange.rounds(region.numel(), region.dtype, at)
         self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gradwire.arena import Lane, ParameterSpec, Slot
+from gradwire.ddp.arrival import Entry
+from gradwire.ddp.intake import Intake, intake
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.dense import Dense
 from gradwire.memory import UNSENT
@@ -68,6 +70,7 @@ class Layout:
     lanes: tuple[Lane, ...]
     slots: Mapping[str, tuple[Lane, Slot]]
     direct: Mapping[str, Exchange]
+    _intakes: dict[str, Intake] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
@@ -88,6 +91,14 @@ class Layout:
         """A committed plane of a parameter, flat; a view."""
         lane, slot = self.slots[name]
         return lane.committed[plane][slot.start : slot.stop]
+
+    def intake(self, entries: tuple[Entry, ...]) -> Intake:
+        """Where the gradients of a bucket go; worked out anew only for a bucket that has changed."""
+        first = entries[0].name if entries else ""
+        known = self._intakes.get(first)
+        if known is None or known.entries is not entries:
+            known = self._intakes[first] = intake(entries, self.slots, self.direct)
+        return known
 
     def planes_of(self, name: str) -> tuple[str, ...]:
         """Which planes a parameter has; none when nothing is remembered of it."""

@@ -86,12 +86,12 @@ class Step:
         ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
         return Times(backward_s, tuple(round_.seconds for round_ in self.trace.rounds), self.before_s, ready)
 
-    def completed(self, units: Sequence[Unit]) -> list[Unit]:
-        """Note that one more piece of each of `units` is folded; returns those complete now."""
+    def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
+        """Note that so many more pieces of each of `units` are folded; returns those complete now."""
         ready = []
-        for unit in units:
+        for unit, more in units:
             key = (unit.lane, unit.index)
-            self.missing[key] = self.missing.get(key, len(unit.pieces)) - 1
+            self.missing[key] = self.missing.get(key, len(unit.pieces)) - more
             if self.missing[key] == 0:
                 ready.append(unit)
         return ready

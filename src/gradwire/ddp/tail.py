@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Tail:
     Types up to 32 bits are summed in float32, which is never less precise than DDP's own sum.
     """
 
-    def __init__(self, regions: Sequence[Tensor], row: Row, comm: Metered, device: torch.device) -> None:
+    def __init__(self, regions: list[Tensor], row: Row, comm: Metered, device: torch.device) -> None:
         self._regions = regions
         self._world = comm.world
         self.comm = comm
@@ -37,7 +37,7 @@ class Tail:
     def _table(self) -> Tensor:
         return self.buffer[self._numel :].view(self._world, -1)
 
-    def _staged(self) -> Sequence[Tensor]:
+    def _staged(self) -> tuple[Tensor, ...]:
         sizes = [region.numel() for region in self._regions]
         return torch.split(self.buffer[: self._numel], sizes)
 
@@ -56,5 +56,6 @@ class Tail:
 
     def land(self) -> None:
         """Write the means back to where the gradients came from."""
-        for region, staged in zip(self._regions, self._staged(), strict=True):
-            region.copy_(staged)
+        if self._regions:
+            # In one call, as above.
+            torch._foreach_copy_(self._regions, self._staged())

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.buffer import Chosen
+from gradwire.codec.narrow import check_narrow, shorter
 from gradwire.codec.select import Selector, filled
-from gradwire.codec.sparse import check_narrow, narrowed, shorter
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.base import Finish
-from gradwire.kernels import add_at
 from gradwire.memory import Memory
 from gradwire.moment import Moment
 
@@ -61,8 +60,7 @@ class Agreed:
             for error in failures:
                 raise error
             for payload in payloads if count > 0 else ():
-                places, values = layout.read(payload)
-                add_at(mean, places, values.to(mean.dtype), 1.0 / comm.world)
+                layout.add(payload, mean, 1.0 / comm.world)
 
         return finish
 
@@ -101,9 +99,7 @@ def _take(x: Tensor, chosen: Tensor, layout: Chosen, at: Moment, failures: list[
     """The payload of this rank, which is taken from x; zeros after a failure."""
     try:
         indices = filled(chosen, layout.count, layout.numel, at)
-        values = narrowed(x[indices], layout.dtype)
-        payload = layout.write(indices, values)
-        x[indices] -= values.to(x.dtype)
+        payload = layout.take(x, indices)
     except Exception as error:
         failures.append(error)
         return torch.zeros(layout.buffer.bytes, dtype=torch.uint8, device=x.device)

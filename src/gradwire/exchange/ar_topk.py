@@ -19,8 +19,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from gradwire.codec.narrow import check_narrow, shorter
 from gradwire.codec.select import Selector, check_fixed_size
-from gradwire.codec.sparse import check_narrow, shorter
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Round, check_algorithm
 from gradwire.exchange.base import Finish
 from gradwire.exchange.election import Election, election_round, gain, in_turn, note, strongest

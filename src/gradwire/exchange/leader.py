@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from gradwire.codec.narrow import check_narrow, shorter
 from gradwire.codec.select import Selector, check_fixed_size
-from gradwire.codec.sparse import check_narrow, shorter
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.exchange.shares import take_share

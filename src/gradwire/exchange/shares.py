@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.codec.sparse import shorter
+from gradwire.codec.narrow import shorter
 from gradwire.kernels import scatter, take
 
 

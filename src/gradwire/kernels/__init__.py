@@ -17,8 +17,10 @@ from gradwire.kernels.blocks import (
     scale_type,
 )
 from gradwire.kernels.checksums import checksum
+from gradwire.kernels.chosen import Form, Shape, add_chosen, take_chosen
 from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
+from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
 from gradwire.kernels.huffman import Lookups, canonical_codes, count_symbols, decode_symbols, encode_symbols
@@ -26,6 +28,7 @@ from gradwire.kernels.low_rank import left_products, orthonormalise, outer_produ
 from gradwire.kernels.magnitudes import Histogram, magnitude_edges, magnitude_histogram
 from gradwire.kernels.noise import random_words
 from gradwire.kernels.numerators import mantissa_levels, numerator_exponents, numerators
+from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
@@ -42,15 +45,19 @@ __all__ = [
     "BlockKind",
     "Blocks",
     "Folded",
+    "Form",
     "Grid",
     "Histogram",
     "Lookups",
     "Moments",
     "Norm",
+    "Pieces",
     "Planes",
+    "Shape",
     "Terms",
     "add_at",
     "add_blocks",
+    "add_chosen",
     "add_quantized",
     "add_signs",
     "add_upper",
@@ -76,6 +83,8 @@ __all__ = [
     "index_type",
     "indices_near_maxima",
     "indices_reaching",
+    "is_fast",
+    "is_native",
     "left_products",
     "magnitude_edges",
     "magnitude_histogram",
@@ -101,12 +110,14 @@ __all__ = [
     "step_type",
     "stratified_indices",
     "take",
+    "take_chosen",
     "take_topk",
     "tally",
     "topk_indices",
     "unpack_bits",
     "unpack_elias_fano",
     "upper_words",
+    "whole",
 ]
 
 
@@ -114,6 +125,7 @@ def prepare() -> None:
     """Compile (or load from the cache) every kernel now: compilation holds the interpreter lock."""
     x = torch.zeros(64)
     fold(torch.empty_like(x), x, x, 1.0)
+    fold(torch.empty_like(x), None, x, 1.0)
     fold_momentum((torch.empty_like(x), torch.empty_like(x)), (x, x), x, 0.9)
     mask_zeros(torch.empty_like(x), x)
     topk_indices(x, 16)
@@ -141,16 +153,7 @@ def prepare() -> None:
     add_upper(pack_upper(x, 18, left=True), 18, x, 1.0)
     hashes = torch.ones(1, 2, dtype=torch.int64)
     count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))
-    for dtype in (torch.int32, torch.int64):
-        indices = torch.arange(4, dtype=dtype)
-        put(x, indices, take(x, indices))
-        add_at(x, indices, torch.ones(4))
-        packed = pack_bits(indices, 1)
-        cpu.unpack_bits(packed.numpy(), indices.numpy())
-    for numel in (64, 2**40):
-        planes = Planes(4, numel, 3 if numel == 64 else 32)
-        for dtype in (torch.int32, torch.int64):
-            unpack_elias_fano(pack_elias_fano(torch.arange(4, dtype=dtype), planes), planes)
+    _prepare_places(x)
     places, left, right = torch.tensor([[0, 8, 8, 0, 0]]), torch.ones(8), torch.ones(8)
     left_products(x, places, 1, left, right)
     right_products(x, places, 1, left, right)
@@ -169,6 +172,23 @@ def prepare() -> None:
     numerator_exponents(x, x, x, Terms(), exponents)
     mantissa_levels(x, x, exponents)
     _prepare_frames(x)
+
+
+def _prepare_places(x: torch.Tensor) -> None:
+    """Chosen elements of x, and their places in every form."""
+    for dtype in (torch.int32, torch.int64):
+        indices = torch.arange(4, dtype=dtype)
+        put(x, indices, take(x, indices))
+        add_at(x, indices, torch.ones(4))
+        packed = pack_bits(indices, 1)
+        cpu.unpack_bits(packed.numpy(), indices.numpy())
+    shape = Shape("bitmap", Planes(4, 64, 3), words=2, start=8, bytes=24, dtype=torch.float32)
+    for dtype in (torch.int32, torch.int64):
+        add_chosen(take_chosen(x, torch.arange(4, dtype=dtype), shape), shape, x)
+    for numel in (64, 2**40):
+        planes = Planes(4, numel, 3 if numel == 64 else 32)
+        for dtype in (torch.int32, torch.int64):
+            unpack_elias_fano(pack_elias_fano(torch.arange(4, dtype=dtype), planes), planes)
 
 
 def _prepare_frames(x: torch.Tensor) -> None:

@@ -2,53 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.dispatch import is_fast
-from gradwire.kernels.slices import each_slice
+from gradwire.kernels.pieces import Pieces, whole
+from gradwire.kernels.slices import each_slice, threads_for
 
 
 class Folded(NamedTuple):
     """What one fold saw."""
 
-    any_gradient: bool
-    """Whether any element of the gradient was non-zero."""
+    idle: tuple[int, ...]
+    """Numbers of the pieces whose gradient has nothing but zeros."""
     finite: bool
     """Whether memory plus gradient is finite everywhere."""
 
 
-def fold(working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, scale: float = 1.0) -> Folded:
-    """working = coefficient · committed + scale · grad in one pass; all three are (numel,).
+def fold(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float = 1.0,
+    pieces: Pieces | None = None,
+) -> Folded:
+    """working = coefficient · committed + scale · grad in one pass; without a memory, scale · grad.
+
+    All are (numel,), or, with `pieces`, planes and a bucket: everything outside the pieces stays as it is.
 
     >>> import torch
     >>> working = torch.empty(2)
     >>> fold(working, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), 0.5)
-    Folded(any_gradient=True, finite=True)
+    Folded(idle=(), finite=True)
     >>> working
     tensor([1., 1.])
+    >>> fold(working, None, torch.tensor([0.0, 9.0]), 1.0, 2.0, Pieces([(1, 0, 1), (0, 1, 1)]))
+    Folded(idle=(0,), finite=True)
+    >>> working
+    tensor([18.,  0.])
     """
-    if not working.shape == committed.shape == grad.shape:
-        # The kernel checks no bounds: it would read beyond the shorter one.
-        raise ValueError(f"shapes differ: {working.shape}, {committed.shape}, {grad.shape}")
-    if not is_fast(working, committed, grad):
-        return Folded(*reference.fold(working, committed, grad, coefficient, scale))
-    out, old, new = working.numpy(), committed.numpy(), grad.numpy()
+    pieces = _checked(pieces, [working] if committed is None else [working, committed], grad)
+    memory = None if committed is None else _loaded(working, committed, pieces)
+    if not is_fast(working, grad) or not (memory is None or is_fast(memory)):
+
+        def one(plane: slice, bucket: slice, _number: int) -> tuple[bool, bool]:
+            old = None if memory is None else memory[plane]
+            return reference.fold(working[plane], old, grad[bucket], coefficient, scale)
+
+        return _piece_by_piece(pieces, one)
+    out, new = working.numpy(), grad.numpy()
+    old = out[:0] if memory is None else memory.numpy()
     weights = np.float32(coefficient), np.float32(scale)
-
-    def part(here: slice) -> Folded:
-        return Folded(*cpu.fold(out[here], old[here], new[here], *weights))
-
-    return _together(each_slice(grad.numel(), part))
-
-
-def _together(slices: list[Folded]) -> Folded:
-    if len(slices) == 1:
-        return slices[0]
-    return Folded(any(seen.any_gradient for seen in slices), all(seen.finite for seen in slices))
+    return _in_threads(pieces, lambda rows, _numbers, idle: cpu.fold(out, old, new, rows, *weights, idle))
 
 
 def fold_momentum(
@@ -56,34 +67,90 @@ def fold_momentum(
     committed: tuple[Tensor, Tensor],
     grad: Tensor,
     momentum: float,
-    scale: float = 1.0,
+    scale: float | Sequence[float] = 1.0,
+    pieces: Pieces | None = None,
     *,
     nesterov: bool = False,
 ) -> Folded:
     """From (v, u), each (numel,), to u' = momentum · u + scale · grad and v' = v + u', in one pass.
 
     With `nesterov`, v' = v + momentum · u' + scale · grad (Lin et al. 2018, section 3, and appendix B).
+    `pieces` as for `fold`; each may have a scale of its own.
 
     >>> import torch
     >>> v, u = torch.empty(1), torch.empty(1)
     >>> fold_momentum((v, u), (torch.tensor([5.0]), torch.tensor([2.0])), torch.tensor([1.0]), 0.5)
-    Folded(any_gradient=True, finite=True)
+    Folded(idle=(), finite=True)
     >>> v, u
     (tensor([7.]), tensor([2.]))
     """
-    planes = (*working, *committed)
-    if any(plane.shape != grad.shape for plane in planes):
-        raise ValueError(f"shapes differ: {[tuple(plane.shape) for plane in planes]}, {tuple(grad.shape)}")
+    pieces = _checked(pieces, (*working, *committed), grad)
+    planes = (*working, *(_loaded(*pair, pieces) for pair in zip(working, committed, strict=True)))
+    scales = np.broadcast_to(np.asarray(scale, np.float64), len(pieces))
     if not is_fast(*planes, grad):
-        return Folded(*reference.fold_momentum(working, committed, grad, momentum, scale, nesterov))
+
+        def one(plane: slice, bucket: slice, number: int) -> tuple[bool, bool]:
+            v_out, u_out, v, u = (each[plane] for each in planes)
+            weights = momentum, float(scales[number])
+            return reference.fold_momentum((v_out, u_out), (v, u), grad[bucket], *weights, nesterov)
+
+        return _piece_by_piece(pieces, one)
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
-    new, weights = grad.numpy(), (np.float32(momentum), np.float32(scale))
+    new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
+    return _in_threads(
+        pieces,
+        lambda rows, numbers, idle: cpu.fold_momentum(
+            v_out, u_out, v, u, new, rows, weight, narrow[numbers], nesterov, idle
+        ),
+    )
 
-    def part(here: slice) -> Folded:
-        outs, olds = (v_out[here], u_out[here]), (v[here], u[here])
-        return Folded(*cpu.fold_momentum(*outs, *olds, new[here], *weights, nesterov))
 
-    return _together(each_slice(grad.numel(), part))
+def _checked(pieces: Pieces | None, planes: Sequence[Tensor], grad: Tensor) -> Pieces:
+    """The kernels check no bounds: they would read beyond the shortest one."""
+    same = all(plane.shape == planes[0].shape for plane in planes)
+    if pieces is None and same and grad.shape == planes[0].shape:
+        return whole(grad.numel())
+    if pieces is None or not same or pieces.ends[0] > planes[0].numel() or pieces.ends[1] > grad.numel():
+        shapes = ", ".join(str(tuple(each.shape)) for each in (*planes, grad))
+        raise ValueError(f"shapes differ, or are too small for the pieces: {shapes}")
+    return pieces
+
+
+def _loaded(working: Tensor, committed: Tensor, pieces: Pieces) -> Tensor:
+    """`committed` in the working type: itself, or else its pieces in `working`, to be folded in place."""
+    if committed.dtype == working.dtype:
+        return committed
+    for plane, _bucket in pieces.slices():
+        working[plane] = committed[plane]
+    return working
+
+
+def _piece_by_piece(pieces: Pieces, fold_one: Callable[[slice, slice, int], tuple[bool, bool]]) -> Folded:
+    seen = [fold_one(*where, number) for number, where in enumerate(pieces.slices())]
+    idle = tuple(number for number, (any_gradient, _finite) in enumerate(seen) if not any_gradient)
+    return Folded(idle, all(finite for _any_gradient, finite in seen))
+
+
+Rows = NDArray[np.int64]
+
+
+def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, NDArray[np.bool_]], bool]) -> Folded:
+    """Run a kernel on rows of pieces, or parts of them, that it marks as idle or not."""
+    if threads_for(pieces.numel) == 1:
+        idle = np.empty(len(pieces), np.bool_)
+        finite = run(pieces.table, slice(None), idle)
+        return Folded(tuple(idle.nonzero()[0].tolist()) if idle.any() else (), bool(finite))
+    zeros = np.ones(len(pieces), np.bool_)
+
+    def part(here: slice) -> tuple[Rows, NDArray[np.bool_], bool]:
+        rows, numbers = pieces.within(here)
+        idle = np.empty(len(rows), np.bool_)
+        return numbers, idle, bool(run(rows, numbers, idle))
+
+    parts = each_slice(pieces.numel, part)
+    for numbers, idle, _finite in parts:
+        zeros[numbers] &= idle
+    return Folded(tuple(zeros.nonzero()[0].tolist()), all(finite for _numbers, _idle, finite in parts))
 
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:

@@ -7,11 +7,14 @@ from torch import Tensor
 
 
 def fold(
-    working: Tensor, committed: Tensor, grad: Tensor, coefficient: float, scale: float
+    working: Tensor, committed: Tensor | None, grad: Tensor, coefficient: float, scale: float
 ) -> tuple[bool, bool]:
     """working = coefficient · committed + scale · grad; returns (any gradient, all of working finite)."""
-    torch.mul(committed, coefficient, out=working)
-    working.add_(grad.to(working.dtype), alpha=scale)
+    if committed is None:
+        torch.mul(grad.to(working.dtype), scale, out=working)
+    else:
+        torch.mul(committed, coefficient, out=working)
+        working.add_(grad.to(working.dtype), alpha=scale)
     # NaN counts as non-zero: a poisoned gradient is not an idle one.
     return bool((grad != 0).any()), bool(working.isfinite().all())
 

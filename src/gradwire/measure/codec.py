@@ -22,7 +22,7 @@ from gradwire.measure.clock import now_s
 from gradwire.measure.echo import EchoComm
 from gradwire.measure.fit import Fit, straight_line
 from gradwire.measure.machine import fingerprint
-from gradwire.memory import UNSENT
+from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Kept
 from gradwire.plan.costs import CodecCost, Line
 
@@ -149,5 +149,5 @@ class _Bench:
         x, memory = self._working[UNSENT], self._exchange.memory
         if memory is None:
             return x.copy_(self._grad)
-        memory.fold(self._working, self._committed, self._grad, 1.0, self._step, self._world)
+        memory.fold(self._working, self._committed, Gradients.of(self._grad), self._step, self._world)
         return x

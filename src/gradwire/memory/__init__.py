@@ -1,6 +1,6 @@
 """What becomes of the unsent part of a gradient: late, not lost."""
 
-from gradwire.memory.base import UNSENT, Memory, Planes
+from gradwire.memory.base import UNSENT, Gradients, Memory, Planes
 from gradwire.memory.forgetful import Forgetful
 from gradwire.memory.low_pass import LowPass
 from gradwire.memory.momentum import MOMENTUM, MomentumCorrection
@@ -11,6 +11,7 @@ __all__ = [
     "MOMENTUM",
     "UNSENT",
     "Forgetful",
+    "Gradients",
     "LowPass",
     "Memory",
     "MomentumCorrection",

@@ -8,11 +8,11 @@ not committed leaves no trace.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from gradwire.kernels import Folded
+from gradwire.kernels import Folded, Pieces, whole
 
 UNSENT = "unsent"
 """The plane of which every step has a working copy: what the exchange takes, and where it leaves what it does
@@ -20,6 +20,19 @@ not send. Committed it is only where that is remembered."""
 
 Planes = Mapping[str, Tensor]
 """Tensors (numel,) by the names of `Memory.planes`; working ones in float32 or float64."""
+
+
+class Gradients(NamedTuple):
+    """What arrived together: a bucket (numel,), where its parameters lie in it and in planes; a factor."""
+
+    bucket: Tensor
+    pieces: Pieces
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, gradient: Tensor, scale: float = 1.0) -> Gradients:
+        """A single parameter's (numel,), for planes of its size."""
+        return cls(gradient, whole(gradient.numel()), scale)
 
 
 class Memory(Protocol):
@@ -37,10 +50,8 @@ class Memory(Protocol):
     @property
     def covers_momentum(self) -> bool: ...
 
-    def fold(
-        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
-    ) -> Folded:
-        """Write the error-fed gradient of one parameter to working[UNSENT]; `grad` counts times `scale`."""
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+        """Write the error-fed gradients to working[UNSENT], where `grads` says."""
         ...
 
     def settle(self, working: Planes, committed: Planes) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from gradwire.kernels import Folded, fold
-from gradwire.memory.base import UNSENT, Planes
+from gradwire.memory.base import UNSENT, Gradients, Planes
 
 
 @dataclass(frozen=True)
@@ -22,12 +20,9 @@ class Forgetful:
     weight = 1.0
     covers_momentum = False
 
-    def fold(
-        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
-    ) -> Folded:
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""
-        # The same pass with a coefficient of 0: what it multiplies only has to be as finite as the gradient.
-        return fold(working[UNSENT], grad, grad, 0.0, scale)
+        return fold(working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def settle(self, working: Planes, committed: Planes) -> None:
         """See `Memory.settle`. Nothing is kept."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from gradwire.kernels import Folded, fold
-from gradwire.memory.base import UNSENT, Planes
+from gradwire.memory.base import UNSENT, Gradients, Planes
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,9 @@ class LowPass:
         """See `Memory.weight`."""
         return 1.0 / self.beta
 
-    def fold(
-        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
-    ) -> Folded:
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""
-        return fold(working[UNSENT], committed[UNSENT], grad, 1.0, scale)
+        return fold(working[UNSENT], committed[UNSENT], grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def settle(self, working: Planes, committed: Planes) -> None:
         """See `Memory.settle`."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import Folded, fold_momentum, mask_zeros
-from gradwire.memory.base import UNSENT, Planes
+from gradwire.memory.base import UNSENT, Gradients, Planes
 
 MOMENTUM = "momentum"
 
@@ -48,25 +48,29 @@ class MomentumCorrection:
         """See `Memory.covers_momentum`."""
         return self.momentum > 0.0
 
-    def fold(
-        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
-    ) -> Folded:
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""
         return fold_momentum(
             (working[UNSENT], working[MOMENTUM]),
             (committed[UNSENT], committed[MOMENTUM]),
-            grad,
+            grads.bucket,
             self.momentum,
-            scale * self._clipping(grad, scale, world),
+            self._scales(grads, world),
+            grads.pieces,
             nesterov=self.nesterov,
         )
 
-    def _clipping(self, grad: Tensor, scale: float, world: int) -> float:
-        """The factor that brings `grad` to its bound. 1 for a norm that is NaN, which the verdict rejects."""
+    def _scales(self, grads: Gradients, world: int) -> float | list[float]:
+        """What each parameter's gradient is multiplied by."""
+        scale = grads.scale
         if self.clip is None:
-            return 1.0
+            return scale
+        each = (grads.bucket[bucket] for _plane, bucket in grads.pieces.slices())
+        return [scale * self._clipping(grad, scale, self.clip / math.sqrt(world)) for grad in each]
+
+    def _clipping(self, grad: Tensor, scale: float, bound: float) -> float:
+        """The factor that brings `grad` to its bound. 1 for a norm that is NaN, which the verdict rejects."""
         norm = abs(scale) * float(torch.linalg.vector_norm(grad, dtype=torch.float64))
-        bound = self.clip / math.sqrt(world)
         return bound / norm if bound < norm < math.inf else 1.0
 
     def settle(self, working: Planes, committed: Planes) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from gradwire.kernels import Folded, fold
-from gradwire.memory.base import UNSENT, Planes
+from gradwire.memory.base import UNSENT, Gradients, Planes
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,10 @@ class Residual:
         """The factor on the residual when it is added in `step`."""
         return min(round(self.start + (step // self.every) * self.rise, 9), 1.0)
 
-    def fold(
-        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
-    ) -> Folded:
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""
-        return fold(working[UNSENT], committed[UNSENT], grad, self.coefficient(step), scale)
+        weights = self.coefficient(step), grads.scale
+        return fold(working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
 
     def settle(self, working: Planes, committed: Planes) -> None:
         """See `Memory.settle`. What is left is the memory."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from gradwire.kernels import Folded, fold
-from gradwire.memory.base import UNSENT, Planes
+from gradwire.memory.base import UNSENT, Gradients, Planes
 from gradwire.memory.momentum import MOMENTUM
 
 
@@ -34,13 +32,12 @@ class Signum:
         """See `Memory.covers_momentum`."""
         return self.momentum > 0.0
 
-    def fold(
-        self, working: Planes, committed: Planes, grad: Tensor, scale: float, step: int, world: int
-    ) -> Folded:
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""
-        share = 1.0 - self.momentum
-        seen = fold(working[MOMENTUM], committed[MOMENTUM], grad, self.momentum, share * scale)
-        working[UNSENT].copy_(working[MOMENTUM])
+        weights = self.momentum, (1.0 - self.momentum) * grads.scale
+        seen = fold(working[MOMENTUM], committed[MOMENTUM], grads.bucket, *weights, grads.pieces)
+        for plane, _bucket in grads.pieces.slices():
+            working[UNSENT][plane] = working[MOMENTUM][plane]
         return seen
 
     def settle(self, working: Planes, committed: Planes) -> None:

@@ -63,8 +63,8 @@ def test_a_unit_within_one_bucket_needs_no_copy() -> None:
 def test_a_unit_is_complete_when_all_its_pieces_are() -> None:
     lane = _lane(2, 3)
     step, _ = _step({"p0": 2, "p1": 3})
-    assert step.completed(lane.units_of["p1"]) == []
-    assert step.completed(lane.units_of["p0"]) == list(lane.units)
+    assert step.completed([(lane.units[0], 1)]) == []
+    assert step.completed([(lane.units[0], 1)]) == list(lane.units)
 
 
 def test_the_first_failure_is_kept_with_its_context() -> None:

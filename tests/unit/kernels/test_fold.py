@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.kernels import Folded, fold, fold_momentum, mask_zeros, reference
+from gradwire.kernels import Pieces, fold, fold_momentum, mask_zeros, reference, slices
+from tests.unit.kernels.flags import folded
 from tests.unit.kernels.inputs import KINDS
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 12_289, 100_003)
@@ -25,7 +26,7 @@ def pair(n: int) -> tuple[Tensor, Tensor]:
 def both(committed: Tensor, grad: Tensor, coefficient: float, scale: float) -> tuple[Tensor, Tensor]:
     fast, slow = torch.full_like(committed, NAN), torch.full_like(committed, NAN)
     flags = fold(fast, committed, grad, coefficient, scale)
-    assert flags == Folded(*reference.fold(slow, committed, grad, coefficient, scale))
+    assert flags == folded(*reference.fold(slow, committed, grad, coefficient, scale))
     return fast, slow
 
 
@@ -90,8 +91,8 @@ def test_one_poisoned_element_is_seen_wherever_it_is(n: int, value: float, where
     for position in {0, n // 2, n - 1}:
         committed, grad = torch.zeros(n), torch.zeros(n)
         (committed if where == "memory" else grad)[position] = value
-        folded = fold(torch.empty(n), committed, grad, 1.0)
-        assert folded == Folded(any_gradient=where == "gradient", finite=False)
+        seen = fold(torch.empty(n), committed, grad, 1.0)
+        assert seen == folded(where == "gradient", False)
 
 
 def test_sum_that_overflows_is_not_finite() -> None:
@@ -103,9 +104,9 @@ def test_sum_that_overflows_is_not_finite() -> None:
 def test_smallest_gradient_counts_and_zeros_of_either_sign_do_not(n: int) -> None:
     committed, grad = torch.ones(n), torch.zeros(n)
     grad[n // 2] = -0.0
-    assert not fold(torch.empty(n), committed, grad, 1.0).any_gradient
+    assert fold(torch.empty(n), committed, grad, 1.0).idle == (0,)
     grad[-1] = 1e-45
-    assert fold(torch.empty(n), committed, grad, 1.0).any_gradient
+    assert fold(torch.empty(n), committed, grad, 1.0).idle == ()
 
 
 def test_subnormals_survive() -> None:
@@ -153,7 +154,7 @@ def test_momentum_within_two_roundings_of_the_reference(n: int, nesterov: bool) 
     grad = grad[:n]
     fast, slow = ((torch.full_like(v, NAN), torch.full_like(v, NAN)) for _ in range(2))
     flags = fold_momentum(fast, (v, u), grad, 0.9, 0.5, nesterov=nesterov)
-    assert flags == Folded(*reference.fold_momentum(slow, (v, u), grad, 0.9, 0.5, nesterov))
+    assert flags == folded(*reference.fold_momentum(slow, (v, u), grad, 0.9, 0.5, nesterov))
     # The reference may fuse multiply and add: up to half an ulp for each of three products.
     bound = 3 * torch.finfo(torch.float32).eps * (v.abs() + 2 * u.abs() + 2 * grad.abs())
     assert all(((a - b).abs() <= bound).all() for a, b in zip(fast, slow, strict=True))
@@ -166,7 +167,7 @@ def test_momentum_sees_one_poisoned_element(value: float, where: str) -> None:
     planes[where][4999] = value
     working = torch.empty(5000), torch.empty(5000)
     seen = fold_momentum(working, (planes["v"], planes["u"]), planes["gradient"], 0.9)
-    assert seen == Folded(any_gradient=where == "gradient", finite=False)
+    assert seen == folded(where == "gradient", False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -175,3 +176,73 @@ def test_zeros_are_masked_and_nothing_else(dtype: torch.dtype) -> None:
     target = torch.arange(1.0, 7.0, dtype=dtype)
     mask_zeros(target, like)
     assert target.tolist() == [0.0, 0.0, 3.0, 4.0, 5.0, 6.0]
+
+
+PIECES = ((5, 0, 3), (0, 9, 5), (20, 4, 4097), (8, 3, 0))
+
+
+def scattered(numel: int, kind: int) -> list[Tensor]:
+    return [torch.randn(numel, generator=torch.Generator().manual_seed(10 * kind + i)) for i in range(2)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("remembers", [True, False])
+def test_pieces_fold_as_one_by_one_and_nothing_beside_them(
+    remembers: bool, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "free_threads", lambda: threads)
+    monkeypatch.setattr(slices, "SMALLEST", 1000)
+    old, bucket = (each.to(dtype) for each in scattered(5000, 1))
+    bucket[9:14] = 0.0
+    committed = old if remembers else None
+    out, expected = torch.full_like(old, 7.0), torch.full_like(old, 7.0)
+    for plane, here, size in PIECES:
+        part = slice(plane, plane + size)
+        fold(expected[part], old[part] if remembers else None, bucket[here : here + size], 0.5, 2.0)
+    seen = fold(out, committed, bucket, 0.5, 2.0, Pieces(PIECES))
+    assert torch.equal(out, expected)
+    assert seen == ((1, 3), True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_piece_has_a_scale_of_its_own_under_momentum(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "free_threads", lambda: threads)
+    monkeypatch.setattr(slices, "SMALLEST", 1000)
+    (v, u), (bucket, _) = scattered(5000, 1), scattered(5000, 2)
+    outs, expected = torch.full((2, 5000), 7.0), torch.full((2, 5000), 7.0)
+    scales = [0.5, 2.0, 0.25, 1.0]
+    for (plane, here, size), scale in zip(PIECES, scales, strict=True):
+        part, grad = slice(plane, plane + size), bucket[here : here + size]
+        fold_momentum((expected[0][part], expected[1][part]), (v[part], u[part]), grad, 0.5, scale)
+    fold_momentum((outs[0], outs[1]), (v, u), bucket, 0.5, scales, Pieces(PIECES))
+    assert torch.equal(outs, expected)
+
+
+def test_a_poisoned_piece_is_seen_among_others() -> None:
+    bucket = torch.zeros(6000)
+    bucket[4100] = NAN
+    assert fold(torch.zeros(5000), None, bucket, 1.0, 1.0, Pieces(PIECES)) == ((0, 1, 3), False)
+
+
+@pytest.mark.parametrize("kept", [torch.float64, torch.bfloat16])
+def test_memory_in_another_type_is_widened_for_the_pieces_alone(kept: torch.dtype) -> None:
+    old, bucket = scattered(5000, 3)
+    committed, out = old.to(kept), torch.full((5000,), 7.0)
+    fold(out, committed, bucket, 0.5, 2.0, Pieces(PIECES))
+    expected = torch.full((5000,), 7.0)
+    fold(expected, committed.float(), bucket, 0.5, 2.0, Pieces(PIECES))
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("row", [(4998, 0, 3), (0, 5998, 3)])
+def test_pieces_beyond_the_end_raise(row: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="too small for the pieces"):
+        fold(torch.zeros(5000), torch.zeros(5000), torch.zeros(6000), 1.0, 1.0, Pieces([row]))
+
+
+def test_pieces_begin_within_their_tensors() -> None:
+    with pytest.raises(ValueError, match="0 or later"):
+        Pieces([(-1, 0, 3)])

@@ -39,7 +39,7 @@ def forgotten() -> list[str]:
 
 def test_kernels_are_found() -> None:
     names = {kernel.__name__ for kernel in called_from_python().values()}
-    assert names >= {"fold", "pack_bits", "sample_indices", "scatter", "take", "take_topk", "topk_indices"}
+    assert names >= {"fold", "take_chosen", "sample_indices", "scatter", "take", "take_topk", "topk_indices"}
 
 
 def test_prepare_leaves_nothing_to_compile() -> None:

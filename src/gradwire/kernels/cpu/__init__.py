@@ -3,7 +3,7 @@
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """
 
-from gradwire.kernels.cpu import chunks_coded, elias_fano, huffman, mantissa
+from gradwire.kernels.cpu import chosen, chunks_coded, elias_fano, halves, huffman, mantissa
 from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
 from gradwire.kernels.cpu.checksum import checksum
 from gradwire.kernels.cpu.chunks import chunk_maxima, chunk_topk, indices_near_maxima
@@ -31,6 +31,7 @@ __all__ = [
     "apply_votes",
     "cast_votes",
     "checksum",
+    "chosen",
     "chunk_maxima",
     "chunk_topk",
     "chunks_coded",
@@ -40,6 +41,7 @@ __all__ = [
     "encode_blocks",
     "fold",
     "fold_momentum",
+    "halves",
     "huffman",
     "indices_near_maxima",
     "indices_reaching",

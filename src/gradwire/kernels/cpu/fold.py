@@ -28,38 +28,67 @@ def _max_magnitude(bits: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def fold(working: Any, committed: Any, grad: Any, coefficient: Any, scale: Any) -> Any:
-    """float32: working = coefficient · committed + scale · grad, with the flags of the reference."""
-    grad_bits, sum_bits = grad.view(np.int32), working.view(np.int32)
-    grad_max, sum_max = np.int32(0), np.int32(0)
-    # Whole slices handed to small loops: index arithmetic inside the loops would stop vectorisation.
-    for block in range((working.size + _BLOCK - 1) // _BLOCK):
-        here = slice(block * _BLOCK, min((block + 1) * _BLOCK, working.size))
-        _weighted_sum(working[here], committed[here], grad[here], coefficient, scale)
-        grad_max = max(grad_max, _max_magnitude(grad_bits[here]))
-        sum_max = max(sum_max, _max_magnitude(sum_bits[here]))
-    return grad_max != 0, sum_max < INFINITY
+def _scaled(out: Any, a: Any, weight: Any) -> None:
+    for i in range(out.size):
+        out[i] = weight * a[i]
+
+
+@njit(nogil=True, cache=True)
+def fold(working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, scale: Any, idle: Any) -> Any:
+    """float32: working = coefficient · committed + scale · grad on `rows` of `Pieces`, in blocks.
+
+    An empty `committed` counts as zeros. Marks idle rows; returns whether all is finite.
+    """
+    sum_max = np.int32(0)
+    for row in range(rows.shape[0]):
+        grad_max = np.int32(0)
+        for done in range(0, rows[row, 2], _BLOCK):
+            size = min(_BLOCK, rows[row, 2] - done)
+            # Whole slices handed to small loops: index arithmetic inside the loops would stop vectorisation.
+            there = slice(rows[row, 0] + done, rows[row, 0] + done + size)
+            here = slice(rows[row, 1] + done, rows[row, 1] + done + size)
+            if committed.size > 0:
+                _weighted_sum(working[there], committed[there], grad[here], coefficient, scale)
+            else:
+                _scaled(working[there], grad[here], scale)
+            grad_max = max(grad_max, _max_magnitude(grad[here].view(np.int32)))
+            sum_max = max(sum_max, _max_magnitude(working[there].view(np.int32)))
+        idle[row] = grad_max == 0
+    return sum_max < INFINITY
 
 
 @njit(nogil=True, cache=True)
 def fold_momentum(
-    v_out: Any, u_out: Any, v: Any, u: Any, grad: Any, momentum: Any, scale: Any, ahead: Any
+    v_out: Any,
+    u_out: Any,
+    v: Any,
+    u: Any,
+    grad: Any,
+    rows: Any,
+    momentum: Any,
+    scales: Any,
+    ahead: Any,
+    idle: Any,
 ) -> Any:
-    """float32: u' = momentum · u + scale · grad, v' = v + u'; `ahead` is Nesterov's; flags as `fold`."""
-    grad_bits, sum_bits = grad.view(np.int32), v_out.view(np.int32)
-    grad_max, sum_max = np.int32(0), np.int32(0)
+    """float32: u' = momentum · u + scale · grad, v' = v + u'; `ahead` is Nesterov's; otherwise as `fold`."""
+    sum_max = np.int32(0)
     one = np.float32(1.0)
-    for block in range((v_out.size + _BLOCK - 1) // _BLOCK):
-        here = slice(block * _BLOCK, min((block + 1) * _BLOCK, v_out.size))
-        _weighted_sum(u_out[here], u[here], grad[here], momentum, scale)
-        if ahead:
-            _weighted_sum(v_out[here], v[here], u_out[here], one, momentum)
-            _weighted_sum(v_out[here], v_out[here], grad[here], one, scale)
-        else:
-            _weighted_sum(v_out[here], v[here], u_out[here], one, one)
-        grad_max = max(grad_max, _max_magnitude(grad_bits[here]))
-        sum_max = max(sum_max, _max_magnitude(sum_bits[here]))
-    return grad_max != 0, sum_max < INFINITY
+    for row in range(rows.shape[0]):
+        grad_max, scale = np.int32(0), scales[row]
+        for done in range(0, rows[row, 2], _BLOCK):
+            size = min(_BLOCK, rows[row, 2] - done)
+            there = slice(rows[row, 0] + done, rows[row, 0] + done + size)
+            here = slice(rows[row, 1] + done, rows[row, 1] + done + size)
+            _weighted_sum(u_out[there], u[there], grad[here], momentum, scale)
+            if ahead:
+                _weighted_sum(v_out[there], v[there], u_out[there], one, momentum)
+                _weighted_sum(v_out[there], v_out[there], grad[here], one, scale)
+            else:
+                _weighted_sum(v_out[there], v[there], u_out[there], one, one)
+            grad_max = max(grad_max, _max_magnitude(grad[here].view(np.int32)))
+            sum_max = max(sum_max, _max_magnitude(v_out[there].view(np.int32)))
+        idle[row] = grad_max == 0
+    return sum_max < INFINITY
 
 
 @njit(nogil=True, cache=True)
