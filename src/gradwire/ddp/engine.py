@@ -7,7 +7,7 @@ same collectives in the same order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from gradwire.ddp.layout import Layout, Policy, build, plain, settled
 from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
 from gradwire.ddp.survey import surveyed
-from gradwire.ddp.tail import SMALL_BYTES, Tail
+from gradwire.ddp.tail import SMALL_BYTES, Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher
 from gradwire.errors import GradwireError, RanksDisagree, TransportError
@@ -178,6 +178,7 @@ class Engine:
             self._fold(step, arrival, share)
         for unit in step.completed(intake.units):
             self._launch_unit(step, unit)
+        self._send_early(step)
         self._progress(step)
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
@@ -266,6 +267,23 @@ class Engine:
     def _decodes_nothing(self) -> bool:
         return self.layout.is_dense and not self.measuring
 
+    def _send_early(self, step: Step) -> None:
+        """Small gradients that can be under way beside units, once all of them are here."""
+        early, waits = self.layout.early, step.early is None and self.runner.broken is None
+        if not waits or not step.places.keys() >= early or not (regions := self._small(step, early)):
+            return
+        step.early = Small(regions, self._metered(step, "small"), step.device)
+        try:
+            step.early.send()
+            step.early.then(lambda: None)  # its end is noted for the timeline
+        except TransportError as error:
+            self.runner.broken = error
+
+    def _small(self, step: Step, names: Set[str]) -> list[Tensor]:
+        """In layout order, whatever the buckets: a ring adds in an order that depends on the position."""
+        regions = step.tail_regions
+        return [regions[spec.name] for spec in self.specs if spec.name in names and spec.name in regions]
+
     def _send_tail(self, step: Step) -> None:
         facts: tuple[float, ...] = self.traffic.row
         if self.measuring:
@@ -274,9 +292,8 @@ class Engine:
             facts += self._watcher.row(step.number)
         self._require_all_units(step)
         row = Row(step.finite, step.failure is not None, self.plan_number, facts)
-        # In layout order, whatever the buckets: a ring adds in an order that depends on the position.
-        regions = [step.tail_regions[s.name] for s in self.specs if s.name in step.tail_regions]
-        step.tail = Tail(regions, row, self._metered(step, "tail"), step.arrivals[0].buffer.device)
+        left = step.tail_regions.keys() - (self.layout.early if step.early is not None else ())
+        step.tail = Tail(self._small(step, left), row, self._metered(step, "tail"), step.device)
 
         def ended() -> None:
             step.tail_ended = True
@@ -296,13 +313,15 @@ class Engine:
 
     def _judge(self, step: Step, tail: Tail) -> None:
         verdict = tail.verdict()
-        step.record_tail(tail)
+        for small in step.small:
+            small.wait()
+            step.record_small(small)
         step.error = verdict.error()
         if step.failure is not None and not isinstance(step.error, RanksDisagree):
             step.error = step.failure  # a rank that disagrees may well fail, but that is not why
         if step.error is None:
-            if self._is_finite(step, tail, verdict):
-                self._commit(step, tail)
+            if self._is_finite(step, verdict):
+                self._commit(step)
             else:
                 step.poison()
             self._observe(step, verdict)
@@ -317,14 +336,16 @@ class Engine:
             # This step is over and its gradients are in use: the next one says so.
             self.runner.broken = error
 
-    def _is_finite(self, step: Step, tail: Tail, verdict: Verdict) -> bool:
+    def _is_finite(self, step: Step, verdict: Verdict) -> bool:
         """The same answer on all ranks: verdicts and reduced values are. Plain steps protect nothing."""
         if self.layout.is_plain:
             return True
-        return verdict.finite and tail.is_finite() and all(bool(x.isfinite().all()) for x in step.direct)
+        small = all(each.is_finite() for each in step.small)
+        return verdict.finite and small and all(bool(x.isfinite().all()) for x in step.direct)
 
-    def _commit(self, step: Step, tail: Tail) -> None:
-        tail.land()
+    def _commit(self, step: Step) -> None:
+        for small in step.small:
+            small.land()
         for lane in self.layout.lanes:
             lane.commit(slot for owner, slot in step.idle if owner is lane)
         self.step += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from gradwire.arena import Lane, ParameterSpec, Slot
 from gradwire.ddp.arrival import Entry
 from gradwire.ddp.intake import Intake, intake
+from gradwire.ddp.tail import EARLY_BYTES, SMALL_BYTES
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.dense import Dense
 from gradwire.memory import UNSENT
@@ -66,6 +68,7 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 class Layout:
     """What runs where: lanes with memory in the arena, and the exchange of everybody else."""
 
+    specs: tuple[ParameterSpec, ...]
     main: Composition
     lanes: tuple[Lane, ...]
     slots: Mapping[str, tuple[Lane, Slot]]
@@ -99,6 +102,23 @@ class Layout:
         if known is None or known.entries is not entries:
             known = self._intakes[first] = intake(entries, self.slots, self.direct)
         return known
+
+    @cached_property
+    def early(self) -> frozenset[str]:
+        """Small dense parameters that are there before the last unit can be: those ahead of all of its own.
+
+        None where they are too few to be worth an all-reduce. A property of the model alone: what travels
+        together may not depend on buckets, because a ring adds in an order that depends on the position.
+        """
+        units = [unit for lane in self.lanes for unit in lane.units]
+        if len(units) < 2:
+            return frozenset()
+        place = {spec.name: number for number, spec in enumerate(self.specs)}
+        last = max(units, key=lambda unit: place[unit.pieces[-1].slot.spec.name])
+        first = place[last.pieces[0].slot.spec.name]
+        ahead = [spec for spec in self.specs[:first] if spec.name in self.direct and _is_small(spec)]
+        large_enough = 4 * sum(spec.numel for spec in ahead) >= EARLY_BYTES
+        return frozenset(spec.name for spec in ahead if large_enough)
 
     def planes_of(self, name: str) -> tuple[str, ...]:
         """Which planes a parameter has; none when nothing is remembered of it."""
@@ -137,7 +157,11 @@ def build(
         for number, ((text, _dtype), group) in enumerate(members.items())
     )
     slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
-    return Layout(main, lanes, slots, direct)
+    return Layout(tuple(specs), main, lanes, slots, direct)
+
+
+def _is_small(spec: ParameterSpec) -> bool:
+    return spec.dtype != torch.float64 and spec.numel * spec.dtype.itemsize < SMALL_BYTES
 
 
 def _fixed(text: str) -> Composition:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Metered, Round
 from gradwire.ddp.arrival import Arrival, Entry
-from gradwire.ddp.tail import Tail
+from gradwire.ddp.tail import Small, Tail
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.measure import Trace
 from gradwire.moment import Moment
@@ -52,6 +52,7 @@ class Step:
     idle: list[tuple[Lane, Slot]] = field(default_factory=list)
     direct: list[Tensor] = field(default_factory=list)
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
+    early: Small | None = None
     tail: Tail | None = None
     tail_ended: bool = False
     all_arrived: bool = False
@@ -153,11 +154,21 @@ class Step:
         known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
         self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in known)
 
-    def record_tail(self, tail: Tail) -> None:
-        """Add the tail's bytes."""
-        self.metered_bytes += tail.comm.wire_bytes
-        tail_round = Round("all_reduce", tail.buffer.numel(), tail.buffer.dtype)
-        self.predicted_bytes += tail_round.wire_bytes(tail.comm.world)
+    def record_small(self, small: Small) -> None:
+        """Add the bytes of small gradients."""
+        self.metered_bytes += small.comm.wire_bytes
+        round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype)
+        self.predicted_bytes += round_.wire_bytes(small.comm.world)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+        return self.arrivals[0].buffer.device
+
+    @property
+    def small(self) -> list[Small]:
+        """All that small gradients travel in."""
+        return [each for each in (self.early, self.tail) if each is not None]
 
     def poison(self) -> None:
         """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""

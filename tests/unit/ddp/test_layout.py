@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from gradwire.arena import ParameterSpec
 from gradwire.codec import random_k, values
+from gradwire.ddp import layout as layouts
 from gradwire.ddp.layout import Layout, build, by_size, settled
 from gradwire.exchange import reduce
 from gradwire.exchange.reduce import Reduce
@@ -89,3 +91,37 @@ def test_an_exchange_that_forgets_is_refused() -> None:
 def test_a_policy_may_not_measure() -> None:
     with pytest.raises(ValueError, match="'auto' must measure before it can decide"):
         _layout("topk(ratio=0.1)", {"*": "auto"})
+
+
+def _early(
+    monkeypatch: pytest.MonkeyPatch, text: str = "topk(ratio=0.1)", few: int = 0, cuts: int = 6000
+) -> Any:
+    monkeypatch.setattr(layouts, "EARLY_BYTES", few)
+    composition = settled(recipe(text))
+    assert composition is not None
+    specs = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 512), *LATE)
+    return build(specs, replace(composition, cutter=lambda _sizes: [cuts]), None, CPU).early
+
+
+LATE = (_spec("body", 512, 64), _spec("stem.bias", 64), _spec("stem", 64, 64))
+
+
+def test_early_are_the_small_ones_ahead_of_the_last_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _early(monkeypatch) == {"head.bias", "norm"}
+    assert _early(monkeypatch, cuts=512 * 74) == {"head.bias", "norm", "stem.bias"}
+
+
+def test_nothing_is_early_in_front_of_a_single_unit_or_where_nothing_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _early(monkeypatch, cuts=0) == _early(monkeypatch, "dense") == frozenset()
+
+
+def test_too_few_bytes_wait_for_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _early(monkeypatch, few=4 * 522) == {"head.bias", "norm"}
+    assert _early(monkeypatch, few=4 * 522 + 1) == frozenset()
+
+
+def test_what_has_a_collective_of_its_own_is_not_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "SMALL_BYTES", 4 * 512)
+    assert _early(monkeypatch) == {"head.bias"}

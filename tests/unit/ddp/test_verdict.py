@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, Metered, run_ranks
-from gradwire.ddp.tail import Tail
+from gradwire.ddp.tail import Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.errors import PeerFailed, RanksDisagree
 
@@ -58,6 +58,18 @@ def test_gradients_stay_as_they_are_until_the_means_land() -> None:
         return region.tolist()
 
     assert run_ranks(2, rank) == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_small_gradients_travel_without_a_verdict_too() -> None:
+    def rank(comm: Comm) -> tuple[list[float], bool]:
+        regions = [torch.full((2,), comm.rank + 1.0), torch.full((1,), comm.rank + 3.0)]
+        small = Small(regions, Metered(comm), torch.device("cpu"))
+        small.send()
+        small.wait()
+        small.land()
+        return torch.cat(regions).tolist(), small.is_finite()
+
+    assert run_ranks(2, rank) == 2 * [([1.5, 1.5, 3.5], True)]
 
 
 def test_all_well_is_no_error() -> None:

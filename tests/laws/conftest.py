@@ -1,0 +1,15 @@
+"""The laws hold for small models, whose small gradients would never be early."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.ddp import layout
+from tests.unit.ddp.rig import SHAPES
+
+
+@pytest.fixture(autouse=True)
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a few hundred bytes on they are, wherever there are several units."""
+    few = 4 * (SHAPES["last.bias"][0] + 1)
+    monkeypatch.setattr(layout, "EARLY_BYTES", few)

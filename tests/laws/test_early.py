@@ -1,0 +1,62 @@
+"""Small gradients that travel before the tail change nothing but when their bytes pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.ddp import layout
+from tests.unit.ddp.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
+
+TEXT = "topk(ratio=0.1)"
+
+
+def _steps(comm: Comm, name: str = "reversed") -> list[Outcome]:
+    rig = Rig(comm, TEXT, unit_elements=1000)
+    return [rig.step(gradients(comm.rank, step), BUCKETS[name]) for step in range(3)]
+
+
+@pytest.mark.parametrize("buckets", BUCKETS)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_bits_are_those_of_the_tail_alone(world: int, buckets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = run_ranks(world, lambda comm: _steps(comm, buckets))
+    monkeypatch.setattr(layout, "EARLY_BYTES", 1 << 40)
+    late = run_ranks(world, lambda comm: _steps(comm, buckets))
+    for one, other in zip(early, late, strict=True):
+        assert all(step.step.early is not None for step in one)
+        assert all(step.step.early is None for step in other)
+        assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(one, other, strict=True))
+
+
+def test_one_more_all_reduce_and_no_byte_more() -> None:
+    for outcome in run_ranks(2, lambda comm: _steps(comm)[-1]):
+        step = outcome.step
+        assert step.early is not None
+        assert step.tail is not None
+        assert step.early.buffer.numel() + step.tail.buffer.numel() == 59 + 1 + 61 + 2 * 6
+        assert step.metered_bytes == step.predicted_bytes
+
+
+def test_they_are_under_way_before_the_last_bucket() -> None:
+    def rank(comm: Comm) -> list[str]:
+        rig = Rig(comm, TEXT, unit_elements=1000)
+        outcome = rig.step(gradients(comm.rank, 0), ALONE)
+        return [span.unit for span in outcome.step.trace.spans if span.what == "wire"]
+
+    order = run_ranks(2, rank)[0]
+    assert order.index("small") < order.index("lane 0 unit 7") < order.index("tail")
+
+
+@pytest.mark.parametrize("name", ["last.bias", "first.bias"])
+def test_a_nan_in_an_early_gradient_poisons_the_step_on_all_ranks(name: str) -> None:
+    def rank(comm: Comm) -> Outcome:
+        rig, grads = Rig(comm, TEXT, unit_elements=1000), gradients(comm.rank, 0)
+        if comm.rank == 1:
+            grads[name][0] = torch.nan
+        return rig.step(grads, ONE_BUCKET)
+
+    for outcome in run_ranks(3, rank):
+        assert not outcome.step.committed
+        assert outcome.flat().isnan().all()
+        assert not any(memory.any() for memory in outcome.memory.values())
