@@ -32,7 +32,10 @@ from tests.unit.ddp.rig import (
 )
 
 WORLDS = (1, 2, 3, 4, 5, 7)
-UNITS = (None, 389, 1000) if FULL else (None, 389)
+SEVERAL = 389 if FULL else 1000
+"""Elements of a unit where there are several: 19 or 8 in the lane, which begin and end within parameters."""
+
+UNITS = (None, 1000, 389) if FULL else (None, SEVERAL)
 STEPS = 4
 
 EPS = {
@@ -108,7 +111,7 @@ def test_a_step_agrees_conserves_and_costs_what_it_predicts(
 @functools.cache
 def _unsent(name: str, world: int) -> dict[str, int]:
     """Per parameter with memory, an element whose gradient the first step leaves unsent, by a clean run."""
-    outcomes = [of_rank[0] for of_rank in _run(name, world, REVERSED, 389)]
+    outcomes = [of_rank[0] for of_rank in _run(name, world, REVERSED, SEVERAL)]
     found = {}
     for parameter in outcomes[0].memory:
         kept = torch.stack([outcome.memory[parameter] for outcome in outcomes]).ne(0).all(0)
@@ -130,8 +133,8 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
 
     def rank(comm: Comm) -> None:
         # Two clean steps, then a bad one in each of the spots, then the clean step again.
-        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
-        clean = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL)
+        clean = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL)
         for step in range(2):
             rig.step(gradients(comm.rank, step))
             clean.step(gradients(comm.rank, step))
@@ -159,7 +162,7 @@ def test_the_first_step_can_be_the_one_that_is_not_finite(name: str) -> None:
     spots = _unsent(name, 2)
 
     def rank(comm: Comm) -> None:
-        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL)
         for parameter, element in spots.items():
             grads = gradients(comm.rank, 0)
             if comm.rank == 0:
@@ -245,7 +248,7 @@ def test_a_mean_too_large_for_the_gradients_type_commits_nothing() -> None:
 @pytest.mark.parametrize("buckets", ["one", "shuffled"])
 def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets: str) -> None:
     def rank(comm: Comm) -> dict[str, Tensor]:
-        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL)
         for step in range(2):
             rig.step(gradients(comm.rank, step), BUCKETS[buckets])
         before = rig.planes
@@ -293,7 +296,7 @@ def test_the_loss_scale_stays_out_of_the_memory(name: str, scale: float) -> None
     scales = (scale, scale * 2, scale / 4)
 
     def rank(comm: Comm) -> None:
-        plain, scaled = (Rig(comm, EVERY_RECIPE[name], unit_elements=389) for _ in range(2))
+        plain, scaled = (Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL) for _ in range(2))
         for step, factor in enumerate(scales):
             scaled.engine.loss_scale = lambda factor=factor: factor  # type: ignore[misc]
             grads = gradients(comm.rank, step)
