@@ -31,28 +31,43 @@ class _Wish:
     argument: int
 
 
+class _Room:
+    """What the ranks lay down in one round, and the barrier behind which all of it is there."""
+
+    def __init__(self, world: int, timeout_s: float) -> None:
+        self.wishes: list[_Wish | None] = [None] * world
+        self.payloads: list[Tensor | None] = [None] * world
+        self.barrier = threading.Barrier(world, timeout=timeout_s)
+
+
 class _Meeting:
-    """Where the threads of one world meet. Two barriers, so that a slot is never reused too early."""
+    """Where the threads of one world meet: two rooms in turn.
+
+    Whoever comes to a room again has been through the other one meanwhile, and there with everybody: so all
+    have left this one, and what lies in it has been read.
+    """
 
     def __init__(self, world: int, timeout_s: float) -> None:
         self.world = world
-        self.wishes: list[_Wish | None] = [None] * world
-        self.payloads: list[Tensor | None] = [None] * world
-        self._enter = threading.Barrier(world, timeout=timeout_s)
-        self._leave = threading.Barrier(world, timeout=timeout_s)
+        self._rooms = _Room(world, timeout_s), _Room(world, timeout_s)
+        self._rounds = [0] * world
         self.timeout_s = timeout_s
         self.mail: list[list[queue.SimpleQueue[Tensor]]] = [
             [queue.SimpleQueue() for _target in range(world)] for _source in range(world)
         ]
 
     def exchange(self, rank: int, wish: _Wish, payload: Tensor) -> list[Tensor]:
-        self.wishes[rank], self.payloads[rank] = wish, payload.clone()
-        self._await(self._enter)
-        wishes, payloads = list(self.wishes), list(self.payloads)
-        self._await(self._leave)
+        room = self._room(rank)
+        room.wishes[rank], room.payloads[rank] = wish, payload.clone()
+        self._await(room.barrier)
+        self._rounds[rank] += 1
+        wishes, payloads = list(room.wishes), list(room.payloads)
         if any(other != wishes[0] for other in wishes):
             raise RanksDisagree(f"ranks issued different collectives: {dict(enumerate(wishes))}")
         return [payload for payload in payloads if payload is not None]
+
+    def _room(self, rank: int) -> _Room:
+        return self._rooms[self._rounds[rank] % 2]
 
     def _await(self, barrier: threading.Barrier) -> None:
         try:
@@ -60,13 +75,12 @@ class _Meeting:
         except threading.BrokenBarrierError:
             raise RanksDisagree("a rank stopped issuing collectives while others wait for it") from None
 
-    def depart(self) -> None:
-        """Free the ranks that wait for one that will not come.
+    def depart(self, rank: int) -> None:
+        """Free those who wait, or will, in the room where this rank would be next.
 
-        Whoever departs has passed the last `_leave`, so nobody is still within `_enter` of a round that
-        can end; those who drain from `_leave` must not be disturbed.
+        Whoever is still on the way out of the room before must not be disturbed.
         """
-        self._enter.abort()
+        self._room(rank).barrier.abort()
 
 
 class ThreadComm:
@@ -179,7 +193,7 @@ def run_ranks(world: int, body: Callable[[ThreadComm], T], timeout_s: float = 30
         except BaseException as error:
             errors[rank] = error
         finally:
-            meeting.depart()
+            meeting.depart(rank)
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(world)]
     for thread in threads:
