@@ -19,7 +19,7 @@ def _steps(comm: Comm, name: str = "reversed") -> list[Outcome]:
 
 @pytest.mark.parametrize("buckets", BUCKETS)
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_bits_are_those_of_the_tail_alone(world: int, buckets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_are_those_of_the_tail_alone(world: int, buckets: str, monkeypatch: pytest.MonkeyPatch) -> None:
     early = run_ranks(world, lambda comm: _steps(comm, buckets))
     monkeypatch.setattr(layout, "EARLY_BYTES", 1 << 40)
     late = run_ranks(world, lambda comm: _steps(comm, buckets))
@@ -27,6 +27,16 @@ def test_bits_are_those_of_the_tail_alone(world: int, buckets: str, monkeypatch:
         assert all(step.step.early is not None for step in one)
         assert all(step.step.early is None for step in other)
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(one, other, strict=True))
+
+
+def test_the_order_within_is_that_of_the_layout_whatever_the_buckets() -> None:
+    # A ring adds in an order that depends on the position.
+    first, *others = (run_ranks(2, lambda comm, name=name: _steps(comm, name)[0]) for name in BUCKETS)
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            assert one.step.early is not None
+            assert two.step.early is not None
+            assert torch.equal(one.step.early.buffer, two.step.early.buffer)
 
 
 def test_one_more_all_reduce_and_no_byte_more() -> None:

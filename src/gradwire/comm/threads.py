@@ -61,6 +61,7 @@ class _Meeting:
         room.wishes[rank], room.payloads[rank] = wish, payload.clone()
         self._await(room.barrier)
         self._rounds[rank] += 1
+        self._room(rank).payloads[rank] = None  # all have left the other room: its payloads need no memory
         wishes, payloads = list(room.wishes), list(room.payloads)
         if any(other != wishes[0] for other in wishes):
             raise RanksDisagree(f"ranks issued different collectives: {dict(enumerate(wishes))}")

@@ -270,7 +270,7 @@ class Engine:
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
         early, waits = self.layout.early, step.early is None and self.runner.broken is None
-        if not waits or not step.places.keys() >= early or not (regions := self._small(step, early)):
+        if not (early and waits and step.places.keys() >= early and (regions := self._small(step, early))):
             return
         step.early = Small(regions, self._metered(step, "small"), step.device)
         try:

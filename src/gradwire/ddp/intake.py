@@ -72,15 +72,17 @@ def intake(
 ) -> Intake:
     """Sort the entries of one bucket: by lane, in the order of the bucket, or into runs."""
     lanes: defaultdict[Lane, list[tuple[Entry, Slot]]] = defaultdict(list)
-    units: Counter[Unit] = Counter()
+    # By lane and number: a unit's own hash goes through all of its pieces.
+    units: Counter[tuple[Lane, int]] = Counter()
     for entry in entries:
         if entry.name in slots:
             lane, slot = slots[entry.name]
             lanes[lane].append((entry, slot))
-            units.update(lane.units_of[entry.name])
+            units.update((lane, unit.index) for unit in lane.units_of[entry.name])
     shares = (_share(lane, members) for lane, members in lanes.items())
-    order = sorted(units.items(), key=lambda item: (item[0].lane, item[0].index))
-    return Intake(entries, tuple(_runs(entries, direct)), tuple(shares), tuple(order))
+    counted = [(lane.units[index], count) for (lane, index), count in units.items()]
+    counted.sort(key=lambda item: (item[0].lane, item[0].index))
+    return Intake(entries, tuple(_runs(entries, direct)), tuple(shares), tuple(counted))
 
 
 def _share(lane: Lane, members: Sequence[tuple[Entry, Slot]]) -> Share:

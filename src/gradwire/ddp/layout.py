@@ -107,8 +107,9 @@ class Layout:
     def early(self) -> frozenset[str]:
         """Small dense parameters that are there before the last unit can be: those ahead of all of its own.
 
-        None where they are too few to be worth an all-reduce. A property of the model alone: what travels
-        together may not depend on buckets, because a ring adds in an order that depends on the position.
+        None where they are too few to be worth an all-reduce. Chosen by the model alone, because a ring adds
+        in an order that depends on the position; which of them are neighbours in a bucket and, together, wide
+        enough for a collective of their own is left to DDP's buckets, as it is for the tail.
         """
         units = [unit for lane in self.lanes for unit in lane.units]
         if len(units) < 2:

@@ -28,9 +28,8 @@ def predicted_step_s(
 ) -> float | None:
     """Mean over the steps from `step` on; `None` where facts are missing.
 
-    What travels beside the main lane goes in the tail, but for early small gradients, which are so few that
-    they are taken to hide. DDP's buckets, which are not known here, are taken to
-    be cut as the recipe would.
+    What travels beside the main lane counts as part of the tail, early or not. DDP's buckets, which are not
+    known here, are taken to be cut as the recipe would.
     """
     if facts is None or facts.backward is None or facts.network is None:
         return None
@@ -39,9 +38,8 @@ def predicted_step_s(
     places = [place for place, spec in enumerate(specs) if spec.name in names]
     sizes = [specs[place].numel for place in places]
     cuts = layout.main.cutter(sizes) if lane is None else [unit.start for unit in lane.units[1:]]
-    late = sum(spec.numel for spec in specs if spec.name not in names | layout.early)
-    late += facts.world * HEADER
-    tail = Tail(Round("all_reduce", late, torch.float32), waits=not layout.is_dense)
+    beside = sum(spec.numel for spec in specs) - sum(sizes) + facts.world * HEADER
+    tail = Tail(Round("all_reduce", beside, torch.float32), waits=not layout.is_dense)
     bounds = (0, *cuts, sum(sizes))
     patterns = Counter(
         _sent(layout, lane, bounds, Moment(number, 0, 0, facts.world)) for number in range(step, step + STEPS)

@@ -30,7 +30,7 @@ SIZES = tuple(1 << power for power in (6, 8, 10, 12, 14, 16, 17, 18, 19, 20))
 """Elements. Closer together where memory begins to slow codecs down, because most of a gradient is in large
 units: the line has to serve those."""
 WORLD = 4
-FORM = "codec-cost-1"
+FORM = "codec-cost-2"
 _REPETITIONS = (5, 15)
 
 

@@ -111,6 +111,18 @@ def test_rank_that_returns_early_frees_the_others() -> None:
     assert time.perf_counter() - started < 5
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_ranks_that_return_after_the_last_round_disturb_nobody_on_the_way_out(rounds: int) -> None:
+    def body(comm: ThreadComm) -> float:
+        tensor = torch.ones(1)
+        for _ in range(rounds):
+            comm.all_reduce(tensor).wait()
+        return tensor.item()
+
+    for _ in range(50):
+        assert run_ranks(5, body) == 5 * [5.0**rounds]
+
+
 def test_rank_that_never_comes_is_waited_for_no_longer_than_the_timeout() -> None:
     def body(comm: ThreadComm) -> None:
         if comm.rank == 0:

@@ -1,7 +1,8 @@
 """Chosen elements into a payload and out of it, each in one call: places, rounding, error feedback.
 
 For units of some ten thousand elements the calls between such steps took longer than the steps.
-`shape` is what `gradwire.kernels.chosen.Shape.numbers` holds.
+`shape` is what `gradwire.kernels.chosen.Shape.numbers` holds. Numba's cache notices changes of this file
+alone, so whoever changes a kernel that is called from here touches it, too.
 """
 
 from __future__ import annotations
