@@ -27,6 +27,7 @@ def test_means_are_those_of_the_tail_alone(world: int, buckets: str, monkeypatch
         assert all(step.step.early is not None for step in one)
         assert all(step.step.early is None for step in other)
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(one, other, strict=True))
+        assert [a.step.metered_bytes for a in one] == [b.step.metered_bytes for b in other]
 
 
 def test_the_order_within_is_that_of_the_layout_whatever_the_buckets() -> None:
