@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
@@ -130,7 +131,7 @@ def _summed(gradient: Tensor, size: int) -> Tensor:
 
 
 class Normalised(nn.Module):
-    """BatchNorm's buffers are broadcast by DDP in every forward."""
+    """BatchNorm's buffers are broadcast in every step, by DDP or under its backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,8 +192,13 @@ def learns(build: Callable[[], nn.Module], **options: Any) -> dict[str, Any]:
 
 
 def learns_while_probing(build: Callable[[], nn.Module]) -> dict[str, Any]:
-    """Every probe of a step is sent while DDP and the model run the next forward pass."""
+    """Every probe of a step is sent while DDP and the model run the next forward pass.
+
+    With a hook of the user's own for buffers, which does what DDP would do without gradwire.
+    """
     ddp = DistributedDataParallel(build(), bucket_cap_mb=0.01)
+    before = _BufferCommHookLocation.PRE_FORWARD
+    ddp._register_buffer_comm_hook(ddp, lambda ddp, _: ddp._default_broadcast_coalesced(), before)
     optimizer = optimizer_of(ddp, lr=0.2)
     gradwire.attach(ddp, optimizer, PROBING)
     honest, forwards, probed = Watcher.probe, 0, 0

@@ -66,9 +66,13 @@ second buffer would buy nothing."""
 
 
 SHORT_BYTES = 2**15
-"""Up to here, for each pair of ranks, a swap or all-to-all is gloo's, whose end it announces without a thread
-of ours: on cores that compute, that one's turn comes 5 ms later (two ranks on two cores). Cables then work
-one way at a time where ranks come apart (see `_under_way`), for so little 1 ms at 200 Mbit/s."""
+"""Up to here at most, for each pair of ranks, a swap or all-to-all is gloo's, which announces its end without
+a thread of ours. Cables then work one way at a time where ranks come apart (see `_under_way`), for so little
+1 ms at 200 Mbit/s."""
+
+TURN_S = 0.005
+"""So much later comes the turn of that thread on cores that compute (two ranks on two cores). A message that
+takes longer on the wire has more to gain from a cable that works both ways."""
 
 
 PIECE_BYTES = 2**17
@@ -88,6 +92,11 @@ class ProcessGroupComm:
         self.rank: int = group.rank()
         self.world: int = group.size()
         self._progress: Progress | None = None
+        self._short_bytes = SHORT_BYTES
+
+    def expect(self, byte_s: float) -> None:
+        """Suit messages to a link of `byte_s` seconds per byte; on all ranks between the same collectives."""
+        self._short_bytes = min(SHORT_BYTES, int(TURN_S / max(byte_s, 1e-12)))
 
     def _issue(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
         return WorkPending([self._work(verb, *args, **kwargs)])
@@ -127,7 +136,7 @@ class ProcessGroupComm:
         """Send `sent` to the only peer and receive as much, in one message each way."""
         other = 1 - self.rank
         received, sent = received.view(-1), sent.view(-1)
-        if sent.nbytes > SHORT_BYTES:
+        if sent.nbytes > self._short_bytes:
             return self._messages([(received, other)], [(sent, other)])
         splits = [0, 0]
         splits[other] = sent.numel()
@@ -146,7 +155,7 @@ class ProcessGroupComm:
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""
-        if tensor.device.type != "cpu" or tensor.nbytes <= self.world * SHORT_BYTES:
+        if tensor.device.type != "cpu" or tensor.nbytes <= self.world * self._short_bytes:
             return self._issue(dist.all_to_all_single, out, tensor)
         rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
         received[self.rank].copy_(rows[self.rank])

@@ -17,6 +17,7 @@ from gradwire.arena import ParameterSpec, layout_hash, specs_of
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.arrival import BucketMap
+from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.hook import gradwire_hook
@@ -48,6 +49,9 @@ def attach(
 ) -> Wire:
     """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
 
+    Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: they travel under
+    the backward pass and are rank 0's when it ends, instead of being broadcast before the next forward pass.
+
     - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
       gradient follows from it, and recipes that apply momentum themselves (`dgc`, `signum`) check it.
     - `recipe`: `name` or `name(key=value, …)`; see `gradwire.recipes.names()`.
@@ -62,7 +66,7 @@ def attach(
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
 
     Raises `ValueError` when something is configured wrongly and `RanksDisagree`, on all ranks, when they
-    differ in recipe, policy, seed, version, or the names, shapes and dtypes of parameters.
+    differ in recipe, policy, seed, version, the names, shapes and dtypes of parameters, or buffers.
 
     Example::
 
@@ -71,18 +75,19 @@ def attach(
     """
     _check_model(ddp)
     specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+    buffers = Buffers(ddp.module)
     group = _own_group(ddp) if process_group is None else _same_ranks(process_group, ddp)
     comm = ProcessGroupComm(group)
     try:
         chosen = _agreed_recipe(recipe, target, specs, policy, memory_dtype, optimizer, comm)
-        fingerprint = _fingerprint(chosen, specs, policy, seed, scaler is not None)
-        require_agreement({**fingerprint, "memory_dtype": str(memory_dtype)}, comm)
+        fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe(ddp)}
+        require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
     except Exception:
         if process_group is None:
             dist.destroy_process_group(group)
         raise
     kernels.prepare()
-    session, worker = _assemble(ddp, comm, specs, chosen, policy, seed, memory_dtype)
+    session, worker = _assemble(ddp, comm, specs, buffers, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     session.engine.check_layout = partial(check_momentum, optimizer=optimizer)
@@ -93,15 +98,16 @@ def attach(
 
 def _assemble(
     ddp: DistributedDataParallel,
-    comm: Comm,
+    comm: ProcessGroupComm,
     specs: tuple[ParameterSpec, ...],
+    buffers: Buffers,
     chosen: Recipe,
     policy: Policy | None,
     seed: int,
     memory_dtype: torch.dtype | None,
 ) -> tuple[Session, Worker]:
     worker = Worker(crashed=lambda error: session.engine.crash(error))
-    session = Session(BucketMap(ddp.module, specs), worker)
+    session = Session(BucketMap(ddp.module, specs), buffers, worker)
     session.engine = Engine(
         comm,
         specs,
@@ -112,6 +118,8 @@ def _assemble(
         seed=seed,
         memory_dtype=memory_dtype,
     )
+    session.engine.buffers = partial(buffers.carried, comm)
+    session.engine.link_seen = lambda link: None if link is None else comm.expect(link.beta_s)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(ddp, worker.stop)
     return session, worker

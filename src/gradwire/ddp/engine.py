@@ -7,7 +7,7 @@ same collectives in the same order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from gradwire.adapt import Settler
 from gradwire.arena import Lane, ParameterSpec, Unit
 from gradwire.comm import Comm, Metered
 from gradwire.ddp.arrival import Arrival
+from gradwire.ddp.buffers import Carried
 from gradwire.ddp.intake import Run, Share
 from gradwire.ddp.layout import Layout, Policy, build, plain, settled
 from gradwire.ddp.runner import Post, Runner
@@ -25,12 +26,12 @@ from gradwire.ddp.survey import surveyed
 from gradwire.ddp.tail import SMALL_BYTES, Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher
-from gradwire.errors import GradwireError, RanksDisagree, TransportError
+from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure import BackwardWatch, Change, TimedComm, now_s, stopwatch_for
 from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Kept, Moment, Replicas
-from gradwire.plan import Facts
+from gradwire.plan import Facts, Link
 from gradwire.recipes import Composition, Recipe
 
 CPU = torch.device("cpu")
@@ -73,6 +74,8 @@ class Engine:
         self.check_layout: Callable[[Layout], None] = lambda _layout: None
         self.replicas: Replicas = lambda _name: None
         self.uses: Callable[[], Mapping[str, float]] = dict
+        self.buffers: Callable[[], Carried | None] = lambda: None
+        self.link_seen: Callable[[Link | None], None] = lambda _link: None
         self.watch = BackwardWatch(stopwatch_for(CPU))
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.traffic = Traffic(comm.world)
@@ -126,8 +129,8 @@ class Engine:
         return Watcher(composition.watch, self.comm, sizes)
 
     def retire(self) -> None:
-        """From the next step on plain all-reduce, whatever the policy. Flush first."""
-        self._policy = None
+        """From the next step on plain all-reduce, whatever the policy, and no buffers. Flush first."""
+        self._policy, self.buffers = None, lambda: None
         self.install(plain())
 
     def forget(self) -> None:
@@ -168,9 +171,7 @@ class Engine:
         step.all_arrived = arrival.is_last
         step.arrive(arrival)
         if opens:
-            step.scale = self.loss_scale()
-            step.started_s = min(self.watch.take_begun_s(), arrival.at_s)
-            step.before_s = self.watch.before_s(step.started_s)
+            self._open(step, arrival)
         intake = self.layout.intake(arrival.entries)
         for run in intake.runs:
             self._launch_direct(step, arrival, run)
@@ -180,6 +181,21 @@ class Engine:
             self._launch_unit(step, unit)
         self._send_early(step)
         self._progress(step)
+
+    def _open(self, step: Step, arrival: Arrival) -> None:
+        step.scale = self.loss_scale()
+        step.started_s = min(self.watch.take_begun_s(), arrival.at_s)
+        step.before_s = self.watch.before_s(step.started_s)
+        # Dense steps that measure leave the buffers to DDP: nothing else may be on the wire.
+        if self.measuring or (carried := self.buffers()) is None:
+            return
+        try:
+            with step.trace.compressing("encode", "buffers"):
+                carried.pack()
+        except Exception as error:
+            step.fail(error, "pack of buffers", self.comm.rank)
+        self.runner.issue(lambda: carried.send(TimedComm(self.comm, step.trace, "buffers")))
+        step.buffers = carried
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
         lane, grads = share.lane, Gradients(arrival.buffer, share.pieces, 1.0 / step.scale)
@@ -269,20 +285,12 @@ class Engine:
 
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
-        early, waits = self.layout.early, step.early is None and self.runner.broken is None
-        if not (early and waits and step.places.keys() >= early and (regions := self._small(step, early))):
+        early = self.layout.early
+        if step.early is not None or not (early and step.places.keys() >= early):
             return
-        step.early = Small(regions, self._metered(step, "small"), step.device)
-        try:
-            step.early.send()
-            step.early.then(lambda: None)  # its end is noted for the timeline
-        except TransportError as error:
-            self.runner.broken = error
-
-    def _small(self, step: Step, names: Set[str]) -> list[Tensor]:
-        """In layout order, whatever the buckets: a ring adds in an order that depends on the position."""
-        regions = step.tail_regions
-        return [regions[spec.name] for spec in self.specs if spec.name in names and spec.name in regions]
+        if regions := step.small_in(self.specs, early):
+            step.early = Small(regions, self._metered(step, "small"), step.device)
+            self.runner.issue(step.early.send)
 
     def _send_tail(self, step: Step) -> None:
         facts: tuple[float, ...] = self.traffic.row
@@ -290,29 +298,20 @@ class Engine:
             facts = step.times(self.specs, self.watch.ready_s()).row
         elif self._watcher is not None:
             facts += self._watcher.row(step.number)
-        self._require_all_units(step)
-        row = Row(step.finite, step.failure is not None, self.plan_number, facts)
+        step.require_all_units(self.layout.lanes, self.comm.rank)
+        row = Row(step.finite, step.failure is not None, self.plan_number, facts, step.stale)
         left = step.tail_regions.keys() - (self.layout.early if step.early is not None else ())
-        step.tail = Tail(self._small(step, left), row, self._metered(step, "tail"), step.device)
+        step.tail = Tail(step.small_in(self.specs, left), row, self._metered(step, "tail"), step.device)
 
         def ended() -> None:
             step.tail_ended = True
             self._progress(step)
 
-        step.tail.then(lambda: self._post(ended))
-
-    def _require_all_units(self, step: Step) -> None:
-        """A unit that never became complete was not exchanged: better no step than a wrong one."""
-        complete = sum(left == 0 for left in step.missing.values())
-        if complete != sum(len(lane.units) for lane in self.layout.lanes):
-            error = GradwireError(
-                "some parameters never arrived in a bucket: which ones need gradients must not change "
-                "between building DistributedDataParallel and attaching"
-            )
-            step.fail(error, "end of the step", self.comm.rank)
+        step.tail.send(lambda: self._post(ended))
 
     def _judge(self, step: Step, tail: Tail) -> None:
         verdict = tail.verdict()
+        step.receive_buffers(verdict.stale)
         for small in step.small:
             small.wait()
             step.record_small(small)
@@ -372,6 +371,7 @@ class Engine:
         own = len(self.traffic.row)
         changes = self.traffic.hear([row[:own] for row in rows])
         self.link_changes.extend((step.number, change) for change in changes)
+        self.link_seen(self.traffic.link)
         if self._watcher is not None:
             took_s = now_s() - step.started_s, step.trace.compress_s
             told = [row[own:] for row in rows]

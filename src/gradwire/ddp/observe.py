@@ -30,6 +30,7 @@ def observe(
     if scaler is not None:
         session.engine.loss_scale = scaler.get_scale
     ddp.register_forward_pre_hook(_refuse_thawed(ddp))
+    ddp.register_forward_pre_hook(_spare_buffers(session))
     ddp.register_forward_pre_hook(_watch_while_measuring(session))
     ddp.register_forward_pre_hook(_refine_when_decided(session))
     if isinstance(session.engine.recipe.build(), Counting):
@@ -126,6 +127,16 @@ def _watch_while_measuring(session: Session) -> Callable[..., None]:
     def hook(module: DistributedDataParallel, _inputs: Any) -> None:
         watch = session.engine.watch
         watch.watch(module.module.named_parameters()) if session.engine.measuring else watch.release()
+
+    return hook
+
+
+def _spare_buffers(session: Session) -> Callable[..., None]:
+    """DDP need not broadcast what the last backward pass has brought."""
+
+    @_untraced
+    def hook(module: DistributedDataParallel, _inputs: Any) -> None:
+        session.before_forward(module)
 
     return hook
 

@@ -28,6 +28,15 @@ class Runner:
         self.broken: TransportError | None = None
         self.one_by_one = False
 
+    def issue(self, send: Callable[[], None]) -> None:
+        """Run `send`, which issues what needs no decoding, unless the transport is broken."""
+        if self.broken is not None:
+            return
+        try:
+            send()
+        except TransportError as error:
+            self.broken = error
+
     def launch(self, step: Step, task: Task) -> None:
         """Encode and issue `task`; its last round stays in flight."""
         if self.broken is not None:

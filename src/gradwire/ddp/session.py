@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.ddp.arrival import Arrival, BucketMap
+from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.history import History
 from gradwire.ddp.step import Step
@@ -34,8 +36,9 @@ class Session:
     backward pass, where no callback can be queued: its error waits for the next call.
     """
 
-    def __init__(self, buckets: BucketMap, worker: Worker) -> None:
+    def __init__(self, buckets: BucketMap, buffers: Buffers, worker: Worker) -> None:
         self.engine: Engine  # set by `attach`, because the engine in turn needs `deliver`
+        self.buffers = buffers
         self.overlap = True
         self.history = History()
         self.compressed = 0  # steps that a memory has been through
@@ -75,6 +78,13 @@ class Session:
             raise GradwireError(_BROKE_OFF)
         wait_for(self._ended)
 
+    def before_forward(self, ddp: DistributedDataParallel) -> None:
+        """Land what `_wait` could not, because somebody caught an interruption of `backward()`."""
+        if self._all_given:
+            wait_for(self._ended)
+        self.buffers.land()
+        self.buffers.before_forward(ddp)
+
     def _open(self) -> None:
         self._raise_pending()
         if not self._ended.is_set():
@@ -94,6 +104,7 @@ class Session:
         wait_for(self._ended)
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
+        self.buffers.land()
         if self._error is not None:
             # Behind DDP's own callback, which it could not do without in the next step.
             Variable._execution_engine.queue_callback(self._raise_pending)
@@ -106,6 +117,7 @@ class Session:
     def deliver(self, step: Step) -> None:
         """End a step: set every future, whatever happened, and let `backward()` go on."""
         self._error = step.error
+        self.buffers.arrived(step.buffers if step.error is None else None)
         futures, self._futures = self._futures, []
         try:
             self.history.add(step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Metered, Round
 from gradwire.ddp.arrival import Arrival, Entry
+from gradwire.ddp.buffers import Carried
 from gradwire.ddp.tail import Small, Tail
+from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.measure import Trace
 from gradwire.moment import Moment
@@ -52,6 +54,7 @@ class Step:
     idle: list[tuple[Lane, Slot]] = field(default_factory=list)
     direct: list[Tensor] = field(default_factory=list)
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
+    buffers: Carried | None = None
     early: Small | None = None
     tail: Tail | None = None
     tail_ended: bool = False
@@ -145,6 +148,16 @@ class Step:
             error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")
             self.failure = error
 
+    def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
+        """A unit that never became complete was not exchanged: better no step than a wrong one."""
+        complete = sum(left == 0 for left in self.missing.values())
+        if complete != sum(len(lane.units) for lane in lanes):
+            error = GradwireError(
+                "some parameters never arrived in a bucket: which ones need gradients must not change "
+                "between building DistributedDataParallel and attaching"
+            )
+            self.fail(error, "end of the step", rank)
+
     def record(self, task: Task) -> None:
         """Add a finished task's bytes: as metered, and as its exchange predicts them.
 
@@ -159,6 +172,25 @@ class Step:
         self.metered_bytes += small.comm.wire_bytes
         round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype)
         self.predicted_bytes += round_.wire_bytes(small.comm.world)
+
+    def small_in(self, order: Sequence[ParameterSpec], names: Set[str]) -> list[Tensor]:
+        """The small dense gradients of `names` that have come.
+
+        In layout order, whatever the buckets: a ring adds in an order that depends on the position.
+        """
+        here = names & self.tail_regions.keys()
+        return [self.tail_regions[spec.name] for spec in order if spec.name in here]
+
+    @property
+    def stale(self) -> bool:
+        """Whether the buffers that this rank has sent are out of date."""
+        return self.buffers is not None and self.buffers.is_stale
+
+    def receive_buffers(self, stale: bool) -> None:
+        """Block until those of rank 0 are here; they are of no use if they are `stale`."""
+        if self.buffers is not None:
+            self.buffers.wait()
+        self.buffers = None if stale else self.buffers
 
     @property
     def device(self) -> torch.device:

@@ -38,14 +38,10 @@ class Small:
     def _gradients(self) -> Tensor:
         return self.buffer[: sum(self._sizes)]
 
-    def send(self) -> None:
-        """Issue the all-reduce."""
+    def send(self, ended: Callable[[], None] = lambda: None) -> None:
+        """Issue the all-reduce; of `ended` see `Pending.then`. Raises `TransportError`."""
         self._pending = self.comm.all_reduce(self.buffer)
-
-    def then(self, callback: Callable[[], None]) -> None:
-        """See `Pending.then`."""
-        assert self._pending is not None, "sent first"
-        self._pending.then(callback)
+        self._pending.then(ended)
 
     def wait(self) -> None:
         """Block until the sum is there. Raises `TransportError` when the all-reduce failed."""
@@ -69,7 +65,6 @@ class Tail(Small):
     def __init__(self, regions: list[Tensor], row: Row, comm: Metered, device: torch.device) -> None:
         super().__init__(regions, comm, device, room=comm.world * row.width)
         row.write(self._table, comm.rank)
-        self.send()
 
     @property
     def _table(self) -> Tensor:

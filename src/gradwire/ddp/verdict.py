@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 
-HEADER = 3
+HEADER = 4
 
 
 def plan_number(*parts: object) -> int:
@@ -31,6 +31,8 @@ class Row:
     failed: bool
     plan: int
     facts: tuple[float, ...] = ()
+    stale: bool = False
+    """What it sent of the model's buffers is not what they hold now."""
 
     @property
     def width(self) -> int:
@@ -39,7 +41,13 @@ class Row:
 
     def write(self, table: Tensor, rank: int) -> None:
         """Put this row into `table` (world, HEADER + facts), float32, zero elsewhere."""
-        values = [float(not self.finite), float(self.failed), float(self.plan), *self.facts]
+        values = [
+            float(not self.finite),
+            float(self.failed),
+            float(self.plan),
+            float(self.stale),
+            *self.facts,
+        ]
         table.zero_()
         table[rank] = torch.tensor(values, dtype=table.dtype)
 
@@ -54,12 +62,22 @@ class Verdict:
     def read(cls, table: Tensor) -> Verdict:
         """Take a summed table apart."""
         rows = table.tolist()
-        return cls(tuple(Row(row[0] == 0, row[1] != 0, int(row[2]), tuple(row[HEADER:])) for row in rows))
+        return cls(
+            tuple(
+                Row(row[0] == 0, row[1] != 0, int(row[2]), tuple(row[HEADER:]), stale=row[3] != 0)
+                for row in rows
+            )
+        )
 
     @property
     def finite(self) -> bool:
         """Whether every rank's gradients and memories are finite."""
         return all(row.finite for row in self.rows)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the buffers that were sent are out of date."""
+        return any(row.stale for row in self.rows)
 
     def error(self) -> GradwireError | None:
         """Why no rank may go on, or `None`."""

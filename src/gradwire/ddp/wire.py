@@ -125,7 +125,7 @@ class Wire:
             memory_bytes=engine.layout.memory_bytes,
             units=sum(len(lane.units) for lane in engine.layout.lanes),
             facts=facts,
-            link=engine.traffic.monitor.links.get("all_reduce"),
+            link=engine.traffic.link,
             link_changes=tuple(engine.link_changes),
             timeline=history.timeline(),
             diagnosis=self._diagnosis,

@@ -16,6 +16,7 @@ from gradwire.comm.base import Verb
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.pattern import serial_bytes
+from gradwire.plan.costs import Link
 
 Row = tuple[float, float, float]
 NOTHING: Row = (0.0, 0.0, 0.0)
@@ -31,6 +32,11 @@ class Traffic:
         self.row: Row = NOTHING
         """Seconds of the tail, seconds in which the rest was under way, and the payload of an all-reduce that
         would carry as much as the rest; 0 for what nobody can tell."""
+
+    @property
+    def link(self) -> Link | None:
+        """What the link is taken to be, once it has been seen for some steps; the same on all ranks."""
+        return self.monitor.links.get("all_reduce")
 
     def note(self, rounds: Sequence[RoundTime]) -> None:
         """Take in all rounds of a step that has ended; the last one is the tail's."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.base import DONE
 from gradwire.comm.hops import ALL_REDUCES
-from gradwire.comm.process_group import PIECE_BYTES, SHORT_BYTES, SWAP_BYTES
+from gradwire.comm.process_group import PIECE_BYTES, SHORT_BYTES, SWAP_BYTES, TURN_S
 from tests.unit.comm.verbs import CALLS
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +42,8 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
         comm.all_reduce(tensor).wait()
         assert (tensor == world * (world + 1) // 2).all()
     long_beside_short(comm)
+    comm.expect(TURN_S / (SHORT_BYTES // 4))
+    long_beside_short(comm, SHORT_BYTES // 4)
     # Rows longer than a piece travel in several messages.
     for dtype, numel in ((torch.uint8, 2 * PIECE_BYTES + 5), (torch.float64, PIECE_BYTES // 8 + 1)):
         places = torch.arange(numel)
@@ -64,13 +66,13 @@ def run_rank(rank: int, world: int, meeting_file: str) -> None:
     dist.destroy_process_group()
 
 
-def long_beside_short(comm: ProcessGroupComm) -> None:
-    """Gathers and all-to-alls on both sides of `SHORT_BYTES` and shifts, all under way at once."""
+def long_beside_short(comm: ProcessGroupComm, border: int = SHORT_BYTES) -> None:
+    """Gathers and all-to-alls on both sides of `border` and shifts, all under way at once."""
     world, rank = comm.world, comm.rank
     under_way = []
     kinds = (torch.uint8, torch.bool, torch.bfloat16, torch.float64)
     for dtype, excess in product(kinds, (0, 5)):
-        numel = SHORT_BYTES // dtype.itemsize + excess
+        numel = border // dtype.itemsize + excess
         places = torch.arange(numel)
         ends = threading.Event()
         out = torch.zeros(world, numel, dtype=dtype)
@@ -155,6 +157,28 @@ def test_receives_are_announced_before_anything_is_sent(verb: str, issued: list[
         comm.all_to_all(rows, rows.clone()).wait()
     assert issued == sorted(issued)
     assert set(issued) == {"receive", "send"}
+
+
+@pytest.mark.parametrize(
+    ("byte_s", "border"),
+    [(None, SHORT_BYTES), (0.0, SHORT_BYTES), (1 / 25e6, SHORT_BYTES), (8 / 13e6, 8125), (1.0, 0)],
+)
+@pytest.mark.parametrize("world", [2, 4])
+def test_on_a_slow_link_less_is_short(
+    world: int, byte_s: float | None, border: int, issued: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "all_to_all_single", lambda *_, **__: issued.append("library") or DONE)
+    comm = ProcessGroupComm(cast("dist.ProcessGroup", _Group(world)))
+    if byte_s is not None:
+        comm.expect(byte_s)
+    for excess in (0, 1):
+        del issued[:]
+        rows = torch.zeros(world, border + excess, dtype=torch.uint8)
+        if world == 2:
+            comm.all_gather(rows, rows[0].clone()).wait()
+        else:
+            comm.all_to_all(rows, rows.clone()).wait()
+        assert ("library" in issued) == (excess == 0)
 
 
 def test_a_scatter_announces_a_part_before_it_hands_on_the_last_one(issued: list[str]) -> None:

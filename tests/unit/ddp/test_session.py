@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from gradwire.ddp.arrival import Arrival
+from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.session import Session
 from gradwire.errors import GradwireError
 
@@ -37,7 +39,7 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_while_measurin
     overlap: bool, measuring: bool, posted: list[int]
 ) -> None:
     jobs: list[object] = []
-    session = Session(Map(), SimpleNamespace(post=jobs.append))
+    session = Session(Map(), Buffers(nn.Module()), SimpleNamespace(post=jobs.append))
     session.engine = SimpleNamespace(measuring=measuring, arrive=print)
     session.overlap = overlap
     seen = []
@@ -48,7 +50,7 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_while_measurin
 
 
 def _session() -> Session:
-    session = Session(Map(), SimpleNamespace(post=lambda _job: None))
+    session = Session(Map(), Buffers(nn.Module()), SimpleNamespace(post=lambda _job: None))
     session.engine = SimpleNamespace(
         measuring=False, arrive=print, layout=SimpleNamespace(is_plain=True), watch=SimpleNamespace(end=print)
     )
@@ -81,3 +83,23 @@ def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:
     for ask in (session.rest, lambda: session.take(Bucket(0))):
         with pytest.raises(GradwireError, match=r"broke off .* Start all ranks again"):
             ask()
+
+
+def test_buffers_land_before_the_next_forward_pass_if_the_wait_for_them_was_interrupted() -> None:
+    session = _session()
+    for number in range(3):
+        session.take(Bucket(number))
+    landed: list[bool] = []
+    ddp = SimpleNamespace(broadcast_buffers=True, require_forward_param_sync=True)
+
+    def end() -> None:
+        time.sleep(0.05)
+        session.buffers.arrived(SimpleNamespace(land=lambda: landed.append(True)))  # type: ignore[arg-type]
+        session._ended.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    session.before_forward(ddp)  # type: ignore[arg-type]
+    thread.join()
+    assert landed == [True]
+    assert not ddp.require_forward_param_sync

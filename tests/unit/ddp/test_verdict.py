@@ -13,16 +13,25 @@ from gradwire.errors import PeerFailed, RanksDisagree
 FINE = Row(finite=True, failed=False, plan=7)
 
 
+def _sent(regions: list[torch.Tensor], row: Row, comm: Comm) -> Tail:
+    tail = Tail(regions, row, Metered(comm), torch.device("cpu"))
+    tail.send()
+    return tail
+
+
 def _verdict(*rows: Row) -> Verdict:
     return Verdict(rows)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_every_rank_reads_every_row_exactly(world: int) -> None:
-    rows = [Row(rank != 1, rank == 2, 2**24 - 1 - rank, (rank / 8, float(rank))) for rank in range(world)]
+    rows = [
+        Row(rank != 1, rank == 2, 2**24 - 1 - rank, (rank / 8, float(rank)), stale=rank == 3)
+        for rank in range(world)
+    ]
 
     def rank(comm: Comm) -> Verdict:
-        tail = Tail([torch.ones(3)], rows[comm.rank], Metered(comm), torch.device("cpu"))
+        tail = _sent([torch.ones(3)], rows[comm.rank], comm)
         return tail.verdict()
 
     assert run_ranks(world, rank) == world * [Verdict(tuple(rows))]
@@ -30,7 +39,7 @@ def test_every_rank_reads_every_row_exactly(world: int) -> None:
 
 def test_a_nan_in_a_small_gradient_does_not_touch_the_table() -> None:
     def rank(comm: Comm) -> tuple[Verdict, bool]:
-        tail = Tail([torch.full((3,), torch.nan)], FINE, Metered(comm), torch.device("cpu"))
+        tail = _sent([torch.full((3,), torch.nan)], FINE, comm)
         return tail.verdict(), tail.is_finite()
 
     assert run_ranks(2, rank) == 2 * [(_verdict(FINE, FINE), False)]
@@ -43,7 +52,7 @@ def test_small_gradients_of_any_short_type_come_back_as_means() -> None:
             torch.full((1,), comm.rank + 3.0, dtype=torch.float16),
             torch.empty(0, dtype=torch.bfloat16),
         ]
-        tail = Tail(regions, FINE, Metered(comm), torch.device("cpu"))
+        tail = _sent(regions, FINE, comm)
         tail.verdict()
         tail.land()
         return [region.tolist() for region in regions]
@@ -54,7 +63,7 @@ def test_small_gradients_of_any_short_type_come_back_as_means() -> None:
 def test_gradients_stay_as_they_are_until_the_means_land() -> None:
     def rank(comm: Comm) -> list[float]:
         region = torch.full((2,), comm.rank + 1.0)
-        Tail([region], FINE, Metered(comm), torch.device("cpu")).verdict()
+        _sent([region], FINE, comm).verdict()
         return region.tolist()
 
     assert run_ranks(2, rank) == [[1.0, 1.0], [2.0, 2.0]]

@@ -1,0 +1,75 @@
+"""Real gloo ranks: buffers travel under the backward pass, and every forward pass finds DDP's values."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.ranks import Results, perform, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes, on two ranks."""
+    return perform("tests.process.scenes_buffers", 2, tmp_path_factory.mktemp("buffers"))
+
+
+BROADCASTS = {
+    "buffers": [6, 1],
+    "buffers, bucket views": [6, 1],
+    "buffers, static graph": [6, 1],
+    # A pass without gradients asks for none after it; one in training mode without backward does.
+    "buffers, evaluating": [6, 3],
+    "buffers, accumulating": [4, 1],
+    "buffers, two backward passes": [5, 1],
+    "buffers, replaced": [6, 1],
+    "buffers, not broadcast": [0, 0],
+    "buffers, detached": [6, 3],
+}
+"""By DDP, without a hook and with gradwire attached, whose first step is like any other's."""
+
+
+@pytest.mark.parametrize("scene", BROADCASTS)
+def test_every_forward_pass_begins_with_what_ddp_would_have_broadcast(world: Results, scene: str) -> None:
+    for found in value(world, scene):
+        assert found["passes"] >= 5
+        assert found["same"]
+        assert found["trained alike"]
+        assert found["broadcasts"] == BROADCASTS[scene]
+
+
+def test_what_is_computed_again_in_backward_changes_buffers_that_ddp_then_sends(world: Results) -> None:
+    for found in value(world, "buffers, computed again"):
+        assert found["same"]
+        assert found["trained alike"]
+        assert found["broadcasts"][1] > 1
+
+
+def test_under_join_ddp_keeps_the_broadcast_whose_source_may_be_another_rank(world: Results) -> None:
+    for found in value(world, "buffers, join"):
+        assert found["same"]
+        assert found["trained alike"]
+
+
+@pytest.mark.parametrize("scene", ["buffers", "buffers, lossy", "buffers, compiled"])
+def test_all_ranks_have_the_same_when_backward_returns(world: Results, scene: str) -> None:
+    one, other = (found["end"] for found in value(world, scene))
+    assert one == other
+
+
+def test_without_broadcasts_they_differ_at_the_end(world: Results) -> None:
+    one, other = (found["end"] for found in value(world, "buffers, not broadcast"))
+    assert one != other
+
+
+def test_a_rank_may_evaluate_alone(world: Results) -> None:
+    assert value(world, "buffers, one evaluates") == [[1], [1]]
+
+
+def test_a_hook_of_the_users_own_stays_in_charge(world: Results) -> None:
+    assert value(world, "buffers, hook") == [[10, 10, 10], [10, 10, 10]]
+
+
+def test_a_compiled_model_has_the_values_of_the_eager_one(world: Results) -> None:
+    assert all(found["close"] for found in value(world, "buffers, compiled"))
