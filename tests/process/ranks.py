@@ -36,7 +36,7 @@ Results = list[dict[str, Any]]
 
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["gradwire", "tests.process.ranks"])
+_FORKED.set_forkserver_preload(["tests.process.prepared", "tests.process.ranks"])
 
 
 def perform(module: str, world: int, folder: Path, scenes: Sequence[str] = ()) -> Results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -39,13 +38,17 @@ class Counting(nn.Module):
         self.register_buffer("mask", torch.ones(3, 5, dtype=torch.bool).t())
         self._again, self._replaced = again, replaced
 
-    def _slowly(self, inputs: Tensor) -> Tensor:
-        time.sleep(0.02)  # in backward, when buffers are being sent
+    def _started(self, inputs: Tensor) -> Tensor:
         out: Tensor = self.first(inputs)
+        with torch.no_grad():
+            if self._replaced:
+                self.history = torch.cat([self.history, out.mean().view(1)])
         return out
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = checkpoint(self._slowly, inputs, use_reentrant=False) if self._again else self.first(inputs)
+        hidden = (
+            checkpoint(self._started, inputs, use_reentrant=False) if self._again else self._started(inputs)
+        )
         hidden = self.second(torch.tanh(hidden))
         out: Tensor = self.head(torch.tanh(hidden))
         with torch.no_grad():
@@ -53,8 +56,6 @@ class Counting(nn.Module):
                 self.seen += out.mean(0).double()
                 self.calls += 1 + dist.get_rank()
                 self.mask.logical_and_(torch.rand(5, 3) < 0.9)
-            if self.training and self._replaced:
-                self.history = torch.cat([self.history, out.mean().view(1)])
         return out
 
 
@@ -111,6 +112,10 @@ def _six(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None
     train(ddp, optimizer, range(6))
 
 
+def _ten(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    train(ddp, optimizer, range(10))
+
+
 def _evaluating(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
     """Between steps a pass without gradients, in eval mode, and in training mode one without backward."""
     for step in range(3):
@@ -139,6 +144,37 @@ def _accumulating(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer
             inputs, targets = batch(10 * step + micro)
             with ddp.no_sync() if micro < 2 else nullcontext():
                 nn.functional.mse_loss(ddp(inputs), targets).backward()
+        optimizer.step()
+
+
+def _absent(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    """Rank 0 has no batch at all in a `join()` that others enter behind the same step."""
+    train(ddp, optimizer, range(2))
+    with ddp.join():
+        train(ddp, optimizer, range(2, 2 + 2 * dist.get_rank()))
+    train(ddp, optimizer, range(4, 6))
+    with ddp.join(enable=False):
+        train(ddp, optimizer, range(6, 8))
+
+
+def _poisoned(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    """One gradient of one rank is NaN, and the step is left out."""
+    for step in range(6):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        factor = torch.nan if (step, dist.get_rank()) == (2, 1) else 1.0
+        (nn.functional.mse_loss(ddp(inputs), targets) * factor).backward()
+        if step != 2:
+            optimizer.step()
+
+
+def _compiled(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    """Around the attached module."""
+    wrapped = torch.compile(ddp, backend="aot_eager")
+    for step in range(5):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(wrapped(inputs), targets).backward()
         optimizer.step()
 
 
@@ -196,22 +232,6 @@ def with_a_hook() -> list[int]:
     return calls
 
 
-def compiled() -> dict[str, Any]:
-    """Around the attached module; torch's compiler refuses buckets below its own first one, 1 MB."""
-    found = []
-    for wrap in (lambda ddp: ddp, partial(torch.compile, backend="aot_eager")):
-        ddp = DistributedDataParallel(_counting())
-        optimizer = optimizer_of(ddp)
-        gradwire.attach(ddp, optimizer, "dense")
-        train(wrap(ddp), optimizer, range(4))
-        found.append(ddp)
-    pairs = zip(found[0].buffers(), found[1].buffers(), strict=True)
-    return {
-        "close": all(torch.allclose(a.double(), b.double(), rtol=1e-4) for a, b in pairs),
-        "end": [each.double().sum().item() for each in found[1].buffers()],
-    }
-
-
 SCENES: dict[str, Callable[[], Any]] = {
     "buffers": partial(follows, _six),
     "buffers, bucket views": partial(follows, _six, gradient_as_bucket_view=True),
@@ -223,9 +243,16 @@ SCENES: dict[str, Callable[[], Any]] = {
     "buffers, join": partial(follows, _joining),
     "buffers, two backward passes": partial(follows, _twice),
     "buffers, computed again": partial(follows, _six, partial(_counting, again=True)),
+    "buffers, computed again and replaced": partial(
+        follows, _six, partial(_counting, again=True, replaced=True)
+    ),
+    "buffers, nan": partial(follows, _poisoned),
+    "buffers, absent in join": partial(follows, _absent),
+    "buffers, auto": partial(follows, _ten, recipe="auto"),
     "buffers, replaced": partial(follows, _six, partial(_counting, replaced=True)),
     "buffers, not broadcast": partial(follows, _six, broadcast_buffers=False),
     "buffers, detached": detached,
     "buffers, hook": with_a_hook,
-    "buffers, compiled": compiled,
+    # torch's compiler refuses buckets below its own first one, 1 MB.
+    "buffers, compiled": partial(follows, _compiled, bucket_cap_mb=25),
 }

@@ -191,14 +191,15 @@ def learns(build: Callable[[], nn.Module], **options: Any) -> dict[str, Any]:
     return {"losses": [losses[0], losses[-1]], "digest": digest(ddp)}
 
 
-def learns_while_probing(build: Callable[[], nn.Module]) -> dict[str, Any]:
+def learns_while_probing(build: Callable[[], nn.Module], hooked: bool = False) -> dict[str, Any]:
     """Every probe of a step is sent while DDP and the model run the next forward pass.
 
-    With a hook of the user's own for buffers, which does what DDP would do without gradwire.
+    If so wished with a hook of the user's own for buffers, which does what DDP would do without gradwire.
     """
     ddp = DistributedDataParallel(build(), bucket_cap_mb=0.01)
-    before = _BufferCommHookLocation.PRE_FORWARD
-    ddp._register_buffer_comm_hook(ddp, lambda ddp, _: ddp._default_broadcast_coalesced(), before)
+    if hooked:
+        before = _BufferCommHookLocation.PRE_FORWARD
+        ddp._register_buffer_comm_hook(ddp, lambda ddp, _: ddp._default_broadcast_coalesced(), before)
     optimizer = optimizer_of(ddp, lr=0.2)
     gradwire.attach(ddp, optimizer, PROBING)
     honest, forwards, probed = Watcher.probe, 0, 0
@@ -346,6 +347,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "synchronised, dense": partial(_equal_training, _synchronised, bucket_cap_mb=0.01),
     "synchronised, lossy": partial(learns, _synchronised),
     "batch norm, probing": partial(learns_while_probing, _normalised),
+    "buffers sent by DDP, probing": partial(learns_while_probing, _normalised, hooked=True),
     "synchronised, probing": partial(learns_while_probing, _synchronised),
     "accumulation": accumulation,
     "types, dense": partial(_equal_training, _typed),

@@ -49,8 +49,8 @@ def attach(
 ) -> Wire:
     """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
 
-    Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: they travel under
-    the backward pass and are rank 0's when it ends, instead of being broadcast before the next forward pass.
+    Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
+    under the backward pass, where DDP would broadcast them before the next forward pass (`docs/design.md`).
 
     - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
       gradient follows from it, and recipes that apply momentum themselves (`dgc`, `signum`) check it.
@@ -75,12 +75,12 @@ def attach(
     """
     _check_model(ddp)
     specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
-    buffers = Buffers(ddp.module)
     group = _own_group(ddp) if process_group is None else _same_ranks(process_group, ddp)
     comm = ProcessGroupComm(group)
+    buffers = Buffers(ddp, comm.rank, comm.world)
     try:
         chosen = _agreed_recipe(recipe, target, specs, policy, memory_dtype, optimizer, comm)
-        fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe(ddp)}
+        fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe()}
         require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
     except Exception:
         if process_group is None:
@@ -118,7 +118,7 @@ def _assemble(
         seed=seed,
         memory_dtype=memory_dtype,
     )
-    session.engine.buffers = partial(buffers.carried, comm)
+    session.engine.buffers = lambda: buffers.packed
     session.engine.link_seen = lambda link: None if link is None else comm.expect(link.beta_s)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(ddp, worker.stop)

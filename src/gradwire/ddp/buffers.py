@@ -6,11 +6,12 @@ bytes. But they change in forward passes, so what the next one begins with is kn
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from itertools import groupby
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,6 +19,9 @@ from gradwire.comm import Comm, Pending
 
 _SOURCE = 0
 """The rank whose buffers are everybody's, as in DDP."""
+
+_PATIENCE = 3
+"""So many steps in a row may have carried in vain before it is left to DDP for good."""
 
 
 class Carried:
@@ -39,6 +43,10 @@ class Carried:
         ]
         self._versions: list[int] = []
         self._pending: Pending | None = None
+        self.is_stale = False
+        """Whether what was packed is out of date on this rank."""
+        self.failure: Exception | None = None
+        """Why there is nothing worth sending; something is sent nevertheless, for the peers wait for it."""
 
     def holds(self, buffers: Sequence[Tensor]) -> bool:
         """Whether it is made for these very tensors, which users may replace and resize."""
@@ -48,10 +56,17 @@ class Carried:
         return all(one is other and one.dtype == dtype for one, other, dtype in same)
 
     def pack(self) -> None:
-        """Copy the buffers, if they are those to be sent."""
-        self._versions = self._now()
-        for each in self._types if self._is_source else ():
-            torch.cat([buffer.detach().reshape(-1) for buffer in each.buffers], out=each.flat)
+        """Copy the buffers, if they are those to be sent. Raises nothing; see `failure`."""
+        self._versions, self.is_stale, self.failure = self._now(), False, None
+        try:
+            for each in self._types if self._is_source else ():
+                torch.cat([buffer.detach().reshape(-1) for buffer in each.buffers], out=each.flat)
+        except Exception as error:
+            self.failure = error
+
+    def look(self, buffers: Sequence[Tensor]) -> None:
+        """See what has become of them: activations that are computed again count twice in BatchNorm."""
+        self.is_stale = not self.holds(buffers) or (self._is_source and self._now() != self._versions)
 
     def send(self, comm: Comm) -> None:
         """Issue the broadcast. Raises `TransportError`."""
@@ -62,11 +77,6 @@ class Carried:
         """Block until they are here. Raises `TransportError` when the broadcast failed."""
         assert self._pending is not None, "sent first"
         self._pending.wait()
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the source has changed its own since: recomputed activations count twice in BatchNorm."""
-        return self._is_source and self._now() != self._versions
 
     def _now(self) -> list[int]:
         return [each._version for each in self._buffers]
@@ -89,54 +99,82 @@ class _OneType:
         self.landing = [piece.view(each.shape) for piece, each in zip(pieces, buffers, strict=True)]
 
 
+def joins(ddp: DistributedDataParallel) -> bool:
+    """Whether `join()` was entered: DDP keeps that until one with `enable=False`."""
+    return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+
+
 class Buffers:
     """The buffers of one model, and who brings them: this, or DDP before the next forward pass.
 
-    `before_forward` and `land` are called on the training thread, `carried` on the engine's, between them.
+    All of it runs on threads of the caller's, in the order of a step, but for `arrived`, which the engine's
+    calls before it lets the backward pass go on.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._wanted = False
+    def __init__(self, ddp: DistributedDataParallel, rank: int, world: int) -> None:
+        # The worker refers to this, and ends with the model.
+        self._ddp = weakref.ref(ddp)
+        self._rank, self._world = rank, world
+        self._ignored = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
         self._known: Carried | None = None
         self._landing: Carried | None = None
+        self._in_vain = 0
+        self.packed: Carried | None = None
+        """What the step under way carries."""
         self.current = False
-        """Whether every rank has those of rank 0, so that DDP has nothing to broadcast."""
+        """Whether this rank has those of rank 0, as all do, so that DDP has nothing to broadcast."""
 
-    def describe(self, ddp: DistributedDataParallel) -> str:
+    def describe(self) -> str:
         """What ranks must have in common."""
-        if not ddp.broadcast_buffers:
+        ddp = self._ddp()
+        if ddp is None or not ddp.broadcast_buffers:
             return "not broadcast"
-        return ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self._listed())
+        hook = "by a hook of their own: " if hasattr(ddp, "buffer_hook") else ""
+        return hook + ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self._listed(ddp))
+
+    def leave_to_ddp(self) -> None:
+        """Carry nothing any more; between steps, on all ranks."""
+        self._in_vain = _PATIENCE
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
-        """Spare DDP the broadcast if it would change nothing, and see whether the next one may be ours.
+        """Spare DDP the broadcast if it would change nothing.
 
-        Not where users have switched it off or have a hook of their own for it, nor under `join()`, in which
-        another rank than 0 may be the source.
+        Not under `join()`: ranks that have finished run no forward pass, and count on the broadcast.
         """
-        joins = getattr(getattr(ddp, "_join_config", None), "enable", False)
-        self._wanted = ddp.broadcast_buffers and not joins and not hasattr(ddp, "buffer_hook")
-        if self.current and not joins:
+        if self.current and not joins(ddp):
             ddp.require_forward_param_sync = False  # DDP sets it again after every forward that needs it
         self.current = False
 
-    def carried(self, comm: Comm) -> Carried | None:
-        """What the forward pass has left, if there is anything to be carried."""
-        if not self._wanted or comm.world == 1:
-            return None
-        buffers = self._listed()
-        if self._known is None or not self._known.holds(buffers):
-            self._known = Carried(buffers, comm.rank) if buffers else None
-        return self._known
+    def pack(self, measuring: bool) -> None:
+        """A backward pass has its first bucket: copy what the forward pass has left, if it is to be carried.
 
-    def _listed(self) -> list[Tensor]:
-        return [each for name, each in self._module.named_buffers() if name not in self._ignored]
+        Not where users have switched it off or have a hook of their own for it; not under `join()`, where
+        another rank than 0 may be the source; and not while dense steps measure what is on the wire alone.
+        """
+        self.packed, ddp = None, self._ddp()
+        if ddp is None or measuring or self._world == 1 or self._in_vain >= _PATIENCE:
+            return
+        if joins(ddp) or hasattr(ddp, "buffer_hook") or not ddp.broadcast_buffers:
+            return
+        if buffers := self._listed(ddp):
+            if self._known is None or not self._known.holds(buffers):
+                self._known = Carried(buffers, self._rank)
+            self._known.pack()
+            self.packed = self._known
 
-    def arrived(self, carried: Carried | None) -> None:
-        """A step has ended well and brought `carried`."""
-        self._landing = carried
+    def look(self) -> None:
+        """The last bucket is there, and its verdict not yet under way."""
+        ddp = self._ddp()
+        if self.packed is not None and ddp is not None:
+            self.packed.look(self._listed(ddp))
+
+    def _listed(self, ddp: DistributedDataParallel) -> list[Tensor]:
+        return [each for name, each in ddp.module.named_buffers() if name not in self._ignored]
+
+    def arrived(self, carried: Carried | None, in_vain: bool) -> None:
+        """A step has ended: what it has brought, and whether it need not have carried it, by the verdict."""
+        self._landing, self.current = carried, False
+        self._in_vain = self._in_vain + 1 if in_vain else self._in_vain if carried is None else 0
 
     def land(self) -> None:
         """The backward pass is over: its graph reads no buffer any more."""

@@ -129,8 +129,8 @@ class Engine:
         return Watcher(composition.watch, self.comm, sizes)
 
     def retire(self) -> None:
-        """From the next step on plain all-reduce, whatever the policy, and no buffers. Flush first."""
-        self._policy, self.buffers = None, lambda: None
+        """From the next step on plain all-reduce, whatever the policy. Flush first."""
+        self._policy = None
         self.install(plain())
 
     def forget(self) -> None:
@@ -186,16 +186,11 @@ class Engine:
         step.scale = self.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), arrival.at_s)
         step.before_s = self.watch.before_s(step.started_s)
-        # Dense steps that measure leave the buffers to DDP: nothing else may be on the wire.
-        if self.measuring or (carried := self.buffers()) is None:
-            return
-        try:
-            with step.trace.compressing("encode", "buffers"):
-                carried.pack()
-        except Exception as error:
-            step.fail(error, "pack of buffers", self.comm.rank)
-        self.runner.issue(lambda: carried.send(TimedComm(self.comm, step.trace, "buffers")))
-        step.buffers = carried
+        step.buffers = carried = self.buffers()
+        if carried is not None:
+            if carried.failure is not None:
+                step.fail(carried.failure, "pack of buffers", self.comm.rank)
+            self.runner.issue(lambda: carried.send(TimedComm(self.comm, step.trace, "buffers")))
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
         lane, grads = share.lane, Gradients(arrival.buffer, share.pieces, 1.0 / step.scale)
@@ -299,7 +294,8 @@ class Engine:
         elif self._watcher is not None:
             facts += self._watcher.row(step.number)
         step.require_all_units(self.layout.lanes, self.comm.rank)
-        row = Row(step.finite, step.failure is not None, self.plan_number, facts, step.stale)
+        stale = step.buffers is not None and step.buffers.is_stale
+        row = Row(step.finite, step.failure is not None, self.plan_number, facts, stale)
         left = step.tail_regions.keys() - (self.layout.early if step.early is not None else ())
         step.tail = Tail(step.small_in(self.specs, left), row, self._metered(step, "tail"), step.device)
 

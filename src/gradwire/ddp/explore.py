@@ -121,14 +121,15 @@ def _as_it_was(attached: Attached) -> Iterator[None]:
     """The engine's side of rewinding: a layout that is put aside keeps its planes as they are."""
     session, call = attached.session, attached.worker.call
     saved = call(session.engine.put_aside)
-    history, compressed, current = session.history, session.compressed, session.buffers.current
+    history, compressed = session.history, session.compressed
     session.history = History()
     try:
         yield
     finally:
         session.rest()
         call(lambda: session.engine.take_up(saved))
-        session.history, session.compressed, session.buffers.current = history, compressed, current
+        session.history, session.compressed = history, compressed
+        session.buffers.current = False  # all have trained: DDP broadcasts what is restored
 
 
 def _try(

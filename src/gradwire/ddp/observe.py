@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.ddp.buffers import joins
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.session import Session
 from gradwire.measure.multiply_adds import FirstForward
@@ -111,7 +112,7 @@ def _refine_when_decided(session: Session) -> Callable[..., None]:
     def hook(module: DistributedDataParallel, _inputs: Any) -> None:
         nonlocal done
         engine = session.engine
-        if done or engine.measuring or getattr(getattr(module, "_join_config", None), "enable", False):
+        if done or engine.measuring or joins(module):
             return
         done = True
         if not engine.layout.is_plain:

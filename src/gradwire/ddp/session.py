@@ -59,6 +59,8 @@ class Session:
         self._futures.append((future, arrival.buffer))
         self._held.append(arrival)
         # While both are measured, communication would slow the computation that shares its cores.
+        if arrival.is_last:
+            self.buffers.look()
         if arrival.is_last or (self.overlap and not self.engine.measuring):
             held, self._held = self._held, []
             for each in held:
@@ -77,12 +79,12 @@ class Session:
         if not self._all_given:
             raise GradwireError(_BROKE_OFF)
         wait_for(self._ended)
+        self.buffers.land()
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
-        """Land what `_wait` could not, because somebody caught an interruption of `backward()`."""
+        """See `Buffers.before_forward`; after an interruption that was caught, land what is still to come."""
         if self._all_given:
-            wait_for(self._ended)
-        self.buffers.land()
+            self.rest()
         self.buffers.before_forward(ddp)
 
     def _open(self) -> None:
@@ -92,6 +94,7 @@ class Session:
         self._ended.clear()
         self._all_given = False
         self._held = []
+        self.buffers.pack(self.engine.measuring)
 
     def _wait_at_the_end(self) -> None:
         # Not before the last bucket: a reentrant checkpoint nests backward passes, and at the end of an
@@ -117,7 +120,7 @@ class Session:
     def deliver(self, step: Step) -> None:
         """End a step: set every future, whatever happened, and let `backward()` go on."""
         self._error = step.error
-        self.buffers.arrived(step.buffers if step.error is None else None)
+        self.buffers.arrived(step.buffers if step.error is None else None, step.stale)
         futures, self._futures = self._futures, []
         try:
             self.history.add(step)

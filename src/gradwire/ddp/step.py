@@ -55,6 +55,7 @@ class Step:
     direct: list[Tensor] = field(default_factory=list)
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     buffers: Carried | None = None
+    stale: bool = False
     early: Small | None = None
     tail: Tail | None = None
     tail_ended: bool = False
@@ -181,15 +182,11 @@ class Step:
         here = names & self.tail_regions.keys()
         return [self.tail_regions[spec.name] for spec in order if spec.name in here]
 
-    @property
-    def stale(self) -> bool:
-        """Whether the buffers that this rank has sent are out of date."""
-        return self.buffers is not None and self.buffers.is_stale
-
     def receive_buffers(self, stale: bool) -> None:
-        """Block until those of rank 0 are here; they are of no use if they are `stale`."""
+        """Block until those of rank 0 are here; they are of no use if they are `stale` on any rank."""
         if self.buffers is not None:
             self.buffers.wait()
+        self.stale = stale
         self.buffers = None if stale else self.buffers
 
     @property

@@ -154,6 +154,7 @@ class Wire:
         """
         self._session.rest()
         self._worker.call(lambda: state.load(self._engine, saved))
+        self._session.buffers.current = False  # a model that was loaded, too, may differ between ranks
 
     def flush(self) -> None:
         """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.
@@ -203,3 +204,4 @@ class Wire:
     def _detach(self) -> None:
         self._flush()
         self._engine.retire()
+        self._session.buffers.leave_to_ddp()

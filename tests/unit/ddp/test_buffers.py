@@ -61,16 +61,27 @@ def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
     assert others == (world - 1) * [_bits(expected)]
 
 
-def test_only_the_source_can_be_stale() -> None:
+def _carried(rank: int, buffers: list[Tensor] | None = None) -> Carried:
+    carried = Carried(_buffers(rank) if buffers is None else buffers, rank)
+    carried.pack()
+    return carried
+
+
+def test_a_change_after_packing_makes_the_source_stale_and_another_tensor_any_rank() -> None:
     for rank in (0, 1):
         buffers = _buffers(rank)
-        carried = Carried(buffers, rank)
-        carried.pack()
+        carried = _carried(rank, buffers)
+        carried.look(buffers)
         assert not carried.is_stale
         buffers[3].mul_(2.0)
+        carried.look(buffers)
         assert carried.is_stale == (rank == 0)
         carried.pack()
         assert not carried.is_stale
+        carried.look([buffers[0].clone(), *buffers[1:]])
+        assert carried.is_stale
+        carried.look(buffers[1:])
+        assert carried.is_stale
 
 
 class Module(nn.Module):
@@ -86,21 +97,35 @@ class Module(nn.Module):
         self._ddp_params_and_buffers_to_ignore = ["own"]
 
 
-def _ddp(**other: Any) -> Any:
-    return SimpleNamespace(broadcast_buffers=True, require_forward_param_sync=True, **other)
+class Wrapped:
+    """As much of DDP as is looked at."""
+
+    def __init__(self, module: nn.Module | None = None, **other: Any) -> None:
+        self.module = Module() if module is None else module
+        self.broadcast_buffers, self.require_forward_param_sync = True, True
+        vars(self).update(other)
 
 
-TWO: Any = SimpleNamespace(rank=0, world=2)
+def _of(ddp: Any, world: int = 2) -> Buffers:
+    return Buffers(ddp, 0, world)
+
+
+def _step(buffers: Buffers, in_vain: bool = False) -> Carried | None:
+    """One backward pass; returns what travelled under it."""
+    buffers.pack(measuring=False)
+    buffers.look()
+    buffers.arrived(None if in_vain else buffers.packed, in_vain)
+    buffers.land()
+    return buffers.packed
 
 
 def test_room_is_made_anew_only_for_other_tensors() -> None:
-    module = Module()
-    buffers = Buffers(module)
-    buffers.before_forward(_ddp())
-    first = buffers.carried(TWO)
+    ddp = Wrapped()
+    buffers, module = _of(ddp), ddp.module
+    first = _step(buffers)
     module.own = torch.ones(9)
     module.kept += 1.0
-    assert buffers.carried(TWO) is first is not None
+    assert _step(buffers) is first is not None
     found = [first]
     for change in (
         lambda: module.register_buffer("kept", torch.ones(3)),
@@ -109,7 +134,7 @@ def test_room_is_made_anew_only_for_other_tensors() -> None:
         lambda: module.register_buffer("more", torch.ones(1)),
     ):
         change()
-        found.append(buffers.carried(TWO))
+        found.append(_step(buffers))
     assert len({id(each) for each in found}) == len(found)
     assert None not in found
 
@@ -120,51 +145,91 @@ JOINS = SimpleNamespace(enable=True)
 @pytest.mark.parametrize(
     ("ddp", "world"),
     [
-        (SimpleNamespace(broadcast_buffers=False), 2),
-        (_ddp(buffer_hook=object()), 2),
-        (_ddp(_join_config=JOINS), 2),
-        (_ddp(), 1),
+        (Wrapped(broadcast_buffers=False), 2),
+        (Wrapped(buffer_hook=object()), 2),
+        (Wrapped(_join_config=JOINS), 2),
+        (Wrapped(), 1),
+        (Wrapped(nn.Linear(2, 2)), 2),
     ],
 )
-def test_nothing_is_carried_that_is_not_wanted(ddp: Any, world: int) -> None:
-    buffers = Buffers(Module())
-    assert buffers.carried(TWO) is None, "before the first forward pass"
-    buffers.before_forward(_ddp())
-    assert buffers.carried(TWO) is not None
-    buffers.before_forward(ddp)
-    assert buffers.carried(SimpleNamespace(rank=0, world=world)) is None  # type: ignore[arg-type]
+def test_nothing_is_carried_that_is_not_wanted_or_not_there(ddp: Any, world: int) -> None:
+    buffers = _of(ddp, world)
+    assert _step(buffers) is None
+    assert not buffers.current
 
 
-def test_a_model_without_buffers_carries_none() -> None:
-    buffers = Buffers(nn.Linear(2, 2))
-    buffers.before_forward(_ddp())
-    assert buffers.carried(TWO) is None
+def test_whether_ranks_join_is_looked_at_in_every_backward_pass() -> None:
+    # A rank without a batch in `join()` runs no forward pass, but a shadow of its peers' backward pass.
+    ddp: Any = Wrapped()
+    buffers = _of(ddp)
+    assert _step(buffers) is not None
+    ddp._join_config = JOINS
+    assert _step(buffers) is None
+    assert not buffers.current
+
+
+def test_dense_steps_that_measure_leave_them_to_ddp() -> None:
+    ddp = Wrapped()
+    buffers = _of(ddp)
+    buffers.pack(measuring=True)
+    assert buffers.packed is None
+
+
+def test_after_leaving_they_are_ddps() -> None:
+    ddp = Wrapped()
+    buffers = _of(ddp)
+    buffers.leave_to_ddp()
+    assert _step(buffers) is None
+
+
+def test_carrying_in_vain_ends_after_three_in_a_row() -> None:
+    ddp = Wrapped()
+    buffers = _of(ddp)
+    assert [_step(buffers, vain) is not None for vain in (True, True, False, True, True)] == 5 * [True]
+    assert not buffers.current
+    assert [_step(buffers, vain) is not None for vain in (True, False, False)] == [True, False, False]
 
 
 def test_ddp_is_spared_one_broadcast_for_every_landing() -> None:
-    buffers = Buffers(Module())
-    ddp = _ddp()
+    ddp: Any = Wrapped()
+    buffers = _of(ddp)
     buffers.before_forward(ddp)
     assert ddp.require_forward_param_sync
-    buffers.arrived(buffers.carried(TWO))
-    buffers.land()
+    _step(buffers)
     buffers.before_forward(ddp)
     assert not ddp.require_forward_param_sync
     ddp.require_forward_param_sync = True  # as after every forward pass that a synchronised backward follows
     buffers.before_forward(ddp)
     assert ddp.require_forward_param_sync
-    buffers.arrived(None)
-    buffers.land()
-    assert not buffers.current
+    _step(buffers, in_vain=True)
+    buffers.before_forward(ddp)
+    assert ddp.require_forward_param_sync
 
 
 def test_under_join_finished_ranks_count_on_the_broadcast() -> None:
-    buffers = Buffers(Module())
-    buffers.current = True
-    ddp = _ddp(_join_config=JOINS)
+    ddp: Any = Wrapped()
+    buffers = _of(ddp)
+    _step(buffers)
+    assert buffers.current
+    ddp._join_config = JOINS
     buffers.before_forward(ddp)
     assert ddp.require_forward_param_sync
     assert not buffers.current
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Wrapped(broadcast_buffers=False),
+        Wrapped(buffer_hook=object()),
+        Wrapped(nn.BatchNorm1d(3)),
+        Wrapped(nn.Linear(2, 2)),
+    ],
+)
+def test_ranks_must_agree_on_them(other: Any) -> None:
+    mine, same = Wrapped(), Wrapped()
+    mine.module.own = torch.ones(77)  # not DDP's business
+    assert _of(mine).describe() == _of(same).describe() != _of(other).describe()
 
 
 @pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)", "fp16"])
@@ -172,7 +237,7 @@ def test_in_a_step_they_go_first_and_change_no_mean(text: str) -> None:
     def rank(comm: Comm) -> tuple[Tensor, Tensor, list[list[int]]]:
         alone = Rig(comm, text, unit_elements=1000).step(gradients(comm.rank, 0))
         rig, buffers = Rig(comm, text, unit_elements=1000), _buffers(comm.rank)
-        rig.engine.buffers = lambda: Carried(buffers, comm.rank)
+        rig.engine.buffers = lambda: _carried(comm.rank, buffers)
         step = rig.step(gradients(comm.rank, 0))
         assert step.step.trace.rounds[0].verb == "broadcast"
         assert "buffers" in {span.unit for span in step.step.trace.spans if span.what == "wire"}
@@ -186,48 +251,47 @@ def test_in_a_step_they_go_first_and_change_no_mean(text: str) -> None:
         assert bits == _bits(_buffers(0))
 
 
-def test_dense_steps_that_measure_leave_them_to_ddp() -> None:
+def test_what_is_stale_on_any_rank_lands_nowhere() -> None:
     def rank(comm: Comm) -> bool:
-        rig = Rig(comm, "auto")
-        rig.engine.buffers = lambda: Carried(_buffers(comm.rank), comm.rank)
-        return rig.step(gradients(comm.rank, 0)).step.buffers is None
-
-    assert run_ranks(2, rank) == [True, True]
-
-
-def test_after_retiring_they_are_ddps_again() -> None:
-    def rank(comm: Comm) -> list[bool]:
-        rig = Rig(comm, "fp16")
-        rig.engine.buffers = lambda: Carried(_buffers(comm.rank), comm.rank)
-        carried = [rig.step(gradients(comm.rank, 0)).step.buffers is not None]
-        rig.engine.retire()
-        return [*carried, rig.step(gradients(comm.rank, 1)).step.buffers is not None]
-
-    assert run_ranks(2, rank) == 2 * [[True, False]]
-
-
-def test_what_changes_after_it_was_sent_lands_nowhere() -> None:
-    def rank(comm: Comm) -> bool:
-        rig, buffers = Rig(comm, "topk(ratio=0.1)"), _buffers(comm.rank)
-        rig.engine.buffers = lambda: Carried(buffers, comm.rank)
-        if comm.rank == 0:
-            rig.engine.inspect = lambda *_: buffers.append(buffers[1].add_(1.0))
+        rig, carried = Rig(comm, "topk(ratio=0.1)"), _carried(comm.rank)
+        carried.is_stale = comm.rank == 1
+        rig.engine.buffers = lambda: carried
         step = rig.step(gradients(comm.rank, 0)).step
-        return step.committed and step.buffers is None
+        return step.committed and step.stale and step.buffers is None
 
     assert run_ranks(3, rank) == 3 * [True]
 
 
+def test_a_step_that_is_not_finite_brings_them_nevertheless() -> None:
+    def rank(comm: Comm) -> tuple[bool, bool]:
+        rig, carried, grads = Rig(comm, "topk(ratio=0.1)"), _carried(comm.rank), gradients(comm.rank, 0)
+        rig.engine.buffers = lambda: carried
+        grads["last.weight"][0] = torch.nan if comm.rank == 1 else 0.0
+        step = rig.step(grads).step
+        return step.committed, step.buffers is carried
+
+    assert run_ranks(3, rank) == 3 * [(False, True)]
+
+
 def test_a_rank_that_cannot_pack_fails_the_step_for_all() -> None:
+    full = OSError("no room")
+
     def rank(comm: Comm) -> Exception | None:
-        rig, buffers = Rig(comm, "topk(ratio=0.1)"), _buffers(comm.rank)
-        carried = Carried(buffers, comm.rank)
-        if comm.rank == 0:
-            buffers[3].set_()  # without elements, where there were 35
+        carried = _carried(comm.rank)
+        carried.failure = full if comm.rank == 0 else None
+        rig = Rig(comm, "topk(ratio=0.1)")
         rig.engine.buffers = lambda: carried
         return rig.step(gradients(comm.rank, 0)).error
 
     source, *others = run_ranks(3, rank)
-    assert source is not None
-    assert "pack of buffers" in "".join(source.__notes__)
+    assert source is full
+    assert "pack of buffers" in "".join(full.__notes__)
     assert all(isinstance(each, PeerFailed) for each in others)
+
+
+def test_packing_keeps_its_error_for_the_step() -> None:
+    buffers = [torch.ones(3)]
+    carried = Carried(buffers, 0)
+    carried._types[0].buffers = [object()]  # type: ignore[list-item]
+    carried.pack()
+    assert isinstance(carried.failure, AttributeError)

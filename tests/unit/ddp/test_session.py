@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from gradwire.ddp.arrival import Arrival
 from gradwire.ddp.buffers import Buffers
@@ -24,6 +23,20 @@ class Bucket:
         return self.number
 
 
+class Wrapped:
+    """As much of DDP as is looked at."""
+
+    module, broadcast_buffers, require_forward_param_sync = None, False, True
+
+
+DDP = Wrapped()
+
+
+def no_buffers() -> Buffers:
+    """None are wanted."""
+    return Buffers(DDP, rank=0, world=2)  # type: ignore[arg-type]
+
+
 class Map:
     """Knows which bucket is the last."""
 
@@ -39,7 +52,7 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_while_measurin
     overlap: bool, measuring: bool, posted: list[int]
 ) -> None:
     jobs: list[object] = []
-    session = Session(Map(), Buffers(nn.Module()), SimpleNamespace(post=jobs.append))
+    session = Session(Map(), no_buffers(), SimpleNamespace(post=jobs.append))
     session.engine = SimpleNamespace(measuring=measuring, arrive=print)
     session.overlap = overlap
     seen = []
@@ -50,7 +63,7 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_while_measurin
 
 
 def _session() -> Session:
-    session = Session(Map(), Buffers(nn.Module()), SimpleNamespace(post=lambda _job: None))
+    session = Session(Map(), no_buffers(), SimpleNamespace(post=lambda _job: None))
     session.engine = SimpleNamespace(
         measuring=False, arrive=print, layout=SimpleNamespace(is_plain=True), watch=SimpleNamespace(end=print)
     )
@@ -90,16 +103,16 @@ def test_buffers_land_before_the_next_forward_pass_if_the_wait_for_them_was_inte
     for number in range(3):
         session.take(Bucket(number))
     landed: list[bool] = []
-    ddp = SimpleNamespace(broadcast_buffers=True, require_forward_param_sync=True)
+    carried = SimpleNamespace(land=lambda: landed.append(True))
 
     def end() -> None:
         time.sleep(0.05)
-        session.buffers.arrived(SimpleNamespace(land=lambda: landed.append(True)))  # type: ignore[arg-type]
+        session.buffers.arrived(carried, in_vain=False)  # type: ignore[arg-type]
         session._ended.set()
 
     thread = threading.Thread(target=end)
     thread.start()
-    session.before_forward(ddp)  # type: ignore[arg-type]
+    session.before_forward(DDP)  # type: ignore[arg-type]
     thread.join()
     assert landed == [True]
-    assert not ddp.require_forward_param_sync
+    assert not DDP.require_forward_param_sync

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import LARGEST, BlockKind, add_blocks, code_bytes, count_blocks, encode_blocks
 from gradwire.kernels import reference_blocks as reference
+from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, constant, half_zeros, normal
 
 Inputs = Callable[[int], Tensor]
@@ -37,7 +38,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 @every_input
 @every_kind
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@looped("sizes", SIZES)
 def test_scales_codes_and_the_rest_are_those_of_the_reference(
     kind: BlockKind, draw: Inputs, sizes: list[int]
 ) -> None:
@@ -53,7 +54,7 @@ def test_scales_codes_and_the_rest_are_those_of_the_reference(
 
 @every_input
 @every_kind
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@looped("sizes", SIZES)
 def test_decoded_sums_are_those_of_the_reference(kind: BlockKind, draw: Inputs, sizes: list[int]) -> None:
     x = draw(sum(sizes))
     for block in (1, 3, 64, 256, 50_000):

@@ -11,6 +11,7 @@ from gradwire.codec.buffer import Chosen
 from gradwire.codec.narrow import narrowed
 from gradwire.errors import WireError
 from gradwire.kernels import add_at, add_chosen, cpu, take_chosen
+from tests.looped import looped
 from tests.unit.kernels.inputs import KINDS
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -51,7 +52,7 @@ def places(count: int, numel: int) -> Tensor:
     return torch.randperm(numel, generator=torch.Generator().manual_seed(count))[:count].sort().values
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@looped("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize(("count", "numel"), SIZES)
 def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torch.dtype, kind) -> None:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import chunk_topk_indices, indices_near_maxima, reference
+from tests.looped import looped
 from tests.unit.kernels.inputs import KINDS, normal
 
 Kind = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 99, 100, 101, 4097, 40_009)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-every_size = pytest.mark.parametrize("n", SIZES)
+every_size = looped("n", SIZES)
 
 
 @every_kind

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import feedback_topk, reference, take_topk
 from gradwire.kernels.cpu.topk import SAMPLE
+from tests.looped import looped
 from tests.unit.kernels.kinds import KINDS, drawn, generator, normal
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 100_003)
@@ -25,7 +26,7 @@ def counts(n: int) -> list[int]:
     return sorted({0, min(1, n), n // 100, n // 10, n // 2, n})
 
 
-@pytest.mark.parametrize("n", SIZES)
+@looped("n", SIZES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_take_topk_as_the_reference(kind: Callable[[int], Tensor], n: int) -> None:
     for k in counts(n):
@@ -37,7 +38,7 @@ def test_take_topk_as_the_reference(kind: Callable[[int], Tensor], n: int) -> No
         assert same(fast, slow), f"k={k}"
 
 
-@pytest.mark.parametrize("n", SIZES)
+@looped("n", SIZES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_feedback_topk_as_the_reference(kind: Callable[[int], Tensor], n: int) -> None:
     # Half the memory is the gradient's negative, so that sums of zero and of NaN (Inf - Inf) occur.

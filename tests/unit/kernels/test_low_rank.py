@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import left_products, orthonormalise, outer_products, reference_low_rank, right_products
+from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, generator, largest, normal, special
 
 SHAPES = ((1, 1), (1, 7), (7, 1), (37, 61), (61, 37), (16, 64), (129, 515), (300, 8))
@@ -54,7 +55,7 @@ def eps_of(dtype: torch.dtype) -> int:
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", TAME)
+@looped("kind", TAME)
 @pytest.mark.parametrize("subtract", [False, True])
 def test_left_products(kind: Callable[[int], Tensor], dtype: torch.dtype, rank: int, subtract: bool) -> None:
     places, numel, lefts, rights = laid_out(rank)
@@ -79,7 +80,7 @@ def test_left_products(kind: Callable[[int], Tensor], dtype: torch.dtype, rank: 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", TAME)
+@looped("kind", TAME)
 def test_right_products_and_what_they_leave(
     kind: Callable[[int], Tensor], dtype: torch.dtype, rank: int
 ) -> None:
@@ -149,7 +150,7 @@ def columns_of(kind: Callable[[int], Tensor], size: int, rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", FINITE)
+@looped("kind", FINITE)
 @pytest.mark.parametrize(("size", "rank"), [(1, 1), (5, 1), (5, 3), (64, 4), (1000, 8)])
 def test_columns_become_orthonormal_and_span_the_same(
     kind: Callable[[int], Tensor], size: int, rank: int, dtype: torch.dtype

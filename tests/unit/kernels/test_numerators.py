@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.kernels import Terms, mantissa_levels, numerator_exponents, numerators
 from gradwire.kernels import reference_numerators as reference
+from tests.looped import looped
 from tests.unit.kernels.inputs import KINDS
 
 SIZES = (0, 1, 2, 511, 512, 513, 5000)
@@ -31,9 +32,9 @@ def moments(n: int, draw: int) -> tuple[Tensor | None, Tensor | None]:
     return (square if draw & 1 else None), (momentum if draw & 2 else None)
 
 
-@pytest.mark.parametrize("draw", range(4))
+@looped("draw", range(4))
 @pytest.mark.parametrize("terms", TERMS, ids=str)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@looped("kind", KINDS)
 def test_the_kernels_give_the_bits_of_the_reference(kind: object, terms: Terms, draw: int) -> None:
     for n in SIZES:
         parameter, (square, momentum) = kind(n), moments(n, draw)  # type: ignore[operator]

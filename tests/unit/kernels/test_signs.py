@@ -8,12 +8,13 @@ from torch import Tensor
 
 from gradwire.kernels import Blocks, add_signs, feedback_signs, pack_signs, reference_signs
 from gradwire.kernels.reference_bits import unpack_codes
+from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, normal
 
 PARTS = ((0,), (1,), (2,), (7,), (8,), (127,), (4096,), (4097,), (9001, 0, 5, 130, 1), (3, 3, 8192, 61))
 F32 = torch.float32
 
-every_parts = pytest.mark.parametrize("sizes", PARTS, ids=str)
+every_parts = looped("sizes", PARTS)
 every_block = pytest.mark.parametrize("block", [None, 8, 64, 4104])
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 either = pytest.mark.parametrize("number", [1, 2])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import count_sketch, count_sketch_estimates, cpu, prepare, reference
+from tests.looped import looped
 
 SIZES = (0, 1, 2, 2047, 2048, 2049, 40_009)
 INF, NAN = float("inf"), float("nan")
@@ -68,7 +69,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 
 
 @every_kind
-@pytest.mark.parametrize("n", SIZES)
+@looped("n", SIZES)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 1000)])
 def test_same_table_as_the_reference(kind: Callable[[int], Tensor], n: int, rows: int, columns: int) -> None:
     x, drawn = kind(n), hashes(rows, n)
@@ -84,7 +85,7 @@ def test_same_table_as_the_reference(kind: Callable[[int], Tensor], n: int, rows
 
 
 @every_kind
-@pytest.mark.parametrize("n", SIZES)
+@looped("n", SIZES)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 1000), (7, 2)])
 def test_same_estimates_as_the_reference(
     kind: Callable[[int], Tensor], n: int, rows: int, columns: int

@@ -20,13 +20,14 @@ from gradwire.kernels import (
     step_type,
 )
 from gradwire.kernels.reference_bits import unpack_codes
+from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, heavy_tail, normal
 
 Kind = Callable[[int], Tensor]
 UNITS = ((0,), (1,), (7,), (1000,), (513, 0, 3, 4099), (9001, 100))
 BUCKETS = (None, 512, 5, 32, 5000)
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-finite_kinds = pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
+every_kind = looped("kind", KINDS)
+finite_kinds = looped("kind", FINITE)
 every_width = pytest.mark.parametrize("bits", [2, 4, 8])
 every_norm = pytest.mark.parametrize("norm", ["l2", "max"])
 KEY = 0x123456789ABCDEF
@@ -181,7 +182,7 @@ def test_one_of_a_kind_arrives_as_it_is(bits: int, norm: Norm) -> None:
     torch.testing.assert_close(quantized(x, Grid((1024,), 512, bits, norm)), x, rtol=2**-22, atol=2**-142)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@looped("bad", [torch.nan, torch.inf, -torch.inf])
 @every_width
 @every_norm
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

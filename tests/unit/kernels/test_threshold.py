@@ -10,13 +10,14 @@ from torch import Tensor
 
 from gradwire.kernels import cpu, indices_reaching, moments_reaching, prepare, reference, stratified_indices
 from gradwire.kernels.dispatch import rounded
+from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, normal
 
 Kind = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 31, 32, 33, 1023, 1024, 1025, 40_009)
 THRESHOLDS = (0.0, 1e-45, 1e-40, 0.1, 1.0, 2.5, 1e30, torch.finfo(torch.float32).max, torch.inf)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-every_size = pytest.mark.parametrize("n", SIZES)
+every_size = looped("n", SIZES)
 
 
 @every_kind

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import apply_votes, ballot_words, cast_votes, count_groups, reference_votes, tally
+from tests.looped import looped
 from tests.unit.kernels.inputs import KINDS, generator, normal
 
 PARTS = ((0,), (1,), (63,), (64,), (65,), (4097,), (9001, 0, 5, 130, 1), (64, 64, 8192, 61))
 
-every_parts = pytest.mark.parametrize("sizes", PARTS, ids=str)
+every_parts = looped("sizes", PARTS)
 
 
 def cast_by(module, x: Tensor, sizes: tuple[int, ...], shares: int = 1) -> tuple[Tensor, Tensor, int]:
@@ -36,7 +37,7 @@ def test_ballots_of_the_reference(kind, shares: int, sizes: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("voters", [1, 2, 3, 4, 5, 7, 8, 16, 31])
-@pytest.mark.parametrize("groups", [0, 1, 64, 65, 200])
+@looped("groups", [0, 1, 64, 65, 200])
 def test_tally_of_the_reference(voters: int, groups: int) -> None:
     bits = torch.iinfo(torch.int64)
     words = ballot_words(groups)

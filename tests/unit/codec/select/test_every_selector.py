@@ -32,6 +32,7 @@ from tests.laws.inputs import KINDS as LAW_KINDS
 from tests.laws.inputs import generator
 from tests.laws.parts import parts_of
 from tests.laws.rows import bits, global_generators
+from tests.looped import looped
 from tests.unit.kernels.inputs import KINDS
 
 AT = Moment(step=4, unit=1, rank=0, world=3)
@@ -137,7 +138,7 @@ def gradients(numel: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 @every_case
-@pytest.mark.parametrize(("numel", "dtype"), SIZES_AND_TYPES, ids=str)
+@looped(("numel", "dtype"), SIZES_AND_TYPES)
 def test_indices_are_as_announced_ascending_distinct_and_in_range(
     case: Case, numel: int, dtype: torch.dtype
 ) -> None:
