@@ -97,7 +97,7 @@ def _wire_bytes(item: Measured, workers: int) -> float | None:
 
 
 def _buffer_bytes(item: Measured, workers: int) -> float:
-    """What DDP itself broadcasts before every forward pass (BatchNorm statistics), mean over ranks."""
+    """BatchNorm's statistics in every step, broadcast by DDP or carried by gradwire; mean over ranks."""
     if item.entry.kind == "bound":
         return 0.0
     return float(item.setup.get("buffer_bytes") or 0) * (workers - 1) / workers

@@ -41,7 +41,6 @@ class Carried:
             _OneType(group, part.view(group[0].dtype))
             for group, part in zip(groups, self._bytes.split_with_sizes(sizes), strict=True)
         ]
-        self._versions: list[int] = []
         self._pending: Pending | None = None
         self.is_stale = False
         """Whether what was packed is out of date on this rank."""
@@ -57,16 +56,20 @@ class Carried:
 
     def pack(self) -> None:
         """Copy the buffers, if they are those to be sent. Raises nothing; see `failure`."""
-        self._versions, self.is_stale, self.failure = self._now(), False, None
+        self.is_stale, self.failure = False, None
         try:
             for each in self._types if self._is_source else ():
-                torch.cat([buffer.detach().reshape(-1) for buffer in each.buffers], out=each.flat)
+                each.gather(each.flat)
         except Exception as error:
             self.failure = error
 
     def look(self, buffers: Sequence[Tensor]) -> None:
-        """See what has become of them: activations that are computed again count twice in BatchNorm."""
-        self.is_stale = not self.holds(buffers) or (self._is_source and self._now() != self._versions)
+        """See what has become of them: activations that are computed again count twice in BatchNorm.
+
+        Bytes are compared, because batch_norm changes its statistics without telling their version counters.
+        """
+        same = self.holds(buffers)
+        self.is_stale = not same or (self._is_source and any(each.has_changed() for each in self._types))
 
     def send(self, comm: Comm) -> None:
         """Issue the broadcast. Raises `TransportError`."""
@@ -77,9 +80,6 @@ class Carried:
         """Block until they are here. Raises `TransportError` when the broadcast failed."""
         assert self._pending is not None, "sent first"
         self._pending.wait()
-
-    def _now(self) -> list[int]:
-        return [each._version for each in self._buffers]
 
     @torch.no_grad()
     def land(self) -> None:
@@ -97,6 +97,15 @@ class _OneType:
         self.buffers, self.flat = list(buffers), flat
         pieces = flat.split_with_sizes([each.numel() for each in buffers])
         self.landing = [piece.view(each.shape) for piece, each in zip(pieces, buffers, strict=True)]
+
+    def gather(self, out: Tensor) -> Tensor:
+        """Write the buffers into `out`, one after the other, and return it."""
+        return torch.cat([each.detach().reshape(-1) for each in self.buffers], out=out)
+
+    def has_changed(self) -> bool:
+        """Whether any bit differs from what lies in `flat`."""
+        now = self.gather(torch.empty_like(self.flat))
+        return not torch.equal(now.view(torch.uint8), self.flat.view(torch.uint8))
 
 
 def joins(ddp: DistributedDataParallel) -> bool:

@@ -58,9 +58,9 @@ class Session:
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._futures.append((future, arrival.buffer))
         self._held.append(arrival)
-        # While both are measured, communication would slow the computation that shares its cores.
         if arrival.is_last:
             self.buffers.look()
+        # While both are measured, communication would slow the computation that shares its cores.
         if arrival.is_last or (self.overlap and not self.engine.measuring):
             held, self._held = self._held, []
             for each in held:

@@ -153,8 +153,8 @@ class Wire:
         when ranks load different steps or plans.
         """
         self._session.rest()
+        self._session.buffers.current = False  # a model that is loaded, too, may differ between ranks
         self._worker.call(lambda: state.load(self._engine, saved))
-        self._session.buffers.current = False  # a model that was loaded, too, may differ between ranks
 
     def flush(self) -> None:
         """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.

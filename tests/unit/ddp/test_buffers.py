@@ -73,7 +73,10 @@ def test_a_change_after_packing_makes_the_source_stale_and_another_tensor_any_ra
         carried = _carried(rank, buffers)
         carried.look(buffers)
         assert not carried.is_stale
-        buffers[3].mul_(2.0)
+        buffers[3].mul_(1.0)  # the same bits as before
+        carried.look(buffers)
+        assert not carried.is_stale
+        buffers[3].data[2, 3] += 1.0  # no version counter tells
         carried.look(buffers)
         assert carried.is_stale == (rank == 0)
         carried.pack()
@@ -82,6 +85,17 @@ def test_a_change_after_packing_makes_the_source_stale_and_another_tensor_any_ra
         assert carried.is_stale
         carried.look(buffers[1:])
         assert carried.is_stale
+        buffers[1].resize_(4, 4)
+        carried.look(buffers)
+        assert carried.is_stale
+
+
+def test_statistics_of_batch_norm_alone_are_seen_to_change() -> None:
+    mean, variance = torch.zeros(4), torch.ones(4)
+    carried = _carried(0, [mean, variance])
+    nn.functional.batch_norm(torch.randn(8, 4), mean, variance, training=True)
+    carried.look([mean, variance])
+    assert carried.is_stale
 
 
 class Module(nn.Module):
