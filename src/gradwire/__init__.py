@@ -5,15 +5,44 @@ One line on top of `DistributedDataParallel`::
     wire = gradwire.attach(ddp, optimizer)
 """
 
-from gradwire import recipes
-from gradwire.ddp.attach import attach
-from gradwire.ddp.explore import Trial, explore
-from gradwire.ddp.layout import by_size
-from gradwire.ddp.report import Report
-from gradwire.ddp.wire import Wire
-from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
-from gradwire.recipes import Recipe, recipe
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from gradwire.version import __version__
+
+if TYPE_CHECKING:
+    from gradwire import recipes
+    from gradwire.ddp.attach import attach
+    from gradwire.ddp.explore import Trial, explore
+    from gradwire.ddp.layout import by_size
+    from gradwire.ddp.report import Report
+    from gradwire.ddp.wire import Wire
+    from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
+    from gradwire.recipes import Recipe, recipe
+else:
+    # On first use: torch takes seconds to load, and `gradwire net` needs nothing of it.
+    _HOMES = {
+        "gradwire.ddp.attach": ["attach"],
+        "gradwire.ddp.explore": ["Trial", "explore"],
+        "gradwire.ddp.layout": ["by_size"],
+        "gradwire.ddp.report": ["Report"],
+        "gradwire.ddp.wire": ["Wire"],
+        "gradwire.errors": ["GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "WireError"],
+        "gradwire.recipes": ["Recipe", "recipe"],
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name == "recipes":
+            return import_module("gradwire.recipes")
+        for home, names in _HOMES.items():
+            if name in names:
+                globals()[name] = found = getattr(import_module(home), name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "GradwireError",

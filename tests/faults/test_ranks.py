@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.process.ranks import started
+from tests.process.ranks import Rank, started
 
 pytestmark = pytest.mark.process
 
@@ -44,12 +43,12 @@ def _wait_for_training(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> None:
+def _wait(rank: Rank, deadline_s: float) -> None:
     try:
-        process.wait(max(0.1, deadline_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)
-        process.wait(10.0)
+        rank.wait(deadline_s - time.monotonic())
+    except TimeoutError:
+        rank.send_signal(signal.SIGABRT)
+        rank.wait(10.0)
         pytest.fail("a rank hangs; its threads are in the captured output")
 
 

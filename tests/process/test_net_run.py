@@ -6,14 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from gradwire import emulate
-from gradwire.cli.net import app
+from gradwire.cli.net import net
 from tests.process.net_support import gradwire
 
 pytestmark = [pytest.mark.network, pytest.mark.process]
 
 
 def test_check_says_which_modes_are_possible():
-    done = CliRunner().invoke(app, ["check"])
+    done = CliRunner().invoke(net, ["check"])
     assert done.exit_code == 0, done.output
     lines = dict(line.split(maxsplit=1) for line in done.output.splitlines())
     assert list(lines) == ["root", "user", "backend"]
@@ -22,7 +22,7 @@ def test_check_says_which_modes_are_possible():
 
 
 def test_nonsense_is_refused_before_anything_starts():
-    done = CliRunner().invoke(app, ["run", "--rate", "fast", "--", "true"])
+    done = CliRunner().invoke(net, ["run", "--rate", "fast", "--", "true"])
     assert done.exit_code == 2
     assert "rate='fast'" in done.output
 

@@ -1,24 +1,51 @@
-"""The command line: every command lives in a file of its own and is registered here."""
+"""The command line: every command lives in a file of its own, which is imported when it is called."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from gradwire.cli import net
-from gradwire.cli.bench import bench
-from gradwire.cli.demo import demo
-from gradwire.cli.probe import probe
-from gradwire.cli.recipes import recipes
+NAMES = ("net", "recipes", "bench", "demo", "probe")
+"""In the order of the help text; each is a function, or a `Typer`, in the module of its name."""
+
+
+class _OnDemand(Mapping[str, Any]):
+    """Commands by name. Most need torch, which takes seconds to import; `net` starts at once without."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in NAMES:
+            raise KeyError(name)
+        found = getattr(import_module(f"gradwire.cli.{name}"), name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False)
+            alone.command(name)(found)
+            found = alone
+        command = typer.main.get_command(found)
+        command.name = name
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = _OnDemand()
+
 
 app = typer.Typer(
     name="gradwire",
+    cls=_Group,
     help="Near-linear data-parallel PyTorch training on slow networks.",
     no_args_is_help=True,
     add_completion=False,
 )
-app.add_typer(net.app, name="net")
-app.command()(recipes)
-app.command()(bench)
-app.command()(demo)
-app.command()(probe)
 
 
 @app.callback()

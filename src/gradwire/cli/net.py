@@ -11,10 +11,10 @@ from gradwire import emulate
 from gradwire.cli.paths import check_folder
 from gradwire.emulate.launch import Outcome, run_on_all
 
-app = typer.Typer(help="A slow network on this machine.", no_args_is_help=True)
+net = typer.Typer(help="A slow network on this machine.", no_args_is_help=True, add_completion=False)
 
 
-@app.command("check")
+@net.command("check")
 def check() -> None:
     """Say which modes are possible on this machine, and why the others are not."""
     best = next(mode for mode in emulate.MODES if emulate.why_not(mode) is None)
@@ -24,7 +24,7 @@ def check() -> None:
         print(f"{mode:8}{verdict}{' (used by --mode auto)' if mode == best else ''}")
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True})
+@net.command("run", context_settings={"ignore_unknown_options": True})
 def run(
     command: Annotated[list[str], typer.Argument(help="What to run on every rank, after --.")],
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
