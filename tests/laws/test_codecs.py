@@ -116,17 +116,18 @@ def test_taking_is_encoding_and_subtracting(case: CodecCase, dtype: torch.dtype)
 
 @declaring("unbiased")
 def test_declared_unbiased(case: CodecCase) -> None:
-    x, draws = make(KINDS[1], 40, F32), 10_000
-    total, squares = torch.zeros(2, 40, dtype=torch.float64)
+    # 500 copies of 40 values make one draw, and the mean over copies one sample of 40.
+    values, copies, draws = make(KINDS[1], 40, F32), 500, 200
+    x = values.repeat(copies)
+    samples = []
     for step in range(draws):
-        at = Moment(step, 0, 0, 1, parts=AT.parts)
+        at = replace(AT, step=step)
         sent = decode(case.codec, case.codec.encode(x, at), x, at).double()
-        total += sent
-        squares += (sent - x.double()).square()
-    error = (total / draws - x.double()).abs()
+        samples.append(sent.view(copies, 40).mean(0))
+    error = torch.stack(samples) - values.double()
     # One of 40 is beyond 4 sigma once in 400 runs; the draws are those of the steps, always the same.
-    rounding = x.abs().max().double() * torch.finfo(F32).eps
-    assert (error <= 4 * (squares / draws).sqrt() / draws**0.5 + rounding).all()
+    rounding = values.abs().max().double() * torch.finfo(F32).eps
+    assert (error.mean(0).abs() <= 4 * error.square().mean(0).sqrt() / draws**0.5 + rounding).all()
 
 
 @declaring("linear")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -68,6 +69,12 @@ def feed_back(exchange: Exchange, memory: Memory, steps: int = STEPS, size: int 
     return run_ranks(WORLD, body)
 
 
+@functools.cache
+def fed_back(case: ExchangeCase) -> tuple[History, ...]:
+    """What several tests look at."""
+    return tuple(feed_back(remember(case.exchange), Residual()))
+
+
 accepted = [case for case in EXCHANGES if case.exchange.contractive]
 
 
@@ -75,8 +82,7 @@ accepted = [case for case in EXCHANGES if case.exchange.contractive]
 def test_residual_never_exceeds_what_came(case: ExchangeCase) -> None:
     # ‖r'‖ ≤ ‖r + g‖ ≤ ‖r‖ + ‖g‖ if nothing is left that was not there: at most the sum of all norms.
     # 1e-5: three float32 roundings per step and element, relative to x, over 60 steps.
-    exchange = remember(case.exchange)
-    for history in feed_back(exchange, Residual()):
+    for history in fed_back(case):
         total = 0.0
         for residual, gradient in zip(history.residual_norms, history.gradient_norms, strict=True):
             total += gradient
@@ -85,7 +91,7 @@ def test_residual_never_exceeds_what_came(case: ExchangeCase) -> None:
 
 @pytest.mark.parametrize("case", [case for case in accepted if case.exchange.conserves], ids=str)
 def test_what_was_delivered_and_what_is_left_add_up_to_what_came(case: ExchangeCase) -> None:
-    histories = feed_back(remember(case.exchange), Residual())
+    histories = fed_back(case)
     came = torch.stack([history.came for history in histories]).mean(0)
     left = torch.stack([history.residual.double() for history in histories]).mean(0)
     # Per step and element W + 4 roundings of the accumulating type plus two of the fold, each relative to

@@ -1,4 +1,4 @@
-"""For the process that ranks are forked from: modules and kernels are loaded there once, not by every rank."""
+"""For the process that ranks are forked from: it has loaded modules and kernels, once for all of them."""
 
 from importlib import import_module
 

@@ -105,9 +105,7 @@ def _run(scene: Callable[[], Any]) -> dict[str, Any]:
         return {"error": traceback.format_exc()}
 
 
-def _main(
-    module: str, rank: int, world: int, folder: Path, timeout_s: float, scenes: Sequence[str]
-) -> None:
+def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, scenes: Sequence[str]) -> None:
     os.environ.update(_VARIABLES)
     with (folder / f"{rank}.out").open("wb") as out:
         os.dup2(out.fileno(), 1)

@@ -19,7 +19,9 @@ def test_help_names_every_command_and_a_slip_of_the_pen_its_nearest() -> None:
 
 
 def test_what_runs_others_starts_without_torch() -> None:
-    code = "import gradwire.cli.main, gradwire.cli.net, gradwire.emulate, sys; assert 'torch' not in sys.modules"
+    code = (
+        "import gradwire.cli.main, gradwire.cli.net, gradwire.emulate, sys; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
