@@ -7,10 +7,9 @@ from the same payloads in rank order. Real transports add in other orders, which
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,84 +31,79 @@ class _Wish:
     argument: int
 
 
-class _Room:
-    """What the ranks lay down in one round, and the barrier behind which all of it is there."""
-
-    def __init__(self, world: int, timeout_s: float) -> None:
-        self.wishes: list[_Wish | None] = [None] * world
-        self.payloads: list[Tensor | None] = [None] * world
-        self.barrier = threading.Barrier(world, timeout=timeout_s)
-
-
 class _Turns:
-    """One rank computes at a time: a rank keeps its turn until it waits for others.
+    """One rank runs at a time, until it waits for others; then the next one that need not wait does.
 
-    torch gives up the interpreter's lock in every operation. Ranks that fight for it take a quarter more time.
+    torch gives up the interpreter's lock in every operation: ranks that ran freely would fight for it. And
+    when nobody can go on, it is known at once.
     """
 
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
+    def __init__(self, world: int) -> None:
+        self._starts = [threading.Lock() for _rank in range(world)]
+        self._awaited: list[Callable[[], bool] | None] = [lambda: True] * world
+        for start in self._starts:
+            start.acquire()
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """While a rank computes."""
-        with self._turn:
-            yield
+    def begin(self, rank: int) -> None:
+        """Wait for the first turn, which somebody passes on."""
+        self._starts[rank].acquire()
 
-    @contextmanager
-    def given_up(self) -> Iterator[None]:
-        """While it waits."""
-        self._turn.release()
-        try:
-            yield
-        finally:
-            self._turn.acquire()
+    def wait(self, rank: int, until: Callable[[], bool]) -> bool:
+        """Let others run until this rank can go on, or nobody can; returns whether it can."""
+        if not until():
+            self._awaited[rank] = until
+            self.pass_on(rank)
+            self._starts[rank].acquire()
+        return until()
+
+    def end(self, rank: int) -> None:
+        """Never run again."""
+        self._awaited[rank] = None
+        self.pass_on(rank)
+
+    def pass_on(self, rank: int) -> None:
+        """To the next rank that can go on; if none can, to the next, which sees that it cannot."""
+        world = len(self._starts)
+        left = [each % world for each in range(rank + 1, rank + world + 1)]
+        left = [each for each in left if self._awaited[each] is not None]
+        able = (each for each in left if self._can_run(each))
+        chosen = next(able, left[0] if left else None)
+        if chosen is not None:
+            self._starts[chosen].release()
+
+    def _can_run(self, rank: int) -> bool:
+        awaited = self._awaited[rank]
+        return awaited is not None and awaited()
 
 
 class _Meeting:
-    """Where the threads of one world meet: two rooms in turn.
+    """Where the threads of one world meet: two rooms in turn, for what they lay down.
 
     Whoever comes to a room again has been through the other one meanwhile, and there with everybody: so all
     have left this one, and what lies in it has been read.
     """
 
-    def __init__(self, world: int, timeout_s: float) -> None:
+    def __init__(self, world: int) -> None:
         self.world = world
-        self._rooms = _Room(world, timeout_s), _Room(world, timeout_s)
+        self.turns = _Turns(world)
+        self._wishes: list[list[_Wish | None]] = [[None] * world, [None] * world]
+        self._payloads: list[list[Tensor | None]] = [[None] * world, [None] * world]
         self._rounds = [0] * world
-        self.timeout_s = timeout_s
-        self.turns = _Turns()
-        self.mail: list[list[queue.SimpleQueue[Tensor]]] = [
-            [queue.SimpleQueue() for _target in range(world)] for _source in range(world)
+        self.mail: list[list[deque[Tensor]]] = [
+            [deque() for _target in range(world)] for _source in range(world)
         ]
 
     def exchange(self, rank: int, wish: _Wish, payload: Tensor) -> list[Tensor]:
-        room = self._room(rank)
-        room.wishes[rank], room.payloads[rank] = wish, payload.clone()
-        self._await(room.barrier)
+        number = self._rounds[rank]
+        wishes, payloads = self._wishes[number % 2], self._payloads[number % 2]
+        wishes[rank], payloads[rank] = wish, payload.clone()
         self._rounds[rank] += 1
-        self._room(rank).payloads[rank] = None  # all have left the other room: its payloads need no memory
-        wishes, payloads = list(room.wishes), list(room.payloads)
+        if not self.turns.wait(rank, lambda: min(self._rounds) > number):
+            raise RanksDisagree("a rank stopped issuing collectives while others wait for it")
+        self._payloads[1 - number % 2][rank] = None  # all have left the other room: no need for memory there
         if any(other != wishes[0] for other in wishes):
             raise RanksDisagree(f"ranks issued different collectives: {dict(enumerate(wishes))}")
         return [payload for payload in payloads if payload is not None]
-
-    def _room(self, rank: int) -> _Room:
-        return self._rooms[self._rounds[rank] % 2]
-
-    def _await(self, barrier: threading.Barrier) -> None:
-        try:
-            with self.turns.given_up():
-                barrier.wait()
-        except threading.BrokenBarrierError:
-            raise RanksDisagree("a rank stopped issuing collectives while others wait for it") from None
-
-    def depart(self, rank: int) -> None:
-        """Free those who wait, or will, in the room where this rank would be next.
-
-        Whoever is still on the way out of the room before must not be disturbed.
-        """
-        self._room(rank).barrier.abort()
 
 
 class ThreadComm:
@@ -179,34 +173,31 @@ class ThreadPeers:
     def send(self, tensor: Tensor, target: int) -> Pending:
         """See `Peers.send`; returns at once."""
         if tensor.numel() > 0:
-            self._meeting.mail[self.rank][target].put(tensor.clone())
+            self._meeting.mail[self.rank][target].append(tensor.clone())
         return DONE
 
     def receive(self, out: Tensor, source: int) -> Pending:
         """See `Peers.receive`; the message is awaited in `wait`."""
-        return _Arrival(out, self._meeting.mail[source][self.rank], self._meeting)
+        return _Arrival(out, self.rank, self._meeting.mail[source][self.rank], self._meeting.turns)
 
 
 class _Arrival:
     """A message to come."""
 
-    def __init__(self, out: Tensor, mail: queue.SimpleQueue[Tensor], meeting: _Meeting) -> None:
-        self._out, self._mail, self._meeting = out, mail, meeting
+    def __init__(self, out: Tensor, rank: int, mail: deque[Tensor], turns: _Turns) -> None:
+        self._out, self._rank, self._mail, self._turns = out, rank, mail, turns
 
     def wait(self) -> None:
         if self._out.numel() > 0:
-            try:
-                with self._meeting.turns.given_up():
-                    message = self._mail.get(timeout=self._meeting.timeout_s)
-            except queue.Empty:
-                raise RanksDisagree("a rank waits for a message that nobody sends") from None
-            self._out.copy_(message)
+            if not self._turns.wait(self._rank, lambda: bool(self._mail)):
+                raise RanksDisagree("a rank waits for a message that nobody sends")
+            self._out.copy_(self._mail.popleft())
 
     def then(self, callback: Callable[[], None]) -> None:
         callback()
 
 
-def run_ranks(world: int, body: Callable[[ThreadComm], T], timeout_s: float = 30.0) -> list[T]:
+def run_ranks(world: int, body: Callable[[ThreadComm], T]) -> list[T]:
     """Run `body(comm)` on `world` threads and return the results in rank order.
 
     Ranks take turns: whatever else a body waits for must not depend on another rank. The first exception
@@ -215,22 +206,23 @@ def run_ranks(world: int, body: Callable[[ThreadComm], T], timeout_s: float = 30
     >>> run_ranks(3, lambda comm: comm.rank)
     [0, 1, 2]
     """
-    meeting = _Meeting(world, timeout_s)
+    meeting = _Meeting(world)
     results: list[Any] = [None] * world
     errors: list[BaseException | None] = [None] * world
 
     def rank_main(rank: int) -> None:
+        meeting.turns.begin(rank)
         try:
-            with meeting.turns.taken():
-                results[rank] = body(ThreadComm(rank, meeting))
+            results[rank] = body(ThreadComm(rank, meeting))
         except BaseException as error:
             errors[rank] = error
         finally:
-            meeting.depart(rank)
+            meeting.turns.end(rank)
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(world)]
     for thread in threads:
         thread.start()
+    meeting.turns.pass_on(world - 1)
     for thread in threads:
         thread.join()
     _raise_first(errors)

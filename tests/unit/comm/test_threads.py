@@ -123,15 +123,31 @@ def test_ranks_that_return_after_the_last_round_disturb_nobody_on_the_way_out(ro
         assert run_ranks(5, body) == 5 * [5.0**rounds]
 
 
-def test_rank_that_never_comes_is_waited_for_no_longer_than_the_timeout() -> None:
+def test_ranks_that_wait_for_each_other_in_different_ways_are_told_at_once() -> None:
     def body(comm: ThreadComm) -> None:
         if comm.rank == 0:
-            time.sleep(1.0)
+            comm.peers.receive(torch.zeros(1), 1).wait()
         else:
             comm.all_reduce(torch.zeros(1)).wait()
 
-    with pytest.raises(RanksDisagree, match="stopped issuing collectives"):
-        run_ranks(2, body, timeout_s=0.1)
+    started = time.perf_counter()
+    with pytest.raises(RanksDisagree, match="a message that nobody sends|stopped issuing collectives"):
+        run_ranks(3, body)
+    assert time.perf_counter() - started < 5
+
+
+def test_one_rank_runs_at_a_time_until_it_waits() -> None:
+    said: list[int] = []
+
+    def body(comm: ThreadComm) -> None:
+        for _ in range(2):
+            for _ in range(3):
+                said.append(comm.rank)
+                time.sleep(0.001)  # nobody else uses the pause
+            comm.all_reduce(torch.zeros(1)).wait()
+
+    run_ranks(3, body)
+    assert said == [0] * 3 + [1] * 3 + [2] * 6 + [0] * 3 + [1] * 3
 
 
 def test_many_rounds_in_a_row_do_not_mix() -> None:

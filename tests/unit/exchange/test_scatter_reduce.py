@@ -122,7 +122,7 @@ def residuals(exchange: Exchange, draw: Callable[[torch.Generator], Tensor]) -> 
             came.append(float(gradient.norm()))
         return left, came
 
-    ranks = run_ranks(WORLD, body, timeout_s=120.0)
+    ranks = run_ranks(WORLD, body)
     sums = [[sum(values) for values in zip(*(rank[i] for rank in ranks), strict=True)] for i in (0, 1)]
     return sums[0], max(sums[1])
 
