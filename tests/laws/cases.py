@@ -437,7 +437,9 @@ _EXCHANGES = (
 )
 
 
-IN_BLOCKS = ("int8", "int8(feedback=False)", "int4", "int4(block=33)", "fp8")
+IN_BLOCKS = (
+    "int8", "int8(feedback=False)", "int4", "int4(block=33)", "int4(collective='all_gather')", "fp8"
+)  # fmt: skip
 
 RECIPES = {
     "dense": None,
@@ -526,7 +528,7 @@ COARSE = {
 """Of recipes that round elements together: see `ExchangeCase`. Of stochastic levels W + 4 = 11 roundings
 of a step, √d/s (Euclidean) or 1/s of the largest element."""
 
-ADAPTIVE = {"auto": (0.5, 1.5, 4.0), "covap": (0.5, 3.3)}
+ADAPTIVE = {"auto": (0.5, 1.5, 2.3, 4.0, 8.0), "covap": (0.5, 3.3)}
 """Recipes that decide, and ratios of communication to computation at which they decide differently."""
 
 

@@ -35,6 +35,7 @@ RECIPES = (
     "gcomp(mode='truncate')",
     "gtopk(ratio=0.05)",
     "int4",
+    "int4(collective='all_gather')",
     "int8",
     "int8(feedback=False)",
     "leader_topk(ratio=0.05)",

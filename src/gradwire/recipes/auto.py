@@ -1,24 +1,31 @@
 """auto: the least compression that hides communication behind the backward pass.
 
-Simple for now: it looks at CCR alone and knows three answers. Linear cost of bytes is assumed, latency
-and the codec's own time are not weighed.
+Simple for now: it looks at CCR alone and knows five answers. Linear cost of bytes is assumed, latency
+and the codec's own time are not weighed. Where 8 or 4 bits suffice, every element travels in every step:
+with error feedback that loses less than a choice of elements at the same bytes (`docs/choosing.md`).
 """
 
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from gradwire.codec.indices import bits_per_index
+from gradwire.comm.base import Round
+from gradwire.moment import Moment
 from gradwire.plan import Facts
 from gradwire.recipes.base import Composition, Decide, register
 from gradwire.recipes.dense import dense
 from gradwire.recipes.fp16 import fp16
+from gradwire.recipes.int4 import int4
+from gradwire.recipes.int8 import int8
 from gradwire.recipes.leader_topk import leader_topk
 from gradwire.recipes.topk import topk
 
 
 @register
 def auto(target: float = 0.95) -> Decide:
-    """Measure, then choose dense, fp16, topk or leader_topk: the least that reaches linear scaling.
+    """Measure, then choose dense, fp16, int8, int4, topk or leader_topk: the least that hides.
 
     Travels: what the choice sends; dense while it measures.
     Paper: COVAP's criterion (Meng et al. 2023, section III-C) as the rule for all.
@@ -32,25 +39,44 @@ def auto(target: float = 0.95) -> Decide:
 def from_facts(facts: Facts, target: float) -> Composition:
     """The least compression under which the wire needs at most 1/target of the backward pass.
 
-    Where 16 bits do not suffice and a ratio can be anything, it keeps a distance from that: see `BUSY`.
+    Below 16 bits it keeps a distance from that: see `BUSY`.
     """
     share = 1.0 / (target * facts.ccr) if facts.ccr > 0 else 1.0
     if share >= 1.0:
         return _because(dense(), facts, "communication hides behind backward as it is")
     if share >= 0.5:
         return _because(fp16(), facts, "half the bytes hide behind backward")
+    for few_bits in (int8, int4):
+        # Between two ranks an all-gather costs what an all-reduce does, in one round, not two.
+        chosen = few_bits(collective="all_gather" if facts.world == 2 else "all_reduce")
+        needed = _share_of(chosen, facts.world)
+        if BUSY_CODES * share >= needed:
+            return _hidden(chosen, facts, needed)
     share *= BUSY
     # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
     ratio = max(round(affordable_ratio(4.0 * share), 4), 1e-4)
-    # Between two ranks an all-gather of both choices costs what a leader's does, in one round, not two.
+    # Here, too: both ranks' own choices cost what a leader's does.
     chosen = topk(ratio, values="fp16") if facts.world == 2 else leader_topk(ratio, values="fp16")
-    return _because(chosen, facts, f"{share:.0%} of the bytes travel within {BUSY:.0%} of the backward pass")
+    return _hidden(chosen, facts, share)
 
 
 BUSY = 0.6
 """Share of the backward pass in which the wire may be busy: before the first gradient it has nothing to do,
 the last unit, which needs two rounds and the verdict, should be all that is left at the end, and where
 computing fills the cores, whatever is coded makes the backward pass itself longer."""
+
+BUSY_CODES = 0.7
+"""The same for codes of all elements, which cost less processor time than a choice, and come in whole bits:
+the next step down would be a choice."""
+
+
+def _share_of(composition: Composition, world: int) -> float:
+    """Bytes against those of `dense`, of many elements; alone nobody sends any, as if there were two."""
+    numel, world = 1 << 20, max(world, 2)
+    at = Moment(step=0, unit=0, rank=0, world=world)
+    rounds = composition.exchange.rounds(numel, torch.float32, at)
+    plain = Round("all_reduce", numel, torch.float32)
+    return sum(each.wire_bytes(world) for each in rounds) / plain.wire_bytes(world)
 
 
 _BISECTIONS = 40
@@ -71,6 +97,11 @@ def affordable_ratio(budget_bytes: float) -> float:
         affordable = ratio * (2.0 + bits_per_index(ratio) / 8) <= budget_bytes
         low, high = (ratio, high) if affordable else (low, ratio)
     return low
+
+
+def _hidden(chosen: Composition, facts: Facts, share: float) -> Composition:
+    busy = share * facts.ccr
+    return _because(chosen, facts, f"{share:.0%} of the bytes travel within {busy:.0%} of the backward pass")
 
 
 def _because(chosen: Composition | Decide, facts: Facts, reason: str) -> Composition:

@@ -7,15 +7,15 @@ all-gather (see `gradwire.exchange.scatter_reduce`). Error feedback is ours, and
 
 from gradwire.codec import blocks
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.rounded import rounded
+from gradwire.recipes.rounded import Collective, rounded
 
 
 @register
-def fp8(block: int = 256, feedback: bool = True) -> Composition:
+def fp8(block: int = 256, feedback: bool = True, collective: Collective = "all_reduce") -> Composition:
     """Every value in 8 bits of e4m3 and a scale per block: small values next to large ones survive.
 
     Travels: every value in 8 bits, and 4 bytes per block.
     Paper: Micikevicius et al. 2022, "FP8 formats for deep learning".
     Use when: as int8, but magnitudes within a block differ by more than a hundred.
     """
-    return rounded(blocks("fp8", block), feedback)
+    return rounded(blocks("fp8", block), feedback, collective)

@@ -7,15 +7,15 @@ normal numbers everything below a fifth of the standard deviation is 0.
 
 from gradwire.codec import blocks
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.rounded import rounded
+from gradwire.recipes.rounded import Collective, rounded
 
 
 @register
-def int4(block: int = 128, feedback: bool = True) -> Composition:
+def int4(block: int = 128, feedback: bool = True, collective: Collective = "all_reduce") -> Composition:
     """Every value in 4 bits with error feedback and a scale per block: 0.13 of the bytes.
 
     Travels: every value in 4 bits, and 4 bytes per block.
     Paper: Dettmers and Zettlemoyer 2023, "The case for 4-bit precision".
     Use when: the network is 4 to 7 times too slow; smaller blocks err less and cost more.
     """
-    return rounded(blocks("int4", block), feedback)
+    return rounded(blocks("int4", block), feedback, collective)

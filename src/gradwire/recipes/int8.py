@@ -8,15 +8,15 @@ gradient-sized buffer, and 0.2 ns per element for the fold that reads it (5 ms f
 
 from gradwire.codec import blocks
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.rounded import rounded
+from gradwire.recipes.rounded import Collective, rounded
 
 
 @register
-def int8(block: int = 256, feedback: bool = True) -> Composition:
+def int8(block: int = 256, feedback: bool = True, collective: Collective = "all_reduce") -> Composition:
     """Every value in 8 bits and a scale per block: a quarter of the bytes, on any number of ranks.
 
     Travels: every value in 8 bits, and 4 bytes per block.
     Paper: Dettmers et al. 2022, "8-bit optimizers via block-wise quantization".
     Use when: the network is 2 to 4 times too slow and every value should arrive in every step.
     """
-    return rounded(blocks("int8", block), feedback)
+    return rounded(blocks("int8", block), feedback, collective)
