@@ -6,6 +6,7 @@ One line on top of `DistributedDataParallel`::
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gradwire.version import __version__
@@ -32,12 +33,12 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        if name == "recipes":
-            return import_module("gradwire.recipes")
         for home, names in _HOMES.items():
             if name in names:
                 globals()[name] = found = getattr(import_module(home), name)
                 return found
+        if not name.startswith("_") and find_spec(f"gradwire.{name}") is not None:
+            return import_module(f"gradwire.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

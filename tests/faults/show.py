@@ -36,7 +36,7 @@ from tests.faults.test_launcher_ends import (
 )
 from tests.process.models import perceptron
 from tests.process.net_support import eventually, processes
-from tests.process.ranks import Results, perform, started, value
+from tests.process.ranks import Results, perform, started, started_anew, value
 
 WORLD, TIMEOUT_S, GUARD_S = 3, 10.0, 120.0
 
@@ -89,7 +89,7 @@ def interrupted() -> Iterator[Seen]:
     """Ctrl-C for a rank that waits for one that does not answer."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with started("tests.faults.scenes_ranks", 2, folder, ["topk"], 100.0) as ranks:
+        with started_anew("tests.faults.scenes_ranks", 2, folder, ["topk"], 100.0) as ranks:
             _wait_for_training(folder)
             ranks[UNLUCKY].send_signal(signal.SIGSTOP)
             time.sleep(0.5)

@@ -438,8 +438,15 @@ _EXCHANGES = (
 
 
 IN_BLOCKS = (
-    "int8", "int8(feedback=False)", "int4", "int4(block=33)", "int4(collective='all_gather')", "fp8"
-)  # fmt: skip
+    "int8",
+    "int8(feedback=False)",
+    "int8(collective='all_gather')",
+    "int8(feedback=False, collective='all_gather')",
+    "int4",
+    "int4(block=33)",
+    "int4(collective='all_gather')",
+    "fp8",
+)
 
 RECIPES = {
     "dense": None,

@@ -14,8 +14,11 @@ def test_every_recipe_is_in_the_tables_of_the_laws() -> None:
 
 
 @pytest.mark.parametrize(("text", "ratio"), [(text, ratio) for text in ADAPTIVE for ratio in ADAPTIVE[text]])
-def test_what_an_adaptive_recipe_decides_is_of_a_kind_the_laws_know(text: str, ratio: float) -> None:
-    chosen = decided(text, ratio).exchange
+@pytest.mark.parametrize("world", [2, 3])
+def test_what_an_adaptive_recipe_decides_is_of_a_kind_the_laws_know(
+    text: str, ratio: float, world: int
+) -> None:
+    chosen = decided(text, ratio, world).exchange
     kinds = {_shape(case.exchange) for case in EXCHANGES if case.name.startswith("recipe")}
     assert _shape(chosen) in kinds
 

@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+ROOT = Path(__file__).parents[2]
 GUARD_S = 230.0
 """When a world hangs, it is ended after so long."""
 
@@ -90,6 +92,28 @@ def started(
             each.process.join()
 
 
+@contextmanager
+def started_anew(
+    module: str, world: int, folder: Path, scenes: Sequence[str], timeout_s: float
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The same in interpreters of their own, which end as a user's do; each hashes strings in its own way."""
+    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    ranks = []
+    try:
+        for rank in range(world):
+            Path(folder, f"{rank}.out").touch()
+            arguments = [module, str(rank), str(world), str(folder), str(timeout_s), *scenes]
+            command = [sys.executable, "-m", "tests.process.ranks", *arguments]
+            hashing = {"PYTHONHASHSEED": str(rank + 1)}
+            ranks.append(subprocess.Popen(command, cwd=ROOT, env={**environment, **hashing}))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+        for process in ranks:
+            process.wait()
+
+
 def value(results: Results, scene: str) -> list[Any]:
     """What `scene` returned, by rank; fails with the traceback of the rank that raised."""
     for rank, result in enumerate(results):
@@ -129,3 +153,8 @@ def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, sc
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    _module, _rank, _world, _folder, _timeout_s, *_scenes = sys.argv[1:]
+    _main(_module, int(_rank), int(_world), Path(_folder), float(_timeout_s), _scenes)

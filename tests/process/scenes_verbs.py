@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from itertools import product
@@ -114,3 +115,11 @@ def hops_beside_other_collectives(comm: ProcessGroupComm) -> None:
 
 
 SCENES: dict[str, Callable[[], Any]] = {"verbs": verbs}
+
+
+if __name__ == "__main__":  # to the end of a group and of an interpreter
+    _rank, _world, _meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    store = dist.FileStore(_meeting, _world)
+    dist.init_process_group("gloo", store=store, rank=_rank, world_size=_world)
+    verbs()
+    dist.destroy_process_group()

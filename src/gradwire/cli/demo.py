@@ -22,7 +22,7 @@ def demo(
     steps: Annotated[int, typer.Option(help="Steps of each contestant.")] = Plan.steps,
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = Plan.workers,
     rate: Annotated[
-        str, typer.Option(help="Link per rank, such as 100mbit; auto: 4.5 times too slow for this machine.")
+        str, typer.Option(help="Link per rank, such as 100mbit; auto: 4.25 times too slow for this machine.")
     ] = Plan.rate,
     delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = Plan.delay,
     seeds: Annotated[

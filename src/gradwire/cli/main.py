@@ -26,6 +26,10 @@ class _OnDemand(Mapping[str, Any]):
         command.name = name
         return command
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any mapping, but a `KeyError` within a command's module is not a missing command."""
+        return self[name] if name in NAMES else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(NAMES)
 

@@ -1,8 +1,8 @@
 """auto: the least compression that hides communication behind the backward pass.
 
 Simple for now: it looks at CCR alone and knows five answers. Linear cost of bytes is assumed, latency
-and the codec's own time are not weighed. Where 8 or 4 bits suffice, every element travels in every step:
-with error feedback that loses less than a choice of elements at the same bytes (`docs/choosing.md`).
+and the codec's own time are not weighed. Where 8 or 4 bits suffice between two ranks, every element travels
+in every step: with error feedback that loses less than a choice at the same bytes (`docs/choosing.md`).
 """
 
 from dataclasses import replace
@@ -46,16 +46,18 @@ def from_facts(facts: Facts, target: float) -> Composition:
         return _because(dense(), facts, "communication hides behind backward as it is")
     if share >= 0.5:
         return _because(fp16(), facts, "half the bytes hide behind backward")
-    for few_bits in (int8, int4):
-        # Between two ranks an all-gather costs what an all-reduce does, in one round, not two.
-        chosen = few_bits(collective="all_gather" if facts.world == 2 else "all_reduce")
-        needed = _share_of(chosen, facts.world)
-        if BUSY_CODES * share >= needed:
-            return _hidden(chosen, facts, needed)
+    if facts.world == 2:
+        # An all-gather costs what an all-reduce does, in one round, not two. More ranks would need the two,
+        # which cost more processor time than a choice does.
+        for few_bits in (int8, int4):
+            chosen = few_bits(collective="all_gather")
+            needed = _share_of(chosen)
+            if BUSY_CODES * share >= needed:
+                return _hidden(chosen, facts, needed)
     share *= BUSY
     # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
     ratio = max(round(affordable_ratio(4.0 * share), 4), 1e-4)
-    # Here, too: both ranks' own choices cost what a leader's does.
+    # Here, too: what both choose for themselves costs what a leader's choice does.
     chosen = topk(ratio, values="fp16") if facts.world == 2 else leader_topk(ratio, values="fp16")
     return _hidden(chosen, facts, share)
 
@@ -66,17 +68,17 @@ the last unit, which needs two rounds and the verdict, should be all that is lef
 computing fills the cores, whatever is coded makes the backward pass itself longer."""
 
 BUSY_CODES = 0.7
-"""The same for codes of all elements, which cost less processor time than a choice, and come in whole bits:
-the next step down would be a choice."""
+"""The same for codes of all elements: two ranks make them in less processor time than a choice, and they come
+in whole bits, so that the next step down would be a choice."""
 
 
-def _share_of(composition: Composition, world: int) -> float:
-    """Bytes against those of `dense`, of many elements; alone nobody sends any, as if there were two."""
-    numel, world = 1 << 20, max(world, 2)
-    at = Moment(step=0, unit=0, rank=0, world=world)
+def _share_of(composition: Composition) -> float:
+    """Bytes against those of `dense` between two ranks, of many elements in one parameter."""
+    numel, at = 1 << 20, Moment(step=0, unit=0, rank=0, world=2)
     rounds = composition.exchange.rounds(numel, torch.float32, at)
-    plain = Round("all_reduce", numel, torch.float32)
-    return sum(each.wire_bytes(world) for each in rounds) / plain.wire_bytes(world)
+    return sum(each.wire_bytes(2) for each in rounds) / Round("all_reduce", numel, torch.float32).wire_bytes(
+        2
+    )
 
 
 _BISECTIONS = 40

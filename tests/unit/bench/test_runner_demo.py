@@ -190,7 +190,7 @@ def test_ddp_gets_the_same_time_then_finishes_its_steps():
     assert len(wanted) == 7
     assert all(wanted)
     assert exit_code(document) == 0
-    # 4 MB of gradients for 0.6 s of backward, at CCR 4.5
+    # 4 MB of gradients for 0.6 s of backward, at the default CCR
     assert network.links[0] == rate_for_ccr(4e6, 2, 0.6)
     assert network.links[-1] == network.links[0]
 

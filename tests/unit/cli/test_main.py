@@ -10,12 +10,11 @@ from typer.testing import CliRunner
 from gradwire.cli.main import NAMES, app
 
 
-def test_help_names_every_command_and_a_slip_of_the_pen_its_nearest() -> None:
+def test_help_names_every_command_and_no_other_is_known() -> None:
     found = CliRunner().invoke(app, ["--help"]).output
     assert all(f" {name} " in found for name in NAMES)
     refused = CliRunner().invoke(app, ["bnech"])
     assert refused.exit_code == 2
-    assert "'bench'" in refused.output
 
 
 def test_what_runs_others_starts_without_torch() -> None:
@@ -31,6 +30,7 @@ def test_all_that_is_public_is_there_on_first_use() -> None:
         "assert 'attach' not in vars(gradwire) and 'attach' in dir(gradwire)\n"
         "assert all(getattr(gradwire, name) is not None for name in gradwire.__all__)\n"
         "assert gradwire.recipes.names() and gradwire.recipe('dense')\n"
+        "assert gradwire.measure.layer_rates and gradwire.errors.PeerFailed\n"
         "assert not hasattr(gradwire, 'attac')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -71,6 +71,7 @@ def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str)
         ("covap(interval=0)", "interval=0 must be at least 1 step"),
         ("covap(interval=2.5)", "interval=2.5 must be at least 1 step"),
         ("covap(interval='four')", "interval='four' must be at least 1 step"),
+        ("int4(collective='ring')", "collective='ring' is none of all_reduce, all_gather"),
         ("auto(target=0)", "target=0 is outside (0, 1]"),
         ("topk(0.1)", "write name or name(key=value, key=value)"),
         ("topk(ratio=0.1", "cannot read recipe"),

@@ -8,7 +8,7 @@ from gradwire.bench.settings import Task
 AUTO_RATE = "auto"
 
 # How many times longer the link needs for all gradients than the backward pass takes to compute them.
-TARGET_CCR = 4.5
+TARGET_CCR = 4.25
 
 
 @dataclass(frozen=True)
