@@ -35,7 +35,10 @@ else:
     def __getattr__(name: str) -> Any:
         for home, names in _HOMES.items():
             if name in names:
-                globals()[name] = found = getattr(import_module(home), name)
+                try:
+                    globals()[name] = found = getattr(import_module(home), name)
+                except AttributeError as error:  # which would read as if there were no such name
+                    raise ImportError(f"{home} cannot be loaded: {error}") from error
                 return found
         if not name.startswith("_") and find_spec(f"gradwire.{name}") is not None:
             return import_module(f"gradwire.{name}")

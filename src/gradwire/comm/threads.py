@@ -35,12 +35,13 @@ class _Turns:
     """One rank runs at a time, until it waits for others; then the next one that need not wait does.
 
     torch gives up the interpreter's lock in every operation: ranks that ran freely would fight for it. And
-    when nobody can go on, it is known at once.
+    when nobody can go on, it is known at once, and stays so.
     """
 
     def __init__(self, world: int) -> None:
         self._starts = [threading.Lock() for _rank in range(world)]
         self._awaited: list[Callable[[], bool] | None] = [lambda: True] * world
+        self._stuck = False
         for start in self._starts:
             start.acquire()
 
@@ -50,11 +51,11 @@ class _Turns:
 
     def wait(self, rank: int, until: Callable[[], bool]) -> bool:
         """Let others run until this rank can go on, or nobody can; returns whether it can."""
-        if not until():
+        if not self._stuck and not until():
             self._awaited[rank] = until
             self.pass_on(rank)
             self._starts[rank].acquire()
-        return until()
+        return not self._stuck and until()
 
     def end(self, rank: int) -> None:
         """Never run again."""
@@ -64,16 +65,12 @@ class _Turns:
     def pass_on(self, rank: int) -> None:
         """To the next rank that can go on; if none can, to the next, which sees that it cannot."""
         world = len(self._starts)
-        left = [each % world for each in range(rank + 1, rank + world + 1)]
-        left = [each for each in left if self._awaited[each] is not None]
-        able = (each for each in left if self._can_run(each))
-        chosen = next(able, left[0] if left else None)
-        if chosen is not None:
-            self._starts[chosen].release()
-
-    def _can_run(self, rank: int) -> bool:
-        awaited = self._awaited[rank]
-        return awaited is not None and awaited()
+        following = [each % world for each in range(rank + 1, rank + world + 1)]
+        left = [(each, until) for each in following if (until := self._awaited[each]) is not None]
+        able = [each for each, until in left if until()]
+        self._stuck = self._stuck or (not able and bool(left))
+        if left:
+            self._starts[able[0] if able else left[0][0]].release()
 
 
 class _Meeting:

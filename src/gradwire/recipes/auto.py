@@ -75,10 +75,8 @@ in whole bits, so that the next step down would be a choice."""
 def _share_of(composition: Composition) -> float:
     """Bytes against those of `dense` between two ranks, of many elements in one parameter."""
     numel, at = 1 << 20, Moment(step=0, unit=0, rank=0, world=2)
-    rounds = composition.exchange.rounds(numel, torch.float32, at)
-    return sum(each.wire_bytes(2) for each in rounds) / Round("all_reduce", numel, torch.float32).wire_bytes(
-        2
-    )
+    sent = sum(each.wire_bytes(2) for each in composition.exchange.rounds(numel, torch.float32, at))
+    return sent / Round("all_reduce", numel, torch.float32).wire_bytes(2)
 
 
 _BISECTIONS = 40

@@ -136,6 +136,30 @@ def test_ranks_that_wait_for_each_other_in_different_ways_are_told_at_once() -> 
     assert time.perf_counter() - started < 5
 
 
+def test_what_has_failed_once_does_not_succeed_for_others_later() -> None:
+    seen: dict[int, list[str]] = {0: [], 1: []}
+
+    def body(comm: ThreadComm) -> None:
+        # They wait for each other in different ways; rank 1 goes on, as if nothing had been.
+        try:
+            if comm.rank == 0:
+                comm.peers.receive(torch.zeros(1), 1).wait()
+                comm.all_reduce(torch.zeros(1)).wait()
+            else:
+                comm.all_reduce(torch.zeros(1)).wait()
+        except RanksDisagree:
+            seen[comm.rank].append("refused")
+        if comm.rank == 1:
+            comm.peers.send(torch.zeros(1), 0)
+        try:
+            comm.all_reduce(torch.zeros(1)).wait()
+        except RanksDisagree:
+            seen[comm.rank].append("refused again")
+
+    run_ranks(2, body)
+    assert seen == {0: ["refused", "refused again"], 1: ["refused", "refused again"]}
+
+
 def test_one_rank_runs_at_a_time_until_it_waits() -> None:
     said: list[int] = []
 
