@@ -119,9 +119,9 @@ class Moment:
     kept: Kept = field(default_factory=Kept, compare=False, repr=False)
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
 
-    def sizes(self, numel: int) -> list[int]:
+    def sizes(self, numel: int) -> tuple[int, ...]:
         """Elements of the parts of a unit of `numel` elements."""
-        sizes = [part.numel for part in self.parts] or [numel]
+        sizes = tuple([part.stop - part.start for part in self.parts]) or (numel,)
         assert sum(sizes) == numel, f"parts of {sizes} do not make up {numel} elements"
         return sizes
 

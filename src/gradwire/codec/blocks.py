@@ -13,12 +13,13 @@ tried, and leaves 2 % (normal numbers) to 12 % (heavy tails) more error than map
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels import BlockKind, add_blocks, code_bytes, count_blocks, encode_blocks, scale_type
+from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
 from gradwire.moment import Moment
 
 
@@ -46,8 +47,7 @@ class Blocks:
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""
-        scales, codes = self._sizes(numel, dtype, at)
-        return scales + -(-codes // dtype_bytes(dtype)) * dtype_bytes(dtype), torch.uint8
+        return self._layout(numel, dtype, at).bytes, torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
@@ -58,39 +58,53 @@ class Blocks:
         return self._encode(x, at, left=True)
 
     def _encode(self, x: Tensor, at: Moment, left: bool) -> Tensor:
-        size, dtype = self.payload(x.numel(), x.dtype, at)
-        payload = torch.empty(size, dtype=dtype, device=x.device)
-        scales, codes = self._split(payload, x, at)
-        encode_blocks(x, at.sizes(x.numel()), self.block, self.kind, scales, codes, left)
-        payload[scales.nbytes + codes.numel() :] = 0
+        layout = self._layout(x.numel(), x.dtype, at)
+        payload = torch.empty(layout.bytes, dtype=torch.uint8, device=x.device)
+        encode_blocks(x, layout.blocks, *layout.split(payload), left)
+        payload[layout.stop :] = 0
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        scales, codes = self._split(payload, out, at)
-        add_blocks(scales, codes, at.sizes(out.numel()), self.block, self.kind, out, weight)
+        layout = self._layout(out.numel(), out.dtype, at)
+        add_blocks(*layout.split(payload), layout.blocks, out, weight)
 
-    def _sizes(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, int]:
-        """Bytes of the scales and of the codes."""
-        sizes = at.sizes(numel)
-        scales = count_blocks(sizes, self.block) * dtype_bytes(dtype)
-        return scales, code_bytes(sizes, self.block, self.kind)
-
-    def _split(self, payload: Tensor, like: Tensor, at: Moment) -> tuple[Tensor, Tensor]:
-        """Scales and codes of a payload, as views."""
-        scales, codes = self._sizes(like.numel(), like.dtype, at)
-        return payload[:scales].view(scale_type(like.dtype)), payload[scales : scales + codes]
+    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Layout:
+        return _layout(at.sizes(numel), self.block, self.kind, scale_type(dtype))
 
 
-def dtype_bytes(dtype: torch.dtype) -> int:
-    """Bytes of a scale for elements of `dtype`.
+@dataclass(frozen=True)
+class Layout:
+    """Scales of all blocks in `dtype`, then their codes, then zeros up to a multiple of a scale's size."""
 
-    >>> dtype_bytes(torch.float16), dtype_bytes(torch.float64)
-    (4, 8)
-    """
-    return scale_type(dtype).itemsize
+    blocks: ScaledBlocks
+    dtype: torch.dtype
+
+    @cached_property
+    def start(self) -> int:
+        """Bytes of the scales."""
+        return self.blocks.count * self.dtype.itemsize
+
+    @cached_property
+    def stop(self) -> int:
+        """Bytes of scales and codes."""
+        return self.start + self.blocks.code_bytes
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size of the payload."""
+        return -(-self.stop // self.dtype.itemsize) * self.dtype.itemsize
+
+    def split(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        """Scales and codes, as views."""
+        return payload[: self.start].view(self.dtype), payload[self.start : self.stop]
+
+
+@lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
+def _layout(sizes: tuple[int, ...], block: int, kind: BlockKind, dtype: torch.dtype) -> Layout:
+    return Layout(ScaledBlocks(sizes, block, kind), dtype)
 
 
 def blocks(kind: BlockKind, block: int = 256) -> Blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -24,16 +25,16 @@ class Levels:
     grid: Grid
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Size of the payload."""
         return -(-self._stop // self.dtype.itemsize) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def _start(self) -> int:
         return self.grid.buckets * self.dtype.itemsize
 
-    @property
+    @cached_property
     def _stop(self) -> int:
         return self._start + self.grid.code_bytes
 
@@ -56,6 +57,7 @@ class Levels:
         return payload[: self._start].view(self.dtype), payload[self._start : self._stop]
 
 
+@lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
 def levels_of(grid: Grid, dtype: torch.dtype) -> Levels:
     """The layout for tensors of `dtype`: steps are float64 for float64, else float32."""
     return Levels(grid, step_type(dtype))

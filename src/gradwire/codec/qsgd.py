@@ -50,7 +50,7 @@ class Qsgd:
         return Grid(sizes, self.bucket, self.bits, self.norm)
 
     def _levels(self, numel: int, dtype: torch.dtype, at: Moment) -> Levels:
-        return levels_of(self._grid(tuple(at.sizes(numel))), dtype)
+        return levels_of(self._grid(at.sizes(numel)), dtype)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""

@@ -46,7 +46,7 @@ class TernGrad:
 
     def _levels(self, numel: int, dtype: torch.dtype, at: Moment) -> Levels:
         clip = math.inf if self.clip is None else self.clip
-        grid = Grid(tuple(at.sizes(numel)), bucket=None, bits=2, norm="max", clip=clip)
+        grid = Grid(at.sizes(numel), bucket=None, bits=2, norm="max", clip=clip)
         return levels_of(grid, dtype)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:

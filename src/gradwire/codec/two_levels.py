@@ -7,6 +7,7 @@ lowest first, each part from a byte of its own, filled with zeros to a multiple 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -63,13 +64,18 @@ class TwoLevels:
         add_signs(*self._read(payload, blocks, out.dtype), blocks, out, weight)
 
     def _blocks(self, numel: int, at: Moment) -> Blocks:
-        return Blocks(tuple(at.sizes(numel)), self.block)
+        return _cut(at.sizes(numel), self.block)
 
     def _read(self, payload: Tensor, blocks: Blocks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Levels (blocks, levels) and bits (bytes,) uint8, both as views."""
         start = blocks.count * self.levels * _level_type(dtype).itemsize
         levels = payload[:start].view(_level_type(dtype)).view(blocks.count, self.levels)
         return levels, payload[start : start + blocks.bytes]
+
+
+@lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
+def _cut(sizes: tuple[int, ...], block: int | None) -> Blocks:
+    return Blocks(sizes, block)
 
 
 def _level_type(dtype: torch.dtype) -> torch.dtype:

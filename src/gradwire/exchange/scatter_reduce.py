@@ -109,16 +109,17 @@ class ScatterReduce:
 
         return finish
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, shards: Sequence[Shard], dtype: torch.dtype) -> tuple[int, torch.dtype]:
         """Of the longest shard, to which all others are filled up."""
-        payloads = [self.codec.payload(s.stop - s.start, dtype, s.first) for s in shards_of(numel, at)]
+        payloads = [self.codec.payload(s.stop - s.start, dtype, s.first) for s in shards]
         return max(payloads, key=lambda payload: payload[0])
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         payloads = [
-            self.payload(seg.stop - seg.start, wide, seg.at) for seg in segments_of(numel, at, self.segment)
+            self.payload(shards_of(seg.stop - seg.start, seg.at), wide)
+            for seg in segments_of(numel, at, self.segment)
         ]
         scattered = (Round("all_to_all", at.world * size, payload) for size, payload in payloads)
         return (*scattered, *(Round("all_gather", size, payload) for size, payload in payloads))
@@ -132,7 +133,7 @@ class Lap:
     ) -> None:
         self._how, self._x, self._mean, self._comm, self._issued = how, x, mean, comm, issued
         self._shards = shards_of(x.numel(), at)
-        size, dtype = how.payload(x.numel(), x.dtype, at)
+        size, dtype = how.payload(self._shards, x.dtype)
         self._rows = x.new_empty(comm.world, size, dtype=dtype)
         self._others = torch.empty_like(self._rows)
         self._pending: Pending = DONE
@@ -225,11 +226,12 @@ def shards_of(numel: int, at: Moment) -> tuple[Shard, ...]:
     bounds = [rank * numel // at.world for rank in range(at.world + 1)]
     shards = []
     for rank, (start, stop) in enumerate(pairwise(bounds)):
+        parts = parts_within(at.parts, start, stop)
         unsent = None if at.unsent is None else at.unsent[start:stop]
-        here = replace(at, parts=parts_within(at.parts, start, stop), unsent=unsent)
-        numbers = (2 * (at.unit * at.world + rank) + stage for stage in (0, 1))
-        first, second = (replace(here, unit=number) for number in numbers)
-        shards.append(Shard(start, stop, first, replace(second, unsent=None)))
+        number = 2 * (at.unit * at.world + rank)
+        first = replace(at, unit=number, parts=parts, unsent=unsent)
+        second = replace(at, unit=number + 1, parts=parts, unsent=None)
+        shards.append(Shard(start, stop, first, second))
     return tuple(shards)
 
 

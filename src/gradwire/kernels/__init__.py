@@ -10,9 +10,8 @@ from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.blocks import (
     LARGEST,
     BlockKind,
+    ScaledBlocks,
     add_blocks,
-    code_bytes,
-    count_blocks,
     encode_blocks,
     scale_type,
 )
@@ -53,6 +52,7 @@ __all__ = [
     "Norm",
     "Pieces",
     "Planes",
+    "ScaledBlocks",
     "Shape",
     "Terms",
     "add_at",
@@ -67,8 +67,6 @@ __all__ = [
     "cast_votes",
     "checksum",
     "chunk_topk_indices",
-    "code_bytes",
-    "count_blocks",
     "count_groups",
     "count_sketch",
     "count_sketch_estimates",
@@ -147,9 +145,10 @@ def prepare() -> None:
     apply_votes(tally(ballots, 1)[None], [64], levels[0, :1], x)
     kinds: tuple[BlockKind, ...] = ("int8", "int4", "fp8")
     for kind in kinds:
-        scales, codes = torch.empty(1), torch.empty(code_bytes([64], 64, kind), dtype=torch.uint8)
-        encode_blocks(x, [64], 64, kind, scales, codes, left=True)
-        add_blocks(scales, codes, [64], 64, kind, x, 1.0)
+        scaled = ScaledBlocks((64,), 64, kind)
+        scales, codes = torch.empty(1), torch.empty(scaled.code_bytes, dtype=torch.uint8)
+        encode_blocks(x, scaled, scales, codes, left=True)
+        add_blocks(scales, codes, scaled, x, 1.0)
     add_upper(pack_upper(x, 18, left=True), 18, x, 1.0)
     hashes = torch.ones(1, 2, dtype=torch.int64)
     count_sketch_estimates(count_sketch(x, hashes, 2), hashes, torch.empty_like(x))

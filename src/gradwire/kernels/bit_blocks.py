@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -29,26 +30,27 @@ class Blocks:
         if self.size is not None and (self.size < 8 or self.size % 8):
             raise ValueError(f"block={self.size} is not a multiple of 8 elements, whose bits are whole bytes")
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of all parts."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def step(self) -> int:
         """Elements from one block to the next of a part: at least as many as it has where it is one block."""
         return self.size or max(self.numel, 1)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Blocks of all parts; an empty one has none."""
         return sum(-(-size // self.step) for size in self.sizes)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes of one bit per element."""
         return sum(-(-size // 8) for size in self.sizes)
 
+    @cached_property
     def bounds(self) -> NDArray[np.int64]:
         """Where parts start, and the end of the last (parts + 1,)."""
         return np.fromiter(accumulate(self.sizes, initial=0), np.int64, len(self.sizes) + 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference_blocks
@@ -22,81 +24,87 @@ _NUMBERS = {"int8": 0, "int4": 1, "fp8": 2}
 scale_type = reference_blocks.wide
 
 
-def count_blocks(sizes: Sequence[int], block: int) -> int:
-    """Blocks of `block` elements or less in parts of these sizes; none lies in two parts.
+@dataclass(frozen=True)
+class ScaledBlocks:
+    """Parts of `sizes` elements, each cut into blocks of `block` elements or less, coded as `kind`.
 
-    >>> count_blocks([600, 1], 256)
-    4
+    None lies in two parts. Codes of 4 bits begin a byte with every block.
+
+    >>> blocks = ScaledBlocks((600, 1), 256, "int4")
+    >>> blocks.count, blocks.code_bytes, ScaledBlocks((600, 1), 256, "int8").code_bytes
+    (4, 301, 601)
     """
-    return sum(-(-size // block) for size in sizes)
+
+    sizes: tuple[int, ...]
+    block: int
+    kind: BlockKind
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all parts."""
+        return sum(self.sizes)
+
+    @cached_property
+    def count(self) -> int:
+        """Blocks of all parts; an empty one has none."""
+        return sum(-(-size // self.block) for size in self.sizes)
+
+    @cached_property
+    def code_bytes(self) -> int:
+        """Bytes of the codes."""
+        if self.kind != "int4":
+            return self.numel
+        whole = -(-self.block // 2)
+        return sum(size // self.block * whole + -(-(size % self.block) // 2) for size in self.sizes)
+
+    @cached_property
+    def array(self) -> NDArray[np.int64]:
+        """The sizes."""
+        return np.array(self.sizes, np.int64)
 
 
-def code_bytes(sizes: Sequence[int], block: int, kind: BlockKind) -> int:
-    """Bytes of the codes; those of 4 bits begin a byte with every block.
-
-    >>> code_bytes([600, 1], 256, "int8"), code_bytes([600, 1], 256, "int4")
-    (601, 301)
-    """
-    if kind != "int4":
-        return sum(sizes)
-    return sum(size // block * -(-block // 2) + -(-(size % block) // 2) for size in sizes)
-
-
-def encode_blocks(
-    x: Tensor, sizes: Sequence[int], block: int, kind: BlockKind, scales: Tensor, codes: Tensor, left: bool
-) -> None:
+def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
     """Write scales (blocks,) of `scale_type` and codes (bytes,) uint8 of x (n,); int4 two per byte.
 
     Codes are x / scale to nearest, ties to even. With `left`, x keeps what is left of it.
 
     >>> x, scales, codes = torch.tensor([254.0, -3.2]), torch.empty(1), torch.empty(2, dtype=torch.uint8)
-    >>> encode_blocks(x, [2], 256, "int8", scales, codes, left=True)
+    >>> encode_blocks(x, ScaledBlocks((2,), 256, "int8"), scales, codes, left=True)
     >>> scales, codes.view(torch.int8), x
     (tensor([2.]), tensor([127,  -2], dtype=torch.int8), tensor([0.0000, 0.8000]))
     """
-    _check(x, sizes, block, kind, scales, codes)
+    _check(x, blocks, scales, codes)
+    largest, block, kind = LARGEST[blocks.kind], blocks.block, blocks.kind
     if not is_fast(x, scales):
-        scale, code = reference_blocks.encode_blocks(x, sizes, block, kind, LARGEST[kind], left)
+        scale, code = reference_blocks.encode_blocks(x, blocks.sizes, block, kind, largest, left)
         scales.copy_(scale)
         codes.copy_(code)
         return
-    largest, arrays = np.float32(LARGEST[kind]), (scales.numpy(), codes.numpy())
-    cpu.encode_blocks(x.numpy(), _array(sizes), block, _NUMBERS[kind], largest, *arrays, left)
+    arrays = (scales.numpy(), codes.numpy())
+    cpu.encode_blocks(x.numpy(), blocks.array, block, _NUMBERS[kind], np.float32(largest), *arrays, left)
 
 
-def add_blocks(
-    scales: Tensor,
-    codes: Tensor,
-    sizes: Sequence[int],
-    block: int,
-    kind: BlockKind,
-    out: Tensor,
-    weight: float,
-) -> None:
+def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
     """out (n,) += weight · scale · code.
 
     >>> out, codes = torch.ones(2), torch.tensor([127, 2], dtype=torch.uint8)
-    >>> add_blocks(torch.tensor([2.0]), codes, [2], 256, "int8", out, 0.5)
+    >>> add_blocks(torch.tensor([2.0]), codes, ScaledBlocks((2,), 256, "int8"), out, 0.5)
     >>> out
     tensor([128.,   3.])
     """
-    _check(out, sizes, block, kind, scales, codes)
+    _check(out, blocks, scales, codes)
     if not is_fast(out, scales):
+        sizes, block, kind = blocks.sizes, blocks.block, blocks.kind
         reference_blocks.add_blocks(scales, codes, sizes, block, kind, out, weight)
         return
-    arrays = (scales.numpy(), codes.numpy(), _array(sizes))
-    cpu.add_blocks(*arrays, block, _NUMBERS[kind], np.float32(weight), out.numpy())
+    arrays = (scales.numpy(), codes.numpy(), blocks.array)
+    cpu.add_blocks(*arrays, blocks.block, _NUMBERS[blocks.kind], np.float32(weight), out.numpy())
 
 
-def _array(sizes: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(sizes, np.int64)
-
-
-def _check(
-    x: Tensor, sizes: Sequence[int], block: int, kind: BlockKind, scales: Tensor, codes: Tensor
-) -> None:
+def _check(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor) -> None:
     """The kernel checks no bounds."""
-    expected = (sum(sizes), count_blocks(sizes, block), code_bytes(sizes, block, kind))
+    expected = (blocks.numel, blocks.count, blocks.code_bytes)
     found = (x.numel(), scales.numel(), codes.numel())
     if found != expected or codes.dtype != torch.uint8 or not codes.is_contiguous():
-        raise ValueError(f"elements, blocks and bytes are {found}, but {expected} for {kind} in {block}s")
+        where = f"for {blocks.kind} in {blocks.block}s"
+        raise ValueError(f"elements, blocks and bytes are {found}, but {expected} {where}")

@@ -52,7 +52,7 @@ def feedback_signs(memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor,
 
 
 def _pack(x: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, leave: bool) -> None:
-    arrays = (x.numpy(), grad.numpy(), blocks.bounds())
+    arrays = (x.numpy(), grad.numpy(), blocks.bounds)
     cpu.pack_signs(*arrays, blocks.step, levels.numpy(), packed.numpy(), leave)
 
 
@@ -69,7 +69,7 @@ def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weigh
     if not is_fast(out, levels):
         reference_signs.add_signs(levels, packed, blocks, out, weight)
         return
-    arrays = (levels.numpy(), packed.numpy(), blocks.bounds())
+    arrays = (levels.numpy(), packed.numpy(), blocks.bounds)
     cpu.add_signs(*arrays, blocks.step, out.numpy(), np.float32(weight))
 
 

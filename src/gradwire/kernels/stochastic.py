@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -50,23 +51,23 @@ class Grid:
         if not self.clip > 0.0:
             raise ValueError(f"clip={self.clip} must be positive; 2.5 is usual, and math.inf does not clip")
 
-    @property
+    @cached_property
     def levels(self) -> int:
         """Levels above 0."""
         return (1 << (self.bits - 1)) - 1
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Elements of the longest bucket."""
         longest = max(self.sizes, default=0)
         return max(1, longest if self.bucket is None else min(self.bucket, longest))
 
-    @property
+    @cached_property
     def buckets(self) -> int:
         """How many."""
         return sum(-(-size // self.width) for size in self.sizes)
 
-    @property
+    @cached_property
     def code_bytes(self) -> int:
         """Bytes of all codes."""
         full = packed_bytes(self.width, self.bits)
@@ -74,7 +75,7 @@ class Grid:
             size // self.width * full + packed_bytes(size % self.width, self.bits) for size in self.sizes
         )
 
-    @property
+    @cached_property
     def ends(self) -> NDArray[np.int64]:
         """Where the parts end."""
         return np.cumsum(self.sizes, dtype=np.int64)

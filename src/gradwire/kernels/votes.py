@@ -57,7 +57,7 @@ def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means
     if not (is_fast(x, means) and rows.is_contiguous()):
         reference_votes.cast_votes(x, sizes, groups, rows, means)
         return
-    cpu.cast_votes(x.numpy(), blocks.bounds(), groups, rows.numpy().view(np.uint64), means.numpy())
+    cpu.cast_votes(x.numpy(), blocks.bounds, groups, rows.numpy().view(np.uint64), means.numpy())
 
 
 def tally(ballots: Tensor, groups: int) -> Tensor:
@@ -100,5 +100,5 @@ def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tens
     if not is_fast(out, levels):
         reference_votes.apply_votes(results, sizes, levels, out)
         return
-    arrays = (results.numpy().view(np.uint64), blocks.bounds(), levels.numpy())
+    arrays = (results.numpy().view(np.uint64), blocks.bounds, levels.numpy())
     cpu.apply_votes(*arrays, out.numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -189,11 +189,16 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Normal numbers that depend on rank, step and name alone; no element is zero."""
     of = dtype if callable(dtype) else lambda _name: dtype
+    return {name: values.to(of(name), copy=True) for name, values in _drawn(rank, step).items()}
+
+
+@cache
+def _drawn(rank: int, step: int) -> dict[str, Tensor]:
     drawn = {}
     for number, (name, shape) in enumerate(SHAPES.items()):
         generator = torch.Generator().manual_seed(10_000 * rank + 100 * step + number)
         values = torch.randn(torch.Size(shape).numel(), generator=generator, dtype=torch.float64)
-        drawn[name] = (values + values.sign() * 0.01).to(of(name))
+        drawn[name] = values + values.sign() * 0.01
     return drawn
 
 
@@ -212,7 +217,12 @@ class Outcome:
 
     def flat(self) -> Tensor:
         """All means in a row, float64."""
-        return torch.cat([self.mean[name].double() for name in sorted(self.mean)])
+        return flat(self.mean)
+
+
+def flat(values: Mapping[str, Tensor]) -> Tensor:
+    """All of them in a row by name, float64."""
+    return torch.cat([values[name].double() for name in sorted(values)])
 
 
 class Rig:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import LARGEST, BlockKind, add_blocks, code_bytes, count_blocks, encode_blocks
+from gradwire.kernels import LARGEST, BlockKind, ScaledBlocks, add_blocks, encode_blocks
 from gradwire.kernels import reference_blocks as reference
 from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, constant, half_zeros, normal
@@ -22,9 +22,10 @@ every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__nam
 def encoded(x: Tensor, sizes: list[int], block: int, kind: BlockKind) -> tuple[Tensor, Tensor, Tensor]:
     """Scales, codes, and what is left."""
     left = x.clone()
-    scales = torch.empty(count_blocks(sizes, block), dtype=reference.wide(x.dtype))
-    codes = torch.empty(code_bytes(sizes, block, kind), dtype=torch.uint8)
-    encode_blocks(left, sizes, block, kind, scales, codes, left=True)
+    blocks = ScaledBlocks(tuple(sizes), block, kind)
+    scales = torch.empty(blocks.count, dtype=reference.wide(x.dtype))
+    codes = torch.empty(blocks.code_bytes, dtype=torch.uint8)
+    encode_blocks(left, blocks, scales, codes, left=True)
     return scales, codes, left
 
 
@@ -61,7 +62,7 @@ def test_decoded_sums_are_those_of_the_reference(kind: BlockKind, draw: Inputs, 
         scales, codes, _left = encoded(x, sizes, block, kind)
         for weight in (1.0, -1.0, 1 / 3):
             out, expected = normal(x.numel()), normal(x.numel())
-            add_blocks(scales, codes, sizes, block, kind, out, weight)
+            add_blocks(scales, codes, ScaledBlocks(tuple(sizes), block, kind), out, weight)
             reference.add_blocks(scales, codes, sizes, block, kind, expected, weight)
             assert same(out, expected)
 
@@ -73,7 +74,7 @@ def test_any_code_decodes_as_in_the_reference(kind: BlockKind) -> None:
     numel = codes.numel() * (2 if kind == "int4" else 1)
     scales = torch.tensor([0.1, 3.0])
     out, expected = torch.zeros(numel), torch.zeros(numel)
-    add_blocks(scales, codes, [numel], numel // 2, kind, out, 1.0)
+    add_blocks(scales, codes, ScaledBlocks((numel,), numel // 2, kind), out, 1.0)
     reference.add_blocks(scales, codes, [numel], numel // 2, kind, expected, 1.0)
     assert same(out, expected)
 
@@ -95,7 +96,7 @@ def test_nothing_decodes_to_more_than_its_blocks_maximum(kind: BlockKind, draw: 
     x = draw(2048)
     scales, codes, _left = encoded(x, [2048], 64, kind)
     out = torch.zeros(2048)
-    add_blocks(scales, codes, [2048], 64, kind, out, 1.0)
+    add_blocks(scales, codes, ScaledBlocks((2048,), 64, kind), out, 1.0)
     maxima = x.abs().view(-1, 64).amax(1, keepdim=True)
     # Below the normal range scales are rounded up, by a step of 2^-149 for each of `largest`.
     allowed = maxima.double() + (maxima < 2.0**-100) * LARGEST[kind] * 2.0**-149
@@ -124,7 +125,7 @@ def test_zeros_are_zeros_and_what_is_not_finite_poisons_its_block_alone(kind: Bl
         x[70] = bad
         scales, codes, left = encoded(x, [192], 64, kind)
         out = torch.zeros(192)
-        add_blocks(scales, codes, [192], 64, kind, out, 1.0)
+        add_blocks(scales, codes, ScaledBlocks((192,), 64, kind), out, 1.0)
         assert not out[:64].any()
         assert not out[64:128].isfinite().any()
         assert not left[64:128].isfinite().any()
@@ -151,7 +152,7 @@ def test_other_types_take_the_reference_path(kind: BlockKind, dtype: torch.dtype
     assert torch.equal(codes, found[1])
     assert torch.equal(left, expected)
     out = torch.zeros_like(x)
-    add_blocks(scales, codes, [1000], 64, kind, out, 1.0)
+    add_blocks(scales, codes, ScaledBlocks((1000,), 64, kind), out, 1.0)
     assert torch.equal(x - out, left)
 
 
@@ -160,7 +161,7 @@ def test_encoding_alone_only_reads(kind: BlockKind) -> None:
     x, before = normal(1000), normal(1000)
     scales, codes, _left = encoded(x, [1000], 64, kind)
     again = torch.empty_like(scales), torch.empty_like(codes)
-    encode_blocks(x, [1000], 64, kind, *again, left=False)
+    encode_blocks(x, ScaledBlocks((1000,), 64, kind), *again, left=False)
     assert torch.equal(x, before)
     assert torch.equal(again[0], scales)
     assert torch.equal(again[1], codes)
@@ -169,6 +170,6 @@ def test_encoding_alone_only_reads(kind: BlockKind) -> None:
 def test_sizes_that_do_not_fit_raise() -> None:
     scales, codes = torch.empty(2), torch.empty(100, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"are \(100, 2, 100\), but \(100, 1, 100\) for int8 in 256s"):
-        encode_blocks(torch.zeros(100), [100], 256, "int8", scales, codes, left=False)
+        encode_blocks(torch.zeros(100), ScaledBlocks((100,), 256, "int8"), scales, codes, left=False)
     with pytest.raises(ValueError, match="elements, blocks and bytes"):
-        add_blocks(scales, codes, [99], 50, "int8", torch.zeros(100), 1.0)
+        add_blocks(scales, codes, ScaledBlocks((99,), 50, "int8"), torch.zeros(100), 1.0)

@@ -35,7 +35,7 @@ class LayerTopK:
     def select(self, x: Tensor, at: Moment) -> Tensor:
         """See `Selector.select`."""
         start, parts = 0, []
-        for piece in torch.split(x, at.sizes(x.numel())):
+        for piece in x.split_with_sizes(at.sizes(x.numel())):
             parts.append(topk_indices(piece, count_kept(self.ratio, piece.numel())) + start)
             start += piece.numel()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
