@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gradwire.bench.entries import parse_entries
+from gradwire.bench.runner import check
+from gradwire.bench.settings import Network, Schedule, Settings, Task
 from gradwire.cli.main import app
 
 pytestmark = [pytest.mark.process, pytest.mark.network]
@@ -44,10 +47,22 @@ def test_a_tiny_run_measures_everything(tmp_path):
     assert "ddp" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("option", "text"), [("--peers", "nosuch"), ("--recipes", "nosuch"), ("--overlap", "maybe")]
-)
-def test_bad_lists_are_refused_before_anything_starts(option, text):
-    done = CliRunner().invoke(app, ["bench", "--workload", "convnet", option, text])
+def test_what_cannot_be_trained_is_refused_before_anything_starts():
+    done = bench("--peers", "ddb")
+    assert done.returncode == 2
+    assert "did you mean 'ddp'?" in done.stderr
+
+
+def test_bad_options_are_refused():
+    done = CliRunner().invoke(app, ["bench", "--workload", "convnet", "--overlap", "maybe"])
     assert done.exit_code == 2
-    assert text in done.output
+    assert "maybe" in done.output
+
+
+@pytest.mark.parametrize("kind", ["peer", "recipe"])
+def test_entries_are_checked_by_name(kind):
+    settings = Settings(
+        Task("convnet"), Schedule(), Network(2, "1gbit", "0", "root"), parse_entries("nosuch", kind)
+    )
+    with pytest.raises(ValueError, match="nosuch"):
+        check(settings)

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.process
 # Speaks the worker's protocol without torch. `{behave}` runs before every step.
 FAKE = """
 import json, os, signal, sys, time
-fd, rank = int(os.environ["GRADWIRE_BENCH_REPLY_FD"]), int(os.environ["RANK"])
+commands, answers, rank = (int(word) for word in sys.argv[1:])
 def send(**message):
-    os.write(fd, (json.dumps(message) + "\\n").encode())
-for line in sys.stdin:
+    os.write(answers, (json.dumps(message) + "\\n").encode())
+for line in os.fdopen(commands):
     command = json.loads(line)
     if command["op"] == "steps":
         for index in range(command["count"]):
@@ -37,30 +37,27 @@ for line in sys.stdin:
 
 
 class OpenNetwork:
-    """No namespaces: ranks on this machine as it is, counting a made-up hundred bytes a look."""
+    """No namespaces: every rank behaves as told, and a made-up hundred bytes are counted a look."""
 
-    def __init__(self):
-        self.processes, self.looks = [], 0
+    def __init__(self, behave, processes=None):
+        lines = textwrap.indent(textwrap.dedent(behave), " " * 12)
+        self.program, self.looks = FAKE.format(behave=lines), 0
+        self.processes = [] if processes is None else processes
 
-    def popen(self, rank, argv, *, env=None, master_port=None, **popen_kwargs):
-        variables = {**env, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master_port)}
-        self.processes.append(subprocess.Popen(argv, env=variables, **popen_kwargs))
-        return self.processes[-1]
+    def fork(self, rank, target, descriptors, *, output, master_port):
+        words = [sys.executable, "-c", self.program, *(str(each) for each in (*descriptors, rank))]
+        process = subprocess.Popen(words, stdout=output, stderr=output, pass_fds=descriptors)
+        self.processes.append(process)
+        return process
 
     def counters(self):
         self.looks += 1
         return [Counters(0, 100 * self.looks)] * 2
 
 
-def fake(behave):
-    lines = textwrap.indent(textwrap.dedent(behave), " " * 12)
-    return (sys.executable, "-c", FAKE.format(behave=lines))
-
-
 def failing_set(behave, timeout_s=5.0):
-    network = OpenNetwork()
-    with ProcessSet("fake", network, 2, timeout_s, fake(behave)) as workers:
+    network = OpenNetwork(behave)
+    with ProcessSet("fake", network, 2, timeout_s) as workers:
         with pytest.raises(SettingFailed) as caught:
             workers.ask({"op": "steps", "count": 3})
         assert all(process.poll() is not None for process in network.processes)
@@ -92,7 +89,7 @@ def test_an_error_that_a_worker_reports_carries_its_traceback():
 
 
 def test_slow_is_not_hung():
-    with ProcessSet("fake", OpenNetwork(), 2, 2.0, fake("time.sleep(0.2)")) as workers:
+    with ProcessSet("fake", OpenNetwork("time.sleep(0.2)"), 2, 2.0) as workers:
         answers = workers.ask({"op": "steps", "count": 4})
     assert [len(steps) for steps in answers.steps] == [4, 4]
 
@@ -100,7 +97,7 @@ def test_slow_is_not_hung():
 def test_no_descriptor_is_left_open():
     gc.collect()  # what other tests have left behind must not be closed in between
     before = len(os.listdir("/proc/self/fd"))
-    with ProcessSet("fake", OpenNetwork(), 2, 2.0, fake("pass")) as workers:
+    with ProcessSet("fake", OpenNetwork("pass"), 2, 2.0) as workers:
         workers.ask({"op": "steps", "count": 1})
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -112,13 +109,11 @@ def test_the_others_go_on_when_a_peer_hangs_and_one_dies():
         "covap": "pass",
         "bound": "pass",
     }
-    network = OpenNetwork()
+    network = OpenNetwork("pass")
 
     def make(entry):
-        def start(name, network, workers, timeout_s):
-            return ProcessSet(name, network, workers, timeout_s, fake(behaviour[entry.stem]))
-
-        return Setting(entry, Task("none"), network, 2, 1.0, start=start)
+        misled = OpenNetwork(behaviour[entry.stem], network.processes)
+        return Setting(entry, Task("none"), misled, 2, 1.0)
 
     entries = tuple(parse_entry(name, "peer") for name in ("ddp", "fp16_hook"))
     settings = Settings(

@@ -1,15 +1,12 @@
-"""JSON lines between the launcher and one worker: commands on its stdin, answers on a pipe of their own.
+"""JSON lines between the launcher and one worker: commands on one pipe, answers on another.
 
 Standard output stays free for whatever a workload prints: it cannot corrupt an answer.
 """
 
 import json
 import os
-import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
-
-REPLY_FD = "GRADWIRE_BENCH_REPLY_FD"
+from typing import Any
 
 Message = dict[str, Any]
 
@@ -58,14 +55,9 @@ class Lines:
 class WorkerEnd:
     """The worker's side: iterate over commands, `send` answers."""
 
-    def __init__(self, commands: TextIO, reply_fd: int) -> None:
-        self._commands = commands
-        self._reply_fd = reply_fd
-
-    @classmethod
-    def from_environment(cls) -> "WorkerEnd":
-        """Stdin and the descriptor that the launcher named."""
-        return cls(sys.stdin, int(os.environ[REPLY_FD]))
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands = os.fdopen(commands, encoding="utf-8")
+        self._answers = answers
 
     def __iter__(self) -> Iterator[Message]:
         """Commands until the launcher closes its side: a worker never outlives its launcher while idle."""
@@ -76,4 +68,4 @@ class WorkerEnd:
         """Write one whole line (blocking)."""
         data = encode(message)
         while data:
-            data = data[os.write(self._reply_fd, data) :]
+            data = data[os.write(self._answers, data) :]

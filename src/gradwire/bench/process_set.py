@@ -4,17 +4,17 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from gradwire.bench.channel import REPLY_FD, Lines, Message, encode
+from gradwire.bench.channel import Lines, Message, encode
 from gradwire.bench.samples import StepSample
+from gradwire.emulate import prepare
 
-WORKER = (sys.executable, "-m", "gradwire.bench.worker")
+WORKER = "gradwire.bench.worker"
 
 # After one rank reports an error its peers usually follow at once: wait so long for their words too.
 _GRACE_S = 1.0
@@ -23,18 +23,20 @@ _LOG_TAIL_BYTES = 4000
 OnStep = Callable[[int, StepSample], None]
 
 
+class Process(Protocol):
+    """A rank's process; see `subprocess.Popen`."""
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 class Network(Protocol):
     """What the bench needs of an emulated network."""
 
-    def popen(
-        self,
-        rank: int,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        master_port: int | None = None,
-        **popen_kwargs: Any,
-    ) -> "subprocess.Popen[bytes]": ...
+    def fork(
+        self, rank: int, target: str, descriptors: Sequence[int], *, output: int, master_port: int
+    ) -> Process: ...
 
     def counters(self) -> Any: ...
 
@@ -50,9 +52,10 @@ class SettingFailed(Exception):
 
 @dataclass
 class Rank:
-    """One worker process, the pipe that it answers on, and the file that takes its output."""
+    """One worker process, the pipes for commands and answers, and the file that takes its output."""
 
-    process: "subprocess.Popen[bytes]"
+    process: Process
+    commands: IO[bytes]
     answers: Lines
     log: IO[bytes]
 
@@ -74,16 +77,14 @@ class Answers:
 class ProcessSet:
     """All ranks of one setting. Use as a context manager, or `end()` it."""
 
-    def __init__(
-        self, name: str, network: Network, workers: int, timeout_s: float, argv: Sequence[str] = WORKER
-    ) -> None:
+    def __init__(self, name: str, network: Network, workers: int, timeout_s: float) -> None:
         self.name = name
         self.timeout_s = timeout_s
         self._ranks: list[Rank] = []
         port = free_port()
         try:
             for rank in range(workers):
-                self._ranks.append(_start(network, rank, port, argv))
+                self._ranks.append(_start(network, rank, port))
         except BaseException:
             self.end()
             raise
@@ -123,8 +124,7 @@ class ProcessSet:
             rank.process.kill()
         for rank in self._ranks:
             rank.process.wait()
-            if rank.process.stdin is not None and not rank.process.stdin.closed:
-                _close_quietly(rank.process.stdin)
+            _close_quietly(rank.commands)
             rank.answers.close()
             rank.log.close()
         self._ranks = []
@@ -187,35 +187,34 @@ def free_port() -> int:
         return port
 
 
-def _start(network: Network, rank: int, port: int, argv: Sequence[str]) -> Rank:
-    read_fd, write_fd = os.pipe()
+def prepare_workers() -> None:
+    """Begin to import what workers need, once for all of them; returns at once."""
+    prepare("gradwire.bench.prepared")
+
+
+def _start(network: Network, rank: int, port: int) -> Rank:
     log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the rank)
+    commands, tell = os.pipe()
+    hear, answers = os.pipe()
     try:
-        process = network.popen(
-            rank,
-            list(argv),
-            env={**os.environ, REPLY_FD: str(write_fd)},
-            master_port=port,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=(write_fd,),
+        process = network.fork(
+            rank, f"{WORKER}:serve", (commands, answers), output=log.fileno(), master_port=port
         )
     except BaseException:
-        os.close(read_fd)
+        os.close(tell)
+        os.close(hear)
         log.close()
         raise
     finally:
-        os.close(write_fd)
-    return Rank(process, Lines(read_fd), log)
+        os.close(commands)
+        os.close(answers)
+    return Rank(process, os.fdopen(tell, "wb"), Lines(hear), log)
 
 
 def _tell(rank: Rank, command: Message) -> None:
-    stream = rank.process.stdin
-    assert stream is not None
     try:
-        stream.write(encode(command))
-        stream.flush()
+        rank.commands.write(encode(command))
+        rank.commands.flush()
     except BrokenPipeError as error:
         raise SettingFailed(f"a rank {_how_it_ended(rank.process)}", rank.tail()) from error
 
@@ -228,7 +227,7 @@ def _close_quietly(stream: IO[bytes]) -> None:
         return
 
 
-def _how_it_ended(process: "subprocess.Popen[bytes]") -> str:
+def _how_it_ended(process: Process) -> str:
     try:
         code = process.wait(timeout=_GRACE_S)
     except subprocess.TimeoutExpired:

@@ -2,20 +2,34 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from gradwire.bench.entries import Entry
 from gradwire.bench.machine import machine
 from gradwire.bench.memory import Room
+from gradwire.bench.peers import check_peer
 from gradwire.bench.process_set import Network
 from gradwire.bench.rows import rows
 from gradwire.bench.setting import Setting
 from gradwire.bench.settings import Settings
 from gradwire.bench.statistics import mixed
+from gradwire.bench.workloads import workload
+from gradwire.recipes import recipe
 
 Say = Callable[[str], None]
 
 MakeSetting = Callable[[Entry], Setting]
+
+
+def check(settings: Settings) -> None:
+    """Raise `ValueError`, or `OSError` for data that cannot be read, where something could not be trained."""
+    task = settings.task
+    for entry in settings.entries:
+        check_peer(entry) if entry.kind == "peer" else recipe(entry.name)
+    data = None if task.data is None else Path(task.data)
+    found = workload(task.workload, data=data, batch_size=task.batch_size)
+    found.batches(0, settings.network.workers, task.seed)
 
 
 def run(settings: Settings, network: Network, say: Say, make: MakeSetting | None = None) -> dict[str, Any]:

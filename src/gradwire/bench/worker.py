@@ -1,4 +1,4 @@
-"""One rank of one setting, as a process: `python -m gradwire.bench.worker`, told what to do line by line.
+"""One rank of one setting, as a process, told what to do line by line.
 
 Idle workers block in a read and cost no processor time, so many settings can be alive at once and take turns.
 """
@@ -87,18 +87,14 @@ class Worker:
         return self._trainer
 
 
-def main() -> None:
-    """Serve until the launcher closes our stdin."""
+def serve(commands: int, answers: int) -> None:
+    """Answer on one file descriptor until the launcher closes the other."""
     # One thread per worker unless the user has said otherwise: gradwire's own count free cores alike.
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    worker = Worker(WorkerEnd.from_environment())
-    for command in WorkerEnd.from_environment():
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    end = WorkerEnd(commands, answers)
+    worker = Worker(end)
+    for command in end:
         worker.answer(command)
     sys.stdout.flush()
     # The peers of an ended setting may be dead: an orderly goodbye to the process group could hang.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,14 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gradwire import emulate, recipe
+from gradwire import emulate
 from gradwire.bench.entries import parse_entries
 from gradwire.bench.memory import TooLarge
-from gradwire.bench.peers import check_peer
-from gradwire.bench.runner import run
+from gradwire.bench.process_set import prepare_workers
 from gradwire.bench.settings import Network, Schedule, Settings, Task
 from gradwire.bench.table import exit_code, failures, tables
-from gradwire.bench.workloads import workload as check_workload
 from gradwire.cli.paths import check_folder
 
 
@@ -54,22 +52,22 @@ def bench(
     console = Console(stderr=True)
     try:
         check_folder(json_path)
-        path = None if data is None else str(data)
-        task = Task(workload, path, shards, batch_size, seed, _on(overlap), bucket_cap_mb)
+        task = Task(workload, _text(data), shards, batch_size, seed, _on(overlap), bucket_cap_mb)
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
-        for entry in entries:
-            check_peer(entry) if entry.kind == "peer" else recipe(entry.name)
-        check_workload(workload, data=data, batch_size=batch_size).batches(0, workers, seed)
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
         settings = Settings(task, schedule, Network(workers, rate, delay, entered), entries)
+        prepare_workers()
+        from gradwire.bench import runner  # not before: outside of the sandbox nobody needs torch
+
+        runner.check(settings)
         network = emulate.Network(workers, link, entered)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:
         with network, console.status("starting") as status:
-            document = run(settings, network, status.update)
+            document = runner.run(settings, network, status.update)
     except KeyboardInterrupt:
         console.print("gradwire bench: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
@@ -86,6 +84,10 @@ def _show(document: dict[str, Any], json_path: Path | None, console: Console) ->
         console.print(text, style="red", markup=False)
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _on(text: str) -> bool:

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gradwire import emulate, recipe
-from gradwire.bench.demo.director import Director
+from gradwire import emulate
 from gradwire.bench.demo.live import live_progress
-from gradwire.bench.demo.plan import Plan, text_plan
+from gradwire.bench.demo.plan import AUTO_RATE, Plan, text_plan
 from gradwire.bench.demo.show import exit_code, show, show_failures
+from gradwire.bench.process_set import prepare_workers
 from gradwire.bench.report import render
-from gradwire.bench.workloads import workload as check_workload
 from gradwire.cli.paths import check_folder
 
 
@@ -56,15 +55,18 @@ def demo(
         )
         plan = text_plan(plan) if text else plan
         plan = plan.quick() if quick else plan
-        recipe(plan.recipe)
-        check_workload(plan.workload, data=data).batches(0, workers, 0)
-        emulate.Link(None if rate == "auto" else emulate.parse_rate(rate), emulate.parse_delay(delay))
-        network = emulate.Network(workers, emulate.Link(), emulate.enter(mode))
+        emulate.Link(None if rate == AUTO_RATE else emulate.parse_rate(rate), emulate.parse_delay(delay))
+        entered = emulate.enter(mode)
+        prepare_workers()
+        from gradwire.bench.demo import director  # not before: outside of the sandbox nobody needs torch
+
+        director.check(plan)
+        network = emulate.Network(workers, emulate.Link(), entered)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:
         with network, live_progress(console) as live:
-            document = Director(plan, network, live).run()
+            document = director.Director(plan, network, live).run()
     except KeyboardInterrupt:
         console.print("gradwire demo: interrupted; all workers have been ended")
         raise typer.Exit(130) from None

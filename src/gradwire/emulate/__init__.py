@@ -7,6 +7,7 @@
 Nothing here imports torch, except `backend` where the delaying process group is needed.
 """
 
+from gradwire.emulate.forked import prepare
 from gradwire.emulate.inside import backend, counters
 from gradwire.emulate.link import Counters, Link, parse_delay, parse_rate
 from gradwire.emulate.modes import MODES, why_not
@@ -23,5 +24,6 @@ __all__ = [
     "enter",
     "parse_delay",
     "parse_rate",
+    "prepare",
     "why_not",
 ]

@@ -26,6 +26,13 @@ def sharing(workers: int) -> int:
     return 1 if len(os.sched_getaffinity(0)) >= workers else workers
 
 
+def cores_of(rank: int, workers: int) -> set[int]:
+    """Those of this process that belong to the rank; empty where unknown."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set()
+    return share(rank, workers, sorted(os.sched_getaffinity(0)))
+
+
 @contextmanager
 def on_cores_of(rank: int, workers: int) -> Iterator[None]:
     """Processes that this thread starts inside the block run on the rank's cores; no-op where unknown."""
@@ -33,7 +40,7 @@ def on_cores_of(rank: int, workers: int) -> Iterator[None]:
         yield
         return
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, share(rank, workers, sorted(allowed)))
+    os.sched_setaffinity(0, cores_of(rank, workers))
     try:
         yield
     finally:

@@ -65,11 +65,16 @@ def new_netns() -> int:
     return _in_thread(work)
 
 
+def enter_netns(netns: int) -> None:
+    """Move this thread, and all that it starts, into the namespace."""
+    _checked(_libc.setns(netns, CLONE_NEWNET), "setns")
+
+
 def in_netns(netns: int, work: Callable[[], T]) -> T:
     """The result of `work()`, run by a thread inside the namespace; processes it starts are born there."""
 
     def inside() -> T:
-        _checked(_libc.setns(netns, CLONE_NEWNET), "setns")
+        enter_netns(netns)
         return work()
 
     return _in_thread(inside)

@@ -10,13 +10,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.emulate import rank_env, topology
-from gradwire.emulate.cores import on_cores_of, sharing
+from gradwire.emulate.cores import cores_of, on_cores_of, sharing
+from gradwire.emulate.forked import Forked, fork
 from gradwire.emulate.kernel import in_netns
 from gradwire.emulate.link import Counters, Link
 from gradwire.emulate.names import LARGEST_WORLD, address
 from gradwire.emulate.wire_file import WireFile
 from gradwire.emulate.wrap import through_shim
 
+Process = subprocess.Popen[Any] | Forked
 DEFAULT_PORT = 29500
 _GRACE_S = 2.0
 
@@ -42,7 +44,7 @@ class Network:
             raise ValueError(f"mode={mode!r}: must be root, user or backend, as returned by enter()")
         self.workers, self.mode = workers, mode
         self.link = link
-        self._processes: list[subprocess.Popen[Any]] = []
+        self._processes: list[Process] = []
         self._topology: topology.Topology | None = None
         self._wire: WireFile | None = None
         self._default_port = DEFAULT_PORT
@@ -67,26 +69,56 @@ class Network:
         of its own, so that Ctrl-C reaches the launcher only and its whole family can be ended. Raises
         `ValueError` in backend mode if the program is not Python.
         """
-        if not 0 <= rank < self.workers:
-            raise ValueError(f"rank={rank}: must lie between 0 and {self.workers - 1}")
+        self._check(rank)
         base = dict(os.environ if env is None else env)
         popen_kwargs.setdefault("start_new_session", True)
         port = self._default_port if master_port is None else master_port
 
-        def start(command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[Any]":
-            here = {**variables, rank_env.RANKS_VARIABLE: str(sharing(self.workers))}
-            with on_cores_of(rank, self.workers):
-                return subprocess.Popen(command, env=here, **popen_kwargs)
+        variables = self._variables(base, rank, port)
 
+        def start(command: Sequence[str]) -> "subprocess.Popen[Any]":
+            with on_cores_of(rank, self.workers):
+                return subprocess.Popen(command, env=variables, **popen_kwargs)
+
+        if self._topology is None:
+            process = start(through_shim(argv))
+        else:
+            process = in_netns(self._topology.ranks[rank], lambda: start(argv))
+        self._processes.append(process)
+        return process
+
+    def fork(
+        self, rank: int, target: str, descriptors: Sequence[int], *, output: int, master_port: int
+    ) -> Forked:
+        """Call `target` ("module:function") as `rank`, with copies of the file `descriptors`.
+
+        The process is forked from one that has imported its modules (see `gradwire.emulate.forked`), and is
+        otherwise what `popen` starts; what it prints goes to the file descriptor `output`.
+        """
+        self._check(rank)
+        forked = fork(
+            target,
+            descriptors,
+            variables=self._variables(os.environ, rank, master_port),
+            cores=cores_of(rank, self.workers),
+            netns=None if self._topology is None else self._topology.ranks[rank],
+            output=output,
+        )
+        self._processes.append(forked)
+        return forked
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.workers:
+            raise ValueError(f"rank={rank}: must lie between 0 and {self.workers - 1}")
+
+    def _variables(self, base: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
+        """The environment of a rank."""
         if self._topology is None:
             assert self._wire is not None
             variables = rank_env.backend(base, rank, self.workers, port, self._wire.path)
-            process = start(through_shim(argv), variables)
         else:
             variables = rank_env.namespace(base, rank, self.workers, port, address(0), topology.INTERFACE)
-            process = in_netns(self._topology.ranks[rank], lambda: start(argv, variables))
-        self._processes.append(process)
-        return process
+        return {**variables, rank_env.RANKS_VARIABLE: str(sharing(self.workers))}
 
     def counters(self) -> list[Counters] | None:
         """Bytes at every rank's interface since the network exists; None in backend mode."""
@@ -120,7 +152,7 @@ class Network:
                 self._wire.close()
 
 
-def end_all(processes: Sequence["subprocess.Popen[Any]"], grace_s: float = _GRACE_S) -> None:
+def end_all(processes: Sequence[Process], grace_s: float = _GRACE_S) -> None:
     """End the processes that still run, with their sessions; returns when all of them have been reaped."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [process for process in processes if process.poll() is None]
@@ -134,7 +166,7 @@ def end_all(processes: Sequence["subprocess.Popen[Any]"], grace_s: float = _GRAC
                 continue
 
 
-def _signal_family(process: "subprocess.Popen[Any]", number: int) -> None:
+def _signal_family(process: Process, number: int) -> None:
     try:
         # The process has not been reaped, so its id cannot have gone to anybody else.
         if os.getpgid(process.pid) == process.pid:

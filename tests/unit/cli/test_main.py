@@ -18,9 +18,8 @@ def test_help_names_every_command_and_no_other_is_known() -> None:
 
 
 def test_what_runs_others_starts_without_torch() -> None:
-    code = (
-        "import gradwire.cli.main, gradwire.cli.net, gradwire.emulate, sys; assert 'torch' not in sys.modules"
-    )
+    modules = "gradwire.cli.main, gradwire.cli.net, gradwire.cli.bench, gradwire.cli.demo, gradwire.emulate"
+    code = f"import {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

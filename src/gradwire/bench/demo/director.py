@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
@@ -17,9 +18,18 @@ from gradwire.bench.process_set import Network
 from gradwire.bench.rows import rows
 from gradwire.bench.setting import Setting
 from gradwire.bench.settings import BOUND
+from gradwire.bench.workloads import workload
 from gradwire.emulate import Link, parse_delay, parse_rate
+from gradwire.recipes import recipe
 
 _FREE = Link(None, 0.0)
+
+
+def check(plan: Plan) -> None:
+    """Raise `ValueError`, or `OSError` for data that cannot be read, where something could not be trained."""
+    recipe(plan.recipe)
+    data = None if plan.data is None else Path(plan.data)
+    workload(plan.workload, data=data).batches(0, plan.workers, 0)
 
 
 class ShapeableNetwork(Network, Protocol):

@@ -1,0 +1,15 @@
+"""For the process that workers are forked from: what each of them would take seconds to load for itself."""
+
+from importlib import import_module
+
+import torch
+from torch import nn
+
+from gradwire import kernels
+
+torch.set_num_threads(1)
+import_module("gradwire.bench.worker")
+import_module("gradwire.ddp.attach")
+# The first optimizer imports a compiler that nobody uses here.
+torch.optim.SGD(nn.Linear(1, 1).parameters())
+kernels.prepare()
