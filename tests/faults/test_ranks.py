@@ -6,6 +6,9 @@ import json
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +56,58 @@ def _wait(rank: Rank | subprocess.Popen[bytes], deadline_s: float) -> int:
         pytest.fail("a rank hangs; its threads are in the captured output")
 
 
+KILLED_TIMEOUT_S, STOPPED_TIMEOUT_S = 60.0, 4.0
+
+
+def _killed(recipe: str, folder: Path) -> list[Any]:
+    return _survive(folder, recipe, signal.SIGKILL, KILLED_TIMEOUT_S, guard_s=40.0)
+
+
+def _stopped(folder: Path) -> list[Any]:
+    return _survive(folder, "topk", signal.SIGSTOP, STOPPED_TIMEOUT_S, guard_s=60.0)
+
+
+def _interrupted(folder: Path) -> tuple[int, bool]:
+    """How rank 0 ends that waits for a stopped one, when somebody presses Ctrl-C; and whether it was done."""
+    # In an interpreter of its own, whose end is part of it: threads that serve the network are still there.
+    with started_anew("tests.faults.scenes_ranks", 2, folder, ["topk"], timeout_s=100.0) as ranks:
+        _wait_for_training(folder)
+        ranks[VICTIM].send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        ranks[0].send_signal(signal.SIGINT)
+        code = _wait(ranks[0], time.monotonic() + 40.0)
+    return code, (folder / "0.json").exists()
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """All accidents at once, because most of the time is spent waiting for somebody who does not answer."""
+    accidents: dict[str, Callable[[Path], Any]] = {
+        "topk": partial(_killed, "topk"),
+        "dense": partial(_killed, "dense"),
+        "stopped": _stopped,
+        "interrupted": _interrupted,
+    }
+    with ThreadPoolExecutor(len(accidents)) as pool:
+        yield {name: pool.submit(happen, tmp_path_factory.mktemp(name)) for name, happen in accidents.items()}
+
+
 @pytest.mark.parametrize("recipe", ["topk", "dense"])
-def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(tmp_path: Path, recipe: str) -> None:
-    timeout_s = 60.0
-    for seen in _survive(tmp_path, recipe, signal.SIGKILL, timeout_s, guard_s=40.0):
+def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(
+    stage: dict[str, Future[Any]], recipe: str
+) -> None:
+    for seen in stage[recipe].result():
         assert seen["error"] == "TransportError"
         assert seen["again"] == "TransportError", "and it stays so"
-        assert seen["after_s"] + seen["again_after_s"] < timeout_s / 2
+        assert seen["after_s"] + seen["again_after_s"] < KILLED_TIMEOUT_S / 2
         assert seen["intact"]
 
 
-def test_a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goes_on(tmp_path: Path) -> None:
-    timeout_s = 4.0
-    *survivors, stopped = _survive(tmp_path, "topk", signal.SIGSTOP, timeout_s, guard_s=60.0)
+def test_a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goes_on(
+    stage: dict[str, Future[Any]],
+) -> None:
+    timeout_s = STOPPED_TIMEOUT_S
+    *survivors, stopped = stage["stopped"].result()
     for seen in (*survivors, stopped):
         assert seen["error"] == "TransportError"
         assert seen["again"] == "TransportError"
@@ -76,12 +118,7 @@ def test_a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goe
         assert 0.5 * timeout_s < seen["after_s"] < 4 * timeout_s
 
 
-def test_ctrl_c_ends_a_rank_that_waits_for_a_stopped_one(tmp_path: Path) -> None:
-    # In an interpreter of its own, whose end is part of it: threads that serve the network are still there.
-    with started_anew("tests.faults.scenes_ranks", 2, tmp_path, ["topk"], timeout_s=100.0) as ranks:
-        _wait_for_training(tmp_path)
-        ranks[VICTIM].send_signal(signal.SIGSTOP)
-        time.sleep(0.5)
-        ranks[0].send_signal(signal.SIGINT)
-        assert _wait(ranks[0], time.monotonic() + 40.0) == -signal.SIGINT
-    assert not (tmp_path / "0.json").exists(), "interrupted, not ended by the timeout"
+def test_ctrl_c_ends_a_rank_that_waits_for_a_stopped_one(stage: dict[str, Future[Any]]) -> None:
+    code, was_done = stage["interrupted"].result()
+    assert code == -signal.SIGINT
+    assert not was_done, "interrupted, not ended by the timeout"
