@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 ALONE := tests/faults tests/process
 BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/golden tests/house tests/laws tests/papers tests/unit
 
+# Dozens of processes import the same modules, which would each compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test test-full fuzz lint format bench clean
 
 $(STAMP): pyproject.toml constraints.txt

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gradwire.bench.entries import parse_entries
-from gradwire.bench.runner import check
-from gradwire.bench.settings import Network, Schedule, Settings, Task
 from gradwire.cli.main import app
 
 pytestmark = [pytest.mark.process, pytest.mark.network]
@@ -47,7 +44,7 @@ def test_a_tiny_run_measures_everything(tmp_path):
     assert "ddp" in done.stdout
 
 
-def test_what_cannot_be_trained_is_refused_before_anything_starts():
+def test_a_misspelt_peer_is_refused_with_the_nearest_name():
     done = bench("--peers", "ddb")
     assert done.returncode == 2
     assert "did you mean 'ddp'?" in done.stderr
@@ -57,12 +54,3 @@ def test_bad_options_are_refused():
     done = CliRunner().invoke(app, ["bench", "--workload", "convnet", "--overlap", "maybe"])
     assert done.exit_code == 2
     assert "maybe" in done.output
-
-
-@pytest.mark.parametrize("kind", ["peer", "recipe"])
-def test_entries_are_checked_by_name(kind):
-    settings = Settings(
-        Task("convnet"), Schedule(), Network(2, "1gbit", "0", "root"), parse_entries("nosuch", kind)
-    )
-    with pytest.raises(ValueError, match="nosuch"):
-        check(settings)

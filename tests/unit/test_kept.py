@@ -35,8 +35,8 @@ def test_another_lane_adopts_what_belongs_to_the_parameter() -> None:
 def test_parts_know_whether_they_are_whole() -> None:
     assert Part("a", (2, 3), 0, 6).is_whole
     assert not Part("a", (2, 3), 1, 6).is_whole
-    assert Moment(0, 0, 0, 1, parts=(Part("a", (2, 3), 1, 6), Part("b", (4,), 0, 4))).sizes(9) == [5, 4]
-    assert Moment(0, 0, 0, 1).sizes(9) == [9]
+    assert Moment(0, 0, 0, 1, parts=(Part("a", (2, 3), 1, 6), Part("b", (4,), 0, 4))).sizes(9) == (5, 4)
+    assert Moment(0, 0, 0, 1).sizes(9) == (9,)
 
 
 def test_cuts_of_whole_parameters_fall_between_them() -> None:

@@ -26,7 +26,7 @@ class GradientClock:
 
 
 def peak_bytes() -> int:
-    """Largest resident size so far.
+    """Largest resident size so far; a forked process starts with the modules that it was born with.
 
     From /proc where there is one: `ru_maxrss` survives exec, so a child starts with its launcher's figure.
     """

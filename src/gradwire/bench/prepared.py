@@ -1,5 +1,6 @@
 """For the process that workers are forked from: what each of them would take seconds to load for itself."""
 
+import signal
 from importlib import import_module
 
 import torch
@@ -7,6 +8,8 @@ from torch import nn
 
 from gradwire import kernels
 
+# Ctrl-C is for the launcher, which ends everything; a worker listens again once it has left the terminal.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 torch.set_num_threads(1)
 import_module("gradwire.bench.worker")
 import_module("gradwire.ddp.attach")

@@ -12,7 +12,7 @@ from typing import IO, Any, Protocol
 
 from gradwire.bench.channel import Lines, Message, encode
 from gradwire.bench.samples import StepSample
-from gradwire.emulate import prepare
+from gradwire.emulate import prepare_ranks
 
 WORKER = "gradwire.bench.worker"
 
@@ -189,7 +189,9 @@ def free_port() -> int:
 
 def prepare_workers() -> None:
     """Begin to import what workers need, once for all of them; returns at once."""
-    prepare("gradwire.bench.prepared")
+    # Libraries read it when they are loaded, which is before a worker has an environment of its own.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    prepare_ranks("gradwire.bench.prepared")
 
 
 def _start(network: Network, rank: int, port: int) -> Rank:
@@ -200,10 +202,13 @@ def _start(network: Network, rank: int, port: int) -> Rank:
         process = network.fork(
             rank, f"{WORKER}:serve", (commands, answers), output=log.fileno(), master_port=port
         )
-    except BaseException:
+    except BaseException as error:
         os.close(tell)
         os.close(hear)
         log.close()
+        if isinstance(error, EOFError | OSError):
+            reason = "could not be forked: the process that has imported everything has ended"
+            raise SettingFailed(f"rank {rank} {reason}", repr(error)) from error
         raise
     finally:
         os.close(commands)

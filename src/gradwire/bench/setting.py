@@ -11,7 +11,7 @@ from gradwire.bench.process_set import Answers, Network, OnStep, ProcessSet, Set
 from gradwire.bench.samples import StepSample
 from gradwire.bench.settings import Task
 
-# Importing torch, joining the group, the first broadcast over a slow link and compiling kernels take a while.
+# Joining the group and the first broadcast over a slow link take a while; so do imports where nobody forks.
 _SETUP_TIMEOUT_S = 180.0
 # One answer, after all of a test set.
 _EVALUATE_TIMEOUT_S = 900.0

@@ -63,7 +63,8 @@ def caption(document: Document) -> str:
         f"[dim]{repeat} Medians per step over {settings['rounds']} x {settings['steps']} steps, settings "
         "alternating.\nbound: the same step without communication; scaling: speed relative to it.\n"
         "sent: predicted bytes per rank and step; counted: at the interface.\ncompress: encoding and "
-        "decoding; of a peer, the time inside its hook.\nexposed: what backward waited at its end.[/dim]"
+        "decoding; of a peer, the time inside its hook.\nexposed: what backward waited at its end.\n"
+        "peak: resident memory; torch and gradwire's kernels are loaded for all settings alike.[/dim]"
     )
 
 

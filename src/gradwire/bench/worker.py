@@ -90,7 +90,8 @@ class Worker:
 def serve(commands: int, answers: int) -> None:
     """Answer on one file descriptor until the launcher closes the other."""
     # One thread per worker unless the user has said otherwise: gradwire's own count free cores alike.
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    torch.set_num_threads(int(threads) if threads.isdigit() else 1)
     end = WorkerEnd(commands, answers)
     worker = Worker(end)
     for command in end:

@@ -12,7 +12,7 @@ NAMES = ("net", "recipes", "bench", "demo", "probe")
 
 
 class _OnDemand(Mapping[str, Any]):
-    """Commands by name. Most need torch, which takes seconds to import; `net` starts at once without."""
+    """Commands by name: each is imported when it is called, because torch takes seconds to import."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in NAMES:

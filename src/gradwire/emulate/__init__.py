@@ -4,10 +4,10 @@
     with emulate.Network(4, emulate.Link(emulate.parse_rate("200mbit")), mode) as network:
         ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(4)]
 
-Nothing here imports torch, except `backend` where the delaying process group is needed.
+Nothing here imports torch, except `backend`, and ranks, where the delaying process group is needed.
 """
 
-from gradwire.emulate.forked import prepare
+from gradwire.emulate.forked import prepare_ranks
 from gradwire.emulate.inside import backend, counters
 from gradwire.emulate.link import Counters, Link, parse_delay, parse_rate
 from gradwire.emulate.modes import MODES, why_not
@@ -24,6 +24,6 @@ __all__ = [
     "enter",
     "parse_delay",
     "parse_rate",
-    "prepare",
+    "prepare_ranks",
     "why_not",
 ]

@@ -1,4 +1,8 @@
-"""Ranks forked from a process that has imported what they need, which takes longer than many a run."""
+"""Ranks forked from a process that has imported what they need, which takes longer than many a run.
+
+As with all of `multiprocessing`, a rank runs the main module of its launcher once more, under another name: a
+script needs its `if __name__ == "__main__"`, and ranks may not start `multiprocessing` processes themselves.
+"""
 
 import multiprocessing
 import os
@@ -10,21 +14,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.reduction import DupFd
+from threading import Thread
 from typing import Any, cast
 
-from gradwire.emulate.kernel import die_with_parent, enter_netns
+from gradwire.emulate.kernel import enter_netns
+from gradwire.emulate.rank_env import WIRE_VARIABLE
 
 _IS_LINUX = sys.platform == "linux"
 # Elsewhere system libraries do not like to be forked.
 _CONTEXT = multiprocessing.get_context("forkserver") if _IS_LINUX else multiprocessing.get_context("spawn")
 
 
-def prepare(*modules: str) -> None:
+def prepare_ranks(*modules: str) -> None:
     """Begin to import `modules` in the process that ranks will be forked from; returns at once.
 
-    To be called before the first fork. Whoever forks without gets ranks that import by themselves.
+    To be called once, before the first fork: later it changes nothing. Whoever forks without, and everybody
+    where there is no such process, gets ranks that import by themselves.
     """
     if _IS_LINUX:
         _CONTEXT.set_forkserver_preload(list(modules))
@@ -35,7 +43,8 @@ def prepare(*modules: str) -> None:
 class Birth:
     """What a new rank becomes before it calls anything: its environment, its cores, its network.
 
-    Without `netns`, the delaying process group takes the place of gloo. `output` receives what it prints.
+    Where the environment names a wire, the delaying process group takes the place of gloo. `output` receives
+    what it prints.
     """
 
     variables: Mapping[str, str]
@@ -45,21 +54,33 @@ class Birth:
 
     def happen(self) -> None:
         """In the new process."""
-        die_with_parent()
         os.setsid()  # so that Ctrl-C reaches the launcher only
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         output = self.output.detach()
         os.dup2(output, 1)
         os.dup2(output, 2)
+        os.close(output)
         os.environ.clear()
         os.environ.update(self.variables)
         if self.cores:
             os.sched_setaffinity(0, self.cores)
         if self.netns is not None:
-            enter_netns(self.netns.detach())
-            return
-        from gradwire.emulate.shim import take_the_place_of_gloo
+            netns = self.netns.detach()
+            enter_netns(netns)
+            os.close(netns)
+        if WIRE_VARIABLE in self.variables:
+            from gradwire.emulate.shim import take_the_place_of_gloo
 
-        take_the_place_of_gloo()
+            take_the_place_of_gloo()
+        Thread(target=_end_with_launcher, daemon=True).start()
+
+
+def _end_with_launcher() -> None:
+    """The launcher is no parent of ours, but it alone holds the other end of this pipe."""
+    launcher = parent_process()
+    assert launcher is not None, "only a forked rank has one"
+    wait([launcher.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Forked:
@@ -67,19 +88,25 @@ class Forked:
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
+        self._code: int | None = None
         assert process.pid is not None, "it has been started"
         self.pid: int = process.pid
 
     def poll(self) -> int | None:
         """The exit code once it has ended; minus the signal's number if one ended it."""
-        return self._process.exitcode
+        if self._code is None and (code := self._process.exitcode) is not None:
+            self._code = code
+            self._process.close()  # which holds two descriptors
+        return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        if self._code is None:
+            self._process.join(timeout)
+        code = self.poll()
+        if code is None:
             raise subprocess.TimeoutExpired(self._process.name, cast(float, timeout))
-        return self._process.exitcode
+        return code
 
     def send_signal(self, number: int) -> None:
         """To this process alone; none if it has ended."""
@@ -101,15 +128,14 @@ def fork(
     netns: int | None,
     output: int,
 ) -> Forked:
-    """A process that calls `target` ("module:function") with copies of the file `descriptors`."""
+    """A process that calls `target` ("module:function") with copies of the file `descriptors`.
 
-    def copied(descriptor: int) -> Any:
-        return _Copied(descriptor)
-
-    birth = Birth(dict(variables), frozenset(cores), None if netns is None else copied(netns), copied(output))
-    process = _CONTEXT.Process(
-        target=_live, args=(target, birth, [copied(each) for each in descriptors]), name=target, daemon=True
-    )
+    Raises `EOFError` or `OSError` where the process that it would be forked from has ended.
+    """
+    home = None if netns is None else _Copied(netns)
+    birth = Birth(dict(variables), frozenset(cores), home, _Copied(output))
+    copies = [_Copied(each) for each in descriptors]
+    process = _CONTEXT.Process(target=_live, args=(target, birth, copies), name=target, daemon=True)
     process.start()
     return Forked(process)
 

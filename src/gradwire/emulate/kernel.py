@@ -1,7 +1,7 @@
 """The few kernel calls that the standard library lacks, and running code in a network namespace.
 
-Linux gives every *thread* its own network namespace. So a namespace is entered by a short-lived thread:
-what the thread opens or starts belongs there, and the rest of the process never leaves home. A namespace
+Linux gives every *thread* its own network namespace. So a launcher enters a namespace by a short-lived
+thread: what that opens or starts belongs there, and the rest of the process never leaves home. A namespace
 made so has no name; it lives as long as a descriptor or a process holds it, and leaves nothing to clean up.
 """
 

@@ -168,7 +168,8 @@ def end_all(processes: Sequence[Process], grace_s: float = _GRACE_S) -> None:
 
 def _signal_family(process: Process, number: int) -> None:
     try:
-        # The process has not been reaped, so its id cannot have gone to anybody else.
+        # Nobody has reaped a process of ours, so its id cannot have gone to anybody else. One that was forked
+        # has been alive a moment ago.
         if os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, number)
         else:

@@ -109,8 +109,8 @@ class ScatterReduce:
 
         return finish
 
-    def payload(self, shards: Sequence[Shard], dtype: torch.dtype) -> tuple[int, torch.dtype]:
-        """Of the longest shard, to which all others are filled up."""
+    def longest(self, shards: Sequence[Shard], dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """Payload of the longest shard, to which all others are filled up."""
         payloads = [self.codec.payload(s.stop - s.start, dtype, s.first) for s in shards]
         return max(payloads, key=lambda payload: payload[0])
 
@@ -118,7 +118,7 @@ class ScatterReduce:
         """See `Exchange.rounds`."""
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         payloads = [
-            self.payload(shards_of(seg.stop - seg.start, seg.at), wide)
+            self.longest(shards_of(seg.stop - seg.start, seg.at), wide)
             for seg in segments_of(numel, at, self.segment)
         ]
         scattered = (Round("all_to_all", at.world * size, payload) for size, payload in payloads)
@@ -133,7 +133,7 @@ class Lap:
     ) -> None:
         self._how, self._x, self._mean, self._comm, self._issued = how, x, mean, comm, issued
         self._shards = shards_of(x.numel(), at)
-        size, dtype = how.payload(self._shards, x.dtype)
+        size, dtype = how.longest(self._shards, x.dtype)
         self._rows = x.new_empty(comm.world, size, dtype=dtype)
         self._others = torch.empty_like(self._rows)
         self._pending: Pending = DONE

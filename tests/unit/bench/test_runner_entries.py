@@ -4,8 +4,9 @@ import pytest
 
 from gradwire.bench.entries import parse_entries, parse_entry
 from gradwire.bench.peers import check_peer, wire_bytes
+from gradwire.bench.runner import check
 from gradwire.bench.settings import Network as LinkSettings
-from gradwire.bench.settings import Schedule, Task
+from gradwire.bench.settings import Schedule, Settings, Task
 
 
 def test_names_are_kept_as_typed():
@@ -84,3 +85,10 @@ def test_bytes_of_a_ring_all_reduce():
 def test_impossible_settings_are_refused(make):
     with pytest.raises(ValueError, match=r"expected|needs at least"):
         make()
+
+
+@pytest.mark.parametrize("kind", ["peer", "recipe"])
+def test_a_run_with_an_unknown_name_is_refused(kind):
+    link = LinkSettings(2, "1gbit", "0", "root")
+    with pytest.raises(ValueError, match="nosuch"):
+        check(Settings(Task("convnet"), Schedule(), link, parse_entries("nosuch", kind)))
