@@ -13,12 +13,13 @@ tried, and leaves 2 % (normal numbers) to 12 % (heavy tails) more error than map
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import get_args
 
 import torch
 from torch import Tensor
 
+from gradwire.codec.scaled import Scaled
 from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
 from gradwire.moment import Moment
 
@@ -47,7 +48,8 @@ class Blocks:
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""
-        return self._layout(numel, dtype, at).bytes, torch.uint8
+        _blocks, layout = self._layout(numel, dtype, at)
+        return layout.bytes, torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         """See `Codec.encode`."""
@@ -58,53 +60,28 @@ class Blocks:
         return self._encode(x, at, left=True)
 
     def _encode(self, x: Tensor, at: Moment, left: bool) -> Tensor:
-        layout = self._layout(x.numel(), x.dtype, at)
-        payload = torch.empty(layout.bytes, dtype=torch.uint8, device=x.device)
-        encode_blocks(x, layout.blocks, *layout.split(payload), left)
-        payload[layout.stop :] = 0
+        blocks, layout = self._layout(x.numel(), x.dtype, at)
+        payload = layout.empty(x.device)
+        encode_blocks(x, blocks, *layout.split(payload), left)
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        layout = self._layout(out.numel(), out.dtype, at)
-        add_blocks(*layout.split(payload), layout.blocks, out, weight)
+        blocks, layout = self._layout(out.numel(), out.dtype, at)
+        add_blocks(*layout.split(payload), blocks, out, weight)
 
-    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Layout:
+    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[ScaledBlocks, Scaled]:
         return _layout(at.sizes(numel), self.block, self.kind, scale_type(dtype))
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Scales of all blocks in `dtype`, then their codes, then zeros up to a multiple of a scale's size."""
-
-    blocks: ScaledBlocks
-    dtype: torch.dtype
-
-    @cached_property
-    def start(self) -> int:
-        """Bytes of the scales."""
-        return self.blocks.count * self.dtype.itemsize
-
-    @cached_property
-    def stop(self) -> int:
-        """Bytes of scales and codes."""
-        return self.start + self.blocks.code_bytes
-
-    @cached_property
-    def bytes(self) -> int:
-        """Size of the payload."""
-        return -(-self.stop // self.dtype.itemsize) * self.dtype.itemsize
-
-    def split(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Scales and codes, as views."""
-        return payload[: self.start].view(self.dtype), payload[self.start : self.stop]
-
-
 @lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
-def _layout(sizes: tuple[int, ...], block: int, kind: BlockKind, dtype: torch.dtype) -> Layout:
-    return Layout(ScaledBlocks(sizes, block, kind), dtype)
+def _layout(
+    sizes: tuple[int, ...], block: int, kind: BlockKind, dtype: torch.dtype
+) -> tuple[ScaledBlocks, Scaled]:
+    blocks = ScaledBlocks(sizes, block, kind)
+    return blocks, Scaled(blocks.count, blocks.code_bytes, dtype)
 
 
 def blocks(kind: BlockKind, block: int = 256) -> Blocks:
