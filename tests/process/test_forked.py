@@ -75,10 +75,18 @@ def test_a_rank_can_be_killed_and_leaves_no_descriptor() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
-    script = tmp_path / "launcher.py"
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For the socket of a launcher that is killed, whose name may not be as long as those of `tmp_path`."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_a_rank_ends_with_its_launcher(short_folder: Path) -> None:
+    script = short_folder / "launcher.py"
     script.write_text(LAUNCHER)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "TMPDIR": str(short_folder)}
+    environment = {**os.environ, **paths}
     launcher = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE)
     assert launcher.stdout is not None
     with launcher.stdout as said:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import IO, Any, Protocol
 
 from gradwire.bench.channel import Lines, Message, encode
@@ -192,6 +193,8 @@ def prepare_workers() -> None:
     # Libraries read it when they are loaded, which is before a worker has an environment of its own.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     prepare_ranks("gradwire.bench.prepared")
+    # The launcher is about to import torch, which imports numpy from C++ and takes Ctrl-C for its absence.
+    import_module("numpy")
 
 
 def _start(network: Network, rank: int, port: int) -> Rank:

@@ -103,15 +103,16 @@ def _run_again(mode: str) -> int:
 
 def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
     """Exit code of the sandbox; signals to this process go to the one inside, and after a while harder."""
-    received = 0
+    received: list[int] = []
     deadline_s: float | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal received, deadline_s
-        received += 1
+        nonlocal deadline_s
+        received.append(number)
         deadline_s = time.monotonic() + _PATIENCE_S
         inner = _only_child(child.pid)
-        if inner is None or received > 2:
+        # Who has no handler yet has built nothing, and as first process would not notice.
+        if inner is None or not catches(inner, number) or len(received) > 2:
             child.kill()
         else:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -125,7 +126,23 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
             if deadline_s is not None and time.monotonic() > deadline_s:
                 child.kill()
             continue
-        return code if code >= 0 else 128 - code
+        return code if code >= 0 else 128 + (received[0] if received else -code)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for a signal.
+
+    >>> catches(os.getpid(), signal.SIGINT), catches(os.getpid(), signal.SIGKILL)
+    (True, False)
+    """
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status,
+    ):
+        for line in status:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _only_child(pid: int) -> int | None:
