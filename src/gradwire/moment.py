@@ -121,7 +121,7 @@ class Moment:
 
     def sizes(self, numel: int) -> tuple[int, ...]:
         """Elements of the parts of a unit of `numel` elements."""
-        sizes = tuple([part.stop - part.start for part in self.parts]) or (numel,)
+        sizes = tuple([part.numel for part in self.parts]) or (numel,)
         assert sum(sizes) == numel, f"parts of {sizes} do not make up {numel} elements"
         return sizes
 
