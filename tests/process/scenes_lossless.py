@@ -161,6 +161,10 @@ def everything_else() -> dict[str, Any]:
     dist.broadcast(spread, 1, group=group)
     rows = [torch.empty(2) for _ in range(2)]
     dist.all_gather(rows, torch.full((2,), float(rank)), group=group)
+    swapped, gathered = torch.empty(2), torch.empty(2, 2)
+    dist.all_to_all_single(swapped, torch.full((2,), float(rank)), group=group)
+    together = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    together(gathered.view(-1), torch.full((2,), float(rank)), group=group)
     for work in works:
         work.wait()
     dist.all_reduce(across, group=group)
@@ -172,6 +176,8 @@ def everything_else() -> dict[str, Any]:
         "many": [t.unique().tolist() for t in many],
         "spread": spread.tolist(),
         "rows": torch.stack(rows).tolist(),
+        "swapped": swapped.tolist(),
+        "gathered": gathered.tolist(),
         "across": across.unique().tolist(),
     }
 
@@ -188,6 +194,16 @@ def ddp_on_top() -> list[str]:
     return found
 
 
+def refused_on_top() -> str:
+    """What is said of a recipe that does not exist; gradwire's own group has to be ended for it."""
+    ddp = DistributedDataParallel(perceptron(), process_group=a_group())
+    try:
+        gradwire.attach(ddp, recipe="topq")
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     "training": training_is_ddps,
     "near": near_by_optimizer,
@@ -197,4 +213,5 @@ SCENES: dict[str, Callable[[], Any]] = {
     "ring sums": ring_sums,
     "everything else": everything_else,
     "ddp": ddp_on_top,
+    "refused": refused_on_top,
 }

@@ -68,6 +68,8 @@ def test_everything_else_goes_to_gloo(two: Results) -> None:
             "many": [[3.0 + 2 * n] for n in range(5)],
             "spread": [1.0] * 4,
             "rows": [[0.0] * 2, [1.0] * 2],
+            "swapped": [0.0, 1.0],
+            "gathered": [[0.0] * 2, [1.0] * 2],
             "across": [3.0],
         }
 
@@ -75,3 +77,7 @@ def test_everything_else_goes_to_gloo(two: Results) -> None:
 def test_ddp_over_the_process_group_is_ddp(two: Results) -> None:
     for plain, compressed in value(two, "ddp"):
         assert compressed == plain
+
+
+def test_what_is_refused_over_the_process_group_is_said(two: Results) -> None:
+    assert all("topk" in said for said in value(two, "refused"))

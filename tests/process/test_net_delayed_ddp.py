@@ -49,6 +49,8 @@ dist.all_gather_object(gathered, dist.get_rank())
 swapped = torch.empty(2)
 dist.all_to_all_single(swapped, torch.full((2,), float(dist.get_rank())))
 found["verbs"] = [gathered, swapped.tolist()]
+dist.destroy_process_group(groups[0])
+found["left"] = groups[0] not in dist.distributed_c10d._world.pg_names
 if dist.get_rank() == 0:
     print(json.dumps(found))
 dist.destroy_process_group()
@@ -69,4 +71,5 @@ def test_ddp_hooks_and_new_groups_are_slowed(tmp_path):
     assert found["both"] > 0.98 * 2 * 1e6 * 8 / 40e6
     # Everything goes to the peer: 1 MB, and not the half that even splits would send.
     assert found["swap"] > 0.98 * 1e6 * 8 / 40e6
+    assert found["left"]
     assert found["verbs"] == [[0, 1], [0.0, 1.0]]

@@ -49,6 +49,13 @@ class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return NAME
 
+    def _set_group_name(self, name: str) -> None:
+        self._name = name  # torch keeps it with a backend per device, of which there is none
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
     def _after(self, work: Any, result: Any, hops: int, wire_bytes: float) -> Any:
         return self._wire.deliver(work, result, hops, wire_bytes)
 

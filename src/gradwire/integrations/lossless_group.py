@@ -57,6 +57,13 @@ class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return NAME
 
+    def _set_group_name(self, name: str) -> None:
+        self._name = name  # torch keeps it with a backend per device, of which there is none
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllreduceOptions()
         if opts.reduceOp != dist.ReduceOp.SUM or not (len(tensors) == 1 and _fits(tensors[0], self.size())):
@@ -83,14 +90,19 @@ def _to_gloo(verb: str) -> Callable[..., Any]:
 
 
 VERBS = """
-    _allgather_base _reduce_scatter_base all_gather_single all_to_all_single allgather allgather_coalesced
-    allgather_into_tensor_coalesced allreduce_coalesced alltoall alltoall_base barrier broadcast gather
-    monitored_barrier recv recv_anysource reduce reduce_scatter reduce_scatter_single
-    reduce_scatter_tensor_coalesced scatter send
-""".split()  # noqa: SIM905  a list of 22 strings would be 22 lines
+    _allgather_base _reduce_scatter_base allgather allgather_coalesced allreduce_coalesced alltoall
+    alltoall_base barrier broadcast gather monitored_barrier recv recv_anysource reduce reduce_scatter scatter
+    send
+""".split()  # noqa: SIM905  a list of 17 strings would be 17 lines
 for _verb in VERBS:
-    if hasattr(_ProcessGroup, _verb):
-        setattr(LosslessGroup, _verb, _to_gloo(_verb))
+    setattr(LosslessGroup, _verb, _to_gloo(_verb))
+# What torch 2.13 calls by new names, gloo's own object knows by the old ones.
+for _verb, _old in (
+    ("all_gather_single", "_allgather_base"),
+    ("all_to_all_single", "alltoall_base"),
+    ("reduce_scatter_single", "_reduce_scatter_base"),
+):
+    setattr(LosslessGroup, _verb, _to_gloo(_old))
 
 
 def _fits(tensor: Tensor, world: int) -> bool:
