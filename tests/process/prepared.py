@@ -1,5 +1,6 @@
 """For the process that ranks are forked from: it has loaded modules and kernels, once for all of them."""
 
+import gc
 from importlib import import_module
 
 import torch
@@ -7,5 +8,7 @@ import torch
 from gradwire import kernels
 
 import_module("gradwire.ddp.attach")
+import_module("torch._dynamo")  # the first optimizer and the first hook of a process drag it in
 torch.set_num_threads(1)
 kernels.prepare()
+gc.freeze()  # what is here stays: no rank need look for garbage in it, nor copy it for that
