@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ def public(body: list[ast.stmt]) -> Iterator[Documented]:
             yield node
             if isinstance(node, ast.ClassDef):
                 methods = () if extends(node) else public(node.body)
-                yield from (method for method in methods if method.name not in AGREED or is_protocol(node))
+                yield from (method for method in methods if method.name not in agreed() or is_protocol(node))
 
 
 def is_bare(node: Documented) -> bool:
@@ -49,14 +50,17 @@ def extends(node: ast.ClassDef) -> bool:
     }
 
 
-AGREED = {
-    method.name
-    for module in MODULES
-    for node in ast.walk(module.tree)
-    if isinstance(node, ast.ClassDef) and is_protocol(node)
-    for method in node.body
-    if isinstance(method, ast.FunctionDef)
-}
+@functools.cache
+def agreed() -> set[str]:
+    """The methods of all protocols."""
+    return {
+        method.name
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and is_protocol(node)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+    }
 
 
 def test_everything_public_has_a_docstring() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -25,7 +25,7 @@ def all_pairs(levels: Sequence[Sequence[Any]], seed: int, candidates: int = 6) -
     while missing:
         needed = rng.choice(list(missing)) if len(missing) < 2000 else next(iter(missing))
         drafts = [_draft(levels, needed, missing, rng) for _ in range(candidates)]
-        best = max(drafts, key=lambda row: len(_held(row) & missing.keys()))
+        best = max(drafts, key=lambda row: sum(map(missing.__contains__, _held(row))))
         for pair in _held(best):
             missing.pop(pair, None)
         rows.append(tuple(values[choice] for values, choice in zip(levels, best, strict=True)))
@@ -42,8 +42,8 @@ def _pairs(levels: Sequence[Sequence[Any]]) -> dict[Pair, None]:
     }
 
 
-def _held(row: Sequence[int]) -> set[Pair]:
-    return set(combinations(enumerate(row), 2))
+def _held(row: Sequence[int]) -> Iterator[Pair]:
+    return combinations(enumerate(row), 2)
 
 
 def _draft(
@@ -53,9 +53,13 @@ def _draft(
     chosen = dict(needed)
     factors = [factor for factor in range(len(levels)) if factor not in chosen]
     for factor in rng.sample(factors, len(factors)):
+        before = [other for other in chosen.items() if other[0] < factor]
+        after = [other for other in chosen.items() if other[0] > factor]
         scores = []
         for value in range(len(levels[factor])):
-            met = sum(tuple(sorted([(factor, value), other])) in missing for other in chosen.items())
+            here = factor, value
+            met = sum([(other, here) in missing for other in before])
+            met += sum([(here, other) in missing for other in after])
             scores.append((met, rng.random(), value))
         chosen[factor] = max(scores)[2]
     return [chosen[factor] for factor in range(len(levels))]

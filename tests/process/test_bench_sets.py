@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -55,7 +56,22 @@ class OpenNetwork:
         return [Counters(0, 100 * self.looks)] * 2
 
 
-def failing_set(behave, timeout_s=5.0):
+MISBEHAVIOUR = {
+    "hangs": ("if rank == 1 and index == 1: time.sleep(60)\nif index == 1: time.sleep(60)", 0.5),
+    "is killed": ("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(0.2)", 5.0),
+    "raises": ("if rank == 0: raise RuntimeError('no such luck')\ntime.sleep(0.2)", 5.0),
+    "reports": ("if rank == 1: send(error='ValueError: x', traceback='Traceback: line 3')", 5.0),
+}
+
+
+@pytest.fixture(scope="module")
+def failures():
+    """What is said of each, side by side: a set that fails waits a second for last words."""
+    with ThreadPoolExecutor(len(MISBEHAVIOUR)) as pool:
+        yield {name: pool.submit(failing_set, *each) for name, each in MISBEHAVIOUR.items()}
+
+
+def failing_set(behave, timeout_s):
     network = OpenNetwork(behave)
     with ProcessSet("fake", network, 2, timeout_s) as workers:
         with pytest.raises(SettingFailed) as caught:
@@ -64,26 +80,26 @@ def failing_set(behave, timeout_s=5.0):
     return caught.value
 
 
-def test_a_rank_that_hangs_is_ended_after_the_time_limit():
+def test_a_rank_that_hangs_is_ended_after_the_time_limit(failures):
     start = time.monotonic()
-    failure = failing_set("if rank == 1 and index == 1: time.sleep(60)\nif index == 1: time.sleep(60)", 0.5)
+    failure = failures["hangs"].result()
     assert "taken to hang" in failure.reason
     assert time.monotonic() - start < 10
 
 
-def test_a_rank_that_is_killed_is_named():
-    failure = failing_set("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(0.2)")
+def test_a_rank_that_is_killed_is_named(failures):
+    failure = failures["is killed"].result()
     assert failure.reason == "rank 1 was ended by signal 9"
 
 
-def test_the_last_words_of_a_dying_rank_are_kept():
-    failure = failing_set("if rank == 0: raise RuntimeError('no such luck')\ntime.sleep(0.2)")
+def test_the_last_words_of_a_dying_rank_are_kept(failures):
+    failure = failures["raises"].result()
     assert failure.reason == "rank 0 ended with exit code 1"
     assert "RuntimeError: no such luck" in failure.detail
 
 
-def test_an_error_that_a_worker_reports_carries_its_traceback():
-    failure = failing_set("if rank == 1: send(error='ValueError: x', traceback='Traceback: line 3')")
+def test_an_error_that_a_worker_reports_carries_its_traceback(failures):
+    failure = failures["reports"].result()
     assert failure.reason == "rank 1: ValueError: x"
     assert "Traceback: line 3" in failure.detail
 

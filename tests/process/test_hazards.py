@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import Results, perform, value
+from tests.process.ranks import Results, perform_in_halves, value
 from tests.process.scenes_hazards import SCENES
 
 pytestmark = pytest.mark.process
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All scenes, on two ranks."""
-    return perform("tests.process.scenes_hazards", 2, tmp_path_factory.mktemp("hazards"))
+    return perform_in_halves("tests.process.scenes_hazards", 2, tmp_path_factory.mktemp("hazards"))
 
 
 @pytest.mark.parametrize("scene", [scene for scene in SCENES if scene.endswith("dense")])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import Results, perform, value
+from tests.process.ranks import Results, perform, perform_in_halves, value
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All scenes on two ranks."""
-    return perform("tests.process.scenes_lossless", 2, tmp_path_factory.mktemp("two"))
+    return perform_in_halves("tests.process.scenes_lossless", 2, tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import Results, perform, value
+from tests.process.ranks import Results, perform_in_halves, value
 
 pytestmark = pytest.mark.process
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All scenes, on three ranks."""
-    return perform("tests.process.scenes_semantics", 3, tmp_path_factory.mktemp("semantics"))
+    return perform_in_halves("tests.process.scenes_semantics", 3, tmp_path_factory.mktemp("semantics"))
 
 
 @pytest.mark.parametrize("inputs", ["uneven", "one batch", "no batch"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from gradwire import recipes
-from tests.process.ranks import Results, perform, value
-from tests.process.scenes_train import DENSE, RECIPES, SCENES
+from tests.process.ranks import Results, perform_in_halves, value
+from tests.process.scenes_train import DENSE, RECIPES
 
 # The first test waits for all scenes.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -16,18 +14,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All scenes on three ranks: a world that is no power of two, so that 1/W is not exact.
-
-    Two worlds share the scenes, because the ranks of one wait for each other a quarter of the time.
-    """
-
-    def half(first: int) -> Results:
-        scenes = list(SCENES)[first::2]
-        return perform("tests.process.scenes_train", 3, tmp_path_factory.mktemp("three"), scenes)
-
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(half, (0, 1))
-    return [left | right for left, right in zip(one, other, strict=True)]
+    """All scenes on three ranks: a world that is no power of two, so that 1/W is not exact."""
+    return perform_in_halves("tests.process.scenes_train", 3, tmp_path_factory.mktemp("three"))
 
 
 def test_every_recipe_is_tried() -> None:
