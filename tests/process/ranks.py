@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,8 @@ def started_anew(
 def value(results: Results, scene: str) -> list[Any]:
     """What `scene` returned, by rank; fails with the traceback of the rank that raised."""
     for rank, result in enumerate(results):
-        assert scene in result, f"rank {rank} broke off in {list(result)[-1]!r}: {list(result.values())[-1]}"
+        broken = [item for item in result.items() if "error" in item[1]] or list(result.items())[-1:]
+        assert scene in result, f"rank {rank} broke off in {broken}"
         assert "error" not in result[scene], f"rank {rank}:\n{result[scene]['error']}"
     return [result[scene]["value"] for result in results]
 
@@ -146,12 +148,15 @@ def _run(scene: Callable[[], Any]) -> dict[str, Any]:
         return {"error": traceback.format_exc()}
 
 
-def _clear() -> None:
-    """End what the scene has left: gloo wakes a thread of every group a hundred times a second."""
+def _cleared(scene: Callable[[], Any]) -> Any:
+    """The scene, without groups of earlier ones: gloo wakes a thread of each a hundred times a second."""
     gc.collect()
     dist.barrier()  # nobody still waits for what a group has to bring
     for group in [each for each in distributed_c10d._world.pg_map if each is not dist.group.WORLD]:
-        dist.destroy_process_group(group)
+        # torch would give the name of one over some ranks to the next, with the addresses of the old one.
+        if dist.get_world_size(group) == dist.get_world_size():
+            dist.destroy_process_group(group)
+    return scene()
 
 
 def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, scenes: Sequence[str]) -> None:
@@ -170,11 +175,10 @@ def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, sc
     known: Mapping[str, Callable[[], Any]] = importlib.import_module(module).SCENES
     results = {}
     for name in scenes or known:
-        results[name] = _run(known[name])
+        results[name] = _run(partial(_cleared, known[name]) if results else known[name])
         (folder / f"{rank}.json").write_text(json.dumps(results))
         if "error" in results[name]:
             break  # the ranks may be out of step now
-        _clear()
     # Peers may have failed: an orderly end would wait for them.
     sys.stdout.flush()
     sys.stderr.flush()

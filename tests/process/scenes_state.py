@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -166,6 +167,22 @@ def disagreements() -> dict[str, list[str]]:
     return {name: _refusal(case) for name, case in cases.items()}
 
 
+def refused_on_a_pair() -> list[str]:
+    """Two refusals on some of the ranks, which come at different times, and a training after them."""
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() == 2:
+        return []
+    said = []
+    for _ in range(2):
+        said += _refusal(lambda: gradwire.attach(_wrapped(process_group=pair), None, "topq"))[:1]
+        time.sleep(0.2 * dist.get_rank())
+    ddp = _wrapped(process_group=pair)
+    optimizer = optimizer_of(ddp)
+    gradwire.attach(ddp, optimizer, "topk(ratio=0.05)")
+    train(ddp, optimizer, range(3))
+    return [*said, digest(ddp)]
+
+
 def _attach_as(version: str) -> Any:
     module = importlib.import_module("gradwire.ddp.attach")
     honest = module.__version__
@@ -188,6 +205,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "three to two": from_three_to_two,
     "refusals": refuses_what_is_wrong,
     "right": takes_what_is_right,
+    "refused on a pair": refused_on_a_pair,
     "disagreements": disagreements,
     "no process group": without_process_group,
 }

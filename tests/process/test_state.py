@@ -66,6 +66,13 @@ def test_every_refusal_is_checked(world: Results) -> None:
     assert value(world, "refusals")[0].keys() == REFUSALS.keys()
 
 
+def test_after_refusals_on_some_ranks_they_still_train(world: Results) -> None:
+    first, second, aside = value(world, "refused on a pair")
+    assert first == second
+    assert first[:2] == ["ValueError"] * 2
+    assert aside == []
+
+
 def test_after_a_refusal_the_right_arguments_still_work(world: Results) -> None:
     assert value(world, "right") == [True, True, True]
 

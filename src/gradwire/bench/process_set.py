@@ -189,7 +189,7 @@ def free_port() -> int:
 
 
 def prepare_workers() -> None:
-    """Begin to import what workers need, once for all of them; returns at once."""
+    """Begin to import what workers need, once for all of them; does not wait for it."""
     # Libraries read it when they are loaded, which is before a worker has an environment of its own.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     prepare_ranks("gradwire.bench.prepared")

@@ -83,7 +83,8 @@ def attach(
         fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe()}
         require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
     except Exception:
-        if process_group is None:
+        # torch would give the name of one over some ranks to the next, with the addresses of the old one.
+        if process_group is None and dist.get_world_size(group) == dist.get_world_size():
             dist.destroy_process_group(group)
         raise
     kernels.prepare()

@@ -105,14 +105,16 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
     """Exit code of the sandbox; signals to this process go to the one inside, and after a while harder."""
     received: list[int] = []
     deadline_s: float | None = None
+    killed = False
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal deadline_s
+        nonlocal deadline_s, killed
         received.append(number)
         deadline_s = time.monotonic() + _PATIENCE_S
         inner = _only_child(child.pid)
-        # Who has no handler yet has built nothing, and as first process would not notice.
-        if inner is None or not catches(inner, number) or len(received) > 2:
+        # Who has not said yet what to do about it has built nothing, and as first process would not notice.
+        if inner is None or not minds(inner, number) or len(received) > 2:
+            killed = True
             child.kill()
         else:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -124,25 +126,29 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
             code = child.wait(timeout=None if deadline_s is None else 1.0)
         except subprocess.TimeoutExpired:
             if deadline_s is not None and time.monotonic() > deadline_s:
+                killed = True
                 child.kill()
             continue
-        return code if code >= 0 else 128 + (received[0] if received else -code)
+        if code < 0:
+            return 128 + (received[0] if killed else -code)
+        return code
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler of its own for a signal.
+def minds(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for a signal, or ignores it.
 
-    >>> catches(os.getpid(), signal.SIGINT), catches(os.getpid(), signal.SIGKILL)
+    >>> minds(os.getpid(), signal.SIGINT), minds(os.getpid(), signal.SIGKILL)
     (True, False)
     """
+    minded = 0
     with (
         contextlib.suppress(OSError),
         open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status,
     ):
         for line in status:
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+            if line.startswith(("SigIgn:", "SigCgt:")):
+                minded |= int(line.split()[1], 16)
+    return bool(minded >> (number - 1) & 1)
 
 
 def _only_child(pid: int) -> int | None:
