@@ -165,6 +165,9 @@ def everything_else() -> dict[str, Any]:
     dist.all_to_all_single(swapped, torch.full((2,), float(rank)), group=group)
     together = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     together(gathered.view(-1), torch.full((2,), float(rank)), group=group)
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    share = torch.empty(2)
+    scatter(share, torch.arange(4.0) * (rank + 1), group=group)
     for work in works:
         work.wait()
     dist.all_reduce(across, group=group)
@@ -178,6 +181,7 @@ def everything_else() -> dict[str, Any]:
         "rows": torch.stack(rows).tolist(),
         "swapped": swapped.tolist(),
         "gathered": gathered.tolist(),
+        "share": share.tolist() == [6.0 * rank, 3.0 + 6.0 * rank],
         "across": across.unique().tolist(),
     }
 

@@ -70,6 +70,7 @@ def test_everything_else_goes_to_gloo(two: Results) -> None:
             "rows": [[0.0] * 2, [1.0] * 2],
             "swapped": [0.0, 1.0],
             "gathered": [[0.0] * 2, [1.0] * 2],
+            "share": True,
             "across": [3.0],
         }
 
