@@ -8,6 +8,8 @@ import signal
 
 import torch
 
+from gradwire import kernels
+
 # Set before workers of pytest-xdist start, so that all of them sample the same rows.
 os.environ.setdefault("GRADWIRE_LAWS_SEED", str(random.SystemRandom().randrange(10**6)))
 
@@ -25,3 +27,10 @@ def pytest_report_header() -> str:
         return "laws: in full"
     seed = os.environ["GRADWIRE_LAWS_SEED"]
     return f"laws: pairwise sample, repeat it with GRADWIRE_LAWS_SEED={seed} (GRADWIRE_LAWS=full for all)"
+
+
+def pytest_sessionstart() -> None:
+    """Kernels that are not compiled yet are compiled by all workers, and each by one of them."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        kernels.prepare(turn=int(worker.removeprefix("gw")))

@@ -87,7 +87,7 @@ def attach(
         if process_group is None and dist.get_world_size(group) == dist.get_world_size():
             dist.destroy_process_group(group)
         raise
-    kernels.prepare()
+    kernels.prepare(turn=comm.rank)
     session, worker = _assemble(ddp, comm, specs, buffers, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))

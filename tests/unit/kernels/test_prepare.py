@@ -8,11 +8,14 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numba.core.dispatcher
+import pytest
+import torch
 
-from gradwire.kernels import cpu, prepare
+from gradwire.kernels import cpu, prepare, preparing
 from tests.house.source import ROOT
 
 
@@ -58,3 +61,23 @@ def test_prepare_leaves_nothing_to_compile() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("turns", [[0, 1], [0, 1, 2, 3], [8, 9], [6, 7, 8]])
+def test_turns_begin_apart_and_leave_nothing_out(monkeypatch: pytest.MonkeyPatch, turns: list[int]) -> None:
+    done: list[int] = []
+
+    def noting(number: int) -> Callable[[torch.Tensor], None]:
+        return lambda _: done.append(number)
+
+    count = 60
+    monkeypatch.setattr(preparing, "_PARTS", tuple(noting(number) for number in range(count)))
+    begun = []
+    for turn in turns:
+        done.clear()
+        prepare(turn)
+        assert sorted(done) == list(range(count))
+        begun.append(done[0])
+    gaps = [(b - a) % count for a in begun for b in begun if a != b]
+    assert len(set(begun)) == len(turns)
+    assert min(gaps) > count / len(turns) / 2

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.jit import kernel
 
 INT8, INT4, FP8 = 0, 1, 2
 
@@ -26,7 +26,7 @@ _FP8_BIAS = np.int32((127 - 7) << 3)
 _HALF_BELOW = np.int32(0x7FFFF)  # one less than half of the last of 3 bits of mantissa
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _largest_bits(bits: Any, row: Any) -> Any:
     """The largest magnitude of a row as an integer."""
     largest = np.int32(0)
@@ -35,7 +35,7 @@ def _largest_bits(bits: Any, row: Any) -> Any:
     return largest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _set_scale(scales: Any, scale_bits: Any, row: Any, largest: Any) -> None:
     """From the block's maximum in scales[row] to its scale; `scale_bits` is the same memory.
 
@@ -52,7 +52,7 @@ def _set_scale(scales: Any, scale_bits: Any, row: Any, largest: Any) -> None:
         scale_bits[row] -= 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _round(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any, to: Any) -> None:
     """Row `to` of codes = x / scale to the nearest integer, ties to even; `floats` and `bits` are one."""
     for i in range(x.shape[1]):
@@ -61,19 +61,19 @@ def _round(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any, to:
         codes[to, i] = np.int8(bits[0, i])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _subtract(x: Any, row: Any, scale: Any, codes: Any, of: Any) -> None:
     for i in range(x.shape[1]):
         x[row, i] -= scale * np.float32(codes[of, i])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add(out: Any, row: Any, scale: Any, weight: Any, codes: Any, of: Any) -> None:
     for i in range(out.shape[1]):
         out[row, i] += weight * (scale * np.float32(codes[of, i]))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _to_fp8(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any) -> None:
     """codes = x / scale in e4m3, ties to even; `floats` and `bits` (2, block) are one memory."""
     for i in range(x.shape[1]):
@@ -89,7 +89,7 @@ def _to_fp8(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any) ->
         codes[row, i] = np.uint8(np.int32(normal if magnitude >= _FP8_NORMAL else tiny) | sign)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _from_fp8(codes: Any, row: Any, floats: Any, bits: Any) -> None:
     """floats[0] = codes as numbers, without a float32 below the normal range on the way."""
     for i in range(codes.shape[1]):
@@ -102,14 +102,14 @@ def _from_fp8(codes: Any, row: Any, floats: Any, bits: Any) -> None:
         floats[0, i] = -value if codes[row, i] & np.uint8(0x80) else value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _pack_pairs(pairs: Any, out: Any, row: Any) -> None:
     """Two signed codes in two bytes to two of 4 bits in one, the first in the lower half."""
     for i in range(out.shape[1]):
         out[row, i] = np.uint8((pairs[0, i] & 0x0F) | ((pairs[0, i] >> 4) & 0xF0))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _unpack_pairs(packed: Any, row: Any, pairs: Any, small: Any) -> None:
     """The reverse; `pairs` and `small` are one memory."""
     for i in range(packed.shape[1]):
@@ -118,7 +118,7 @@ def _unpack_pairs(packed: Any, row: Any, pairs: Any, small: Any) -> None:
         small[0, i] = np.int8(np.int8(small[0, i] ^ np.int8(8)) - np.int8(8))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _encode_row(
     x: Any,
     row: Any,
@@ -148,7 +148,7 @@ def _encode_row(
             codes[row, i] = np.uint8(small[0, i])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _encode_rows(x: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any) -> None:
     """Blocks of equal size: x (blocks, block), scales (blocks,), codes (blocks, bytes)."""
     x_bits, scale_bits = x.view(np.int32), scales.view(np.int32)
@@ -170,7 +170,7 @@ def _encode_rows(x: Any, kind: Any, largest: Any, scales: Any, codes: Any, left:
                 x[row, :] = np.nan
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_rows(scales: Any, codes: Any, kind: Any, weight: Any, out: Any) -> None:
     """Blocks of equal size: scales (blocks,), codes (blocks, bytes), out (blocks, block)."""
     bits = np.empty((1, out.shape[1]), np.int32)
@@ -187,7 +187,7 @@ def _add_rows(scales: Any, codes: Any, kind: Any, weight: Any, out: Any) -> None
             _add(out, row, scales[row], weight, floats, 0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: Any, kind: Any) -> Any:
     """The next `count` blocks as rows, from `places` on in the three arrays, which move on behind them."""
     width = (block + 1) // 2 if kind == INT4 else block
@@ -200,7 +200,7 @@ def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: An
     )
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_blocks(
     x: Any, sizes: Any, block: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any
 ) -> None:
@@ -214,7 +214,7 @@ def encode_blocks(
                 _encode_rows(rows, kind, largest, row_scales, row_codes, left)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weight: Any, out: Any) -> None:
     """float32: out += weight · decoded, for parts of these sizes."""
     places = np.zeros(3, np.int64)

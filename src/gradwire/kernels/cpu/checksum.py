@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _U = np.uint64
 _P1, _P2, _P3, _P4, _P5 = (
@@ -14,22 +15,22 @@ _P1, _P2, _P3, _P4, _P5 = (
 )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _turned(x: Any, bits: Any) -> Any:
     return (x << _U(bits)) | (x >> _U(64 - bits))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _round(lane: Any, word: Any) -> Any:
     return _turned(lane + word * _P2, 31) * _P1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _merged(state: Any, lane: Any) -> Any:
     return (state ^ _round(_U(0), lane)) * _P1 + _P4
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def checksum(words: Any, tail: Any) -> Any:
     """XXH64, seed 0, of uint64 `words` followed by fewer than 8 bytes of uint8 `tail`."""
     lanes = words.size // 4 * 4

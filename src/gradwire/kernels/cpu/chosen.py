@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu import elias_fano
 from gradwire.kernels.cpu.halves import narrow, widen
+from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.places import pack_bits, unpack_bits
 
 LIST, BITMAP, CODED = 0, 1, 2
@@ -22,7 +22,7 @@ _CHUNK = 1024  # values; those of a chunk stay in the first-level cache between 
 _SPARE = 10  # places that decoding may write beyond the last one: a block of the upper row
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _ascend(indices: Any, numel: Any) -> Any:
     wrong = indices.size > 0 and (indices[0] < 0 or indices[-1] >= numel)
     for j in range(indices.size - 1):
@@ -30,7 +30,7 @@ def _ascend(indices: Any, numel: Any) -> Any:
     return not wrong
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _pack(indices: Any, shape: Any, encoding: Any, packed: Any) -> None:
     """Write ascending places to uint32 `packed`."""
     form, words = shape[0], shape[3]
@@ -49,7 +49,7 @@ def _pack(indices: Any, shape: Any, encoding: Any, packed: Any) -> None:
     packed[:] = room[:words]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def take_chosen(x: Any, indices: Any, shape: Any, encoding: Any, payload: Any) -> Any:
     """float32 x at `indices` into uint8 `payload`, and what that carries out of x.
 
@@ -78,7 +78,7 @@ def take_chosen(x: Any, indices: Any, shape: Any, encoding: Any, payload: Any) -
     return True
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _unpack(packed: Any, shape: Any, decoding: Any, zeros_before: Any, counts: Any, out: Any) -> Any:
     """Write the places to int32 `out`, with room to spare; False for words that stand for no choice."""
     form, count, numel, words = shape[0], shape[1], shape[2], shape[3]
@@ -99,7 +99,7 @@ def _unpack(packed: Any, shape: Any, decoding: Any, zeros_before: Any, counts: A
     return elias_fano.join(room, shape[6], indices) and _ascend(indices, numel)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_chosen(
     payload: Any, shape: Any, decoding: Any, zeros_before: Any, counts: Any, weight: Any, out: Any
 ) -> Any:

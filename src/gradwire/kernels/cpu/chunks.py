@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.threshold import largest_bits
 
 _PLACES = 0x7FFFFFFF
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _key(bits: Any, place: Any) -> Any:
     """Orders by magnitude, then by the lowest place: one integer, so that a maximum vectorises."""
     return (np.int64(min(np.int32(bits & MAGNITUDE), INFINITY)) << 32) | (_PLACES - place)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _place(key: Any) -> Any:
     return _PLACES - (key & _PLACES)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _largest_key(bits: Any) -> Any:
     largest = np.int64(-1)
     for i in range(bits.size):
@@ -32,7 +32,7 @@ def _largest_key(bits: Any) -> Any:
     return largest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def chunk_maxima(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
     """The index of the largest of each chunk; `keep` is 1, named so that it is called like `chunk_topk`."""
     for number in range(out.size):
@@ -40,7 +40,7 @@ def chunk_maxima(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
         out[number] = start + _place(_largest_key(bits[start : start + chunk]))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _keep_largest(bits: Any, keys: Any) -> None:
     """Fill `keys` with the largest keys of `bits`, which has as many elements or more."""
     for i in range(keys.size):
@@ -53,7 +53,7 @@ def _keep_largest(bits: Any, keys: Any) -> None:
             smallest = keys.argmin()
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def chunk_topk(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
     """The indices of the `keep` largest of each chunk; of the last as many as there are."""
     buffer = np.empty(keep, np.int64)
@@ -68,7 +68,7 @@ def chunk_topk(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
         out[first : first + keys.size] = keys
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def indices_near_maxima(bits: Any, ahead: Any, chunk: Any, out: Any) -> Any:
     """Write the indices where |ahead| or |x| reaches the chunk's largest |x| > 0; returns how many."""
     count = 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.huffman import count_symbols, decode_streams, encode_stream, put_word, quarter
+from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.mantissa import (
     exponents_at,
     join,
@@ -29,13 +29,13 @@ BLOCK = 2048
 _STREAMS, _ESCAPES, _LEVELS, _FIELDS, _KIND = 0, 4, 5, 6, 7
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _drops_of(drops: Any, same: Any, here: Any, count: Any) -> Any:
     """Those of elements here …: one for each, or `same`, which holds one value over and over."""
     return same[:count] if drops.size == 0 else drops[here : here + count]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _split_chunk(words: Any, drops: Any, same: Any, how: Any, symbols: Any, out: Any) -> Any:
     """Symbols of a chunk, and its fields packed into uint8 `out`; returns how many words those take."""
     thresholds, flush, _, base = how
@@ -53,7 +53,7 @@ def _split_chunk(words: Any, drops: Any, same: Any, how: Any, symbols: Any, out:
     return (place + (filled + _U(7) >> _U(3)) + _U(7)) >> _U(3)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _code_chunk(
     words: Any, drops: Any, same: Any, how: Any, lookups: Any, symbols: Any, out: Any, sizes: Any
 ) -> Any:
@@ -79,7 +79,7 @@ def _code_chunk(
     return stop
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _append_raw(words: Any, drops: Any, same: Any, how: Any, out: Any, place: Any) -> Any:
     """The rounded numbers as they are, the last word filled up with zeros; returns the next word."""
     thresholds, flush, _, base = how
@@ -101,7 +101,7 @@ def _append_raw(words: Any, drops: Any, same: Any, how: Any, out: Any, place: An
     return place
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def narrowed(word: Any, base: Any) -> Any:
     """The 16-bit float that was spread to `word`: without the lowest bits of the mantissa and the upper ones
     of the exponent, of which float16 has 5."""
@@ -109,7 +109,7 @@ def narrowed(word: Any, base: Any) -> Any:
     return np.uint16(word >> _I(16) & _I(0x8000) | rest & _I(0x7FFF))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_chunks(
     words: Any,
     drops: Any,
@@ -152,14 +152,14 @@ def encode_chunks(
     return place
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _copied(words: Any, count: Any, out: Any, place: Any) -> Any:
     for i in range(count):
         out[place + i] = words[i]
     return place + count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _exponents(symbols: Any, exponents: Any, flush: Any) -> Any:
     """uint8 `exponents` of symbols; how many are escaped, or -1 if a flushed frame has tiny numbers."""
     escaped, tiny = _I(0), _I(0)
@@ -170,7 +170,7 @@ def _exponents(symbols: Any, exponents: Any, flush: Any) -> Any:
     return np.int64(-1) if flush and tiny > _I(0) else np.int64(escaped)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _largest(values: Any) -> Any:
     most = np.uint8(0)
     for i in range(values.size):
@@ -178,7 +178,7 @@ def _largest(values: Any) -> Any:
     return most
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _read_escapes(escapes: Any, number: Any, symbols: Any, exponents: Any) -> Any:
     """Symbols and exponents of the escaped ones; how many are tiny, or -1 if there are other bytes behind."""
     place, tiny = 0, 0
@@ -199,7 +199,7 @@ def _read_escapes(escapes: Any, number: Any, symbols: Any, exponents: Any) -> An
     return tiny
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _decode_symbols(
     words: Any, place: Any, sizes: Any, how: Any, windows: Any, lengths: Any, symbols: Any, exponents: Any
 ) -> Any:
@@ -224,7 +224,7 @@ def _decode_symbols(
     return True
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _read_raw(words: Any, place: Any, base: Any, out: Any) -> None:
     if base == _I(0):
         for i in range(out.size):
@@ -236,7 +236,7 @@ def _read_raw(words: Any, place: Any, base: Any, out: Any) -> None:
             out[i] = _I(narrow[i] >> np.uint16(15)) << _I(31) | rest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _deliver(near: Any, out: Any, floats: Any, add: Any) -> None:
     if add:
         values = near.view(np.float32)
@@ -247,7 +247,7 @@ def _deliver(near: Any, out: Any, floats: Any, add: Any) -> None:
             out[i] = near[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _decode_chunk(
     words: Any, place: Any, sizes: Any, drops: Any, same: Any, how: Any, lookups: Any, work: Any,
     out: Any, floats: Any, add: Any
@@ -284,7 +284,7 @@ def _decode_chunk(
     return _ends(words, level, level_stop) and _ends(words, bit, limit)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _ends(words: Any, bit: Any, limit: Any) -> Any:
     """Whether `bit` lies in the last word before `limit`, with zeros behind it."""
     if (bit + _U(63)) >> _U(6) != limit >> _U(6):
@@ -292,7 +292,7 @@ def _ends(words: Any, bit: Any, limit: Any) -> Any:
     return bit & _U(63) == _U(0) or words[bit >> _U(6)] >> (bit & _U(63)) == _U(0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_chunks(
     words: Any, place: Any, directory: Any, chunk: Any, drops: Any, same: Any, how: Any, lookups: Any,
     out: Any, floats: Any, add: Any

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _U = np.uint64
 _0, _1, _5, _6, _9, _10, _11, _31, _32, _63 = (_U(number) for number in (0, 1, 5, 6, 9, 10, 11, 31, 32, 63))
 _CHUNK = 2048  # indices; those of a chunk stay in the first-level cache between two loops
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def split(indices: Any, low_bits: Any, low: Any, row: Any) -> Any:
     """Low bits into uint32 `low`, ones into zeroed uint64 `row`; False where that would leave `row`.
 
@@ -50,7 +51,7 @@ def split(indices: Any, low_bits: Any, low: Any, row: Any) -> Any:
     return True
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_blocks(row: Any, blocks: Any, encoding: Any, groups: Any, places: Any) -> None:
     """Code `blocks` of uint64 `row` into uint32 `groups` and `places`, each with a spare word."""
     group_bits, group_filled, group = _0, _0, _0
@@ -82,14 +83,14 @@ def encode_blocks(row: Any, blocks: Any, encoding: Any, groups: Any, places: Any
         places[place] = np.uint32(place_bits)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _window(words: Any, bit: Any) -> Any:
     """At least 33 bits from `bit` on."""
     word = bit >> _5
     return (_U(words[word]) | _U(words[word + _1]) << _32) >> (bit & _31)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_blocks(
     groups: Any, places: Any, blocks: Any, count: Any, decoding: Any, zeros_before: Any, counts: Any, out: Any
 ) -> Any:
@@ -120,7 +121,7 @@ def decode_blocks(
     return -1 if farthest >= _U(1024) else np.int64(number)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _join_chunk(low: Any, b: Any, out: Any, start: Any, stop: Any) -> None:
     mask = (_1 << b) - _1
     shift = np.int64(b)
@@ -129,7 +130,7 @@ def _join_chunk(low: Any, b: Any, out: Any, start: Any, stop: Any) -> None:
         out[j] = (np.int64(out[j]) << shift | below) + np.int64(j)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _ascends(out: Any) -> Any:
     wrong = False
     for j in range(out.size - 1):
@@ -137,7 +138,7 @@ def _ascends(out: Any) -> Any:
     return not wrong
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def join(low: Any, low_bits: Any, out: Any) -> Any:
     """Make indices of the upper parts in `out`, with the low bits; returns whether they ascend."""
     good = True

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.jit import kernel
 
 _BLOCK = 4096  # elements; two arrays of it stay in the first-level cache between the inner loops
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _weighted_sum(out: Any, a: Any, b: Any, weight_a: Any, weight_b: Any) -> None:
     for i in range(out.size):
         out[i] = weight_a * a[i] + weight_b * b[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _max_magnitude(bits: Any) -> Any:
     """Magnitudes compared as integers vectorise, and order NaN and Inf above everything."""
     largest = np.int32(0)
@@ -27,13 +27,13 @@ def _max_magnitude(bits: Any) -> Any:
     return largest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _scaled(out: Any, a: Any, weight: Any) -> None:
     for i in range(out.size):
         out[i] = weight * a[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fold(working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, scale: Any, idle: Any) -> Any:
     """float32: working = coefficient · committed + scale · grad on `rows` of `Pieces`, in blocks.
 
@@ -57,7 +57,7 @@ def fold(working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, s
     return sum_max < INFINITY
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fold_momentum(
     v_out: Any,
     u_out: Any,
@@ -91,7 +91,7 @@ def fold_momentum(
     return sum_max < INFINITY
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def mask_zeros(target: Any, like: Any) -> None:
     """float32: target = 0 wherever like is 0."""
     for i in range(target.size):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _U = np.uint32
 _INFINITY, _MAGNITUDE, _SIGN = _U(0x7F800000), _U(0x7FFFFFFF), _U(0x8000)
@@ -21,13 +22,13 @@ _HALF, _HALF_BITS = np.float32(0.5), _U(0x3F000000)
 _SUBNORMAL = np.float32(2.0**-24)  # one unit of float16's last place there
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _rounded(bits: Any, dropped: Any) -> Any:
     """`bits` without the lowest `dropped`; a carry into the exponent is right, too."""
     return (bits + (_U(1) << (dropped - _U(1))) - _U(1) + ((bits >> dropped) & _U(1))) >> dropped
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _to_float16(values: Any, out: Any) -> None:
     bits, shifted = values.view(np.uint32), np.empty(values.size, np.float32)
     # 0.5 has its last place where subnormals of float16 have theirs: the sum is rounded there.
@@ -43,7 +44,7 @@ def _to_float16(values: Any, out: Any) -> None:
         out[j] = np.uint16(((bits[j] >> _U(16)) & _SIGN) | short)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _to_bfloat16(values: Any, out: Any) -> None:
     bits = values.view(np.uint32)
     for j in range(values.size):
@@ -54,7 +55,7 @@ def _to_bfloat16(values: Any, out: Any) -> None:
         out[j] = np.uint16(((bits[j] >> _U(16)) & _SIGN) | short)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def narrow(values: Any, is_bfloat16: Any, out: Any) -> None:
     """float32 `values` to the bits of halves in uint16 `out`, as many."""
     if is_bfloat16:
@@ -63,7 +64,7 @@ def narrow(values: Any, is_bfloat16: Any, out: Any) -> None:
         _to_float16(values, out)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def widen(halves: Any, is_bfloat16: Any, out: Any) -> None:
     """uint16 `halves` to float32 `out`, as many; exact."""
     bits = out.view(np.uint32)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _U = np.uint64
 _0, _1, _3, _6, _7, _8, _31, _56, _59, _63 = (_U(number) for number in (0, 1, 3, 6, 7, 8, 31, 56, 59, 63))
 _SEVERAL = _U(43)  # symbols that five look-ups may write: seven each, and a whole word at the last
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_symbols(symbols: Any, counts: Any) -> None:
     """Add to int64 `counts` (4, 256), in four rows: one would wait for itself where symbols repeat."""
     whole = symbols.size // 4 * 4
@@ -29,7 +30,7 @@ def count_symbols(symbols: Any, counts: Any) -> None:
         counts[0, symbols[i]] += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_pairs(singles: Any, pairs: Any) -> None:
     """uint32 `pairs` (65536,) of uint32 `singles` (256,): of two symbols, the lower byte goes first.
 
@@ -44,7 +45,7 @@ def fill_pairs(singles: Any, pairs: Any) -> None:
             pairs[second * 256 + first] = (code << six) | ((a | b) & flag) | ((a & length) + (b & length))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_windows(singles: Any, lengths: Any, bits: Any, windows: Any) -> None:
     """uint64 `windows` (2^bits,): what a window of as many bits begins with, up to seven whole codes.
 
@@ -70,7 +71,7 @@ def fill_windows(singles: Any, lengths: Any, bits: Any, windows: Any) -> None:
         windows[window] = entry | (number << _56) | (used << _59)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def put_word(out: Any, place: Any, word: Any) -> None:
     """Eight bytes into uint8 `out`, at any place: the compiler makes one store of them."""
     out[place] = np.uint8(word)
@@ -83,7 +84,7 @@ def put_word(out: Any, place: Any, word: Any) -> None:
     out[place + _U(7)] = np.uint8(word >> _U(56))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_stream(
     symbols: Any,
     start: Any,
@@ -132,7 +133,7 @@ def encode_stream(
     return (place + (filled + _7 >> _3) + _7) & ~_7, marked
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def window_at(words: Any, bit: Any) -> Any:
     """The 64 bits from `bit` on; reads two words."""
     word, shift = bit >> _6, bit & _63
@@ -140,7 +141,7 @@ def window_at(words: Any, bit: Any) -> Any:
     return (words[word] >> shift) | ((words[word + _1] << _1) << (_63 - shift))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _finish_stream(
     words: Any, bit: Any, limit: Any, windows: Any, lengths: Any, symbols: Any, place: Any, stop: Any
 ) -> Any:
@@ -163,7 +164,7 @@ def _finish_stream(
     return bit & _63 == _0 or words[bit >> _6] >> (bit & _63) == _0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_streams(words: Any, ends: Any, windows: Any, lengths: Any, symbols: Any, count: Any) -> Any:
     """Decode four streams to `symbols`, a quarter of `count` each; False where they are no such streams.
 
@@ -200,7 +201,7 @@ def decode_streams(words: Any, ends: Any, windows: Any, lengths: Any, symbols: A
     return good and _finish_stream(words, b3, l3, windows, lengths, symbols, p3, s3)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def quarter(count: Any) -> Any:
     """Symbols of each of the first three of four streams: a multiple of 4, so that quads start there."""
     return (count + 15) // 16 * 4

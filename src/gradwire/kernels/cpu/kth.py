@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.bits import INFINITY, magnitude
+from gradwire.kernels.cpu.jit import kernel
 
 _MOST_BINS = 8192  # 64 kB: larger histograms leave the first-level cache
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _extremes(bits: Any) -> Any:
     low, high = INFINITY, np.int32(0)
     for j in range(bits.size):
@@ -30,7 +30,7 @@ def _extremes(bits: Any) -> Any:
     return low, high
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _count(bits: Any, low: Any, high: Any, shift: Any, bins: Any) -> None:
     """Histogram of the magnitudes in low … high; a bin is 2^shift of them wide."""
     bins[:] = 0
@@ -40,7 +40,7 @@ def _count(bits: Any, low: Any, high: Any, shift: Any, bins: Any) -> None:
             bins[(here - low) >> shift] += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def kth_magnitude(bits: Any, k: Any) -> Any:
     """(t, ties): the k-th largest magnitude t, and how many elements equal to t the k largest include.
 

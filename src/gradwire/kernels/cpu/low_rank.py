@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel, reordered
 
 _LOST = 1e-6  # of a column of float32 that shrinks to this share, rounding is all that is left
 
 
 # Only the order of the sum is left to the compiler, so that it can use all lanes: half the time of eight sums
 # by hand. NaN and Inf mean what they mean. A rank's own product need not have anyone else's bits.
-@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+@reordered
 def _dot(a: Any, b: Any) -> Any:
     total = np.float32(0.0)
     for i in range(a.size):
@@ -24,19 +25,19 @@ def _dot(a: Any, b: Any) -> Any:
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add(out: Any, weight: Any, a: Any) -> None:
     for i in range(out.size):
         out[i] += weight * a[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _scale(out: Any, weight: Any, a: Any) -> None:
     for i in range(out.size):
         out[i] = weight * a[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtract: Any) -> None:
     """float32: left = M·right for every matrix; with `subtract` M loses left·rightᵀ in the same pass."""
     for matrix in range(places.shape[0]):
@@ -53,7 +54,7 @@ def left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtrac
                     _add(row, -left[at_left + k * rows + i], factor)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
     """float32: right = Mᵀ·left, and M loses left·rightᵀ."""
     for matrix in range(places.shape[0]):
@@ -71,7 +72,7 @@ def right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> Non
                 _add(row, -left[at_left + k * rows + i], factor)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def outer_products(out: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
     """float32: out = left·rightᵀ where the matrices lie, each element summed in the order of the columns."""
     for matrix in range(places.shape[0]):
@@ -84,7 +85,7 @@ def outer_products(out: Any, places: Any, rank: Any, left: Any, right: Any) -> N
                 _add(row, left[at_left + k * rows + i], factor)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _norm(a: Any) -> Any:
     total = 0.0
     for i in range(a.size):
@@ -92,7 +93,7 @@ def _norm(a: Any) -> Any:
     return np.sqrt(total)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _accept(work: Any, taken: Any, k: Any, column: Any) -> Any:
     """Make `column` the k-th of an orthonormal set, unless nothing of it is left beside those taken."""
     total = 0.0
@@ -120,7 +121,7 @@ def _accept(work: Any, taken: Any, k: Any, column: Any) -> Any:
     return True
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def orthonormalise(factors: Any, spans: Any, rank: Any, spare: Any) -> None:
     """float32 or float64: see the entrance. All sums are float64 and in order, so that bits are the same
     wherever this runs."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _WAYS = 4  # tables in turn, so that neighbours in one bin do not wait for each other's sum
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def magnitude_histogram(x: Any, shift: Any, counts: Any, energies: Any) -> None:
     """Add each element's place in the bins that the upper bits of its magnitude name; float32."""
     bits = x.view(np.uint32)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.huffman import put_word
+from gradwire.kernels.cpu.jit import kernel
 
 _U, _I = np.uint64, np.uint32
 _0, _1, _3, _6, _63 = (_U(number) for number in (0, 1, 3, 6, 63))
@@ -19,7 +19,7 @@ _MAGNITUDE, _MANTISSA, _IMPLICIT = _I(0x7FFFFFFF), _I(0x7FFFFF), _I(0x800000)
 _TINY = _I(254)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _dropped(exponent: Any, drop: Any, thresholds: Any) -> Any:
     """Bits to drop of a value with that exponent: `drop`, or as many as lie below the threshold `drop`."""
     if thresholds:
@@ -27,7 +27,7 @@ def _dropped(exponent: Any, drop: Any, thresholds: Any) -> Any:
     return _I(0) if exponent == _I(0) or exponent >= _TINY else drop
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _rounded(bits: Any, drop: Any, thresholds: Any, flush: Any) -> Any:
     """The nearest magnitude with the dropped bits zero, ties to even; beyond 23 bits 0 or one step."""
     magnitude = _I(bits & _MAGNITUDE)
@@ -45,7 +45,7 @@ def _rounded(bits: Any, drop: Any, thresholds: Any, flush: Any) -> Any:
     return _I(0) if flush and exponent == _I(0) else near
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def round_words(words: Any, drops: Any, thresholds: Any, flush: Any, out: Any) -> None:
     """uint32 `out`: what comes out of `words` on the other side."""
     exact = not flush
@@ -55,7 +55,7 @@ def round_words(words: Any, drops: Any, thresholds: Any, flush: Any, out: Any) -
         out[i] = _I(near | _I(words[i] & ~_MAGNITUDE)) if keeps else _I(0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def split(
     words: Any, drops: Any, thresholds: Any, flush: Any, base: Any, symbols: Any, widths: Any, fields: Any
 ) -> None:
@@ -74,7 +74,7 @@ def split(
         fields[i] = _I(0) if symbol == _I(0) else _I(mantissa >> _I(base + drop))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def exponents_at(
     words: Any, drops: Any, drop: Any, how: Any, symbols: Any, marks: Any, escaped: Any, out: Any
 ) -> Any:
@@ -93,7 +93,7 @@ def exponents_at(
     return number
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_fields(fields: Any, widths: Any, out: Any, place: Any, held: Any, filled: Any) -> Any:
     """Append an even number of fields, of at most 24 bits each, to uint8 `out`.
 
@@ -110,7 +110,7 @@ def pack_fields(fields: Any, widths: Any, out: Any, place: Any, held: Any, fille
     return place, held, filled
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def widths_of(exponents: Any, symbols: Any, drops: Any, thresholds: Any, base: Any, widths: Any) -> Any:
     """uint8 `widths` of what has been decoded; the bits of all, or -1 where a value cannot be so small."""
     full, bits, most = _I(24 - base), _I(0), _I(0)
@@ -123,7 +123,7 @@ def widths_of(exponents: Any, symbols: Any, drops: Any, thresholds: Any, base: A
     return np.int64(-1) if most > _I(23) else np.int64(bits)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _word_at(data: Any, place: Any) -> Any:
     """Eight bytes of uint8 `data`, from any place: the compiler makes one load of them."""
     low = _U(data[place]) | _U(data[place + _U(1)]) << _U(8) | _U(data[place + _U(2)]) << _U(16)
@@ -132,7 +132,7 @@ def _word_at(data: Any, place: Any) -> Any:
     return low | high | _U(data[place + _U(7)]) << _U(56)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_fields(data: Any, bit: Any, widths: Any, fields: Any) -> Any:
     """uint32 `fields`, an even number, of `widths` from `bit` of uint8 `data` on; reads a word too much."""
     bit = _U(bit)
@@ -144,7 +144,7 @@ def unpack_fields(data: Any, bit: Any, widths: Any, fields: Any) -> Any:
     return bit
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def join(exponents: Any, widths: Any, fields: Any, out: Any) -> None:
     """uint32 `out`: the numbers' bits again."""
     for i in range(fields.size):
@@ -153,7 +153,7 @@ def join(exponents: Any, widths: Any, fields: Any, out: Any) -> None:
         out[i] = _I(_I(sign | exponent) | _I(mantissa & _MANTISSA))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def write_levels(symbols: Any, drops: Any, out: Any, place: Any) -> Any:
     """Two bits for every symbol but zero: how many times 6 bits are dropped; returns the next word."""
     held, filled, place = _0, _0, _U(place)
@@ -172,7 +172,7 @@ def write_levels(symbols: Any, drops: Any, out: Any, place: Any) -> Any:
     return place
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_levels(words: Any, bit: Any, limit: Any, symbols: Any, drops: Any) -> Any:
     """uint8 `drops` from those two bits, of which there are none from `limit` on; the next bit."""
     bit = _U(bit)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def random_word(index: Any, low: Any, high: Any) -> Any:
     """uint32 of an index and the two halves of a key, uint32 each; the same numbers as the reference."""
     # Every step is cut to 32 bits at once: what Numba widens to 64 would halve the lanes of a vector.
@@ -19,7 +20,7 @@ def random_word(index: Any, low: Any, high: Any) -> Any:
     return np.uint32(h ^ (h >> np.uint32(16)))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def random_words(low: Any, high: Any, start: Any, out: Any) -> None:
     """uint32: the words of indices start, start + 1, …"""
     for i in range(out.size):

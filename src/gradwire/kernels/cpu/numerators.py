@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _BLOCK = 512
 _SAFE = 1.0 - 2.0**-23
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _fill(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
     slope, offset, pull, share, eps = terms[0], terms[1], terms[2], terms[3], terms[4]
     if square.size:
@@ -30,7 +31,7 @@ def _fill(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> N
             out[i] -= pull * np.float64(momentum[i])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
     """out (n,) float32: |parameter·(slope·(√(share·square) + eps) + offset) − pull·momentum|, never more.
 
@@ -47,7 +48,7 @@ def numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any)
             out[start + i] = np.float32(value) if value < np.inf else np.float32(0.0)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
     """out (n,) uint8: the exponents of the same, biased as float32's are and held to 0 … 255."""
     exact = np.empty(_BLOCK)
@@ -61,7 +62,7 @@ def numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, 
             out[start + i] = exponent if wide < 0x7FF else 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def mantissa_levels(x: Any, numerators: Any, out: Any) -> None:
     """out (n,) uint8: the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator."""
     for i in range(out.size):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def take(x: Any, indices: Any, weight: Any, values: Any) -> None:
     """float32: values = weight · x[indices], then x[indices] = 0."""
     for j in range(indices.size):
@@ -18,28 +19,28 @@ def take(x: Any, indices: Any, weight: Any, values: Any) -> None:
         x[indices[j]] = 0.0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scatter(out: Any, indices: Any, values: Any) -> None:
     """float32: out[indices] = values."""
     for j in range(indices.size):
         out[indices[j]] = values[j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_at(out: Any, indices: Any, values: Any, weight: Any) -> None:
     """float32: out[indices] += weight · values."""
     for j in range(indices.size):
         out[indices[j]] += weight * values[j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_bits(indices: Any, words: Any) -> None:
     """Set a bit of int32 `words` for each index."""
     for j in range(indices.size):
         words[indices[j] >> 5] |= np.int32(1) << (indices[j] & 31)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_bits(words: Any, out: Any) -> Any:
     """Write the indices of ones to `out` until it is full; returns how many."""
     count = 0

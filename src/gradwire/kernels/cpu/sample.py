@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def sample_indices(n: Any, k: Any, seed: Any) -> Any:
     """Floyd's sampling with a bitmap; the same numbers as the reference."""
     taken = np.zeros((n + 63) // 64, np.uint64)

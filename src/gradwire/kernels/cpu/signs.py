@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, add_sides, total
 
 _BLOCK = 4096  # elements; they and their flags stay in the first-level cache between the inner loops
@@ -19,19 +19,19 @@ _GATHER = np.uint64(0x0102040810204080)
 _SPREAD, _PICK = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _flag(x: Any, flags: Any) -> None:
     for i in range(x.size):
         flags[i] = x[i] >= 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _join(words: Any, out: Any) -> None:
     for j in range(out.size):
         out[j] = np.uint8((words[j] * _GATHER) >> np.uint64(56))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_flags(x: Any, flags: Any, out: Any) -> None:
     """Bits of x >= 0 of up to a block of elements to `out` (⌈size/8⌉,) uint8; the last is filled with 0."""
     _flag(x, flags)
@@ -39,19 +39,19 @@ def pack_flags(x: Any, flags: Any, out: Any) -> None:
     _join(flags.view(np.uint64), out)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _subtract(x: Any, high: Any, low: Any) -> None:
     for i in range(x.size):
         x[i] -= high if x[i] >= 0 else low
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add(x: Any, grad: Any) -> None:
     for i in range(x.size):
         x[i] += grad[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _measure(x: Any, grad: Any, sums: Any, counts: Any, levels: Any) -> None:
     """Fold `grad` into x, unless it is empty; the mean magnitude, or the means of both sides, to `levels`."""
     sums[:], counts[:] = 0, 0
@@ -71,7 +71,7 @@ def _measure(x: Any, grad: Any, sums: Any, counts: Any, levels: Any) -> None:
         levels[1] = np.float32(total(sums[1]) / max(x.size - above, 1))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _pack(x: Any, high: Any, low: Any, flags: Any, out: Any, leave: Any) -> None:
     for start in range(0, x.size, _BLOCK):
         here = x[start : start + _BLOCK]
@@ -80,7 +80,7 @@ def _pack(x: Any, high: Any, low: Any, flags: Any, out: Any, leave: Any) -> None
             _subtract(here, high, low)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_signs(x: Any, grad: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
     """float32: fill `levels` (blocks, 1 or 2) and `packed`; with `leave`, x is left without what they say."""
     flags = np.zeros(_BLOCK, np.uint8)
@@ -97,19 +97,19 @@ def pack_signs(x: Any, grad: Any, bounds: Any, step: Any, levels: Any, packed: A
             row, byte = row + 1, end
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _part(packed: Any, words: Any) -> None:
     for j in range(packed.size):
         words[j] = (np.uint64(packed[j]) * _SPREAD) & _PICK
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_either(out: Any, flags: Any, high: Any, low: Any) -> None:
     for i in range(out.size):
         out[i] += high if flags[i] != 0 else low
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_signs(levels: Any, packed: Any, bounds: Any, step: Any, out: Any, weight: Any) -> None:
     """float32: out += weight · level of the bit."""
     flags = np.zeros(_BLOCK, np.uint8)

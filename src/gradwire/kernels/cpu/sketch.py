@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _BLOCK = 2048  # elements; a row of estimates for each of five rows stays in the first-level cache
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _bucket(hashed: Any, columns: Any) -> Any:
     """The column of a hash: its upper 31 bits as a fraction of 2^31, times the number of columns."""
     return np.int64(((hashed >> np.uint64(33)) * columns) >> np.uint64(31))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _signed(value: Any, hashed: Any) -> Any:
     """The value, or its negative if bit 32 of the hash is set."""
     return -value if (hashed >> np.uint64(32)) & np.uint64(1) else value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_sketch(x: Any, multipliers: Any, addends: Any, table: Any) -> None:
     """float32: add x (n,) to `table` (rows, columns); uint64 multipliers and addends (rows,)."""
     columns = np.uint64(table.shape[1])
@@ -34,7 +35,7 @@ def count_sketch(x: Any, multipliers: Any, addends: Any, table: Any) -> None:
             hashed += multipliers[r]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _read(row: Any, hashed: Any, multiplier: Any, out: Any) -> None:
     """What one row of the table says of the elements whose first has this hash."""
     columns = np.uint64(row.size)
@@ -43,7 +44,7 @@ def _read(row: Any, hashed: Any, multiplier: Any, out: Any) -> None:
         hashed += multiplier
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _order(low: Any, high: Any) -> None:
     """Swap elements where `low` is above `high`; written so that it vectorises."""
     for i in range(low.size):
@@ -52,7 +53,7 @@ def _order(low: Any, high: Any) -> None:
         high[i] = larger
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_sketch_estimates(table: Any, multipliers: Any, addends: Any, out: Any) -> None:
     """float32: out[i] = median over the rows; an odd number of rows, and no NaN in the table."""
     rows = table.shape[0]

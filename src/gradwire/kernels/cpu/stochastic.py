@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.jit import inlined, kernel
 from gradwire.kernels.cpu.noise import random_word
 
 _BLOCK = 4096  # elements; they and their codes stay in the first-level cache between the inner loops
@@ -17,7 +17,7 @@ _POWERS = np.ldexp(np.float32(1.0), np.arange(255) - 127)  # by biased exponent
 _ONE = np.float32(2**24)  # a level in fixed point, as noise has 24 bits
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _largest(bits: Any) -> Any:
     """The largest magnitude as an integer."""
     largest = np.int32(0)
@@ -26,7 +26,7 @@ def _largest(bits: Any) -> Any:
     return largest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _block_squares(x: Any, scale: Any, lanes: Any) -> Any:
     """Σ(scale · x)² of at most a block, in float32."""
     lanes[:] = np.float32(0.0)
@@ -50,7 +50,7 @@ def _block_squares(x: Any, scale: Any, lanes: Any) -> Any:
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _sum_squares(x: Any, scale: Any, lanes: Any) -> Any:
     """Σ(scale · x)² in float64, block by block."""
     total = 0.0
@@ -60,7 +60,7 @@ def _sum_squares(x: Any, scale: Any, lanes: Any) -> Any:
 
 
 # Inlined, as are the buckets below: to hand over arrays costs as much as the work on a bucket of 512.
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def _scale(x: Any, largest: Any, levels: Any, euclidean: Any, clip: Any, most: Any, lanes: Any) -> Any:
     """(power of two that brings x near 1, distance of levels there, the same where x is)."""
     exponent = min(max(np.int32(254) - (largest >> np.int32(23)), np.int32(1)), np.int32(253))
@@ -79,7 +79,7 @@ def _scale(x: Any, largest: Any, levels: Any, euclidean: Any, clip: Any, most: A
     return down, step * down, step
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _round(x: Any, scale: Any, per_step: Any, end: Any, index: Any, low: Any, high: Any, codes: Any) -> None:
     """int8 codes: levels in fixed point plus noise below one level, rounded down."""
     for i in range(x.size):
@@ -88,13 +88,13 @@ def _round(x: Any, scale: Any, per_step: Any, end: Any, index: Any, low: Any, hi
         codes[i] = np.int8((np.int32(level) + noise) >> np.int32(24))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add(codes: Any, step: Any, weight: Any, out: Any) -> None:
     for i in range(out.size):
         out[i] += weight * (step * np.float32(codes[i]))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _narrow_to_4(codes: Any, packed: Any) -> None:
     """From codes (uint16, two a word) to two a byte."""
     for i in range(packed.size):
@@ -102,7 +102,7 @@ def _narrow_to_4(codes: Any, packed: Any) -> None:
         packed[i] = np.uint8((w & np.uint16(0xF)) | ((w >> np.uint16(4)) & np.uint16(0xF0)))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _narrow_to_2(codes: Any, packed: Any) -> None:
     """From codes (uint32, four a word) to four a byte."""
     for i in range(packed.size):
@@ -110,7 +110,7 @@ def _narrow_to_2(codes: Any, packed: Any) -> None:
         packed[i] = np.uint8(w | (w >> np.uint32(6)) | (w >> np.uint32(12)) | (w >> np.uint32(18)))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _widen_from_4(packed: Any, codes: Any) -> None:
     """The inverse; the product spreads each sign over the upper bits of its byte."""
     for i in range(packed.size):
@@ -119,7 +119,7 @@ def _widen_from_4(packed: Any, codes: Any) -> None:
         codes[i] = np.uint16(w | np.uint16((w & np.uint16(0x0808)) * np.uint16(0x1E)))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _widen_from_2(packed: Any, codes: Any) -> None:
     """The inverse, as above."""
     for i in range(packed.size):
@@ -129,12 +129,12 @@ def _widen_from_2(packed: Any, codes: Any) -> None:
         codes[i] = np.uint32(w | np.uint32((w & np.uint32(0x02020202)) * np.uint32(0x7E)))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _bytes(count: Any, bits: Any) -> Any:
     return (count * bits + 7) // 8
 
 
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def _quantize(
     x: Any, rule: Any, key: Any, index: Any, largest: Any, lanes: Any, codes: Any, packed: Any, subtract: Any
 ) -> Any:
@@ -159,7 +159,7 @@ def _quantize(
     return step
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def quantize(
     x: Any, ends: Any, bucket: Any, rule: Any, key: Any, steps: Any, packed: Any, subtract: Any
 ) -> None:
@@ -186,7 +186,7 @@ def quantize(
         begin = end
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_quantized(steps: Any, packed: Any, ends: Any, bucket: Any, bits: Any, weight: Any, out: Any) -> None:
     """float32: out += weight · step · code, part by part and bucket by bucket as `quantize` wrote them."""
     codes = np.empty(_BLOCK + 4, np.int8)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 LANES = 128  # a power of two
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def total(lanes: Any) -> Any:
     """The sum over all lanes, by halves; overwrites them."""
     half = lanes.size // 2
@@ -20,26 +21,26 @@ def total(lanes: Any) -> Any:
     return lanes[0]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add(out: Any, a: Any) -> None:
     for i in range(out.size):
         out[i] += a[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _accumulate(x: Any, lanes: Any) -> None:
     for i in range(x.size):
         lanes[i] += abs(np.float64(x[i]))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_magnitudes(x: Any, lanes: Any) -> None:
     """Add |x| to `lanes` (LANES,) float64."""
     for start in range(0, x.size, LANES):
         _accumulate(x[start : start + LANES], lanes)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _accumulate_sides(x: Any, above: Any, below: Any, counts: Any) -> None:
     for i in range(x.size):
         value = np.float64(x[i])
@@ -49,7 +50,7 @@ def _accumulate_sides(x: Any, above: Any, below: Any, counts: Any) -> None:
         counts[i] += is_above
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_sides(x: Any, above: Any, below: Any, counts: Any) -> None:
     """Add x >= 0 to `above`, the others to `below`, and how many are of the first kind to `counts`."""
     for start in range(0, x.size, LANES):

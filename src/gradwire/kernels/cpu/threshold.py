@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.bits import MAGNITUDE
+from gradwire.kernels.cpu.jit import kernel
 
 _BLOCK = 32  # of longer ones, too many hold an element when one in a hundred is wanted
 _LANES = 1024  # independent sums in the first-level cache: without fast-math, one sum cannot be vectorised
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def largest_bits(bits: Any) -> Any:
     """The largest magnitude as an integer."""
     largest = np.int32(0)
@@ -22,7 +22,7 @@ def largest_bits(bits: Any) -> Any:
     return largest
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _first_beyond(bits: Any, threshold: Any, out: Any, start: Any) -> Any:
     """Repair the last place of a full `out`: the first in the block at `start` that is beyond the others."""
     last = out[out.size - 2] if out.size > 1 else -1
@@ -33,7 +33,7 @@ def _first_beyond(bits: Any, threshold: Any, out: Any, start: Any) -> Any:
     return out.size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def indices_reaching(bits: Any, threshold: Any, out: Any) -> Any:
     """Write the indices whose magnitude reaches `threshold` until `out` is full; returns how many.
 
@@ -54,7 +54,7 @@ def indices_reaching(bits: Any, threshold: Any, out: Any) -> Any:
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _accumulate(x: Any, threshold: Any, counts: Any, totals: Any, squares: Any) -> None:
     for lane in range(x.size):
         magnitude = abs(x[lane])
@@ -66,7 +66,7 @@ def _accumulate(x: Any, threshold: Any, counts: Any, totals: Any, squares: Any) 
         squares[lane] += value * value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def moments_reaching(x: Any, threshold: Any) -> Any:
     """(how many reach `threshold`, Σ|x|, Σ|x|²) of float32 in float64."""
     counts, totals, squares = np.zeros(_LANES, np.int64), np.zeros(_LANES), np.zeros(_LANES)
@@ -75,7 +75,7 @@ def moments_reaching(x: Any, threshold: Any) -> Any:
     return counts.sum(), totals.sum(), squares.sum()
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def stratified_indices(n: Any, size: Any, seed: Any) -> Any:
     """One index of each of `size` stretches by SplitMix64; the same numbers as the reference."""
     out = np.empty(size, np.int64)

@@ -15,28 +15,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from gradwire.kernels.cpu.bits import magnitude
+from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.kth import kth_magnitude
 
 SAMPLE = 16384
 BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the first-level cache
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add(out: Any, a: Any) -> None:
     for i in range(out.size):
         out[i] += a[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _flag(bits: Any, threshold: Any, flags: Any) -> None:
     for i in range(bits.size):
         flags[i] = magnitude(bits[i]) >= threshold
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _eights(flags: Any, which: Any) -> Any:
     """Write the numbers of the groups of eight flags in which one is set; returns how many."""
     words, count = flags.view(np.uint64), 0
@@ -47,7 +47,7 @@ def _eights(flags: Any, which: Any) -> Any:
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _sift_block(
     bits: Any, start: Any, threshold: Any, flags: Any, which: Any, indices: Any, kept: Any, count: Any
 ) -> Any:
@@ -62,7 +62,7 @@ def _sift_block(
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, count: Any) -> Any:
     """The same for the elements after the last whole block."""
     for i in range(bits.size):
@@ -72,7 +72,7 @@ def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, c
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _keep_largest(indices: Any, kept: Any, count: Any, k: Any) -> Any:
     """Move the k largest of `count` candidates to the front, in order; returns the smallest of them."""
     threshold, ties = kth_magnitude(kept[:count], k)
@@ -88,7 +88,7 @@ def _keep_largest(indices: Any, kept: Any, count: Any, k: Any) -> Any:
     return threshold
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _sift(x: Any, grad: Any, k: Any, threshold: Any, indices: Any, kept: Any) -> Any:
     """Fold `grad` into x, unless it is empty, and collect candidates; returns how many reached `threshold`.
 
@@ -111,7 +111,7 @@ def _sift(x: Any, grad: Any, k: Any, threshold: Any, indices: Any, kept: Any) ->
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _guess(x: Any, grad: Any, k: Any) -> Any:
     """A threshold that the k-th largest magnitude very likely reaches, from a sample.
 
@@ -134,7 +134,7 @@ def _guess(x: Any, grad: Any, k: Any) -> Any:
     return kth_magnitude(sample.view(np.int32), rank)[0]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _largest(x: Any, grad: Any, k: Any) -> Any:
     """Indices and bits (k,) of the k largest magnitudes of x + grad, or of x where `grad` is empty.
 
@@ -156,13 +156,13 @@ def _largest(x: Any, grad: Any, k: Any) -> Any:
     return indices[:k], kept[:k]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def topk_indices(x: Any, k: Any) -> Any:
     """Exact top-k of float32: indices int64, ascending."""
     return _largest(x, x[:0], k)[0]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def take_topk(x: Any, grad: Any, k: Any, weight: Any) -> Any:
     """float32: x += grad unless that is empty; (indices, weight · values) of the top k, zeroed in x."""
     indices, bits = _largest(x, grad, k)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from gradwire.kernels.cpu.jit import kernel
 
 _ROWS = 32
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -13,7 +14,7 @@ _INFINITY = np.uint32(0x7F800000)
 _QUIET = np.uint32(0x00400000)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _cut(bits: Any, drop: Any, codes: Any) -> None:
     """The upper 32 - drop bits; a NaN keeps a bit that tells it from Inf."""
     for i in range(bits.size):
@@ -21,7 +22,7 @@ def _cut(bits: Any, drop: Any, codes: Any) -> None:
         codes[i] = np.uint32(np.uint32(bits[i] | quiet) >> drop)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _subtract(x: Any, codes: Any, drop: Any, bits: Any, floats: Any) -> None:
     for i in range(x.size):
         bits[i] = np.uint32(codes[i] << drop)
@@ -29,7 +30,7 @@ def _subtract(x: Any, codes: Any, drop: Any, bits: Any, floats: Any) -> None:
         x[i] -= floats[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _pack_rows(codes: Any, width: Any, out: Any) -> None:
     """Column by column, 32 codes of `width` bits to `width` words: (32, lanes) to (width, lanes)."""
     for row in range(_ROWS):
@@ -46,7 +47,7 @@ def _pack_rows(codes: Any, width: Any, out: Any) -> None:
                 out[word + 1, lane] = np.uint32(codes[row, lane] >> back)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _unpack_rows(words: Any, width: Any, drop: Any, bits: Any) -> None:
     """The reverse, shifted up again: (width, lanes) to float32's bits (32, lanes)."""
     mask = np.uint32(np.uint32((1 << width) - 1) << drop)
@@ -66,13 +67,13 @@ def _unpack_rows(words: Any, width: Any, drop: Any, bits: Any) -> None:
                 bits[row, lane] |= np.uint32(words[word + 1, lane] << up) & mask
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add(out: Any, weight: Any, floats: Any) -> None:
     for i in range(out.size):
         out[i] += weight * floats[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
     """float32: the upper 32 - drop bits of x in uint32 words; with `left`, x keeps the rest."""
     x_bits, width, chunk = x.view(np.uint32), 32 - drop, _ROWS * lanes
@@ -91,7 +92,7 @@ def pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
         place += words.size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_upper(words: Any, drop: Any, lanes: Any, weight: Any, out: Any) -> None:
     """float32: out += weight · what `pack_upper` kept."""
     width, chunk, place = 32 - drop, _ROWS * lanes, 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.signs import pack_flags
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, total
 
@@ -15,7 +15,7 @@ _GROUP = 64
 _ONE, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _any(x: Any) -> Any:
     found = False
     for i in range(x.size):
@@ -23,7 +23,7 @@ def _any(x: Any) -> Any:
     return found
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _cast_block(x: Any, first: Any, flags: Any, bits: Any, groups: Any, rows: Any) -> None:
     """The ballots of up to _BLOCK elements, the first group of which is number `first`."""
     count = (x.size + _GROUP - 1) // _GROUP
@@ -37,7 +37,7 @@ def _cast_block(x: Any, first: Any, flags: Any, bits: Any, groups: Any, rows: An
             rows[row, groups + place // 64] |= _ONE << np.uint64(place % 64)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def cast_votes(x: Any, bounds: Any, groups: Any, rows: Any, means: Any) -> None:
     """float32: fill zeroed `rows` (r, groups + ⌈groups/64⌉) uint64, and `means` (parts,) with mean |x|."""
     flags, bits, lanes = np.zeros(_BLOCK, np.uint8), np.zeros(_BLOCK // 8, np.uint8), np.zeros(LANES)
@@ -52,7 +52,7 @@ def cast_votes(x: Any, bounds: Any, groups: Any, rows: Any, means: Any) -> None:
         means[part] = np.float32(total(lanes) / max(bounds[part + 1] - bounds[part], 1))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _count(ballots: Any, groups: Any, j: Any, counters: Any) -> Any:
     """Add up the words j of those who vote, digit by digit in `counters`; returns how many do."""
     voters = 0
@@ -68,7 +68,7 @@ def _count(ballots: Any, groups: Any, j: Any, counters: Any) -> Any:
     return voters
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def tally(ballots: Any, groups: Any, out: Any) -> None:
     """out (2, groups) uint64: bits that have more ones than zeros among the voters, and those with fewer."""
     digits = 1
@@ -89,7 +89,7 @@ def tally(ballots: Any, groups: Any, out: Any) -> None:
         out[1, j] = ~more if voters & 1 else ~(more | same)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _elect(out: Any, more: Any, fewer: Any, level: Any) -> None:
     for i in range(out.size):
         place = np.uint64(i)
@@ -97,7 +97,7 @@ def _elect(out: Any, more: Any, fewer: Any, level: Any) -> None:
         out[i] = level * np.float32(vote)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def apply_votes(results: Any, bounds: Any, levels: Any, out: Any) -> None:
     """float32: out = levels[part] · (1, 0 or -1) from `results` (r, 2, groups) uint64."""
     number, groups = 0, results.shape[2]
