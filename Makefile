@@ -1,7 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What running needs, and what developing needs beside it.
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
+# Bytecode is made at the first import: for everything in torch it would take as long as to install it.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # What starts processes of its own runs alone, the rest on all cores.
 ALONE := tests/faults tests/process
 BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/golden tests/house tests/laws tests/papers tests/unit
@@ -11,17 +15,18 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test test-full fuzz lint format bench clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		pytest pytest-timeout pytest-xdist hypothesis ruff mypy zstandard pymoo hatchling
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) "torch==2.13.0" -e .
+	touch $@
+
+$(STAMP): $(RUNS)
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy zstandard pymoo hatchling
 	touch $@
 
 install: $(STAMP)
 
-demo: $(STAMP)
+demo: $(RUNS)
 	$(BIN)/gradwire demo $(ARGS)
 
 test: $(STAMP)

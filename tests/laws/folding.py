@@ -14,7 +14,7 @@ class Folding:
     def __init__(self, memory: Memory, size: int) -> None:
         self.memory = memory
         self.committed = {name: torch.zeros(size) for name in memory.planes}
-        self.working = {name: torch.zeros(size) for name in memory.planes}
+        self.working = {name: torch.zeros(size) for name in dict.fromkeys((UNSENT, *memory.planes))}
 
     def fold(self, grad: Tensor, step: int = 0, world: int = 1) -> Tensor:
         """The error-fed gradient."""
@@ -24,7 +24,8 @@ class Folding:
     def commit(self) -> None:
         """What the exchange has left becomes the memory."""
         self.memory.settle(self.working, self.committed)
-        self.committed, self.working = self.working, self.committed
+        for name in self.memory.planes:
+            self.committed[name], self.working[name] = self.working[name], self.committed[name]
 
     @property
     def unsent(self) -> Tensor:

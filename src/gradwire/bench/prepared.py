@@ -1,6 +1,5 @@
 """For the process that workers are forked from: what each of them would take seconds to load for itself."""
 
-import os
 import signal
 from importlib import import_module
 
@@ -16,12 +15,5 @@ import_module("gradwire.bench.worker")
 import_module("gradwire.ddp.attach")
 # The first optimizer imports a compiler that nobody uses here.
 torch.optim.SGD(nn.Linear(1, 1).parameters())
-# Where kernels must be compiled, for half a minute or more, another core takes half of them.
-helper = os.fork()
-if helper == 0:
-    try:
-        kernels.prepare(turn=1)
-    finally:
-        os._exit(0)
-kernels.prepare()
-os.waitpid(helper, 0)
+# Numba loads most of itself at the first kernel; each worker has the others compiled that its recipe calls.
+kernels.mask_zeros(torch.zeros(1), torch.zeros(1))

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire import emulate, kernels, recipe
+from gradwire import emulate, recipe
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.comm import ProcessGroupComm
 from gradwire.measure import Probed
@@ -122,7 +122,6 @@ def _rate(beta_s: float) -> str:
 def _measured(texts: str, budget_s: float) -> dict[str, CodecCurves]:
     chosen = [recipe(text) for text in texts.split(";")]
     torch.set_num_threads(1)
-    kernels.prepare()
     found = {}
     for each in chosen:
         built = each.build()

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire import kernels
 from gradwire.arena import ParameterSpec, layout_hash, specs_of
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement
@@ -25,6 +24,7 @@ from gradwire.ddp.layout import Policy, build, chooser, plain, settled
 from gradwire.ddp.metric import warn_without_optimizer
 from gradwire.ddp.momentum import check_momentum
 from gradwire.ddp.observe import observe
+from gradwire.ddp.rehearsal import rehearse_lanes
 from gradwire.ddp.session import Session
 from gradwire.ddp.wire import Attached, Wire
 from gradwire.ddp.worker import Worker
@@ -87,7 +87,6 @@ def attach(
         if process_group is None and dist.get_world_size(group) == dist.get_world_size():
             dist.destroy_process_group(group)
         raise
-    kernels.prepare(turn=comm.rank)
     session, worker = _assemble(ddp, comm, specs, buffers, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
@@ -121,6 +120,8 @@ def _assemble(
     )
     session.engine.buffers = lambda: buffers.packed
     session.engine.link_seen = lambda link: None if link is None else comm.expect(link.beta_s)
+    session.engine.rehearse = partial(rehearse_lanes, world=comm.world)
+    session.engine.rehearse(session.engine.layout)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(ddp, worker.stop)
     return session, worker

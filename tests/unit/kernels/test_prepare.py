@@ -33,12 +33,16 @@ BESIDE_TRAINING = {"quarter", "encode_stream", "decode_streams"}
 """Of `encode_symbols` and `decode_symbols`, for users: training codes whole chunks in one kernel."""
 
 
-def called_from_python() -> dict[str, Any]:
-    """Those that a wrapper names, as `cpu.fold` or `cpu.elias_fano.split`; the others are part of their
-    callers, cached with them."""
+def paths_called_from_python() -> set[tuple[str, ...]]:
+    """Those that a wrapper names: of `cpu.fold` ("fold",), of `cpu.halves.widen` ("halves", "widen")."""
     wrappers = "".join(path.read_text() for path in (ROOT / "src" / "gradwire" / "kernels").glob("*.py"))
-    named = {tuple(path.split(".")) for path in re.findall(r"\bcpu\.([\w.]+)\(", wrappers)}
-    found = [functools.reduce(getattr, path, cpu) for path in named if path[-1] not in BESIDE_TRAINING]
+    return {tuple(path.split(".")) for path in re.findall(r"\bcpu\.([\w.]+)\(", wrappers)}
+
+
+def called_from_python() -> dict[str, Any]:
+    """Their kernels; the others are part of their callers, cached with them."""
+    named = [path for path in paths_called_from_python() if path[-1] not in BESIDE_TRAINING]
+    found = [functools.reduce(getattr, path, cpu) for path in named]
     return {name: kernel for name, kernel in kernels().items() if any(kernel is each for each in found)}
 
 
