@@ -15,5 +15,5 @@ import_module("gradwire.bench.worker")
 import_module("gradwire.ddp.attach")
 # The first optimizer imports a compiler that nobody uses here.
 torch.optim.SGD(nn.Linear(1, 1).parameters())
-# Numba loads most of itself at the first kernel; each worker has the others compiled that its recipe calls.
+# Numba loads most of itself at the first kernel. The others are compiled where somebody's recipe needs them.
 kernels.mask_zeros(torch.zeros(1), torch.zeros(1))

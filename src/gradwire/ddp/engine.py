@@ -76,7 +76,7 @@ class Engine:
         self.uses: Callable[[], Mapping[str, float]] = dict
         self.buffers: Callable[[], Carried | None] = lambda: None
         self.link_seen: Callable[[Link | None], None] = lambda _link: None
-        self.rehearse: Callable[[Layout], None] = lambda _layout: None
+        self.prepare: Callable[[Layout], None] = lambda _layout: None
         self.watch = BackwardWatch(stopwatch_for(CPU))
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.traffic = Traffic(comm.world)
@@ -119,7 +119,7 @@ class Engine:
                 self.layout.slots[name][0].kept.adopt(name, lane.kept)
         self._settler, self.runner.one_by_one = None, False
         self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
-        self.rehearse(self.layout)
+        self.prepare(self.layout)
         self._watcher = self._watcher_of(composition)
 
     def _watcher_of(self, composition: Composition) -> Watcher | None:

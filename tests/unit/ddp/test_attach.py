@@ -308,3 +308,24 @@ def test_scalecom_finds_its_rates_in_the_first_forward_pass() -> None:
         ours.zero_grad()
         ours(torch.ones(32 * 150, 64)).pow(2).sum().backward()
     assert "rates={'1.*': 50, '0.*': 50}" in wire.report().recipe
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
+    """What `attach` and whoever changes plans has prepared, in order."""
+    asked: list[frozenset[str]] = []
+    monkeypatch.setattr(gradwire.ddp.attach.kernels, "prepare", lambda names, turn: asked.append(names))
+    return asked
+
+
+def test_kernels_of_a_fixed_recipe_are_prepared_at_attach(prepared: list[frozenset[str]]) -> None:
+    gradwire.attach(_ddp(), recipe="int8")
+    assert ["blocks" in names for names in prepared] == [True]
+
+
+def test_kernels_of_an_adaptive_one_are_prepared_when_it_has_decided(prepared: list[frozenset[str]]) -> None:
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="mergecomp(inner='int8', split='timed')")
+    while not wire.settled:
+        _backward(ddp)
+    assert ["blocks" in names for names in prepared][-1]

@@ -33,16 +33,12 @@ BESIDE_TRAINING = {"quarter", "encode_stream", "decode_streams"}
 """Of `encode_symbols` and `decode_symbols`, for users: training codes whole chunks in one kernel."""
 
 
-def paths_called_from_python() -> set[tuple[str, ...]]:
-    """Those that a wrapper names: of `cpu.fold` ("fold",), of `cpu.halves.widen` ("halves", "widen")."""
-    wrappers = "".join(path.read_text() for path in (ROOT / "src" / "gradwire" / "kernels").glob("*.py"))
-    return {tuple(path.split(".")) for path in re.findall(r"\bcpu\.([\w.]+)\(", wrappers)}
-
-
 def called_from_python() -> dict[str, Any]:
-    """Their kernels; the others are part of their callers, cached with them."""
-    named = [path for path in paths_called_from_python() if path[-1] not in BESIDE_TRAINING]
-    found = [functools.reduce(getattr, path, cpu) for path in named]
+    """Those that a wrapper names, as `cpu.fold` or `cpu.elias_fano.split`; the others are part of their
+    callers, cached with them."""
+    wrappers = "".join(path.read_text() for path in (ROOT / "src" / "gradwire" / "kernels").glob("*.py"))
+    named = {tuple(path.split(".")) for path in re.findall(r"\bcpu\.([\w.]+)\(", wrappers)}
+    found = [functools.reduce(getattr, path, cpu) for path in named if path[-1] not in BESIDE_TRAINING]
     return {name: kernel for name, kernel in kernels().items() if any(kernel is each for each in found)}
 
 
@@ -75,13 +71,39 @@ def test_turns_begin_apart_and_leave_nothing_out(monkeypatch: pytest.MonkeyPatch
         return lambda _: done.append(number)
 
     count = 60
-    monkeypatch.setattr(preparing, "_PARTS", tuple(noting(number) for number in range(count)))
+    monkeypatch.setattr(preparing, "_PARTS", {str(number): noting(number) for number in range(count)})
     begun = []
     for turn in turns:
         done.clear()
-        prepare(turn)
+        monkeypatch.setattr(preparing, "_done", set())
+        prepare(turn=turn)
         assert sorted(done) == list(range(count))
         begun.append(done[0])
     gaps = [(b - a) % count for a in begun for b in begun if a != b]
     assert len(set(begun)) == len(turns)
     assert min(gaps) > count / len(turns) / 2
+
+
+def test_what_is_asked_for_is_prepared_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    parts = {name: lambda _, name=name: done.append(name) for name in "abc"}
+    monkeypatch.setattr(preparing, "_PARTS", parts)
+    monkeypatch.setattr(preparing, "_done", set())
+    prepare({"c", "a", "a module that calls no kernel"})
+    assert done == ["a", "c"]
+    prepare({"a"})
+    assert done == ["a", "c"]
+    prepare()
+    assert done == ["a", "c", "b"]
+
+
+def test_what_users_have_as_defaults_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(preparing, "_PARTS", {"a": seen.append})
+    monkeypatch.setattr(preparing, "_done", set())
+    torch.set_default_dtype(torch.float64)
+    try:
+        prepare()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [x.dtype for x in seen] == [torch.float32]

@@ -87,7 +87,7 @@ def _encode(
         numbers = slice(first * CHUNK, last * CHUNK)
         found = np.zeros((0 if counts is None else 4, SYMBOLS), np.int64)
         used = cpu.chunks_coded.encode_chunks(
-            words[numbers], drops.each[numbers], drops.same, drops.how, lookups, CHUNK,
+            words[numbers], drops.each[numbers], drops.same, tuple(drops.how), lookups, CHUNK,
             out[first * per_chunk :], directory[first:last], found,
         )  # fmt: skip
         return first * per_chunk, int(used), found

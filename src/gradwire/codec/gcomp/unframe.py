@@ -132,7 +132,7 @@ def _decode(
         numbers = slice(first * CHUNK, last * CHUNK)
         wrong = cpu.chunks_coded.decode_chunks(
             words, np.uint64(place), directory[first:last], CHUNK, drops.each[numbers], drops.same,
-            drops.how, lookups, bits[numbers], floats[numbers], add and direct,
+            tuple(drops.how), lookups, bits[numbers], floats[numbers], add and direct,
         )  # fmt: skip
         return -1 if wrong < 0 else first + int(wrong)
 

@@ -1,6 +1,7 @@
 """How kernels are compiled: without the interpreter lock, once per machine, and not for callers from C.
 
 Kernels that only other kernels call keep their way in from Python: where it is missing, a call crashes.
+Numba's cache knows a kernel by its own file: a change here reaches only kernels whose files change, too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,132 @@
+"""What is prepared for a recipe is all that its steps call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import numba
+import pytest
+import torch
+from numba.core.dispatcher import Dispatcher
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec
+from gradwire.comm import Comm, run_ranks
+from gradwire.ddp.layout import build, by_size, plain
+from gradwire.ddp.needed import kernels_for, kernels_of
+from gradwire.exchange import Exchange, run
+from gradwire.exchange.late import LATE
+from gradwire.kernels import cpu, prepare, preparing, sample_indices, topk_indices
+from gradwire.moment import Moment, Part, Replicated
+from gradwire.recipes import recipe
+from tests.laws.cases import RECIPES, composed
+from tests.laws.folding import Folding
+
+Call = tuple[str, ...]
+"""Name and types of what a kernel is compiled for."""
+
+SHAPES = ((60, 100), (3,), (2_999,))
+
+
+def entrances() -> Iterator[tuple[ModuleType, str, Dispatcher]]:
+    """Where Python finds kernels: `cpu.fold`, `cpu.halves.widen`."""
+    for owner in (cpu, *(each for each in vars(cpu).values() if isinstance(each, ModuleType))):
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, Dispatcher) and not name.startswith("_"):
+                yield owner, name, value
+
+
+@contextmanager
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Call]]:
+    """Which kernels Python calls meanwhile, and with what."""
+    noted: set[Call] = set()
+
+    def noting(kernel: Dispatcher) -> Callable[..., Any]:
+        @functools.wraps(kernel)
+        def call(*arguments: Any) -> Any:
+            noted.add((kernel.__name__, *(str(numba.typeof(each)) for each in arguments)))
+            return kernel(*arguments)
+
+        return call
+
+    prepare()  # what is compiled now would not find what it calls
+    with monkeypatch.context() as patch:
+        for owner, name, kernel in entrances():
+            patch.setattr(owner, name, noting(kernel))
+        yield noted
+
+
+def like_all(name: str) -> Replicated:
+    """A parameter of SHAPES, and an optimizer without a state."""
+    parameter = torch.ones(SHAPES[int(name)], requires_grad=True)
+    [group] = torch.optim.SGD([parameter], lr=0.1).param_groups
+    return Replicated(parameter.detach(), group, {}, torch.optim.SGD)
+
+
+def train(exchange: Exchange, comm: Comm) -> None:
+    """Some steps behind any warm-up, in which every rank leads, of a unit of several parameters."""
+    specs = [Part(str(number), shape, 0, torch.Size(shape).numel()) for number, shape in enumerate(SHAPES)]
+    total = sum(part.numel for part in specs)
+    folding = None if exchange.memory is None else Folding(exchange.memory, total)
+    at = Moment(LATE, 1, comm.rank, comm.world, parts=tuple(specs), replicas=like_all)
+    for step in range(LATE, LATE + 4):
+        grad = torch.randn(total, generator=torch.Generator().manual_seed(8 * step + comm.rank))
+        x = grad if folding is None else folding.fold(grad, step, comm.world)
+        at = replace(at, step=step, unsent=None if folding is None else folding.committed.get("unsent"))
+        if exchange.rounds(total, torch.float32, at):
+            run(exchange, x, torch.empty_like(x), comm, at)
+        at.kept.commit()
+        if folding is not None:
+            folding.commit()
+
+
+@pytest.mark.parametrize("text", RECIPES)
+def test_steps_call_nothing_that_was_not_prepared(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = composed(text).exchange
+    with calls(monkeypatch) as prepared:
+        monkeypatch.setattr(preparing, "_done", set())
+        sample_indices.cache_clear()
+        prepare(kernels_of(exchange))
+    for world in (1, 2, 5):
+        with calls(monkeypatch) as called:
+            run_ranks(world, functools.partial(train, exchange))
+        assert called <= prepared, f"{world} ranks"
+
+
+def test_what_a_recipe_does_not_call_is_not_prepared() -> None:
+    assert kernels_of(composed("int4").exchange) & preparing._PARTS.keys() == {"blocks", "folding"}
+    assert kernels_of(composed("powersgd").exchange) & preparing._PARTS.keys() == {"folding", "low_rank"}
+
+
+def layout_of(text: str, *sizes: int) -> frozenset[str]:
+    specs = [ParameterSpec(str(number), (size, 1), torch.float32, size) for number, size in enumerate(sizes)]
+    main = recipe(text).build() if text else plain()
+    return kernels_for(build(specs, main, by_size(), torch.device("cpu"))) & preparing._PARTS.keys()
+
+
+def test_layouts_without_memory_need_no_kernels() -> None:
+    assert layout_of("", 10, 10**5) == set()
+    assert layout_of("fp16", 10, 10**5) == set()
+
+
+def test_layouts_need_what_their_lanes_and_their_watch_need() -> None:
+    assert layout_of("int8", 10, 10**5) == {"blocks", "folding"}
+    assert "magnitudes" in layout_of("flexible", 10, 10**5)
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Part of somebody's own exchange, written here, where `topk_indices` was imported."""
+
+    choose: Callable[[Tensor, int], Tensor]
+
+
+def test_modules_of_users_are_looked_at_too() -> None:
+    assert "topk" in kernels_of(Inner(topk_indices))
+    assert "topk" in kernels_of({"any": [(functools.partial(layout_of, "dense"),)]})
+    assert kernels_of(torch.float32, None, 3.5, "text") == set()
