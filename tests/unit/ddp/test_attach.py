@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire import kernels
 
 
 @pytest.fixture(autouse=True)
@@ -314,7 +315,7 @@ def test_scalecom_finds_its_rates_in_the_first_forward_pass() -> None:
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
     """What `attach` and whoever changes plans has prepared, in order."""
     asked: list[frozenset[str]] = []
-    monkeypatch.setattr(gradwire.ddp.attach.kernels, "prepare", lambda names, turn: asked.append(names))
+    monkeypatch.setattr(kernels, "prepare", lambda names, turn: asked.append(names))
     return asked
 
 
