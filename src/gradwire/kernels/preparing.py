@@ -51,10 +51,11 @@ def prepare(modules: Collection[str] | None = None, turn: int = 0) -> None:
     names = [name for name in _PARTS if modules is None or name in modules]
     # Multiples of the golden ratio lie far apart, whichever turns are on this machine.
     first = int(turn * 0.618034 % 1.0 * len(names))
-    for name in names[first:] + names[:first]:
-        if name not in _done:
-            _PARTS[name](torch.zeros(64, dtype=torch.float32, device="cpu"))
-            _done.add(name)
+    with torch.device("cpu"):  # whatever the user's default is
+        for name in names[first:] + names[:first]:
+            if name not in _done:
+                _PARTS[name](torch.zeros(64, dtype=torch.float32))
+                _done.add(name)
 
 
 _done: set[str] = set()

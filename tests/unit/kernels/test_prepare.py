@@ -99,11 +99,16 @@ def test_what_is_asked_for_is_prepared_once_in_a_process(monkeypatch: pytest.Mon
 
 def test_what_users_have_as_defaults_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(preparing, "_PARTS", {"a": seen.append})
+    monkeypatch.setattr(
+        preparing, "_PARTS", {"a": lambda x: seen.extend([x, x.new_empty(1), torch.empty(1)])}
+    )
     monkeypatch.setattr(preparing, "_done", set())
     torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
     try:
         prepare()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert [x.dtype for x in seen] == [torch.float32]
+        torch.set_default_device(None)
+    assert [x.dtype for x in seen] == [torch.float32, torch.float32, torch.float64]
+    assert {x.device.type for x in seen} == {"cpu"}
