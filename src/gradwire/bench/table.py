@@ -64,7 +64,7 @@ def caption(document: Document) -> str:
         "alternating.\nbound: the same step without communication; scaling: speed relative to it.\n"
         "sent: predicted bytes per rank and step; counted: at the interface.\ncompress: encoding and "
         "decoding; of a peer, the time inside its hook.\nexposed: what backward waited at its end.\n"
-        "peak: resident memory; torch and gradwire's kernels are loaded for all settings alike.[/dim]"
+        "peak: resident memory, torch included; kernels that a first run must compile add some 60 MB.[/dim]"
     )
 
 

@@ -1,20 +1,25 @@
 """Which kernels something may call: those whose wrappers its modules have imported.
 
-So nobody keeps a list of who calls what, and nothing is missing from it; it may name more than are called.
+So nobody keeps a list of who calls what. It may name more than are called; what is imported inside functions
+is not found, and compiled when it is called.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import FunctionType, ModuleType
+from types import MethodType, ModuleType
+
+import torch
+from torch import Tensor
 
 from gradwire.ddp.layout import Layout
 
-_OURS = "gradwire."
 _KERNELS = "gradwire.kernels."
+_STRANGERS = sys.stdlib_module_names | {"torch", "numpy"}
+_PLAIN = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, ModuleType)
 
 
 def kernels_for(layout: Layout) -> frozenset[str]:
@@ -35,39 +40,63 @@ def kernels_of(*objects: object) -> frozenset[str]:
     """
     found: set[str] = set()
     seen: set[str] = set()
-    left = {name for each in objects for name in _homes(each)}
+    left = _homes(objects)
+    followed = {_root(name) for name in left} - _STRANGERS | {"gradwire"}
     while left:
         name = left.pop()
         seen.add(name)
         if name.startswith(_KERNELS):
             found.add(name.removeprefix(_KERNELS).split(".")[0])
-            continue
-        left.update(other for other in _imported(name) if other.startswith(_OURS) and other not in seen)
+        else:
+            left |= {other for other in _imported(name) if _root(other) in followed} - seen
     return frozenset(found)
 
 
-def _homes(held: object) -> Iterator[str]:
-    """The modules in which the types and functions of `held`, and of what it holds, are written."""
-    if isinstance(held, partial):
-        yield from _homes((held.func, held.args, held.keywords))
-    elif isinstance(held, FunctionType | type):
-        yield held.__module__
-    elif isinstance(held, Mapping):
-        yield from _homes(tuple(held.values()))
-    elif isinstance(held, tuple | list | frozenset | set):
-        for each in held:
-            yield from _homes(each)
-    else:
-        yield type(held).__module__
-        if is_dataclass(held):
-            for field in fields(held):
-                yield from _homes(getattr(held, field.name))
+def _homes(objects: Iterable[object]) -> set[str]:
+    """The modules in which the types and functions of `objects`, and of all that these hold, are written."""
+    left, seen, homes = list(objects), set[int](), set[str]()
+    while left:
+        held = left.pop()
+        if id(held) in seen or isinstance(held, _PLAIN):
+            continue
+        seen.add(id(held))
+        homes |= {
+            _home(held),
+            *(_home(base) for base in (held if isinstance(held, type) else type(held)).__mro__),
+        }
+        left += _held_by(held)
+    return homes
 
 
-def _imported(module: str) -> Iterator[str]:
+def _held_by(held: object) -> list[object]:
+    """What to look at beside `held` itself."""
+    match held:
+        case Mapping():
+            return list(held.values())
+        case tuple() | list() | set() | frozenset():
+            return list(held)
+        case partial():
+            return [held.func, held.args, held.keywords]
+        case MethodType():
+            return [held.__self__, held.__func__]
+    if isinstance(held, type) or _root(_home(type(held))) in _STRANGERS:
+        return []
+    if is_dataclass(held):
+        return [getattr(held, each.name, None) for each in fields(held)]
+    return list(vars(held).values()) if hasattr(held, "__dict__") else []
+
+
+def _imported(module: str) -> set[str]:
     """The modules that what stands in a module comes from."""
-    for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
-        if isinstance(value, ModuleType):
-            yield value.__name__
-        else:
-            yield getattr(value, "__module__", None) or ""
+    values = list(vars(sys.modules[module]).values()) if module in sys.modules else []
+    return {value.__name__ if isinstance(value, ModuleType) else _home(value) for value in values}
+
+
+def _home(held: object) -> str:
+    """The module that `held`, a function or type, or else its type, is written in."""
+    name = getattr(held, "__module__", None)
+    return name if isinstance(name, str) else type(held).__module__
+
+
+def _root(module: str) -> str:
+    return module.split(".")[0]

@@ -46,6 +46,11 @@ def surveyed(
     return facts
 
 
+def asked_about(decide: Decide) -> Composition | None:
+    """Whose codec `surveyed` will time."""
+    return decide.about if isinstance(decide, Asking) else None
+
+
 def links_for(decide: Decide, world: int) -> tuple[str, ...]:
     """What to probe: `PROBED`, and what else the recipe asked about sends, as far as that can be probed.
 

@@ -43,8 +43,8 @@ def prepare(modules: Collection[str] | None = None, turn: int = 0) -> None:
 
     `modules` are names of modules of this package, such as "topk": what they call is prepared, once in a
     process; by default all of it is. Processes of one machine that do this at the same time begin at
-    different kernels when each has a `turn` of its own, 0, 1, 2 and so on; what one of them has compiled, the
-    others find in the cache.
+    different modules, if there are enough, when each has a `turn` of its own, 0, 1, 2 and so on; what one of
+    them has compiled, the others find in the cache.
 
     >>> prepare({"topk"})
     """
@@ -223,4 +223,5 @@ _PARTS: dict[str, Callable[[Tensor], None]] = {
     "truncation": _truncation,
     "votes": _votes,
 }
-"""By the module whose callers need it; of `cpu` itself, what codes whole chunks."""
+"""By the module whose callers need it; of `cpu` itself, what codes whole chunks. A kernel that two of them
+call is called by both with the same types first."""

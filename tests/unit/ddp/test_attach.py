@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import kernels
+from gradwire.plan import CodecCost, Line
 
 
 @pytest.fixture(autouse=True)
@@ -324,9 +325,20 @@ def test_kernels_of_a_fixed_recipe_are_prepared_at_attach(prepared: list[frozens
     assert ["blocks" in names for names in prepared] == [True]
 
 
-def test_kernels_of_an_adaptive_one_are_prepared_when_it_has_decided(prepared: list[frozenset[str]]) -> None:
+def test_kernels_of_an_adaptive_one_are_prepared_when_it_has_decided(
+    prepared: list[frozenset[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: list[bool] = []
+
+    def timed(_exchange: object, _text: str) -> CodecCost:
+        before.append("blocks" in prepared[-1])
+        return CodecCost(Line(1e-6, 1e-9), Line(1e-6, 1e-9))
+
+    monkeypatch.setattr("gradwire.ddp.survey.codec_cost", timed)
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="mergecomp(inner='int8')")
     while not wire.settled:
         _backward(ddp)
-    assert ["blocks" in names for names in prepared] == [False, True]
+    assert before == [True]
+    # Before its codec is timed, and again for what it has decided.
+    assert ["blocks" in names for names in prepared] == [False, True, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -119,14 +119,49 @@ def test_layouts_need_what_their_lanes_and_their_watch_need() -> None:
     assert "magnitudes" in layout_of("flexible", 10, 10**5)
 
 
-@dataclass(frozen=True)
-class Inner:
+@dataclass
+class Own:
     """Part of somebody's own exchange, written here, where `topk_indices` was imported."""
 
-    choose: Callable[[Tensor, int], Tensor]
+    held: object = None
+    late: object = field(init=False)
+
+    def look(self, x: Tensor) -> Tensor:
+        """What a watch may call."""
+        return topk_indices(x, 1)
 
 
-def test_modules_of_users_are_looked_at_too() -> None:
-    assert "topk" in kernels_of(Inner(topk_indices))
-    assert "topk" in kernels_of({"any": [(functools.partial(layout_of, "dense"),)]})
-    assert kernels_of(torch.float32, None, 3.5, "text") == set()
+class Plain:
+    """No dataclass."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        Own(),
+        Own().look,
+        [{"any": (functools.partial(layout_of, "dense"),)}],
+        type("Derived", (Own,), {"__module__": "elsewhere"}),
+    ],
+    ids=["dataclass", "method", "function", "derived"],
+)
+def test_modules_of_users_are_looked_at_too(held: object) -> None:
+    assert "topk" in kernels_of(held)
+
+
+def test_what_is_held_is_looked_at() -> None:
+    assert kernels_of(sample_indices) == {"sample"}  # wrapped by a cache
+    assert "blocks" in kernels_of(Plain([composed("int8").exchange]))
+
+
+def test_what_holds_itself_has_an_end() -> None:
+    one, two = Own(), Own()
+    one.held, two.held = [two], one
+    assert "topk" in kernels_of(one)
+
+
+def test_values_name_nothing() -> None:
+    assert kernels_of(torch.float32, None, 3.5, "text", torch.zeros(3), [1, 2], torch) == set()
