@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire import kernels
 from gradwire.arena import ParameterSpec, layout_hash, specs_of
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement
@@ -24,7 +23,7 @@ from gradwire.ddp.hook import gradwire_hook
 from gradwire.ddp.layout import Policy, build, chooser, plain, settled
 from gradwire.ddp.metric import warn_without_optimizer
 from gradwire.ddp.momentum import check_momentum
-from gradwire.ddp.needed import kernels_for
+from gradwire.ddp.needed import prepare_for
 from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
 from gradwire.ddp.wire import Attached, Wire
@@ -123,7 +122,7 @@ def _assemble(
     session.engine.link_seen = lambda link: None if link is None else comm.expect(link.beta_s)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(ddp, worker.stop)
-    session.engine.prepare = lambda layout: kernels.prepare(kernels_for(layout), turn=comm.rank)
+    session.engine.prepare = partial(prepare_for, rank=comm.rank)
     session.engine.prepare(session.engine.layout)
     return session, worker
 

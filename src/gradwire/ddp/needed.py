@@ -6,6 +6,7 @@ is not found, and compiled when it is called.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -15,11 +16,24 @@ from types import MethodType, ModuleType
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.ddp.layout import Layout
 
+_LOG = logging.getLogger("gradwire")
 _KERNELS = "gradwire.kernels."
 _STRANGERS = sys.stdlib_module_names | {"torch", "numpy"}
 _PLAIN = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, ModuleType)
+
+
+def prepare_for(layout: Layout, rank: int) -> None:
+    """Have the kernels that `layout` may call. Raises nothing: peers would wait for this rank's collectives.
+
+    A kernel that cannot be had fails again where a step calls it, and from there all ranks hear of it.
+    """
+    try:
+        kernels.prepare(kernels_for(layout), turn=rank)
+    except Exception as error:
+        _LOG.warning("kernels of %s could not be prepared: %r", layout.main.text, error)
 
 
 def kernels_for(layout: Layout) -> frozenset[str]:

@@ -342,3 +342,20 @@ def test_kernels_of_an_adaptive_one_are_prepared_when_it_has_decided(
     assert before == [True]
     # Before its codec is timed, and again for what it has decided.
     assert ["blocks" in names for names in prepared] == [False, True, True]
+
+
+@pytest.mark.parametrize("recipe", ["int8", "mergecomp(inner='int8')"])
+def test_kernels_that_cannot_be_prepared_stop_no_rank(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_names: object, turn: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(kernels, "prepare", fails)
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe=recipe)
+    _backward(ddp)
+    while not wire.settled:
+        _backward(ddp)
+    assert _backward(ddp)
+    assert "no space left" in caplog.text

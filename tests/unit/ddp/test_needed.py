@@ -103,20 +103,20 @@ def test_what_a_recipe_does_not_call_is_not_prepared() -> None:
     assert kernels_of(composed("powersgd").exchange) & preparing._PARTS.keys() == {"folding", "low_rank"}
 
 
-def layout_of(text: str, *sizes: int) -> frozenset[str]:
+def prepared_for(text: str, *sizes: int) -> frozenset[str]:
     specs = [ParameterSpec(str(number), (size, 1), torch.float32, size) for number, size in enumerate(sizes)]
     main = recipe(text).build() if text else plain()
     return kernels_for(build(specs, main, by_size(), torch.device("cpu"))) & preparing._PARTS.keys()
 
 
 def test_layouts_without_memory_need_no_kernels() -> None:
-    assert layout_of("", 10, 10**5) == set()
-    assert layout_of("fp16", 10, 10**5) == set()
+    assert prepared_for("", 10, 10**5) == set()
+    assert prepared_for("fp16", 10, 10**5) == set()
 
 
 def test_layouts_need_what_their_lanes_and_their_watch_need() -> None:
-    assert layout_of("int8", 10, 10**5) == {"blocks", "folding"}
-    assert "magnitudes" in layout_of("flexible", 10, 10**5)
+    assert prepared_for("int8", 10, 10**5) == {"blocks", "folding"}
+    assert "magnitudes" in prepared_for("flexible", 10, 10**5)
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Plain:
     [
         Own(),
         Own().look,
-        [{"any": (functools.partial(layout_of, "dense"),)}],
+        [{"any": (functools.partial(prepared_for, "dense"),)}],
         type("Derived", (Own,), {"__module__": "elsewhere"}),
     ],
     ids=["dataclass", "method", "function", "derived"],
