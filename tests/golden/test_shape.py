@@ -1,0 +1,94 @@
+"""What a restructuring must leave alone: announced rounds, keys of reports, options of commands, checkpoints.
+
+`python -m tests.golden.test_shape` writes the files. A line of them changes together with the behaviour, in a
+commit that says why.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from torch import Tensor
+
+from gradwire.cli.main import app
+from gradwire.comm import Comm, run_ranks
+from gradwire.ddp import state
+from gradwire.ddp.report import Report
+from tests.golden import steps
+from tests.unit.ddp.rig import EVERY_RECIPE, Rig, gradients
+
+HERE = Path(__file__).parent / "shape"
+
+
+def rounds(name: str) -> list[str]:
+    """Lines that say what a recipe announces, on worlds of 1 to 4, in two sizes of units."""
+    lines = []
+    for setting in [setting for setting in steps.settings() if setting[0] == name]:
+        announced, _hashes = steps.run(*setting)
+        lines.append(steps.label(*setting))
+        for step, told in enumerate(announced):
+            same = step > 0 and told == announced[step - 1]
+            lines.append(f"  step {step}: {'as before' if same else told}")
+    return lines
+
+
+def surface() -> dict[str, Any]:
+    """Keys of the report, options of the commands, and what a checkpoint holds by recipe."""
+    return {
+        "report": sorted([*Report.__dataclass_fields__, "ratio"]),
+        "commands": _options(typer.main.get_command(app), "gradwire"),
+        "checkpoints": {text: _checkpoint(text) for text in dict.fromkeys(EVERY_RECIPE.values())},
+    }
+
+
+def _options(command: Any, path: str) -> dict[str, list[str]]:
+    found = {path: sorted(name for parameter in command.params for name in parameter.opts)}
+    for name in getattr(command, "commands", ()):
+        found |= _options(command.commands[name], f"{path} {name}")
+    return found
+
+
+def _checkpoint(text: str) -> list[str]:
+    """One step on two ranks, then the state's keys with the types of what they hold."""
+
+    def rank(comm: Comm) -> list[str]:
+        rig = Rig(comm, text)
+        rig.step(gradients(comm.rank, 0))
+        saved = state.save(rig.engine)
+        return sorted(f"{key}: {_kind(value)}" for key, value in saved.items())
+
+    return run_ranks(2, rank)[0]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_kind(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("name", steps.NAMES)
+def test_rounds_are_announced_as_they_were(name: str) -> None:
+    written = (HERE / "rounds.txt").read_text(encoding="utf-8")
+    assert "\n".join(rounds(name)) + "\n" in written
+
+
+def test_reports_commands_and_checkpoints_have_the_keys_they_had() -> None:
+    assert surface() == json.loads((HERE / "surface.json").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Write both files anew."""
+    HERE.mkdir(exist_ok=True)
+    told = [line for name in steps.NAMES for line in rounds(name)]
+    (HERE / "rounds.txt").write_text("\n".join(told) + "\n", encoding="utf-8")
+    (HERE / "surface.json").write_text(json.dumps(surface(), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
