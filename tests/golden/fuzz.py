@@ -11,8 +11,8 @@ count), after a thousand in which kernels are compiled, and the process no more 
 by then: frames are of a kilobyte, so that this is room for the interpreter's own, and none for a claim that
 was believed. Otherwise the exit code is 1.
 
-To find accesses out of bounds, run it with NUMBA_BOUNDSCHECK=1 and a NUMBA_CACHE_DIR of its own: an
-`IndexError` then ends it. `make fuzz` does both.
+To find accesses out of bounds, run it with NUMBA_BOUNDSCHECK=1: an `IndexError` then ends it. `make fuzz`
+runs it with and without.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Kernels called once, so that they are compiled, or loaded from the cache, before they hold anyone up.
-
-What is compiled for several types is so in one order, here: Numba numbers what it caches in the order in
-which it comes, and two processes that began with different types would take the same number for both.
-"""
+"""Kernels called once, so that they are compiled, or loaded from the cache, before they hold anyone up."""
 
 from __future__ import annotations
 
@@ -223,5 +219,4 @@ _PARTS: dict[str, Callable[[Tensor], None]] = {
     "truncation": _truncation,
     "votes": _votes,
 }
-"""By the module whose callers need it; of `cpu` itself, what codes whole chunks. A kernel that two of them
-call is called by both with the same types first."""
+"""By the module whose callers need it; of `cpu` itself, what codes whole chunks."""

@@ -1,7 +1,6 @@
 """How kernels are compiled: without the interpreter lock, once per machine, and not for callers from C.
 
 Kernels that only other kernels call keep their way in from Python: where it is missing, a call crashes.
-Numba's cache knows a kernel by its own file: a change here reaches only kernels whose files change, too.
 """
 
 from __future__ import annotations
@@ -10,15 +9,38 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import njit
+from numba.core import event
+
+from gradwire.kernels.cpu.cache import KernelCache
 
 Compile = Callable[[Callable[..., Any]], Any]
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "no_cfunc_wrapper": True}
+_njit: Any = njit  # its stub lacks an option
 
-kernel: Compile = njit(**_OPTIONS)
 
-inlined: Compile = njit(**_OPTIONS, inline="always")
+def _compiler(**options: Any) -> Compile:
+    jit = _njit(nogil=True, no_cfunc_wrapper=True, **options)
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        found = jit(function)
+        found._cache = KernelCache(function)  # as `cache=True` puts Numba's own there
+        return found
+
+    return compiled
+
+
+kernel: Compile = _compiler()
+
+inlined: Compile = _compiler(inline="always")
 """For a part of other kernels that is to be typed and optimised anew in each of them."""
 
-reordered: Compile = njit(**_OPTIONS, fastmath={"reassoc", "nsz"})
+reordered: Compile = _compiler(fastmath={"reassoc", "nsz"})
 """For sums that may be taken in any order, so that they are vectorised."""
+
+_COMPILING = event.TimingListener()
+event.register("numba:compile", _COMPILING)
+
+
+def compiled_s() -> float:
+    """Seconds that this process has spent compiling with Numba, a user's own functions included."""
+    return float(_COMPILING.duration) if _COMPILING.done else 0.0
