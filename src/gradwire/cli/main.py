@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-NAMES = ("net", "recipes", "bench", "demo", "probe")
+NAMES = ("net", "recipes", "bench", "demo", "probe", "warmup")
 """In the order of the help text; each is a function, or a `Typer`, in the module of its name."""
 
 

@@ -26,6 +26,7 @@ from gradwire.ddp.momentum import check_momentum
 from gradwire.ddp.needed import prepare_for
 from gradwire.ddp.observe import observe
 from gradwire.ddp.session import Session
+from gradwire.ddp.survey import asked_about
 from gradwire.ddp.wire import Attached, Wire
 from gradwire.ddp.worker import Worker
 from gradwire.errors import RanksDisagree, TransportError
@@ -124,6 +125,9 @@ def _assemble(
     weakref.finalize(ddp, worker.stop)
     session.engine.prepare = partial(prepare_for, rank=comm.rank)
     session.engine.prepare(session.engine.layout)
+    if (about := asked_about(chosen.build())) is not None:
+        # Whatever the facts will be, its codec is timed and then used.
+        session.engine.prepare(session.engine.layout_of(about, torch.device("meta")))
     return session, worker
 
 

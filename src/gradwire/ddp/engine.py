@@ -22,7 +22,7 @@ from gradwire.ddp.intake import Run, Share
 from gradwire.ddp.layout import Layout, Policy, build, plain, settled
 from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
-from gradwire.ddp.survey import asked_about, surveyed
+from gradwire.ddp.survey import surveyed
 from gradwire.ddp.tail import SMALL_BYTES, Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher
@@ -361,8 +361,6 @@ class Engine:
             counted = self.uses()
             uses = {spec.name: counted.get(spec.name, 0.0) for spec in self.specs if len(spec.shape) > 1}
             gradient_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-            if (about := asked_about(decide)) is not None:
-                self.prepare(self.layout_of(about, torch.device("meta")))  # to time no compilation
             self.facts = surveyed(self.facts, decide, self.comm, uses, gradient_bytes)
             self.install(decide(self.facts))
 

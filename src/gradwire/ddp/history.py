@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from gradwire.ddp.step import Step
+from gradwire.kernels import compiled_s
 from gradwire.measure import Span
 
 WINDOW = 50
@@ -30,12 +31,16 @@ class Cost:
 
 
 class History:
-    """The last 50 steps under the plan in force, and the spans of the very last."""
+    """The last 50 steps under the plan in force, and the spans of the very last.
+
+    `skipped` steps and `compile_s`, seconds of compiling kernels, are of all steps.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.started_s = 0.0
         self.skipped = 0
+        self.compile_s = 0.0
         self._plan = ""
         self._costs: deque[Cost] = deque(maxlen=WINDOW)
 
@@ -45,6 +50,7 @@ class History:
             self._plan = step.plan
             self._costs.clear()
         self.skipped += not step.committed and step.error is None
+        self.compile_s += compiled_s() - step.compiled_before_s
         self.spans, self.started_s = step.trace.spans, step.started_s
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s

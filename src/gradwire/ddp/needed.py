@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import MethodType, ModuleType
@@ -25,15 +25,29 @@ _STRANGERS = sys.stdlib_module_names | {"torch", "numpy"}
 _PLAIN = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, ModuleType)
 
 
-def prepare_for(layout: Layout, rank: int) -> None:
-    """Have the kernels that `layout` may call. Raises nothing: peers would wait for this rank's collectives.
+_LONG_S = 1.0
+"""Compiling for longer than that is worth a line in the log."""
 
-    A kernel that cannot be had fails again where a step calls it, and from there all ranks hear of it.
+
+def prepare_for(layout: Layout, rank: int) -> None:
+    """Have the kernels that `layout` may call: see `prepare`."""
+    prepare(layout.main.text, lambda: kernels_for(layout), rank)
+
+
+def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:
+    """Have the kernels of the modules `names()`, for what is called `text`; log how long compiling took.
+
+    Raises nothing: peers would wait for this rank's collectives. A kernel that cannot be had fails again
+    where a step calls it, and from there all ranks hear of it.
     """
+    before_s = kernels.compiled_s()
     try:
-        kernels.prepare(kernels_for(layout), turn=rank)
+        kernels.prepare(names(), turn=rank)
     except Exception as error:
-        _LOG.warning("kernels of %s could not be prepared: %r", layout.main.text, error)
+        _LOG.warning("kernels of %s could not be prepared: %r", text, error)
+    took_s = kernels.compiled_s() - before_s
+    if took_s > _LONG_S:
+        _LOG.info("compiling kernels for %s took %.0f s; `gradwire warmup` does it beforehand", text, took_s)
 
 
 def kernels_for(layout: Layout) -> frozenset[str]:

@@ -21,7 +21,8 @@ class Report:
     (`ar_topk`). `link` is what gradwire's own traffic has seen under the recipe in force, once there were
     enough steps; `link_changes` are the last ones noticed, with the step. `predicted_step_s` is what a whole
     step should take by the facts (`None` where there are none) and `step_s` the median of what they took,
-    with all that precedes their backward pass.
+    with all that precedes their backward pass. `compile_s` is how long this rank compiled kernels within
+    steps, all together: `gradwire warmup` does that beforehand.
     """
 
     recipe: str
@@ -45,6 +46,7 @@ class Report:
     link_changes: tuple[tuple[int, Change], ...] = ()
     predicted_step_s: float | None = None
     step_s: float = 0.0
+    compile_s: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -76,6 +78,8 @@ class Report:
             step, change = self.link_changes[-1]
             told = f"{_link(change.before)}, then {_link(change.after)}"
             lines.append(f"  link         changed in step {step}: {told}")
+        if self.compile_s > 0.0:
+            lines.append(f"  kernels      compiled for {self.compile_s:.1f} s within steps")
         if self.skipped_steps:
             lines.append(f"  skipped      {self.skipped_steps} steps with NaN or Inf")
         return "\n".join(lines)

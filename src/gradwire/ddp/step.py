@@ -15,6 +15,7 @@ from gradwire.ddp.buffers import Carried
 from gradwire.ddp.tail import Small, Tail
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
+from gradwire.kernels import compiled_s
 from gradwire.measure import Trace
 from gradwire.moment import Moment
 from gradwire.plan.facts import Times
@@ -69,6 +70,7 @@ class Step:
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     last_arrival_s: float = 0.0
+    compiled_before_s: float = field(default_factory=compiled_s)
 
     def arrive(self, arrival: Arrival) -> None:
         """Note a bucket and where its parameters lie."""

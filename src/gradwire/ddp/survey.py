@@ -46,9 +46,9 @@ def surveyed(
     return facts
 
 
-def asked_about(decide: Decide) -> Composition | None:
-    """Whose codec `surveyed` will time."""
-    return decide.about if isinstance(decide, Asking) else None
+def asked_about(built: Composition | Decide) -> Composition | None:
+    """Whose codec `surveyed` will time; `None` where it times none."""
+    return built.about if isinstance(built, Asking) else None
 
 
 def links_for(decide: Decide, world: int) -> tuple[str, ...]:

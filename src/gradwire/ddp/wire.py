@@ -132,6 +132,7 @@ class Wire:
             times_led=times_led(lane.kept for lane in engine.layout.lanes),
             predicted_step_s=predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step),
             step_s=history.median("step_s"),
+            compile_s=history.compile_s,
         )
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:

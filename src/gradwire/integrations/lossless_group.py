@@ -28,6 +28,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 
 from gradwire.comm.base import Pending
+from gradwire.ddp.needed import kernels_of, prepare
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.exchange.gcomp import Frames, gcomp
 from gradwire.exchange.ring import Lap
@@ -53,6 +54,7 @@ class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
         around = _c10d.PrefixStore("gradwire-ring", store)
         self._ring = _Ring(_c10d.ProcessGroupGloo(around, rank, size, timeout=timeout))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-lossless")
+        prepare(NAME, lambda: kernels_of(EXCHANGE), rank)
 
     def getBackendName(self) -> str:
         return NAME

@@ -15,6 +15,7 @@ from gradwire.kernels.checksums import checksum
 from gradwire.kernels.chosen import Form, Shape, add_chosen, take_chosen
 from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
+from gradwire.kernels.cpu.jit import compiled_s
 from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
@@ -64,6 +65,7 @@ __all__ = [
     "cast_votes",
     "checksum",
     "chunk_topk_indices",
+    "compiled_s",
     "count_groups",
     "count_sketch",
     "count_sketch_estimates",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 import warnings
 import weakref
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import kernels
+from gradwire.integrations import lossless_group
 from gradwire.plan import CodecCost, Line
 
 
@@ -325,7 +328,7 @@ def test_kernels_of_a_fixed_recipe_are_prepared_at_attach(prepared: list[frozens
     assert ["blocks" in names for names in prepared] == [True]
 
 
-def test_kernels_of_an_adaptive_one_are_prepared_when_it_has_decided(
+def test_kernels_of_an_adaptive_one_are_prepared_as_early_as_it_knows_them(
     prepared: list[frozenset[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before: list[bool] = []
@@ -337,11 +340,39 @@ def test_kernels_of_an_adaptive_one_are_prepared_when_it_has_decided(
     monkeypatch.setattr("gradwire.ddp.survey.codec_cost", timed)
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="mergecomp(inner='int8')")
+    # Nothing for the dense steps, and those of the codec that it will time.
+    assert ["blocks" in names for names in prepared] == [False, True]
     while not wire.settled:
         _backward(ddp)
     assert before == [True]
-    # Before its codec is timed, and again for what it has decided.
     assert ["blocks" in names for names in prepared] == [False, True, True]
+
+
+def test_a_process_group_of_ours_has_its_kernels_when_it_is_built(prepared: list[frozenset[str]]) -> None:
+    dist.destroy_process_group()
+    store = dist.HashStore()
+    dist.init_process_group(lossless_group.register(), store=store, rank=0, world_size=1)
+    assert ["huffman" in names for names in prepared] == [True]
+
+
+def test_compiling_is_logged_and_stands_in_the_report_where_a_step_waited_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiles(_names: object, turn: int) -> None:
+        numba.njit(lambda x: x + 1)(1)
+
+    monkeypatch.setattr(kernels, "prepare", compiles)
+    monkeypatch.setattr("gradwire.ddp.needed._LONG_S", 0.0)
+    caplog.set_level(logging.INFO, "gradwire")
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="int8")
+    _backward(ddp)
+    assert "compiling kernels for int8" in caplog.text
+    assert wire.report().compile_s == 0.0
+    adaptive = gradwire.attach(ddp := _ddp(), recipe="auto")
+    while not adaptive.settled:
+        _backward(ddp)
+    assert 0.0 < adaptive.report().compile_s < kernels.compiled_s()
 
 
 @pytest.mark.parametrize("recipe", ["int8", "mergecomp(inner='int8')"])

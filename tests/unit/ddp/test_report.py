@@ -53,6 +53,10 @@ def test_skipped_steps_are_said_aloud() -> None:
     assert str(replace(REPORT, skipped_steps=3)).endswith("skipped      3 steps with NaN or Inf")
 
 
+def test_compiling_within_steps_is_said_aloud() -> None:
+    assert str(replace(REPORT, compile_s=12.04)).endswith("  kernels      compiled for 12.0 s within steps")
+
+
 def test_a_prediction_stands_beside_what_was_measured() -> None:
     predicted = replace(REPORT, predicted_step_s=0.125, step_s=0.13)
     assert str(predicted).endswith("  whole step   125.0 ms by the facts, 130.0 ms measured")

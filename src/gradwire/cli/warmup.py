@@ -1,0 +1,44 @@
+"""`gradwire warmup`: compile kernels now, so that no training waits for them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gradwire import kernels
+from gradwire.ddp.needed import kernels_of
+from gradwire.kernels.cpu.cache import places, writable
+from gradwire.recipes import Composition
+from gradwire.recipes import recipe as named
+
+
+def warmup(
+    recipe: Annotated[
+        str | None, typer.Option(help="Only what this recipe may call: topk, mergecomp(inner='int8').")
+    ] = None,
+) -> None:
+    """Compile kernels and keep them for later processes on machines like this one.
+
+    All of them, which takes a minute or two, or those of one recipe. Once for each version of gradwire, Numba
+    and Python.
+    """
+    try:
+        modules = None if recipe is None else _modules_of(recipe)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    console = Console(highlight=False)
+    folder = writable()
+    if folder is None:
+        tried = ", ".join(map(str, places()))
+        console.print(f"nothing can be written to {tried}; set NUMBA_CACHE_DIR", soft_wrap=True)
+        raise typer.Exit(1)
+    with console.status("compiling kernels"):
+        kernels.prepare(modules)
+    console.print(f"compiling took {kernels.compiled_s():.0f} s; kernels are in {folder}", soft_wrap=True)
+
+
+def _modules_of(text: str) -> frozenset[str]:
+    built = named(text).build()
+    return kernels_of(built.exchange, built.watch) if isinstance(built, Composition) else kernels_of(built)
