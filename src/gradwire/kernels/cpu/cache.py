@@ -116,9 +116,8 @@ class KernelCache:
         """Keep the `CompileResult` for the types `sig`, where that is possible."""
         if data.library.has_dynamic_globals:
             return  # it contains addresses of this process
-        folder = writable(self._folder, self._where)
-        content = _sealed(dumps(data._reduce()))
-        if folder is None or not _write(folder / self._file_name(sig, data.codegen), content):
+        folder, name = writable(self._folder, self._where), self._file_name(sig, data.codegen)
+        if folder is None or not _write(folder / name, _sealed(dumps(data._reduce()))):
             _say_once(", ".join(map(str, self._where())))
 
     def flush(self) -> None:
