@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
 
 from gradwire.plan.facts import Facts, Times, facts_of_step, typical
 
 DISCARDED = 2
+ORDINARY = 5
+"""Steps that run as plain DDP would, for recipes that ask how long those take."""
 MEASURED = 3
 
 
 class Settler:
-    """Collects one row per rank and step; has facts after 2 discarded and 3 measured steps.
+    """Has facts after 2 discarded dense steps, `ordinary` ones that are timed whole, and 3 taken apart.
 
-    The first step has DDP's provisional bucket and cold caches, the second rebuilds the buckets. `numel` are
-    the elements of the parameters in layout order.
+    The first step has DDP's provisional bucket and cold caches, the second rebuilds the buckets. In an
+    ordinary step communication overlaps with the backward pass. A step that is taken `apart` sends bucket
+    after bucket when the backward pass is over, so that neither slows the other down. `numel` are the
+    elements of the parameters in layout order.
+
+    A rank's row says how long its last step took, and in a step taken apart also that step's `Times.row`.
 
     >>> settler = Settler()
-    >>> [settler.observe([(1.0, 0.5, 2.0)]) is not None for _ in range(5)]
+    >>> rows = [(0.0,), (9.0,), (2.0, 1.0, 0.5, 2.0), (3.5, 1.0, 0.5, 2.0), (3.5, 1.0, 0.5, 2.0)]
+    >>> [settler.observe([row]) is not None for row in rows]
     [False, False, False, False, True]
     """
 
-    def __init__(self, numel: Sequence[int] = ()) -> None:
+    def __init__(self, numel: Sequence[int] = (), ordinary: int = 0) -> None:
         self._seen = 0
-        self._numel = tuple(numel)
+        self._numel, self._ordinary = tuple(numel), ordinary
+        self._previous_s = 0.0
+        self._ordinary_s: list[float] = []
         self._steps: list[Facts] = []
 
-    def observe(self, rows: Sequence[Sequence[float]]) -> Facts | None:
-        """Take every rank's `Times.row`; facts once there are enough."""
-        self._seen += 1
-        if self._seen > DISCARDED:
-            ranks = [Times.of_row(row, len(self._numel)) for row in rows]
+    @property
+    def apart(self) -> bool:
+        """Whether the next step, or the one that runs, is taken apart."""
+        return self._seen >= DISCARDED + self._ordinary
+
+    def row(self, times: Callable[[], Times]) -> tuple[float, ...]:
+        """This rank's row of a verdict; `times` are asked for only in a step that is taken apart."""
+        return (self._previous_s, *(times().row if self.apart else ()))
+
+    def observe(self, rows: Sequence[Sequence[float]], took_s: float = 0.0) -> Facts | None:
+        """Take every rank's row; facts once there are enough. `took_s` is how long this step took here."""
+        if DISCARDED < self._seen <= DISCARDED + self._ordinary:
+            self._ordinary_s.append(max(row[0] for row in rows))
+        if self.apart:
+            ranks = [Times.of_row(row[1:], len(self._numel)) for row in rows]
             self._steps.append(facts_of_step(ranks, self._numel))
-        return typical(self._steps) if len(self._steps) == MEASURED else None
+        self._seen += 1
+        self._previous_s = took_s
+        if len(self._steps) < MEASURED:
+            return None
+        dense_s = median(self._ordinary_s) if self._ordinary_s else None
+        return replace(typical(self._steps), dense_s=dense_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,22 +19,22 @@ from gradwire.comm import Comm, Metered
 from gradwire.ddp.arrival import Arrival
 from gradwire.ddp.buffers import Carried
 from gradwire.ddp.intake import Run, Share
-from gradwire.ddp.layout import Layout, Policy, build, plain, settled
+from gradwire.ddp.layout import Layout, Policy, build, plain
 from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
-from gradwire.ddp.survey import surveyed
+from gradwire.ddp.survey import settler_for, surveyed
 from gradwire.ddp.tail import SMALL_BYTES, Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
-from gradwire.ddp.watcher import Watcher
+from gradwire.ddp.watcher import Watcher, may_follow
 from gradwire.errors import RanksDisagree, TransportError
-from gradwire.measure import BackwardWatch, Change, TimedComm, now_s, stopwatch_for
+from gradwire.measure import BackwardWatch, Change, TimedComm, stopwatch_for
 from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Kept, Moment, Replicas
 from gradwire.plan import Facts, Link
 from gradwire.recipes import Composition, Recipe
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Engine:
         self.inspect: Callable[[Lane, Unit, Tensor, Moment], None] | None = None
         self.traffic = Traffic(comm.world)
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
-        self.runner = Runner(post, self._progress)
+        self.runner = Runner(post, self._progress, one_by_one=lambda: self.apart)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
         self._memory_dtype = memory_dtype
         self._now: Step | None = None
@@ -93,11 +93,12 @@ class Engine:
 
     def start_over(self) -> None:
         """Install the recipe, or dense steps that measure what it needs to decide."""
-        fixed = settled(self.recipe)
-        self._settler = Settler([spec.numel for spec in self.specs]) if fixed is None else None
-        self.runner.one_by_one = fixed is None
-        self.layout = self.layout_of(fixed or plain())
-        self._watcher = None if fixed is None else self._watcher_of(fixed)
+        built = self.recipe.build()
+        first = built if isinstance(built, Composition) else plain()
+        self._settler = None if isinstance(built, Composition) else settler_for(built, self.specs)
+        self.facts = None
+        self.layout = self.layout_of(first)
+        self._watcher = self._watcher_of(first)
 
     def layout_of(self, composition: Composition, device: torch.device = CPU) -> Layout:
         """Who would travel how under another composition; the policy stays."""
@@ -117,7 +118,7 @@ class Engine:
                 assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
             if name in self.layout.slots:
                 self.layout.slots[name][0].kept.adopt(name, lane.kept)
-        self._settler, self.runner.one_by_one = None, False
+        self._settler = None
         self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
         self.prepare(self.layout)
         self._watcher = self._watcher_of(composition)
@@ -156,6 +157,11 @@ class Engine:
     def measuring(self) -> bool:
         """Whether dense steps still find out what to do."""
         return self._settler is not None
+
+    @property
+    def apart(self) -> bool:
+        """Whether this step measures computation and communication apart, so that they do not overlap."""
+        return self._settler is not None and self._settler.apart
 
     @property
     def plan_number(self) -> int:
@@ -268,17 +274,14 @@ class Engine:
             if self.runner.broken is not None:
                 raise self.runner.broken
             # A plain all-reduce has no decode that could fail, so its verdict need not wait for it.
-            if step.tail is None and (step.outstanding == 0 or self._decodes_nothing):
+            decodes_nothing = self.layout.is_dense and not self.apart
+            if step.tail is None and (step.outstanding == 0 or decodes_nothing):
                 self._send_tail(step)
             if step.tail is not None and step.tail_ended and step.outstanding == 0 and not step.closed:
                 self._judge(step, step.tail)
         except TransportError as error:
             self.runner.broken = step.error = error
             self._close(step)
-
-    @property
-    def _decodes_nothing(self) -> bool:
-        return self.layout.is_dense and not self.measuring
 
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
@@ -291,8 +294,8 @@ class Engine:
 
     def _send_tail(self, step: Step) -> None:
         facts: tuple[float, ...] = self.traffic.row
-        if self.measuring:
-            facts = step.times(self.specs, self.watch.ready_s()).row
+        if self._settler is not None:
+            facts = self._settler.row(lambda: step.times(self.specs, self.watch.ready_s()))
         elif self._watcher is not None:
             facts += self._watcher.row(step.number)
         step.require_all_units(self.layout.lanes, self.comm.rank)
@@ -354,14 +357,11 @@ class Engine:
         if self._settler is None:
             self._watch_on(step, rows)
             return
-        self.facts = self._settler.observe(rows)
-        if self.facts is not None:
+        if (facts := self._settler.observe(rows, step.lasted_s())) is not None:
             decide = self.recipe.build()
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
-            counted = self.uses()
-            uses = {spec.name: counted.get(spec.name, 0.0) for spec in self.specs if len(spec.shape) > 1}
-            gradient_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-            self.facts = surveyed(self.facts, decide, self.comm, uses, gradient_bytes)
+            facts = replace(facts, buckets=tuple(region.numel() for region in step.direct))
+            self.facts = surveyed(facts, decide, self.comm, self.specs, self.uses())
             self.install(decide(self.facts))
 
     def _watch_on(self, step: Step, rows: Sequence[Sequence[float]]) -> None:
@@ -371,10 +371,10 @@ class Engine:
         self.link_changes.extend((step.number, change) for change in changes)
         self.link_seen(self.traffic.link)
         if self._watcher is not None:
-            took_s = now_s() - step.started_s, step.trace.compress_s
+            took_s = step.lasted_s(), step.trace.compress_s
             told = [row[own:] for row in rows]
             following = self._watcher.observe(step.number, told, took_s, step.committed)
-            if following is not None:
+            if following is not None and may_follow(self.layout, self.layout_of(following, META), self.comm):
                 self.install(following)
 
     def crash(self, error: Exception) -> None:

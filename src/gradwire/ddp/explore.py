@@ -110,9 +110,8 @@ def _fit(engine: Engine, text: str) -> Composition:
         raise ValueError(f"candidate {text!r} changes while it runs: no few steps are like the others")
     layout = engine.layout_of(composition, torch.device("meta"))
     engine.check_layout(layout)
-    for name in engine.layout.slots:
-        if UNSENT in engine.layout.planes_of(name) and UNSENT not in layout.planes_of(name):
-            raise ValueError(f"candidate {text!r} has no memory for what is unsent of {name!r}")
+    for name in engine.layout.homeless_in(layout):
+        raise ValueError(f"candidate {text!r} has no memory for what is unsent of {name!r}")
     return composition
 
 

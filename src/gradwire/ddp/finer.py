@@ -8,7 +8,7 @@ call for it: this is the one place that uses private names, and without them the
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -30,29 +30,57 @@ def cap_for(total_bytes: int) -> int:
     return max(total_bytes // BUCKETS, SMALLEST_BYTES)
 
 
+@dataclass(frozen=True)
+class Caps:
+    """How large the buckets of a module may become, in DDP's own terms."""
+
+    bytes_cap: int
+    is_default: bool
+    config: Any
+
+
+def caps_of(ddp: DistributedDataParallel) -> Caps:
+    """What `restore_buckets` brings back."""
+    private: Any = ddp
+    config = getattr(private, "_bucket_config", None)
+    return Caps(private.bucket_bytes_cap, getattr(private, "bucket_bytes_cap_default", False), config)
+
+
 def refine_buckets(ddp: DistributedDataParallel, total_bytes: int) -> bool:
     """Shrink the bucket cap of `ddp`; never enlarges it. Returns whether the cap is fine enough now.
 
     To be called on all ranks, between steps; a hook that is registered moves along. Buckets of a static
     graph and caps given one by one (`bucket_cap_mb_list`) are left alone.
     """
-    cap = cap_for(total_bytes)
-    private: Any = ddp
-    if private.bucket_bytes_cap <= cap:
+    cap, now = cap_for(total_bytes), caps_of(ddp)
+    if now.bytes_cap <= cap:
         return True
-    config = getattr(private, "_bucket_config", None)
-    listed = config is not None and config.per_bucket_bytes_caps
-    if private.static_graph or listed or not all(hasattr(ddp, name) for name in _NEEDED):
+    listed = now.config is not None and now.config.per_bucket_bytes_caps
+    if ddp.static_graph or listed or not all(hasattr(ddp, name) for name in _NEEDED):
         return False
+    config = now.config
     if config is not None:
         first = min(cap, config.first_bucket_bytes_cap)
-        private._bucket_config = replace(config, bucket_bytes_cap=cap, first_bucket_bytes_cap=first)
-    private.bucket_bytes_cap = cap
-    private.bucket_bytes_cap_default = False
+        config = replace(config, bucket_bytes_cap=cap, first_bucket_bytes_cap=first)
+    _rebuild(ddp, Caps(cap, False, config))
+    return True
+
+
+def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
+    """Undo `refine_buckets`, if it changed the `caps` from before. On all ranks, between steps."""
+    if caps_of(ddp) != caps:
+        _rebuild(ddp, caps)
+
+
+def _rebuild(ddp: DistributedDataParallel, caps: Caps) -> None:
+    private: Any = ddp
+    if caps.config is not None:
+        private._bucket_config = caps.config
+    private.bucket_bytes_cap = caps.bytes_cap
+    private.bucket_bytes_cap_default = caps.is_default
     parameters, sparse = private._build_params_for_reducer()
     names = private._build_debug_param_to_name_mapping(parameters)
     private._ddp_init_helper(parameters, sparse, names, private.static_graph)
     private._has_rebuilt_buckets = False
     for hook, state in getattr(private, "_comm_hooks", ()):
         dist._register_comm_hook(private.reducer, state, hook)  # type: ignore[attr-defined]
-    return True

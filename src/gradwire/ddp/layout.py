@@ -125,6 +125,14 @@ class Layout:
         """Which planes a parameter has; none when nothing is remembered of it."""
         return self.slots[name][0].memory.planes if name in self.slots else ()
 
+    def homeless_in(self, other: Layout) -> tuple[str, ...]:
+        """The parameters whose unsent gradient is remembered here, and would not be in `other`."""
+        return tuple(
+            name
+            for name in self.slots
+            if UNSENT in self.planes_of(name) and UNSENT not in other.planes_of(name)
+        )
+
 
 def build(
     specs: Sequence[ParameterSpec],

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.ddp.buffers import joins
-from gradwire.ddp.finer import refine_buckets
+from gradwire.ddp.finer import Caps, caps_of, refine_buckets, restore_buckets
 from gradwire.ddp.session import Session
 from gradwire.measure.multiply_adds import FirstForward
 from gradwire.moment import Replicated
@@ -32,8 +32,8 @@ def observe(
         session.engine.loss_scale = scaler.get_scale
     ddp.register_forward_pre_hook(_refuse_thawed(ddp))
     ddp.register_forward_pre_hook(_spare_buffers(session))
-    ddp.register_forward_pre_hook(_watch_while_measuring(session))
-    ddp.register_forward_pre_hook(_refine_when_decided(session))
+    ddp.register_forward_pre_hook(_watch_steps_apart(session))
+    ddp.register_forward_pre_hook(_fit_buckets(session))
     if isinstance(session.engine.recipe.build(), Counting):
         _count_uses(ddp, session)
     ddp.register_forward_hook(_forward_hook(session, scaled=scaler is not None))
@@ -102,32 +102,37 @@ def _refuse_thawed(ddp: DistributedDataParallel) -> Callable[..., None]:
     return hook
 
 
-def _refine_when_decided(session: Session) -> Callable[..., None]:
-    """While facts are measured DDP keeps its buckets; before the first forward after the decision, on
-    all ranks the same, they are refined if there is something to hide. Not under `join()`: a finished rank
-    runs no forward, and would keep buckets that differ from its peers'."""
-    done = not session.engine.measuring
+def _fit_buckets(session: Session) -> Callable[..., None]:
+    """Once an adaptive recipe has decided on something to hide, buckets are refined before the next forward
+    pass, on all ranks the same. Where dense travels, before or after, DDP has its own. Not under `join()`: a
+    finished rank runs no forward pass, and would keep buckets that differ from its peers'."""
+    is_adaptive = session.engine.measuring
+    own: Caps | None = None
 
     @_untraced
     def hook(module: DistributedDataParallel, _inputs: Any) -> None:
-        nonlocal done
+        nonlocal own
         engine = session.engine
-        if done or engine.measuring or joins(module):
+        fine = not (engine.measuring or engine.layout.is_plain)
+        if not is_adaptive or fine == (own is not None) or joins(module):
             return
-        done = True
-        if not engine.layout.is_plain:
+        if own is None:
+            own = caps_of(module)
             refine_buckets(module, sum(spec.numel * spec.dtype.itemsize for spec in engine.specs))
+        else:
+            restore_buckets(module, own)
+            own = None
 
     return hook
 
 
-def _watch_while_measuring(session: Session) -> Callable[..., None]:
-    """Ready times are wanted while facts are measured; a hook on every parameter would cost ever after."""
+def _watch_steps_apart(session: Session) -> Callable[..., None]:
+    """Ready times are wanted of steps taken apart; a hook on every parameter would cost in all others."""
 
     @_untraced
     def hook(module: DistributedDataParallel, _inputs: Any) -> None:
         watch = session.engine.watch
-        watch.watch(module.module.named_parameters()) if session.engine.measuring else watch.release()
+        watch.watch(module.module.named_parameters()) if session.engine.apart else watch.release()
 
     return hook
 

@@ -19,14 +19,13 @@ Post = Callable[[Callable[[], None]], None]
 class Runner:
     """Starts and finishes tasks on the engine's thread. `landed` is called after each one that ended.
 
-    `one_by_one` waits for each task before the next, so that the duration of its collective is the
-    wire's own; used while measuring.
+    While `one_by_one()`, each task ends before the next begins, so that the duration of its collective is the
+    wire's own.
     """
 
-    def __init__(self, post: Post, landed: Callable[[Step], None]) -> None:
-        self._post, self._landed = post, landed
+    def __init__(self, post: Post, landed: Callable[[Step], None], one_by_one: Callable[[], bool]) -> None:
+        self._post, self._landed, self._one_by_one = post, landed, one_by_one
         self.broken: TransportError | None = None
-        self.one_by_one = False
 
     def issue(self, send: Callable[[], None]) -> None:
         """Run `send`, which issues what needs no decoding, unless the transport is broken."""
@@ -56,7 +55,7 @@ class Runner:
         except Exception as error:
             step.fail(error, f"encode of {task.label}", task.at.rank)
             owe_zeros(task.comm, task.agreed, task.x.device)
-        if self.one_by_one or task.finish is None or task.comm.last is None:
+        if self._one_by_one() or task.finish is None or task.comm.last is None:
             self._finish(step, task)
         else:
             task.comm.last.then(lambda: self._post(lambda: self._ended(step, task)))

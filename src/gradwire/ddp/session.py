@@ -60,8 +60,8 @@ class Session:
         self._held.append(arrival)
         if arrival.is_last:
             self.buffers.look()
-        # While both are measured, communication would slow the computation that shares its cores.
-        if arrival.is_last or (self.overlap and not self.engine.measuring):
+        # In a step taken apart, communication would slow the computation that shares its cores.
+        if arrival.is_last or (self.overlap and not self.engine.apart):
             held, self._held = self._held, []
             for each in held:
                 self._worker.post(partial(self.engine.arrive, each))
@@ -94,7 +94,7 @@ class Session:
         self._ended.clear()
         self._all_given = False
         self._held = []
-        self.buffers.pack(self.engine.measuring)
+        self.buffers.pack(self.engine.apart)
 
     def _wait_at_the_end(self) -> None:
         # Not before the last bucket: a reentrant checkpoint nests backward passes, and at the end of an

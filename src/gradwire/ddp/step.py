@@ -16,7 +16,7 @@ from gradwire.ddp.tail import Small, Tail
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import compiled_s
-from gradwire.measure import Trace
+from gradwire.measure import Trace, now_s
 from gradwire.moment import Moment
 from gradwire.plan.facts import Times
 
@@ -92,6 +92,10 @@ class Step:
         known = {**arrived_s, **ready_s}
         ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
         return Times(backward_s, tuple(round_.seconds for round_ in self.trace.rounds), self.before_s, ready)
+
+    def lasted_s(self) -> float:
+        """Seconds from the start of its backward pass until now."""
+        return now_s() - self.started_s
 
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
         """Note that so many more pieces of each of `units` are folded; returns those complete now."""

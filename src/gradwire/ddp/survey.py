@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gradwire.adapt import Settler
+from gradwire.adapt.settler import ORDINARY
+from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm
 from gradwire.exchange.late import sent
 from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, slowest
 from gradwire.plan import CodecCost, Facts, Line, calibrated
 from gradwire.recipes import Composition, Decide
-from gradwire.recipes.base import Asking, Counting
+from gradwire.recipes.base import Asking, Counting, Timing
 
 _LOG = logging.getLogger("gradwire")
 
@@ -24,15 +27,22 @@ _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""
 
 
+def settler_for(decide: Decide, specs: Sequence[ParameterSpec]) -> Settler:
+    """What collects the facts that `decide` needs of dense steps."""
+    return Settler([spec.numel for spec in specs], ORDINARY if isinstance(decide, Timing) else 0)
+
+
 def surveyed(
-    facts: Facts, decide: Decide, comm: Comm, uses: Mapping[str, float], gradient_bytes: float = 0.0
+    facts: Facts, decide: Decide, comm: Comm, specs: Sequence[ParameterSpec], uses: Mapping[str, float]
 ) -> Facts:
     """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
-    same numbers. `uses` are multiply-adds per weight of this rank, with the same names on all;
-    `gradient_bytes` is what the dense steps sent, from which the links' bandwidth follows."""
+    same numbers. `uses` are multiply-adds per weight of this rank, as far as it knows them. The links'
+    bandwidth follows from what the dense steps sent."""
+    gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
+    facts = replace(facts, gradient_bytes=gradient_bytes)
     if comm.world > 1:
         probed, number = network_of(probe(comm, links_for(decide, comm.world))), len(facts.collectives_s)
-        network = calibrated(probed, facts.allreduce_s, gradient_bytes, number, comm.world)
+        network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         facts = replace(facts, network=network)
     if isinstance(decide, Asking):
         facts = replace(
@@ -41,8 +51,9 @@ def surveyed(
             payloads=payloads(decide.about.exchange, _TYPICAL, comm.world),
         )
     if isinstance(decide, Counting):
-        most = slowest(comm, list(uses.values()))
-        facts = replace(facts, uses=dict(zip(uses, most, strict=True)))
+        names = [spec.name for spec in specs if len(spec.shape) > 1]
+        most = slowest(comm, [uses.get(name, 0.0) for name in names])
+        facts = replace(facts, uses=dict(zip(names, most, strict=True)))
     return facts
 
 

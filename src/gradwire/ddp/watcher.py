@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm
-from gradwire.measure import now_s
+from gradwire.ddp.layout import Layout
+from gradwire.measure import now_s, slowest
 from gradwire.plan import Observed, Watched
 from gradwire.recipes import Composition
 from gradwire.recipes.base import Watch
@@ -21,6 +22,13 @@ FEWEST = 5
 """Steps whose median is compared: one that follows probes takes longer."""
 IN_A_ROW = 3
 """So many times then, which is what a median needs to follow, and at the beginning."""
+
+
+def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:
+    """Whether no rank's unsent gradient would lose its place. A collective where a place is lost."""
+    homeless = now.homeless_in(following)
+    left = any(bool(now.memory(name).any()) for name in homeless)
+    return not homeless or slowest(comm, [float(left)]) == [0.0]
 
 
 class Watcher:

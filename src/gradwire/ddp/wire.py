@@ -112,7 +112,7 @@ class Wire:
         measuring = engine.measuring
         return Report(
             recipe=f"{engine.recipe} (measuring, dense so far)" if measuring else main.text,
-            why="three dense steps are being measured" if measuring else main.why,
+            why="dense steps are being measured" if measuring else main.why,
             step=engine.step,
             world=engine.comm.world,
             skipped_steps=history.skipped,

@@ -17,7 +17,10 @@ class Facts:
     `backward_s` is the backward pass alone; `world` is the number of ranks. `backward` says when which
     parameter is ready, in layout order, and `network` what the links are like; `codec` what the codec costs
     that a recipe asks about, of which a rank decodes so many `payloads` per unit; `uses` are multiply-adds
-    per weight in a forward pass, by parameter name. `None` where nobody has looked.
+    per weight in a forward pass, by parameter name. `dense_s` is what an ordinary dense step, whose
+    communication overlaps with its backward pass, takes from the start of that pass to the verdict on the
+    slowest rank. `None` where nobody has looked. `gradient_bytes` is the size of the gradient, and `buckets`
+    are the elements of DDP's buckets in their order; 0 and empty where they are unknown.
     """
 
     backward_s: float
@@ -29,6 +32,9 @@ class Facts:
     payloads: float = 1.0
     uses: Mapping[str, float] | None = None
     collectives_s: tuple[float, ...] = ()
+    dense_s: float | None = None
+    gradient_bytes: float = 0.0
+    buckets: tuple[int, ...] = ()
 
     @property
     def ccr(self) -> float:

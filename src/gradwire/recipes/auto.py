@@ -1,31 +1,39 @@
-"""auto: the least compression that hides communication behind the backward pass.
+"""auto: the least compression that hides communication behind the backward pass, if it beats dense.
 
-Simple for now: it looks at CCR alone and knows five answers. Linear cost of bytes is assumed, latency
-and the codec's own time are not weighed. Where 8 or 4 bits suffice between two ranks, every element travels
-in every step: with error feedback that loses less than a choice at the same bytes (`docs/choosing.md`).
+CCR gives the order of the candidates: first the least compression that would hide, at a linear cost of bytes.
+The cost model predicts how long a step of each takes, with the latency of every round, and compares that with
+ordinary dense steps, which were measured and take as long as plain DDP. A candidate that is not predicted to
+be faster is skipped. The first other one runs on trial (`gradwire.recipes.trial`), because the model knows
+neither the cost of its codec nor the effect of shared cores. If its steps are not faster, dense comes back.
+
+Where 8 or 4 bits suffice between two ranks, every element travels in every step: with error feedback that
+loses less than a choice at the same bytes (`docs/choosing.md`).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 
 from gradwire.codec.indices import bits_per_index
 from gradwire.comm.base import Round
-from gradwire.moment import Moment
-from gradwire.plan import Facts
-from gradwire.recipes.base import Composition, Decide, register
+from gradwire.exchange.late import sent
+from gradwire.plan import Facts, Tail, Transfer, step_from_facts
+from gradwire.recipes.base import Composition, Decide, Timing, register
 from gradwire.recipes.dense import dense
 from gradwire.recipes.fp16 import fp16
 from gradwire.recipes.int4 import int4
 from gradwire.recipes.int8 import int8
 from gradwire.recipes.leader_topk import leader_topk
 from gradwire.recipes.topk import topk
+from gradwire.recipes.trial import on_trial
 
 
 @register
 def auto(target: float = 0.95) -> Decide:
-    """Measure, then choose dense, fp16, int8, int4, topk or leader_topk: the least that hides.
+    """Measure, then choose dense, fp16, int8, int4, topk or leader_topk: the least that hides and is faster.
 
     Travels: what the choice sends; dense while it measures.
     Paper: COVAP's criterion (Meng et al. 2023, section III-C) as the rule for all.
@@ -33,34 +41,37 @@ def auto(target: float = 0.95) -> Decide:
     """
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
-    return partial(from_facts, target=target)
+    return Timing(partial(from_facts, target=target))
 
 
 def from_facts(facts: Facts, target: float) -> Composition:
-    """The least compression under which the wire needs at most 1/target of the backward pass.
+    """The first candidate that is predicted to beat dense, on trial; dense if none is.
 
-    Below 16 bits it keeps a distance from that: see `BUSY`.
+    Facts without the time of a dense step, or without ready times and links, refuse no candidate.
     """
     share = 1.0 / (target * facts.ccr) if facts.ccr > 0 else 1.0
     if share >= 1.0:
         return _because(dense(), facts, "communication hides behind backward as it is")
-    if share >= 0.5:
-        return _because(fp16(), facts, "half the bytes hide behind backward")
-    if facts.world == 2:
-        # An all-gather costs what an all-reduce does, in one round, not two. More ranks would need the two,
-        # which cost more processor time than a choice does.
-        for few_bits in (int8, int4):
-            chosen = few_bits(collective="all_gather")
-            needed = _share_of(chosen)
-            if BUSY_CODES * share >= needed:
-                return _hidden(chosen, facts, needed)
-    share *= BUSY
-    # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
-    ratio = max(round(affordable_ratio(4.0 * share), 4), 1e-4)
-    # Here, too: what both choose for themselves costs what a leader's choice does.
-    chosen = topk(ratio, values="fp16") if facts.world == 2 else leader_topk(ratio, values="fp16")
-    return _hidden(chosen, facts, share)
+    skipped: list[str] = []
+    for candidate in candidates(facts, share):
+        predicted_s = predicted(candidate, facts)
+        if facts.dense_s is None or predicted_s is None:
+            return candidate
+        if predicted_s < (1.0 - LEAD) * facts.dense_s:
+            expected = f"predicted to take {_ms(predicted_s)} where dense takes {_ms(facts.dense_s)}"
+            return on_trial(replace(candidate, why=f"{candidate.why}; {expected}"), facts.dense_s)
+        skipped.append(f"{candidate.text.split('(')[0]} {_ms(predicted_s)}")
+    assert facts.dense_s is not None, "otherwise the first candidate would have been taken"
+    return _because(
+        dense(),
+        facts,
+        f"nothing is predicted to be faster than the {_ms(facts.dense_s)} of dense: {', '.join(skipped)}",
+    )
 
+
+LEAD = 0.05
+"""The share by which a candidate must be predicted to be faster than dense. Half the bytes on a link that is
+all latency are faster by nothing that could be measured."""
 
 BUSY = 0.6
 """Share of the backward pass in which the wire may be busy: before the first gradient it has nothing to do,
@@ -72,11 +83,78 @@ BUSY_CODES = 0.7
 in whole bits, so that the next step down would be a choice."""
 
 
-def _share_of(composition: Composition) -> float:
-    """Bytes against those of `dense` between two ranks, of many elements in one parameter."""
-    numel, at = 1 << 20, Moment(step=0, unit=0, rank=0, world=2)
-    sent = sum(each.wire_bytes(2) for each in composition.exchange.rounds(numel, torch.float32, at))
-    return sent / Round("all_reduce", numel, torch.float32).wire_bytes(2)
+def candidates(facts: Facts, share: float) -> Iterator[Composition]:
+    """What may run where `share` of the bytes would hide: the least compression that hides first.
+
+    Then what compresses more, and at last what does not hide but sends less than dense, the fewest bytes
+    first. A choice of elements hides by its ratio.
+    """
+    # Between two ranks an all-gather of codes costs what an all-reduce does, in one round, not two. More
+    # ranks need the two, which cost more processor time than a choice does.
+    two = facts.world == 2
+    codes = [few_bits(collective="all_gather" if two else "all_reduce") for few_bits in (int8, int4)]
+    limits = [(fp16(), share), *((code, BUSY_CODES * share if two else 0.0) for code in codes)]
+    late = []
+    for candidate, limit in limits:
+        needed = bytes_against_dense(candidate, facts)
+        if needed < 1.0:
+            told = _hidden(candidate, facts, needed)
+            if needed <= limit:
+                yield told
+            else:
+                late.append(told)
+    share *= BUSY
+    # Not below what the text of a ratio can say: tiny models measure absurd CCRs.
+    ratio = max(round(affordable_ratio(share * _bytes_per_element(facts)), 4), 1e-4)
+    # Here, too: what both choose for themselves costs what a leader's choice does.
+    chosen = topk(ratio, values="fp16") if two else leader_topk(ratio, values="fp16")
+    yield _hidden(chosen, facts, share)
+    yield from reversed(late)
+
+
+def predicted(composition: Composition, facts: Facts) -> float | None:
+    """Seconds from the start of the backward pass to the verdict, as `Facts.dense_s` counts.
+
+    It assumes that all parameters travel by `composition` and that its codec is free. A composition without
+    memory keeps DDP's buckets. `None` where ready times or links were not measured.
+    """
+    if facts.backward is None:
+        return None
+    exchange, world, numel = composition.exchange, facts.world, facts.backward.numel
+    cuts: Sequence[int] = composition.cutter(numel)
+    if exchange.memory is None:
+        cuts = [end for end in accumulate(facts.buckets) if end < sum(numel)]
+    found = step_from_facts(
+        facts,
+        range(len(numel)),
+        cuts,
+        lambda _index, elements: sent(exchange, elements, world),
+        Tail(Transfer("all_reduce", ROW_BYTES * world)),
+    )
+    return None if found is None else found.step_s - facts.backward.before_s
+
+
+ROW_BYTES = 36.0
+"""Of a rank's row in the verdict: its latency counts, and its bytes hardly do."""
+
+
+def bytes_against_dense(composition: Composition, facts: Facts) -> float:
+    """Bytes against those of the gradient as it is, of many elements in one parameter.
+
+    >>> bytes_against_dense(fp16(), Facts(1.0, 1.0, world=3))
+    0.5
+    """
+    numel, world = 1 << 20, max(facts.world, 2)
+    bytes_ = sum(each.wire_bytes(world) for each in sent(composition.exchange, numel, world))
+    as_it_is = Round("all_reduce", numel, torch.uint8).wire_bytes(world) * _bytes_per_element(facts)
+    return bytes_ / as_it_is
+
+
+def _bytes_per_element(facts: Facts) -> float:
+    """Of the gradient; float32 where nobody has looked."""
+    if facts.backward is None or facts.gradient_bytes == 0.0:
+        return 4.0
+    return facts.gradient_bytes / sum(facts.backward.numel)
 
 
 _BISECTIONS = 40
@@ -108,3 +186,7 @@ def _because(chosen: Composition | Decide, facts: Facts, reason: str) -> Composi
     assert isinstance(chosen, Composition)
     times = f"all-reduce {facts.allreduce_s * 1e3:.0f} ms, backward {facts.backward_s * 1e3:.0f} ms"
     return replace(chosen, why=f"CCR {facts.ccr:.2f} ({times}): {reason}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"

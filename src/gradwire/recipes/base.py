@@ -83,6 +83,17 @@ class Counting:
         return self.decide(facts)
 
 
+@dataclass(frozen=True)
+class Timing:
+    """A decision that also wants to know how long ordinary dense steps take: facts will have `dense_s`."""
+
+    decide: Callable[[Facts], Composition]
+
+    def __call__(self, facts: Facts) -> Composition:
+        """Decide."""
+        return self.decide(facts)
+
+
 Builder = Callable[..., Composition | Decide]
 
 

@@ -1,38 +1,82 @@
-"""Measure five dense steps, decide once."""
+"""Measure dense steps, decide once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
 from gradwire.adapt import Settler
+from gradwire.adapt.settler import DISCARDED, MEASURED, ORDINARY
 from gradwire.plan import Facts
 from gradwire.plan.costs import Backward
 from gradwire.plan.facts import Times
 
 
+def _facts(steps: Sequence[Times], settler: Settler | None = None, world: int = 1) -> list[Facts | None]:
+    """What is known after each of the steps, which all ranks measure alike."""
+    settler = settler or Settler()
+    return [settler.observe(world * [settler.row(lambda times=times: times)]) for times in steps]
+
+
 def test_the_first_two_steps_do_not_count() -> None:
-    settler = Settler()
-    rows = [[(1.0, 0.0, allreduce_s)] for allreduce_s in (100.0, 100.0, 2.0, 2.0, 2.0)]
-    assert [settler.observe(row) for row in rows] == [None] * 4 + [Facts(1.0, 2.0, 1, collectives_s=(2.0,))]
+    steps = [Times(1.0, (allreduce_s,)) for allreduce_s in (100.0, 100.0, 2.0, 2.0, 2.0)]
+    assert _facts(steps) == [None] * 4 + [Facts(1.0, 2.0, 1, collectives_s=(2.0,))]
 
 
 def test_the_median_of_three_decides() -> None:
-    settler = Settler()
-    for allreduce_s in (0.0, 0.0, 9.0, 1.0):
-        settler.observe([(1.0, 0.0, allreduce_s)])
-    assert settler.observe([(1.0, 0.0, 3.0)]) == Facts(1.0, 3.0, 1, collectives_s=(3.0,))
+    steps = [Times(1.0, (allreduce_s,)) for allreduce_s in (0.0, 0.0, 9.0, 1.0, 3.0)]
+    assert _facts(steps)[-1] == Facts(1.0, 3.0, 1, collectives_s=(3.0,))
 
 
 def test_the_number_of_collectives_may_change_with_the_buckets() -> None:
-    settler = Settler()
-    for durations in ((1.0,), (0.5, 0.5), (0.5, 0.5), (0.25, 0.25, 0.5)):
-        assert settler.observe(2 * [(1.0, 0.0, *durations)]) is None
-    assert settler.observe(2 * [(1.0, 0.0, 1.0)]) == Facts(1.0, 1.0, 2, collectives_s=(0.25, 0.25, 0.5))
+    durations = ((1.0,), (0.5, 0.5), (0.5, 0.5), (0.25, 0.25, 0.5), (1.0,))
+    found = _facts([Times(1.0, each) for each in durations], world=2)
+    assert found == [None] * 4 + [Facts(1.0, 1.0, 2, collectives_s=(0.25, 0.25, 0.5))]
 
 
 def test_ready_times_are_those_of_the_typical_step_and_what_precedes_it_the_median() -> None:
-    settler = Settler(numel=(10, 20))
-    for before_s, allreduce_s in ((9.0, 9.0), (9.0, 9.0), (0.5, 3.0), (60.0, 2.0)):
-        times = Times(1.0, (allreduce_s,), before_s, (0.25, allreduce_s / 10))
-        assert settler.observe([times.row, times.row]) is None
-    facts = settler.observe(2 * [Times(1.0, (1.0,), 0.75, (0.25, 0.1)).row])
+    measured = ((9.0, 9.0, 0.9), (9.0, 9.0, 0.9), (0.5, 3.0, 0.3), (60.0, 2.0, 0.2), (0.75, 1.0, 0.1))
+    steps = [
+        Times(1.0, (allreduce_s,), before_s, (0.25, ready_s)) for before_s, allreduce_s, ready_s in measured
+    ]
     backward = Backward(0.75, (0.25, 0.2), (10, 20), 1.0)
-    assert facts == Facts(1.0, 2.0, 2, backward, collectives_s=(2.0,))
+    found = _facts(steps, Settler(numel=(10, 20)), world=2)
+    assert found == [None] * 4 + [Facts(1.0, 2.0, 2, backward, collectives_s=(2.0,))]
+
+
+def test_ordinary_steps_are_timed_whole_by_the_slowest_rank_before_any_is_taken_apart() -> None:
+    """A step's time rides on the verdict of the next one."""
+    ranks = [Settler(ordinary=ORDINARY) for _ in range(2)]
+    took_s = [90.0, 80.0, 1.0, 7.0, 3.0, 2.0, 60.0, 50.0, 50.0, 50.0]
+    apart, facts = [], []
+    for step_s in took_s:
+        apart.append([each.apart for each in ranks])
+        rows = [each.row(lambda: Times(1.0, (2.0,))) for each in ranks]
+        facts.append([each.observe(rows, step_s + rank) for rank, each in enumerate(ranks)])
+    ordinary = DISCARDED + ORDINARY
+    assert apart == [[False] * 2] * ordinary + [[True] * 2] * MEASURED
+    assert facts[:-1] == [[None] * 2] * (ordinary + MEASURED - 1)
+    # The median of 1, 7, 3, 2 and 60, by the rank that takes a second more.
+    assert facts[-1] == [Facts(1.0, 2.0, 2, collectives_s=(2.0,), dense_s=4.0)] * 2
+
+
+def test_rows_of_ordinary_steps_are_short() -> None:
+    settler = Settler(numel=(10, 20), ordinary=ORDINARY)
+
+    def asked() -> Times:
+        pytest.fail("nothing is taken apart yet")
+
+    for _ in range(DISCARDED + ORDINARY):
+        row = settler.row(asked)
+        assert len(row) == 1
+        assert settler.observe([row], 1.0) is None
+    times = Times(1.0, (2.0,), 0.5, (0.1, 0.2))
+    assert settler.row(lambda: times) == (1.0, *times.row)
+
+
+def test_without_ordinary_steps_nobody_knows_what_one_takes() -> None:
+    found = _facts(5 * [Times(1.0, (2.0,))])[-1]
+    assert found is not None
+    assert found == replace(found, dense_s=None)

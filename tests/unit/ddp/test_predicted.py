@@ -73,13 +73,14 @@ def test_without_facts_nothing_is_said(facts: Facts | None) -> None:
 def test_whoever_has_decided_from_facts_says_what_to_expect(text: str) -> None:
     def rank(comm: Comm) -> list[float | None]:
         rig, found = Rig(comm, text), []
-        for step in range(8):
+        for step in range(12):
             assert rig.step(gradients(comm.rank, step)).error is None
             engine = rig.engine
+            assert engine.measuring == (engine.facts is None)
             found.append(predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step))
         return found
 
     ranks = run_ranks(2, rank)
     assert ranks[0] == ranks[1]
     assert ranks[0][:4] == [None] * 4, "still measuring"
-    assert all(found is not None and found > 0.0 for found in ranks[0][5:])
+    assert all(found is not None and found > 0.0 for found in ranks[0][10:])

@@ -45,15 +45,15 @@ class Map:
 
 
 @pytest.mark.parametrize(
-    ("overlap", "measuring", "posted"),
+    ("overlap", "apart", "posted"),
     [(True, False, [1, 2, 3]), (True, True, [0, 0, 3]), (False, False, [0, 0, 3])],
 )
-def test_buckets_wait_for_the_end_of_backward_without_overlap_and_while_measuring(
-    overlap: bool, measuring: bool, posted: list[int]
+def test_buckets_wait_for_the_end_of_backward_without_overlap_and_in_a_step_taken_apart(
+    overlap: bool, apart: bool, posted: list[int]
 ) -> None:
     jobs: list[object] = []
     session = Session(Map(), no_buffers(), SimpleNamespace(post=jobs.append))
-    session.engine = SimpleNamespace(measuring=measuring, arrive=print)
+    session.engine = SimpleNamespace(apart=apart, arrive=print)
     session.overlap = overlap
     seen = []
     for number in range(3):
@@ -65,7 +65,7 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_while_measurin
 def _session() -> Session:
     session = Session(Map(), no_buffers(), SimpleNamespace(post=lambda _job: None))
     session.engine = SimpleNamespace(
-        measuring=False, arrive=print, layout=SimpleNamespace(is_plain=True), watch=SimpleNamespace(end=print)
+        apart=False, arrive=print, layout=SimpleNamespace(is_plain=True), watch=SimpleNamespace(end=print)
     )
     return session
 

@@ -57,7 +57,7 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     decide = _asking("star_topk(algorithm='tree')")
 
     def rank(comm: ThreadComm) -> Facts:
-        return surveyed(Facts(1.0, 1.0, comm.world), decide, comm, {})
+        return surveyed(Facts(1.0, 1.0, comm.world), decide, comm, (), {})
 
     facts = run_ranks(3, rank)
     assert facts[0] == facts[1] == facts[2]

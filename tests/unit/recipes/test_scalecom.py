@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.survey import surveyed
 from gradwire.plan import Facts
@@ -30,8 +32,10 @@ def test_rates_follow_from_uses_and_are_in_the_text() -> None:
 
 def test_ranks_with_other_batches_agree_on_the_most() -> None:
     def rank(comm: Comm) -> Facts:
-        uses = {"a": 10.0 * (1 + comm.rank), "b": 100.0 / (1 + comm.rank), "c": 0.0}
-        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), comm, uses)
+        uses = {"a": 10.0 * (1 + comm.rank), "b": 100.0 / (1 + comm.rank), "vector": 5.0}
+        shapes = {"a": (2, 5), "b": (2, 5), "c": (2, 5), "vector": (5,)}
+        specs = [ParameterSpec(name, shape, torch.float32, 10) for name, shape in shapes.items()]
+        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), comm, specs, uses)
 
     for facts in run_ranks(3, rank):
         assert facts.uses == {"a": 30.0, "b": 100.0, "c": 0.0}
