@@ -112,8 +112,8 @@ def _six(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None
     train(ddp, optimizer, range(6))
 
 
-def _ten(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
-    train(ddp, optimizer, range(10))
+def _twelve(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    train(ddp, optimizer, range(12))
 
 
 def _evaluating(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
@@ -248,7 +248,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     ),
     "buffers, nan": partial(follows, _poisoned),
     "buffers, absent in join": partial(follows, _absent),
-    "buffers, auto": partial(follows, _ten, recipe="auto"),
+    "buffers, auto": partial(follows, _twelve, recipe="auto"),
     "buffers, replaced": partial(follows, _six, partial(_counting, replaced=True)),
     "buffers, not broadcast": partial(follows, _six, broadcast_buffers=False),
     "buffers, detached": detached,

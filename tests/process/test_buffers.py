@@ -46,9 +46,9 @@ def test_every_forward_pass_begins_with_what_ddp_would_have_broadcast(world: Res
         assert found["broadcasts"] == BROADCASTS[scene]
 
 
-def test_dense_steps_that_measure_leave_the_broadcast_to_ddp(world: Results) -> None:
+def test_dense_steps_that_are_taken_apart_leave_the_broadcast_to_ddp(world: Results) -> None:
     for found in value(world, "buffers, auto"):
-        assert found["broadcasts"] == [10, 6]  # five are measured, and the sixth has nothing from them
+        assert found["broadcasts"] == [12, 4]  # the first, and those after each of three
 
 
 def test_a_rank_without_a_batch_under_join_sends_what_its_peers_expect(world: Results) -> None:

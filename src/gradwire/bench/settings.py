@@ -42,7 +42,7 @@ class Schedule:
 
     steps: int = 10
     rounds: int = 7
-    warmup: int = 10
+    warmup: int = 25
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:

@@ -8,7 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.ddp.finer import SMALLEST_BYTES, cap_for, refine_buckets
+import gradwire
+from gradwire.ddp.finer import SMALLEST_BYTES, cap_for, caps_of, refine_buckets, restore_buckets
+from gradwire.recipes import recipe
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,38 @@ def test_refining_in_the_middle_of_training_keeps_it_going() -> None:
         ddp(torch.ones(2, WIDTH)).sum().backward()
     assert refine_buckets(ddp, TOTAL_BYTES)
     assert len(buckets_of(ddp)) >= 3
+
+
+def test_what_was_refined_is_restored() -> None:
+    coarse = buckets_of(DistributedDataParallel(model()), steps=3)
+    ddp = DistributedDataParallel(model())
+    own = caps_of(ddp)
+    assert refine_buckets(ddp, TOTAL_BYTES)
+    restore_buckets(ddp, own)
+    assert caps_of(ddp) == own
+    assert buckets_of(ddp, steps=3) == coarse
+
+
+def test_nothing_is_rebuilt_where_nothing_was_refined() -> None:
+    ddp = DistributedDataParallel(model())
+    before = ddp.reducer
+    restore_buckets(ddp, caps_of(ddp))
+    assert ddp.reducer is before
+
+
+def test_under_an_adaptive_recipe_dense_travels_in_ddps_own_buckets() -> None:
+    ddp = DistributedDataParallel(model())
+    own, wire = caps_of(ddp), gradwire.attach(ddp, recipe="auto")
+    engine, caps = wire.attached.session.engine, []
+    chosen = recipe("topk(ratio=0.1)").build()
+    for change in (lambda: None, lambda: engine.install(chosen), wire.flush, engine.retire):
+        change()
+        for _ in range(2):
+            ddp.zero_grad()
+            ddp(torch.ones(2, WIDTH)).sum().backward()
+        caps.append(caps_of(ddp) == own)
+        wire.flush()
+    assert caps == [True, False, False, True]
 
 
 def test_a_small_cap_is_never_enlarged() -> None:

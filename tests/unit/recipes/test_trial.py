@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from gradwire.plan import Backward, Facts, Link, Network, Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge
 from gradwire.recipes.trial import AGAIN, COUNTED, SKIPPED, back_to_dense, on_trial
-from tests.unit.ddp.rig import Rig, gradients, specs
+from tests.unit.ddp.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
 
@@ -55,7 +56,7 @@ def test_a_composition_whose_steps_are_faster_stays_and_is_not_judged_again(
 def test_dense_comes_back_where_steps_are_not_faster_and_a_log_line_says_so(
     slow_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    *before, back = _follows("fp16", SKIPPED * [0.0] + SKIPPED * [0.01] + 4 * [0.01] + 5 * [slow_s])
+    *before, back = _follows("fp16", SKIPPED * [0.0] + SKIPPED * [9.0] + 4 * [0.01] + 5 * [slow_s])
     assert not any(before)
     assert back is not None
     assert back.text == "dense"
@@ -118,15 +119,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return takes
 
 
-def _run(
-    world: int, idle: int = 0
-) -> list[tuple[list[str], dict[str, Tensor], dict[str, Tensor], str, float]]:
-    """By rank: plans by step, what came in less what went out, what is left, the last reason, dense_s.
+class Ran(NamedTuple):
+    """One rank: plans by step, what came in less what went out, what is left, and at the end the reason."""
 
-    In the first `idle` steps after the trial the last rank has no gradient of the first weight.
-    """
+    plans: list[str]
+    missing: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    why: str
+    dense_s: float | None
 
-    def rank(comm: Comm) -> tuple[list[str], dict[str, Tensor], dict[str, Tensor], str, float]:
+
+def _run(world: int, idle: int = 0) -> list[Ran]:
+    """By rank. In the first `idle` steps after the trial the last one has no gradient of the first weight."""
+
+    def rank(comm: Comm) -> Ran:
         rig, plans = Rig(comm, "auto"), []
         missing = {name: torch.zeros_like(each).double() for name, each in gradients(0, 0).items()}
         for step in range(STEPS + idle + AGAIN * (idle > 0)):
@@ -140,21 +146,23 @@ def _run(
                 missing[name] += grads[name].double() - outcome.mean[name].double()
         facts = rig.engine.facts
         assert facts is not None
-        assert facts.dense_s is not None
-        return plans, missing, rig.memory, rig.engine.layout.main.why, facts.dense_s
+        return Ran(plans, missing, rig.memory, rig.engine.layout.main.why, facts.dense_s)
 
     return run_ranks(world, rank)
 
 
-def _lost(ranks: list[tuple[list[str], dict[str, Tensor], dict[str, Tensor], str, float]]) -> float:
+def _lost(ranks: list[Ran]) -> float:
     """The largest element of what came in and neither went out nor is left, in the mean over ranks."""
-    worst = 0.0
-    for name in ranks[0][1]:
-        nothing = torch.zeros_like(ranks[0][1][name])
-        left = [missing[name] - memory.get(name, nothing).double() for _, missing, memory, _, _ in ranks]
-        mean = torch.stack(left).mean(0)
-        worst = max(worst, float(mean.abs().max()) if mean.numel() else 0.0)
-    return worst
+    unaccounted = [
+        flat(
+            {
+                name: each - ran.memory.get(name, torch.zeros(())).double()
+                for name, each in ran.missing.items()
+            }
+        )
+        for ran in ranks
+    ]
+    return float(torch.stack(unaccounted).mean(0).abs().max())
 
 
 ROUNDING = STEPS * 4 * 32 * torch.finfo(torch.float32).eps
@@ -169,10 +177,10 @@ def test_slower_steps_bring_dense_back_on_all_ranks_with_all_that_was_unsent(
     clock[chosen] = 0.101
     ranks = _run(world)
     tried = MEASURING * ["dense"] + TRIAL * [chosen] + ["local_every"]
-    assert all(plans == tried + (STEPS - len(tried)) * ["dense"] for plans, *_ in ranks)
-    assert len({(why, dense_s) for *_, why, dense_s in ranks}) == 1
-    assert f"on trial it took {101 * 1.1:.0f} ms, and dense took 110 ms" in ranks[0][3]
-    assert not any(memory for _, _, memory, _, _ in ranks), "dense remembers nothing"
+    assert all(ran.plans == tried + (STEPS - len(tried)) * ["dense"] for ran in ranks)
+    assert len({(ran.why, ran.dense_s) for ran in ranks}) == 1
+    assert f"on trial it took {101 * 1.1:.0f} ms, and dense took 110 ms" in ranks[0].why
+    assert not any(ran.memory for ran in ranks), "dense remembers nothing"
     assert _lost(ranks) < ROUNDING
     assert len(caplog.records) == world
 
@@ -180,8 +188,9 @@ def test_slower_steps_bring_dense_back_on_all_ranks_with_all_that_was_unsent(
 def test_faster_steps_keep_what_was_chosen(clock: dict[str, float], caplog: pytest.LogCaptureFixture) -> None:
     clock["int4"] = 0.099
     ranks = _run(3)
-    assert all(plans[MEASURING:] == (STEPS - MEASURING) * ["int4"] for plans, *_ in ranks)
-    assert ranks[0][3].endswith("on trial it took 109 ms")
+    assert all(ran.plans[MEASURING:] == (STEPS - MEASURING) * ["int4"] for ran in ranks)
+    assert all(ran.memory for ran in ranks)
+    assert ranks[0].why.endswith("on trial it took 109 ms")
     assert _lost(ranks) < ROUNDING
     assert not caplog.records
 
@@ -189,9 +198,9 @@ def test_faster_steps_keep_what_was_chosen(clock: dict[str, float], caplog: pyte
 def test_dense_waits_for_a_parameter_that_is_idle_on_some_rank(clock: dict[str, float]) -> None:
     """Its memory would be lost: it neither sends nor changes while the gradient is zero."""
     clock["int4"] = 0.2
-    plans, *_ = zip(*(ranks := _run(3, idle=4)), strict=True)
-    after = plans[0][MEASURING + TRIAL :]
-    assert all(each == plans[0] for each in plans)
+    ranks = _run(3, idle=4)
+    after = ranks[0].plans[MEASURING + TRIAL :]
+    assert all(ran.plans == ranks[0].plans for ran in ranks)
     assert after == (AGAIN + 1) * ["local_every"] + (len(after) - AGAIN - 1) * ["dense"]
     assert _lost(ranks) < 2 * ROUNDING
 
