@@ -28,8 +28,8 @@ def predicted_step_s(
 ) -> float | None:
     """Mean over the steps from `step` on; `None` where facts are missing.
 
-    What travels beside the main lane counts as part of the tail, early or not. DDP's buckets, which are not
-    known here, are taken to be cut as the recipe would.
+    What travels beside the main lane counts as part of the tail, early or not. Where nothing is remembered,
+    DDP's buckets travel.
     """
     if facts is None or facts.backward is None or facts.network is None:
         return None
@@ -37,7 +37,7 @@ def predicted_step_s(
     names = {spec.name for spec in specs} if lane is None else {slot.spec.name for slot in lane.slots}
     places = [place for place, spec in enumerate(specs) if spec.name in names]
     sizes = [specs[place].numel for place in places]
-    cuts = layout.main.cutter(sizes) if lane is None else [unit.start for unit in lane.units[1:]]
+    cuts = facts.bucket_cuts if lane is None else [unit.start for unit in lane.units[1:]]
     beside = sum(spec.numel for spec in specs) - sum(sizes) + facts.world * HEADER
     tail = Tail(Round("all_reduce", beside, torch.float32), waits=not layout.is_dense)
     bounds = (0, *cuts, sum(sizes))

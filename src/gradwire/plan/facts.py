@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import fmean, median
 
 from gradwire.plan.costs import Backward, CodecCost, Network
@@ -40,6 +41,15 @@ class Facts:
     def ccr(self) -> float:
         """Communication-to-computation ratio of the backward pass (COVAP, section III-C)."""
         return self.allreduce_s / max(self.backward_s, 1e-9)
+
+    @property
+    def bucket_cuts(self) -> tuple[int, ...]:
+        """After how many elements a bucket ends and the next begins.
+
+        >>> Facts(1.0, 1.0, world=2, buckets=(5, 10, 10)).bucket_cuts
+        (5, 15)
+        """
+        return tuple(accumulate(self.buckets))[:-1]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ Where 8 or 4 bits suffice between two ranks, every element travels in every step
 loses less than a choice at the same bytes (`docs/choosing.md`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
 import torch
 
@@ -121,9 +120,7 @@ def predicted(composition: Composition, facts: Facts) -> float | None:
     if facts.backward is None:
         return None
     exchange, world, numel = composition.exchange, facts.world, facts.backward.numel
-    cuts: Sequence[int] = composition.cutter(numel)
-    if exchange.memory is None:
-        cuts = [end for end in accumulate(facts.buckets) if end < sum(numel)]
+    cuts = facts.bucket_cuts if exchange.memory is None else composition.cutter(numel)
     found = step_from_facts(
         facts,
         range(len(numel)),
@@ -179,7 +176,10 @@ def affordable_ratio(budget_bytes: float) -> float:
 
 def _hidden(chosen: Composition, facts: Facts, share: float) -> Composition:
     busy = share * facts.ccr
-    return _because(chosen, facts, f"{share:.0%} of the bytes travel within {busy:.0%} of the backward pass")
+    long = (
+        f"within {busy:.0%} of the backward pass" if busy < 2.0 else f"in {busy:.1f} times the backward pass"
+    )
+    return _because(chosen, facts, f"{share:.0%} of the bytes travel {long}")
 
 
 def _because(chosen: Composition | Decide, facts: Facts, reason: str) -> Composition:

@@ -21,7 +21,15 @@ WORLD = 4
 NUMEL = tuple(spec.numel for spec in specs())
 READY_S = tuple(0.01 * (number + 1) for number in range(len(NUMEL)))
 NETWORK = Network(Link(alpha_s=1e-3, beta_s=1e-6))
-FACTS = Facts(READY_S[-1], 0.1, WORLD, Backward(0.5, READY_S, NUMEL, READY_S[-1]), NETWORK)
+FIRST = sum(NUMEL) // 3
+FACTS = Facts(
+    READY_S[-1],
+    0.1,
+    WORLD,
+    Backward(0.5, READY_S, NUMEL, READY_S[-1]),
+    NETWORK,
+    buckets=(FIRST, sum(NUMEL) - FIRST),
+)
 
 
 def _predicted(text: str, facts: Facts | None = FACTS, step: int = 0) -> float | None:
@@ -30,13 +38,12 @@ def _predicted(text: str, facts: Facts | None = FACTS, step: int = 0) -> float |
     return predicted_step_s(facts, build(specs(), composition, None, torch.device("cpu")), specs(), step)
 
 
-def test_a_dense_step_is_its_units_and_the_verdict() -> None:
-    (cut,) = plain().cutter(NUMEL)
+def test_a_dense_step_is_ddps_buckets_and_the_verdict() -> None:
     first_s, last_s, verdict_s = (
         time_of(Transfer("all_reduce", 4.0 * numel), WORLD, NETWORK)
-        for numel in (cut, sum(NUMEL) - cut, HEADER * WORLD)
+        for numel in (*FACTS.buckets, HEADER * WORLD)
     )
-    at_s = next(at_s for at_s, end in zip(READY_S, accumulate(NUMEL), strict=True) if end >= cut)
+    at_s = next(at_s for at_s, end in zip(READY_S, accumulate(NUMEL), strict=True) if end >= FIRST)
     sent_s = max(at_s + first_s, READY_S[-1]) + last_s
     assert _predicted("dense") == pytest.approx(0.5 + sent_s + verdict_s, rel=1e-12)
 
