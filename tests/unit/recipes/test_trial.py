@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradwire.adapt.settler import DISCARDED, MEASURED, ORDINARY
 from gradwire.comm import Comm, run_ranks
+from gradwire.ddp import state
 from gradwire.ddp.layout import build
 from gradwire.ddp.needed import kernels_for
 from gradwire.ddp.step import Step
@@ -207,3 +208,21 @@ def test_dense_waits_for_a_parameter_that_is_idle_on_some_rank(clock: dict[str, 
 
 def test_back_to_dense_from_what_remembers_nothing_is_dense_at_once() -> None:
     assert back_to_dense(_fixed("fp16"), "why").text == "dense"
+
+
+@pytest.mark.parametrize(
+    "running", [on_trial(_fixed("int4"), DENSE_S), back_to_dense(_fixed("int4"), "why")], ids=lambda c: c.text
+)
+def test_a_checkpoint_goes_on_with_what_ran_and_without_a_trial(running: Composition) -> None:
+    def rank(comm: Comm) -> tuple[str, bool, bool]:
+        rig, again = Rig(comm, "auto"), Rig(comm, "auto")
+        rig.engine.install(replace(_fixed("int4"), text="int4"))
+        rig.step(gradients(comm.rank, 0))
+        rig.engine.install(running)
+        saved = state.save(rig.engine)
+        state.load(again.engine, saved)
+        same = all(torch.equal(again.memory[name], each) for name, each in rig.memory.items())
+        assert any(each.any() for each in rig.memory.values())
+        return again.engine.layout.main.text, again.engine.layout.main.watch is None, same
+
+    assert run_ranks(1, rank) == [(running.text, True, True)]
