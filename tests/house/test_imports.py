@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "recipes": {"adapt", "arena", "codec", "comm.base", "exchange", "kernels", "memory", "moment", "plan"},
     "ddp": UPPER | {"version"},
-    "emulate": {"errors"},
+    "emulate": {"comm.carried", "errors"},
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"bench"},
     "integrations": EVERYTHING - {"emulate"},

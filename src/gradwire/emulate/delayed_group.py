@@ -9,6 +9,7 @@ modelled.
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,17 @@ def _bytes(tensors: Sequence[Any]) -> int:
         tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else _bytes(tensor)
         for tensor in tensors
     )
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Works that end when the last of them has."""
+
+    works: Sequence[Any]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
 
 
 class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
@@ -101,8 +113,11 @@ class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._after(work, outputs, self._ring, self._ring * _bytes(inputs))
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        work = self._inner.allgather_into_tensor_coalesced(outputs, inputs, opts or _c10d.AllgatherOptions())
-        return self._after(work, outputs, self._ring, self._ring * _bytes(inputs))
+        # gloo's own object has this verb for one tensor only.
+        options = opts or _c10d.AllgatherOptions()
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self._inner._allgather_base(output, source, options) for output, source in pairs]
+        return self._after(_Together(works), outputs, self._ring, self._ring * _bytes(inputs))
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         work = self._inner.gather(outputs, inputs, opts or _c10d.GatherOptions())

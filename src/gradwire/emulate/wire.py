@@ -6,12 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch._C import _distributed_c10d
-
+from gradwire.comm.carried import Carried
 from gradwire.emulate.wire_file import WireFile
 
-_c10d: Any = _distributed_c10d  # the stub lacks what is used here
 BOTH = ("out", "in")
 
 
@@ -46,29 +43,28 @@ class Wire:
 
     def deliver(
         self, work: Any, result: Any, hops: int, wire_bytes: float, directions: Sequence[str] = BOTH
-    ) -> Any:
+    ) -> Carried:
         """A work that completes when the wire has carried what `work` has moved over the loopback.
 
         The wire is taken when the loopback is done, not before: only then have all ranks joined. A thread per
         transfer, since a receive may wait for ever while others must complete.
         """
-        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def collective() -> Any:
+            work.wait()
+            time.sleep(max(self.reserve(hops, wire_bytes, directions, now_s()) - now_s(), 0.0))
+            return result
+
+        delivered = Carried(collective)
 
         def carry() -> None:
-            try:
-                work.wait()
-                time.sleep(max(self.reserve(hops, wire_bytes, directions, now_s()) - now_s(), 0.0))
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            finally:
-                self._carriers.discard(threading.current_thread())
+            delivered.carry()
+            self._carriers.discard(threading.current_thread())
 
         carrier = threading.Thread(target=carry, name="gradwire-wire", daemon=True)
         self._carriers.add(carrier)
         carrier.start()
-        return _c10d._create_work_from_future(future)
+        return delivered
 
 
 def now_s() -> float:

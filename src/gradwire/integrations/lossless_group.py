@@ -12,7 +12,9 @@ of a ring in another order than gloo's. Tables of exponents are kept by size and
 anew every 50 sums of a kind.
 
 Sums run one after the other on a thread of the group's own, over connections of their own, so that they get
-along with whatever else is under way.
+along with whatever else is under way. A sum that fails raises: `PeerFailed` where another rank could not encode
+or decode, `TransportError` where a message was lost. Under DDP, which is C++, it is a `RuntimeError` whose text
+begins with that name.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d
 
 from gradwire.comm.base import Pending
+from gradwire.comm.carried import Carried
 from gradwire.ddp.needed import kernels_of, prepare
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.exchange.gcomp import Frames, gcomp
@@ -42,7 +44,6 @@ EXCHANGE = gcomp("lossless")
 # torch's stubs describe how groups are called, not how they are written.
 _ProcessGroup: Any = dist.ProcessGroup
 _c10d: Any = dist.distributed_c10d
-_native: Any = _distributed_c10d  # the stub lacks what is used here
 
 
 class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
@@ -70,18 +71,14 @@ class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
         opts = opts or _c10d.AllreduceOptions()
         if opts.reduceOp != dist.ReduceOp.SUM or not (len(tensors) == 1 and _fits(tensors[0], self.size())):
             return self._plain.allreduce(tensors, opts)
-        future: torch.futures.Future[Any] = torch.futures.Future()
 
-        def carry() -> None:
-            try:
-                self._ring.sum(tensors[0].detach().view(-1))
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(tensors)
+        def collective() -> Any:
+            self._ring.sum(tensors[0].detach().view(-1))
+            return tensors
 
-        self._thread.submit(carry)
-        return _native._create_work_from_future(future)
+        work = Carried(collective)
+        self._thread.submit(work.carry)
+        return work
 
 
 def _to_gloo(verb: str) -> Callable[..., Any]:
@@ -157,8 +154,11 @@ class _Ring:
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`."""
         target, source = (self.rank + by) % self.world, (self.rank - by) % self.world
-        # The receive first: see `ProcessGroupComm`.
-        return _Works([self.group.recv([out], source, 0), self.group.send([tensor], target, 0)])
+        try:
+            # The receive first: see `ProcessGroupComm`.
+            return _Works([self.group.recv([out], source, 0), self.group.send([tensor], target, 0)])
+        except RuntimeError as error:
+            raise TransportError(f"a message of an all-reduce could not be issued: {error}") from error
 
 
 @dataclass(frozen=True)
