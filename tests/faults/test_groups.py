@@ -41,3 +41,5 @@ def test_survivors_of_a_killed_rank_never_get_what_was_not_summed(world: Results
     assert seen[backend]["backward"][0] == "RuntimeError"
     assert f"{kind}: " in seen[backend]["backward"][1]
     assert seen[backend]["attached"][0] == "TransportError"
+    later = "an earlier sum of this group has failed" in seen[backend]["all_reduce"][1]
+    assert later == (backend == "lossless"), "gloo knows by itself that it is broken"

@@ -91,6 +91,9 @@ def _with_accident(comm: Comm, name: str, where: str, on_rank: int) -> Rig:
 PLACES = [(name, where) for name in REMEMBERING for where in ("fold", "encode", "after issuing", "decode")]
 PLACES += [(name, where) for name in ("fp16", "dense") for where in ("encode", "after issuing")]
 PLACES += [("fp16", "decode")]
+PLACES += [
+    (name, where) for name in ("gcomp", "gcomp, lossless") for where in ("encode", "after issuing", "decode")
+]
 
 
 @pytest.mark.parametrize(("name", "where"), PLACES)

@@ -7,7 +7,7 @@ sends, averaged over ranks (what one rank sends another receives, so the mean re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -35,7 +35,10 @@ class Round:
 
     `by` is how far a shift goes, and `src` where a broadcast comes from: a rank that owes one must meet its
     peers. They say nothing of other verbs. `algorithm` is how an all-reduce or a broadcast goes.
-    A round announced as `at_most` may be shorter, or left out at the end, as ranks agree on the way.
+    A round announced as `at_most` may be shorter, or left out at the end, as ranks agree on the way: where
+    one brings zeros to what is agreed by, all leave it out. An `at_most` shift always takes place, because
+    its length is known to two ranks only. An earlier shift has told it to the receiver: the last `tells`
+    int64 of a shift are how many elements beyond `least` the next `at_most` shifts have, in their order.
     """
 
     verb: Verb
@@ -45,6 +48,8 @@ class Round:
     at_most: bool = False
     src: int = 0
     algorithm: Algorithm | Broadcasting = "library"
+    least: int = field(default=0, compare=False)
+    tells: int = field(default=0, compare=False)
 
     def allows(self, issued: Round) -> bool:
         """Whether `issued` is what this round has announced."""

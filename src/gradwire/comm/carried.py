@@ -26,6 +26,7 @@ class Carried(Work):
         self._ended = threading.Event()
         self._begun: torch.futures.Future[None] = torch.futures.Future()
         self._future: torch.futures.Future[list[Any]] = self._begun.then(self._perform)
+        self._future.add_done_callback(lambda _future: self._ended.set())
 
     def carry(self) -> None:
         """Perform the collective on this thread, once. Raises nothing: see `wait`."""
@@ -40,7 +41,6 @@ class Carried(Work):
             raise
         finally:
             self._collective = None  # or its tensors would live as long as the work
-            self._ended.set()
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until the tensors are in place; raises the error of the collective.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Pending, Round
+from gradwire.errors import TransportError
 
 
 class Metered:
@@ -62,23 +64,41 @@ def owe_zeros(comm: Metered, agreed: Sequence[Round], device: torch.device) -> N
     """Issue the rest of the `agreed` rounds with zeros, so that peers find the order they expect.
 
     Called on a rank whose encode failed; the step is not committed anywhere, so values do not matter.
-    Blocks until the zeros have been sent.
+    Blocks until the zeros have been sent. Raises `TransportError` where a length is owed that nobody but the
+    exchange that failed has been told.
     """
+    told: deque[int] = deque()
     for round_ in agreed[len(comm.rounds) :]:
-        payload = torch.zeros(round_.numel, dtype=round_.dtype, device=device)
-        _send(comm, round_, payload).wait()
+        if round_.verb == "shift":
+            told.extend(_shift(comm, round_, told, device))
+        elif not round_.at_most:
+            _send(comm, round_, torch.zeros(round_.numel, dtype=round_.dtype, device=device)).wait()
+
+
+def _shift(comm: Metered, round_: Round, told: deque[int], device: torch.device) -> list[int]:
+    """Shift zeros, as few as possible, and return what the other side tells of later shifts."""
+    sent = heard = round_.numel
+    if round_.at_most:
+        if not told:
+            raise TransportError("this rank failed between messages whose lengths only what failed has known")
+        sent, heard = round_.least, round_.least + told.popleft()
+    if not sent <= heard <= round_.numel:
+        raise TransportError(f"a peer announces {heard} elements, where there are {round_.numel} at most")
+    out = torch.empty(heard, dtype=round_.dtype, device=device)
+    comm.shift(out, torch.zeros(sent, dtype=round_.dtype, device=device), round_.by).wait()
+    tail = out.view(torch.uint8)[out.nbytes - 8 * round_.tells :].clone()
+    words: list[int] = tail.view(torch.int64).tolist()
+    return words
 
 
 def _send(comm: Metered, round_: Round, payload: Tensor) -> Pending:
     match round_.verb:
-        case "all_reduce":
-            return comm.all_reduce(payload, cast(Algorithm, round_.algorithm))
         case "all_gather":
             return comm.all_gather(payload.new_empty(comm.world, round_.numel), payload)
         case "all_to_all":
             rows = payload.view(comm.world, -1)
             return comm.all_to_all(torch.empty_like(rows), rows)
-        case "shift":
-            return comm.shift(torch.empty_like(payload), payload, round_.by)
         case "broadcast":
             return comm.broadcast(payload, round_.src, cast(Broadcasting, round_.algorithm))
+        case _:
+            return comm.all_reduce(payload, cast(Algorithm, round_.algorithm))

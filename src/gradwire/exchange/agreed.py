@@ -26,8 +26,8 @@ class Agreed:
     """Two all-gathers: one count per rank, then payloads for the largest of them.
 
     Room that a rank has paid for and does not need carries further elements. When no rank has chosen
-    anything, nothing else travels. A failure is raised in the end: peers wait for a count, and nobody else
-    knows how much a rank that gave up would owe.
+    anything, or one brings the zero of a rank that failed, nothing else travels: counts are sent as one more.
+    What fails after that is raised in the end, because peers wait for a payload.
     """
 
     selector: Selector
@@ -45,8 +45,8 @@ class Agreed:
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`."""
-        failures: list[Exception] = []
-        chosen = self._chosen(x, at, failures)
+        failures: list[BaseException] = []
+        chosen = self.selector.select(x, at)
         count = self._largest(chosen.numel(), x, comm, at)
         mean.zero_()
         pending: Pending = DONE
@@ -64,20 +64,15 @@ class Agreed:
 
         return finish
 
-    def _chosen(self, x: Tensor, at: Moment, failures: list[Exception]) -> Tensor:
-        try:
-            return self.selector.select(x, at)
-        except Exception as error:
-            failures.append(error)
-            return torch.empty(0, dtype=torch.int64, device=x.device)
-
     def _largest(self, mine: int, x: Tensor, comm: Comm, at: Moment) -> int:
-        counts = torch.empty(comm.world, 1, dtype=torch.int64, device=x.device)
-        comm.all_gather(counts, torch.tensor([mine], device=x.device)).wait()
+        """How many elements every rank sends; none, if one has failed."""
+        told = torch.empty(comm.world, 1, dtype=torch.int64, device=x.device)
+        comm.all_gather(told, torch.tensor([mine + 1], device=x.device)).wait()
+        counts = told.view(-1) - 1
         largest, bound = int(counts.max()), self.selector.count(x.numel(), at)
-        if not 0 <= int(counts.min()) <= largest <= bound:
-            raise WireError(f"a peer announces {counts.view(-1).tolist()} elements, outside 0 … {bound}")
-        return largest
+        if not -1 <= int(counts.min()) <= largest <= bound:
+            raise WireError(f"a peer announces {counts.tolist()} elements, outside 0 … {bound}")
+        return largest if int(counts.min()) >= 0 else 0
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`. The second is an upper bound."""
@@ -95,12 +90,12 @@ def _room(world: int, size: int, x: Tensor) -> Tensor:
         raise TransportError(f"no memory for {world} payloads of {size} bytes") from error
 
 
-def _take(x: Tensor, chosen: Tensor, layout: Chosen, at: Moment, failures: list[Exception]) -> Tensor:
+def _take(x: Tensor, chosen: Tensor, layout: Chosen, at: Moment, failures: list[BaseException]) -> Tensor:
     """The payload of this rank, which is taken from x; zeros after a failure."""
     try:
         indices = filled(chosen, layout.count, layout.numel, at)
         payload = layout.take(x, indices)
-    except Exception as error:
+    except BaseException as error:
         failures.append(error)
         return torch.zeros(layout.buffer.bytes, dtype=torch.uint8, device=x.device)
     return payload

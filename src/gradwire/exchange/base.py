@@ -57,8 +57,8 @@ class Exchange(Protocol):
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """The collectives that `start` will issue, in order; a function of its arguments alone.
 
-        Those marked `at_most` may come out shorter, as ranks agree on the way; whoever announces one issues
-        it even if its own encode fails, since nobody else would know how much is owed.
+        Those marked `at_most` may come out shorter, as ranks agree on the way. Once a rank has issued what
+        they are agreed by, it issues them even if its own encode fails: nobody else knows their sizes.
 
         None at all means that nothing travels: the mean is zero and `x` stays as it is, so whoever knows
         need not call `start`.

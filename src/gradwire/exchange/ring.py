@@ -16,25 +16,23 @@ Lengths: gloo must know the size of what it is to receive, and every message of 
 third of a millisecond of CPU time and of waiting. So the length of a frame travels in the *tail* of the
 message that runs two ahead of it, and only those of the first two in a message of their own; a partition of
 one segment, whose next frame is not made yet, tells each length by itself. A length is believed up to the
-bound that the frame's number of elements gives. A rank that cannot make a frame sends a marker instead, which
-is shorter than any frame, and that is passed on like a frame: all messages take place whatever fails, and the
-failure is raised at the end.
+bound that the frame's number of elements gives. A rank that cannot make a frame sends none, a length of zero,
+and that is passed on like a frame: all messages take place whatever fails, and the failure is raised at the
+end. Who fails before the first message owes zeros, which say the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Pending, Round
-from gradwire.errors import GradwireError, TransportError
+from gradwire.errors import TransportError
 
-MARKER_BYTES = 8
-"""Of what stands for a frame that could not be made; frames are longer."""
 TAIL_BYTES = 8
 FEWEST = 4
 """Segments, if there are several: with two lengths ahead, one is coded while two are on their way."""
@@ -52,7 +50,7 @@ class Framing(Protocol):
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         """Write x (numel,) to uint8 `room`, of `bound(numel)` bytes or more.
 
-        Returns how many bytes that are: more than `MARKER_BYTES`, a multiple of 8.
+        Returns how many bytes that are: at least 8, a multiple of 8.
         """
 
     def settle(self, x: Tensor, start: int) -> None:
@@ -141,11 +139,13 @@ class Course:
 
     def rounds(self, bound: int) -> tuple[Round, ...]:
         """The collectives, with frames of up to `bound` bytes."""
-        frame = Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True)
+        frame = Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True, least=TAIL_BYTES)
         issued = []
         for message in range(self.messages):
-            told = self.told(message)
-            issued += [Round("shift", len(told), torch.int64), frame] if told else [frame]
+            if told := len(self.told(message)):
+                issued.append(Round("shift", told, torch.int64, tells=told))
+            has_later = 0 < self.lead < self.messages - message
+            issued.append(replace(frame, tells=int(has_later)))
         return tuple(issued)
 
 
@@ -170,7 +170,7 @@ class Lap:
 
     `data` (numel,) holds what this rank adds, and when `finish` has been called the sum. Afterwards
     `failures` are those of this rank, and `is_lost` says that some rank had one, so that parts of the sum are
-    NaN. Nothing is raised but `TransportError`.
+    NaN. No failure of the framing is raised.
     """
 
     def __init__(self, data: Tensor, framing: Framing, comm: Neighbours, course: Course) -> None:
@@ -184,18 +184,12 @@ class Lap:
 
     def start(self) -> None:
         """Issue all messages; those of the last hop stay in flight."""
-        try:
-            for message in range(self._course.messages):
-                for later in self._course.made(message):
-                    self._make(later)
-                if told := self._course.told(message):
-                    self._tell(told)
-                self._send(message)
-        except GradwireError:
-            raise
-        except Exception as error:
-            # Peers wait for messages of lengths that nobody else knows.
-            raise TransportError(f"a message of the ring could not be made or sent: {error!r}") from error
+        for message in range(self._course.messages):
+            for later in self._course.made(message):
+                self._make(later)
+            if told := self._course.told(message):
+                self._tell(told)
+            self._send(message)
 
     def finish(self) -> None:
         """Take in the last hop."""
@@ -217,7 +211,7 @@ class Lap:
             made = self._encoded(part, start, hop)
         if hop == course.world - 1:
             self._own(made is None, part, start)
-        self._made[message] = made or _marker()
+        self._made[message] = made or (torch.zeros(TAIL_BYTES, dtype=torch.uint8), 0)
 
     def _tell(self, messages: Sequence[int]) -> None:
         """Exchange the lengths of messages that no tail announces."""
@@ -243,9 +237,9 @@ class Lap:
         if message not in self._lengths:
             self._land(message - self._course.lead)
         length = self._lengths.pop(message)
-        if not MARKER_BYTES <= length <= self._bound or length % 8:
+        if not 0 <= length <= self._bound or length % 8:
             # What is under way cannot be received, so that the order is lost.
-            raise TransportError(f"a peer announces {length} bytes, outside {MARKER_BYTES} … {self._bound}")
+            raise TransportError(f"a peer announces {length} bytes, outside 0 … {self._bound}")
         return length
 
     def _land(self, message: int) -> Flight:
@@ -288,7 +282,7 @@ class Lap:
             part.fill_(torch.nan)
 
     def _decoded(self, data: Tensor, part: Tensor, start: int, hop: int, add: bool) -> bool:
-        if data.numel() <= MARKER_BYTES:
+        if data.numel() == 0:
             self.is_lost = True
             return False
         try:
@@ -302,7 +296,3 @@ class Lap:
         """Keep it for the end: peers wait for the messages that are left."""
         self.failures.append(error)
         self.is_lost = True
-
-
-def _marker() -> tuple[Tensor, int]:
-    return torch.zeros(MARKER_BYTES + TAIL_BYTES, dtype=torch.uint8), MARKER_BYTES

@@ -12,9 +12,9 @@ of a ring in another order than gloo's. Tables of exponents are kept by size and
 anew every 50 sums of a kind.
 
 Sums run one after the other on a thread of the group's own, over connections of their own, so that they get
-along with whatever else is under way. A sum that fails raises: `PeerFailed` where another rank could not encode
-or decode, `TransportError` where a message was lost. Under DDP, which is C++, it is a `RuntimeError` whose text
-begins with that name.
+along with whatever else is under way. A sum that fails raises: `PeerFailed` where another rank could not
+encode or decode, `TransportError` where a message was lost. Under DDP, which is C++, it is a `RuntimeError`
+with that name in its text.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class _Ring:
     group: Any
     kept: Kept = field(default_factory=Kept)
     done: dict[str, int] = field(default_factory=dict)
+    broken: BaseException | None = None
 
     @property
     def rank(self) -> int:
@@ -132,7 +133,23 @@ class _Ring:
         return int(self.group.size())
 
     def sum(self, data: Tensor) -> None:
-        """Sum `data` over ranks, in place. Raises on every rank that lost something."""
+        """Sum `data` over ranks, in place. Raises on every rank that lost something.
+
+        After an error of the transport, or between messages, this rank's order is lost: all later sums raise.
+        """
+        if self.broken is not None:
+            raise TransportError(f"an earlier sum of this group has failed: {self.broken}")
+        try:
+            lap = self._around(data)
+        except BaseException as error:
+            self.broken = error
+            raise
+        for failure in lap.failures:
+            raise failure
+        if lap.is_lost:
+            raise PeerFailed("another rank could not encode or decode its part of this sum")
+
+    def _around(self, data: Tensor) -> Lap:
         name = f"{data.numel()} {data.dtype}"
         number = self.done.get(name, 0)
         parts = (Part(name, (data.numel(),), 0, data.numel()),)
@@ -142,23 +159,25 @@ class _Ring:
         lap.start()
         lap.finish()
         if frames.counts is not None:
-            _Works([self.group.allreduce([frames.counts])]).wait()
+            counts = [frames.counts]
+            _issued(lambda: [self.group.allreduce(counts)]).wait()
             frames.keep()
             self.kept.commit()
         self.done[name] = number + 1
-        for error in lap.failures:
-            raise error
-        if lap.is_lost:
-            raise PeerFailed("another rank could not encode or decode its part of this sum")
+        return lap
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`."""
         target, source = (self.rank + by) % self.world, (self.rank - by) % self.world
-        try:
-            # The receive first: see `ProcessGroupComm`.
-            return _Works([self.group.recv([out], source, 0), self.group.send([tensor], target, 0)])
-        except RuntimeError as error:
-            raise TransportError(f"a message of an all-reduce could not be issued: {error}") from error
+        # The receive first: see `ProcessGroupComm`.
+        return _issued(lambda: [self.group.recv([out], source, 0), self.group.send([tensor], target, 0)])
+
+
+def _issued(issue: Callable[[], list[Any]]) -> _Works:
+    try:
+        return _Works(issue())
+    except RuntimeError as error:
+        raise TransportError(f"a message of an all-reduce could not be issued: {error}") from error
 
 
 @dataclass(frozen=True)

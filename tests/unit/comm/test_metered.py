@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
-from gradwire.errors import RanksDisagree
+from gradwire.errors import RanksDisagree, TransportError
 from tests.unit.comm.verbs import CALLS, SIZE, Call
 
 
@@ -113,3 +113,59 @@ def test_owed_broadcast_comes_from_its_root() -> None:
         return tensor.tolist()
 
     assert run_ranks(3, body)[::2] == [[0.0, 0.0]] * 2
+
+
+TOLD = (
+    Round("shift", 2, torch.int64, tells=2),
+    Round("shift", 40, torch.uint8, at_most=True, least=8, tells=1),
+    Round("shift", 40, torch.uint8, at_most=True, least=8),
+    Round("shift", 40, torch.uint8, at_most=True, least=8),
+    Round("all_gather", 9, torch.uint8, at_most=True),
+)
+"""Two lengths ahead, and a third in the tail of the first message; and what all leave out."""
+
+
+def frames(comm: Metered, sent: list[int], heard: list[int]) -> None:
+    """Send and receive frames of so many bytes, with tails, as a rank that does not fail."""
+    comm.shift(torch.empty(2, dtype=torch.int64), torch.tensor(sent[:2])).wait()
+    for own, other, tail in zip(sent, heard, [sent[2], 0, 0], strict=True):
+        frame = torch.cat([torch.ones(own, dtype=torch.uint8), torch.tensor([tail]).view(torch.uint8)])
+        comm.shift(torch.empty(other + 8, dtype=torch.uint8), frame).wait()
+
+
+def test_lengths_of_what_is_owed_are_read_where_they_are_told() -> None:
+    def body(comm: ThreadComm) -> list[int]:
+        metered = Metered(comm)
+        match comm.rank:
+            case 0:
+                frames(metered, [16, 32, 24], [8, 0, 8])
+            case 1:
+                owe_zeros(metered, TOLD, torch.device("cpu"))
+            case _:
+                frames(metered, [8, 0, 8], [0, 0, 0])
+        return [round_.numel for round_ in metered.rounds]
+
+    # Whoever owes sends no frame, only tails.
+    assert run_ranks(3, body) == [[2, 24, 40, 32], [2, 8, 8, 8], [2, 16, 8, 16]]
+
+
+def test_what_only_the_failed_exchange_has_been_told_cannot_be_paid() -> None:
+    def body(comm: ThreadComm) -> None:
+        metered = Metered(comm)
+        metered.shift(torch.empty(2, dtype=torch.int64), torch.tensor([8, 8])).wait()
+        with pytest.raises(TransportError, match="failed between messages"):
+            owe_zeros(metered, TOLD, torch.device("cpu"))
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("length", [-8, 40])
+def test_a_length_beyond_what_was_announced_is_not_received(length: int) -> None:
+    def body(comm: ThreadComm) -> None:
+        if comm.rank == 1:
+            comm.shift(torch.empty(2, dtype=torch.int64), torch.tensor([length, 8])).wait()
+            return
+        with pytest.raises(TransportError, match=f"a peer announces {length + 8} elements"):
+            owe_zeros(Metered(comm), TOLD, torch.device("cpu"))
+
+    run_ranks(2, body)

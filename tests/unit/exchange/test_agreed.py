@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import fixed_threshold
-from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange import agreed, run
 from gradwire.moment import Moment
@@ -85,17 +85,23 @@ class Broken:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_rank_that_fails_to_choose_raises_after_its_peers_have_their_rounds(failing: int) -> None:
-    def body(comm: ThreadComm) -> str:
-        x = VALUES[comm.rank].clone()
-        try:
-            run(agreed(Broken(failing)), x, torch.empty(6), comm, Moment(0, 0, comm.rank, 3))
-        except ArithmeticError as error:
-            return str(error)
-        return "done"
+def test_nothing_else_travels_when_a_rank_has_failed_to_choose(failing: int) -> None:
+    exchange = agreed(Broken(failing))
 
-    answers = run_ranks(3, body)
-    assert answers == ["while choosing" if rank == failing else "done" for rank in range(3)]
+    def body(comm: ThreadComm) -> list[Round]:
+        x, mean, metered = VALUES[comm.rank].clone(), torch.full((6,), torch.nan), Metered(comm)
+        at = Moment(0, 0, comm.rank, 3)
+        if comm.rank == failing:
+            with pytest.raises(ArithmeticError):
+                exchange.start(x, mean, metered, at)
+            owe_zeros(metered, exchange.rounds(6, x.dtype, at), x.device)
+        else:
+            run(exchange, x, mean, metered, at)
+            assert not mean.any()
+        assert torch.equal(x, VALUES[comm.rank])
+        return metered.rounds
+
+    assert run_ranks(3, body) == [[Round("all_gather", 1, torch.int64)]] * 3
 
 
 def test_a_rank_that_fails_to_encode_sends_zeros_and_raises() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import Pending
 from gradwire.errors import TransportError, WireError
-from gradwire.exchange.ring import MARKER_BYTES, Course, Framing, Lap
+from gradwire.exchange.ring import Course, Framing, Lap
 from tests.unit.exchange.framings import Coarse, Plain
 
 WORLDS = range(2, 9)
@@ -159,6 +159,31 @@ def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, ho
         assert lap.is_lost or not wrong.any()
 
 
+@pytest.mark.parametrize("segment", [5, 1 << 20])
+@pytest.mark.parametrize("failing", range(3))
+def test_zeros_of_a_rank_that_fails_before_its_first_message_are_read(failing: int, segment: int) -> None:
+    course = Course(100, 3, segment)
+    announced = course.rounds(Plain().bound(course.longest_segment))
+
+    def body(comm: ThreadComm) -> tuple[Tensor, list[Round]]:
+        data, metered = addend(comm.rank, 100), Metered(comm)
+        if comm.rank == failing:
+            owe_zeros(metered, announced, data.device)
+        else:
+            lap = Lap(data, Plain(), metered, course)
+            lap.start()
+            lap.finish()
+            assert lap.is_lost
+            assert not lap.failures
+        return data, metered.rounds
+
+    for rank, (data, rounds) in enumerate(run_ranks(3, body)):
+        assert len(rounds) == len(announced)
+        assert all(a.allows(b) for a, b in zip(announced, rounds, strict=True))
+        # It adds to every partition before its owner finishes it.
+        assert data.isnan().all() or rank == failing
+
+
 class Boasting:
     """A rank that announces longer frames than there may be, ahead of them or in their tails."""
 
@@ -180,7 +205,3 @@ def test_a_length_beyond_the_bound_is_not_believed(dtype: torch.dtype) -> None:
 
     with pytest.raises(TransportError, match="announces 10000 bytes"):
         run_ranks(3, body)
-
-
-def test_markers_are_shorter_than_frames() -> None:
-    assert Plain().encode(torch.zeros(0), 0, 0, torch.empty(100, dtype=torch.uint8)) > MARKER_BYTES
