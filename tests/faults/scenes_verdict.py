@@ -31,7 +31,7 @@ def _backward(ddp: DistributedDataParallel, step: int, factor: float = 1.0) -> d
     started_s = time.monotonic()
     try:
         loss.backward()
-    except Exception as error:
+    except BaseException as error:
         notes = getattr(error, "__notes__", [])
         after_s = time.monotonic() - started_s
         return {"error": type(error).__name__, "text": str(error), "notes": notes, "after_s": after_s}
@@ -46,7 +46,7 @@ def _equal(left: list[Any], right: list[Any]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def accident(part: str, **options: Any) -> dict[str, Any]:
+def accident(kind: type[BaseException] = Accident, **options: Any) -> dict[str, Any]:
     """An exception in a codec of one rank, and the steps before and after it."""
     ddp = DistributedDataParallel(perceptron(), **options)
     optimizer = optimizer_of(ddp, lr=0.2)
@@ -56,7 +56,7 @@ def accident(part: str, **options: Any) -> dict[str, Any]:
     honest = TopK.select
 
     def broken(*_: Any) -> Any:
-        raise Accident("out of luck")
+        raise kind("out of luck")
 
     if dist.get_rank() == UNLUCKY:
         TopK.select = broken  # type: ignore[method-assign]
@@ -110,9 +110,10 @@ def broken_off() -> dict[str, Any]:
 
 
 SCENES: dict[str, Callable[[], Any]] = {
-    "accident": partial(accident, "encode"),
-    "accident, static graph": partial(accident, "encode", static_graph=True),
-    "accident, unused": partial(accident, "encode", find_unused_parameters=True),
+    "accident": accident,
+    "accident, static graph": partial(accident, static_graph=True),
+    "accident, unused": partial(accident, find_unused_parameters=True),
+    "accident, exit": partial(accident, SystemExit),
     "nan, topk": partial(not_finite, "topk(ratio=0.05)"),
     "nan, covap": partial(not_finite, "covap(interval=4)"),
     "broken off": broken_off,

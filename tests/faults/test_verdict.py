@@ -9,7 +9,13 @@ from tests.process.ranks import Results, perform, value
 
 pytestmark = pytest.mark.process
 
-ACCIDENTS = ("accident", "accident, static graph", "accident, unused")
+ACCIDENTS = {
+    "accident": "Accident",
+    "accident, static graph": "Accident",
+    "accident, unused": "Accident",
+    "accident, exit": "SystemExit",
+}
+"""Scenes, and what is raised in them."""
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +27,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("scene", ACCIDENTS)
 def test_backward_raises_the_accident_itself_where_it_happened(world: Results, scene: str) -> None:
     seen = value(world, scene)[UNLUCKY]
-    assert (seen["error"], seen["text"]) == ("Accident", "out of luck")
+    assert (seen["error"], seen["text"]) == (ACCIDENTS[scene], "out of luck")
     assert seen["notes"] == [f"gradwire: step 5, rank {UNLUCKY}, encode of lane 0 unit 0"]
 
 

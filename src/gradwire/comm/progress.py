@@ -33,7 +33,7 @@ class Promise:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._callbacks: list[Job] = []
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def wait(self) -> None:
         """Block until the job is done; raises what it raised."""
@@ -49,7 +49,7 @@ class Promise:
                 return
         callback()
 
-    def settle(self, error: Exception | None = None) -> None:
+    def settle(self, error: BaseException | None = None) -> None:
         """The job has ended, with `error` if badly."""
         with self._lock:
             self._error = error
@@ -83,20 +83,20 @@ def _end(jobs: _Jobs, thread: threading.Thread) -> None:
 
 
 def _serve(jobs: _Jobs) -> None:
-    broken: Exception | None = None
+    broken: BaseException | None = None
     while (task := jobs.get()) is not None:
         job, promise = task
         broken = _attempt(job, promise, broken)
         del task, job, promise  # or the tensors would stay until the next job
 
 
-def _attempt(job: Job, promise: Promise, broken: Exception | None) -> Exception | None:
+def _attempt(job: Job, promise: Promise, broken: BaseException | None) -> BaseException | None:
     """Do `job` and return None, or why nothing more can be done."""
     try:
         if broken is not None:
             raise TransportError(f"an earlier collective has failed: {broken}")
         job()
-    except Exception as error:
+    except BaseException as error:
         promise.settle(error)
         return broken or error
     promise.settle()

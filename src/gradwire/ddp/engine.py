@@ -205,7 +205,7 @@ class Engine:
         try:
             with step.trace.compressing("encode", share.label):
                 seen = lane.fold(grads, step.number, self.comm.world)
-        except Exception as error:
+        except BaseException as error:
             step.fail(error, f"fold of {share.label}", self.comm.rank)
             return
         step.finite &= seen.finite
@@ -258,7 +258,7 @@ class Engine:
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
                 self._watcher.look(step.number, x)
-        except Exception as error:
+        except BaseException as error:
             step.fail(error, f"look at {unit}", self.comm.rank)
 
     def _metered(self, step: Step, label: str) -> Metered:
@@ -377,7 +377,7 @@ class Engine:
             if following is not None and may_follow(self.layout, self.layout_of(following, META), self.comm):
                 self.install(following)
 
-    def crash(self, error: Exception) -> None:
+    def crash(self, error: BaseException) -> None:
         """An error of our own outside any exchange: the order is lost, so nothing can go on."""
         self.runner.broken = TransportError(f"internal error: {error!r}")
         self.runner.broken.__cause__ = error

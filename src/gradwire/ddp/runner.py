@@ -2,7 +2,8 @@
 
 An exception in encode or decode must not change which collectives this rank issues, or its peers would
 hang: it pays the rest of the agreed rounds with zeros, and the verdict tells everybody. A broken
-transport is different: nothing can be issued any more, and every later task is dropped.
+transport is different: nothing can be issued any more, and every later task is dropped. `SystemExit` is an
+exception like any other here: on this thread it would end nothing but the thread.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Runner:
                 task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
         except TransportError:
             raise
-        except Exception as error:
+        except BaseException as error:
             step.fail(error, f"encode of {task.label}", task.at.rank)
             owe_zeros(task.comm, task.agreed, task.x.device)
         if self._one_by_one() or task.finish is None or task.comm.last is None:
@@ -78,7 +79,7 @@ class Runner:
                     step.finite = False
         except TransportError:
             raise
-        except Exception as error:
+        except BaseException as error:
             step.fail(error, f"decode of {task.label}", task.at.rank)
         step.record(task)
         step.outstanding -= 1

@@ -17,7 +17,6 @@ from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.history import History
 from gradwire.ddp.step import Step
-from gradwire.ddp.waiting import wait_for
 from gradwire.ddp.worker import Worker
 from gradwire.errors import GradwireError
 from gradwire.measure import now_s
@@ -48,7 +47,7 @@ class Session:
         self._ended = threading.Event()
         self._ended.set()
         self._all_given = True
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def take(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Queue a bucket for the engine and promise its mean."""
@@ -78,7 +77,7 @@ class Session:
         """
         if not self._all_given:
             raise GradwireError(_BROKE_OFF)
-        wait_for(self._ended)
+        self._worker.wait(self._ended)
         self.buffers.land()
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
@@ -104,7 +103,7 @@ class Session:
 
     def _wait(self) -> None:
         start_s = now_s()
-        wait_for(self._ended)
+        self._worker.wait(self._ended)
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
         self.buffers.land()

@@ -65,8 +65,8 @@ class Step:
     finite: bool = True
     committed: bool = False
     closed: bool = False
-    failure: Exception | None = None
-    error: Exception | None = None
+    failure: BaseException | None = None
+    error: BaseException | None = None
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     last_arrival_s: float = 0.0
@@ -149,7 +149,7 @@ class Step:
                 self.finite &= bool(landed.isfinite().all())
             done += size
 
-    def fail(self, error: Exception, where: str, rank: int) -> None:
+    def fail(self, error: BaseException, where: str, rank: int) -> None:
         """Keep the first failure, with its context added once."""
         if self.failure is None:
             error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")

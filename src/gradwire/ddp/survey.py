@@ -75,11 +75,11 @@ def links_for(decide: Decide, world: int) -> tuple[str, ...]:
 
 def _agreed_cost(composition: Composition, comm: Comm) -> CodecCost | None:
     """Of the slowest rank, for which all others wait; `None` if it cannot be measured on some rank."""
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         cost = codec_cost(composition.exchange, composition.text)
         mine = [cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s]
-    except Exception as error:
+    except BaseException as error:
         # Peers wait for this rank's numbers, whatever happens here.
         failure, mine = error, [math.inf] * 4
     base_s, slope_s, decode_base_s, decode_slope_s = slowest(comm, mine)

@@ -18,7 +18,7 @@ Job = Callable[[], None]
 class Worker:
     """Runs jobs in the order in which they were posted, from any thread, on a thread of its own."""
 
-    def __init__(self, crashed: Callable[[Exception], None]) -> None:
+    def __init__(self, crashed: Callable[[BaseException], None]) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._crashed = crashed
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
@@ -43,13 +43,18 @@ class Worker:
             except BaseException as error:
                 future.set_exception(error)
 
+        self.post(job)
+        self.wait(done)
+        return future.result()
+
+    def wait(self, event: threading.Event) -> None:
+        """Block until this thread has set `event`; raises `GradwireError` where it has ended instead."""
+
         def look() -> None:
-            if not self._thread.is_alive() and not future.done():
+            if not self._thread.is_alive() and not event.is_set():
                 raise GradwireError("gradwire's thread has ended: nothing can be asked of it any more")
 
-        self.post(job)
-        wait_for(done, look)
-        return future.result()
+        wait_for(event, look)
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End the thread once the jobs queued so far are done, and wait for that. Idempotent.
@@ -65,5 +70,5 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception as error:
+            except BaseException as error:  # `SystemExit`, too, which would end this thread in silence
                 self._crashed(error)

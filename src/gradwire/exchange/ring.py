@@ -174,7 +174,7 @@ class Lap:
     """
 
     def __init__(self, data: Tensor, framing: Framing, comm: Neighbours, course: Course) -> None:
-        self.failures: list[Exception] = []
+        self.failures: list[BaseException] = []
         self.is_lost = False
         self._data, self._framing, self._comm, self._course = data, framing, comm, course
         self._bound = framing.bound(course.longest_segment)
@@ -260,7 +260,7 @@ class Lap:
         try:
             room = torch.empty(self._bound + TAIL_BYTES, dtype=torch.uint8)
             return room, self._framing.encode(part, start, hop, room)
-        except Exception as error:
+        except BaseException as error:
             self._fail(error)
             return None
 
@@ -271,7 +271,7 @@ class Lap:
                 part.fill_(torch.nan)
             else:
                 self._framing.settle(part, start)
-        except Exception as error:
+        except BaseException as error:
             self._fail(error)
 
     def _read(self, message: int, data: Tensor) -> None:
@@ -287,12 +287,12 @@ class Lap:
             return False
         try:
             self._framing.decode(data, part, start, hop, add)
-        except Exception as error:
+        except BaseException as error:
             self._fail(error)
             return False
         return True
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Keep it for the end: peers wait for the messages that are left."""
         self.failures.append(error)
         self.is_lost = True

@@ -85,7 +85,7 @@ class ScatterReduce:
                 lap.scatter()
             for lap in laps:
                 lap.gather()
-        except Exception:
+        except BaseException:
             # Buffers must outlive what is under way; peers issue all of it, whatever fails here.
             for pending in issued:
                 pending.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -52,6 +53,14 @@ def test_error_is_raised_by_wait_and_by_all_that_follow() -> None:
     with pytest.raises(TransportError, match="earlier"):
         progress.issue(lambda: ran.append(True)).wait()
     assert ran == []
+
+
+def test_what_would_end_a_thread_is_raised_by_wait_and_ends_no_thread() -> None:
+    progress = Progress()
+    with pytest.raises(SystemExit, match="3"):
+        progress.issue(lambda: sys.exit(3)).wait()
+    with pytest.raises(TransportError, match="earlier collective has failed: 3"):
+        progress.issue(lambda: None).wait()
 
 
 def test_what_has_ended_is_freed_without_the_garbage_collector() -> None:

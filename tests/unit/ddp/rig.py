@@ -211,7 +211,7 @@ class Outcome:
     memory: dict[str, Tensor]
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """What `backward()` would raise."""
         return self.step.error
 

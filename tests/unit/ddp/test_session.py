@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gradwire.ddp import waiting
 from gradwire.ddp.arrival import Arrival
 from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.session import Session
+from gradwire.ddp.worker import Worker
 from gradwire.errors import GradwireError
 
 
@@ -63,7 +65,7 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_in_a_step_take
 
 
 def _session() -> Session:
-    session = Session(Map(), no_buffers(), SimpleNamespace(post=lambda _job: None))
+    session = Session(Map(), no_buffers(), SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for))
     session.engine = SimpleNamespace(
         apart=False, arrive=print, layout=SimpleNamespace(is_plain=True), watch=SimpleNamespace(end=print)
     )
@@ -88,6 +90,19 @@ def test_nothing_else_is_asked_while_a_step_is_under_way() -> None:
     assert ended_s
     assert time.monotonic() >= ended_s[0]
     thread.join()
+
+
+def test_nobody_waits_for_a_step_of_a_thread_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
+    worker = Worker(crashed=print)
+    session = Session(Map(), no_buffers(), worker)
+    session.engine = SimpleNamespace(measuring=False, arrive=print)
+    for number in range(3):
+        session.take(Bucket(number))
+    worker.stop()
+    for wait in (session._wait, session.rest):
+        with pytest.raises(GradwireError, match="thread has ended"):
+            wait()
 
 
 def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:

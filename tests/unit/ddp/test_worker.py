@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from gradwire.ddp import waiting
 from gradwire.ddp.worker import Worker
 from gradwire.errors import GradwireError
 
 
-def _worker() -> tuple[Worker, list[Exception]]:
-    crashes: list[Exception] = []
+def _worker() -> tuple[Worker, list[BaseException]]:
+    crashes: list[BaseException] = []
     return Worker(crashed=crashes.append), crashes
 
 
@@ -45,19 +48,41 @@ def test_call_raises_what_the_function_raised_and_the_worker_goes_on() -> None:
     worker.stop()
 
 
-def test_an_error_in_a_posted_job_is_reported_and_the_worker_goes_on() -> None:
+@pytest.mark.parametrize("job", [lambda: 1 // 0, sys.exit])
+def test_an_error_in_a_posted_job_is_reported_and_the_worker_goes_on(job: Callable[[], None]) -> None:
     worker, crashes = _worker()
-    worker.post(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    worker.post(job)
     assert worker.call(lambda: 5) == 5
-    assert [type(error) for error in crashes] == [ZeroDivisionError]
+    assert [type(error) for error in crashes] == [SystemExit if job is sys.exit else ZeroDivisionError]
     worker.stop()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits looks often."""
+    monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_whoever_asks_a_thread_that_has_ended_does_not_wait_for_ever() -> None:
     worker, _ = _worker()
     worker.stop()
     with pytest.raises(GradwireError, match="has ended"):
         worker.call(lambda: 5)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whoever_waits_for_a_thread_that_ends_instead_does_not_wait_for_ever() -> None:
+    def crash(error: BaseException) -> None:
+        raise error
+
+    worker, never = Worker(crashed=crash), threading.Event()
+    worker.post(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(GradwireError, match="has ended"):
+        worker.wait(never)
+    never.set()
+    worker.wait(never)  # what has happened is no error
 
 
 def test_stopping_twice_is_stopping_once() -> None:

@@ -128,7 +128,7 @@ class Failing(Plain):
 
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         if (self.verb, self.hop) == ("encode", hop):
-            raise ZeroDivisionError
+            raise SystemExit
         return super().encode(x, start, hop, room)
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
