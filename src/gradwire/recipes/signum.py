@@ -1,7 +1,8 @@
 """signum: a majority vote on the signs of every rank's own momentum (Bernstein et al. 2018, algorithm 2).
 
 Differences from the paper: as for `signsgd`. Vectors and tiny tensors vote too, since nobody else would apply
-momentum to them.
+momentum to them. A parameter whose gradient is exactly zero on a rank keeps its momentum there in that step
+and does not vote; in the paper the momentum would decay and vote.
 """
 
 from gradwire.exchange import forget
