@@ -36,6 +36,10 @@ def covap(
     feedback: Feedback = "schedule",
     unit_mb: float = 25.0,
     edges: Sequence[float] | None = None,
+    init_value: float | None = None,
+    ascend_steps: int | None = None,
+    ascend_range: float | None = None,
+    ccr_decimals: int = 1,
 ) -> Composition | Decide:
     """Each unit every I-th step with error feedback; without an interval, I from the measured CCR.
 
@@ -45,22 +49,31 @@ def covap(
     Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
         get stale, and a measured interval above 5 is logged as a warning.
     """
-    options = Options(sharding, feedback, unit_mb, None if edges is None else tuple(edges))
-    return partial(from_facts, options=options) if interval is None else compose(interval, options)
+    segments = None if edges is None else tuple(edges)
+    options = Options(sharding, feedback, unit_mb, segments, init_value, ascend_steps, ascend_range)
+    if not isinstance(ccr_decimals, int) or ccr_decimals < 0:
+        raise ValueError(f"ccr_decimals={ccr_decimals} must be a whole number from 0 on; the paper's is 1")
+    if interval is None:
+        return partial(from_facts, options=options, decimals=ccr_decimals)
+    return compose(interval, options)
 
 
 @dataclass(frozen=True)
 class Options:
-    """All but the interval.
+    """All but the interval and how it is measured.
 
     Units of `unit_mb`, the first a 25th, are sharded by "paper", not by "off". `edges` are the shares of all
-    elements at which the segments end of which "balanced" sends a part each.
+    elements at which the segments end of which "balanced" sends a part each. The schedule's coefficient is
+    min(init_value + ⌊step / ascend_steps⌋ · ascend_range, 1); what is `None` is as published (`schedule`).
     """
 
     sharding: Sharding = "balanced"
     feedback: Feedback = "schedule"
     unit_mb: float = 25.0
     edges: tuple[float, ...] | None = None
+    init_value: float | None = None
+    ascend_steps: int | None = None
+    ascend_range: float | None = None
 
     def __post_init__(self) -> None:
         for option, known in (("sharding", Sharding), ("feedback", Feedback)):
@@ -73,6 +86,18 @@ class Options:
         bounds = (0.0, *(self.edges or ()), 1.0)
         if any(a > b for a, b in pairwise(bounds)):
             raise ValueError(f"edges={self.edges} must ascend within 0 … 1: shares of all elements")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        start, steps, rise = self.init_value, self.ascend_steps, self.ascend_range
+        if self.feedback != "schedule" and (start, steps, rise) != (None, None, None):
+            raise ValueError(f"feedback={self.feedback!r} has no schedule, so no options of one")
+        if start is not None and not 0.0 <= start <= 1.0:
+            raise ValueError(f"init_value={start} is outside 0 … 1; 1 is plain error feedback")
+        if steps is not None and not (isinstance(steps, int) and steps >= 1):
+            raise ValueError(f"ascend_steps={steps} must be a whole number of steps from 1 on")
+        if rise is not None and not rise >= 0.0:
+            raise ValueError(f"ascend_range={rise} must not be negative: the coefficient rises")
 
     def text(self, interval: int) -> str:
         """What parses back, without what is as by default."""
@@ -91,14 +116,14 @@ def compose(interval: int, options: Options, why: str = "as configured") -> Comp
     text = options.text(interval)
     if interval == 1:
         return Composition(dense(), why=why, text=text)
-    return Composition(_fed_back(interval, options.feedback), _cutter(interval, options), why, text=text)
+    return Composition(_fed_back(interval, options), _cutter(interval, options), why, text=text)
 
 
-def _fed_back(interval: int, feedback: Feedback) -> Exchange:
+def _fed_back(interval: int, options: Options) -> Exchange:
     filtered = every(interval, dense())
-    if feedback == "none":
+    if options.feedback == "none":
         return forget(filtered)
-    return remember(filtered, schedule(interval) if feedback == "schedule" else Residual())
+    return remember(filtered, schedule(interval, options) if options.feedback == "schedule" else Residual())
 
 
 def _cutter(interval: int, options: Options) -> Cutter:
@@ -111,9 +136,17 @@ def _cutter(interval: int, options: Options) -> Cutter:
     return lambda sizes: tuple(accumulate(bucketed(sizes, unit, unit // 25)))[:-1]
 
 
-def schedule(interval: int) -> Residual:
-    """The two settings of the authors' code: the paper gives no values (section III-D)."""
-    return Residual(0.5, 0.1, 50) if interval <= 8 else Residual(0.2, 0.1, 100)
+def schedule(interval: int, options: Options) -> Residual:
+    """As `options` say, else one of the two settings of the authors' code: the paper gives no values.
+
+    Section III-D: init_value, ascend_range and ascend_steps.
+    """
+    start, rise, steps = (0.5, 0.1, 50) if interval <= 8 else (0.2, 0.1, 100)
+    return Residual(
+        start if options.init_value is None else options.init_value,
+        rise if options.ascend_range is None else options.ascend_range,
+        steps if options.ascend_steps is None else options.ascend_steps,
+    )
 
 
 FRESH = 5
@@ -125,9 +158,9 @@ LONGEST = 64
 """No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""
 
 
-def from_facts(facts: Facts, options: Options) -> Composition:
+def from_facts(facts: Facts, options: Options, decimals: int = 1) -> Composition:
     """I = ⌈CCR⌉, so that what is sent takes as long as the backward pass. Warns where that gets stale."""
-    interval = min(interval_for(facts.ccr), LONGEST)
+    interval = min(interval_for(facts.ccr, decimals), LONGEST)
     why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step"
     if interval > FRESH:
         # Not a warning, which a user may have made an error: it would end the step of every rank.

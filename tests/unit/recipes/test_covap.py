@@ -116,6 +116,10 @@ def test_without_ready_times_segments_are_spread() -> None:
         ("covap(interval=4)", Residual(0.5, 0.1, 50)),
         ("covap(interval=8)", Residual(0.5, 0.1, 50)),
         ("covap(interval=9)", Residual(0.2, 0.1, 100)),
+        ("covap(interval=4, init_value=0.3, ascend_steps=7, ascend_range=0.2)", Residual(0.3, 0.2, 7)),
+        ("covap(interval=4, init_value=0.0)", Residual(0.0, 0.1, 50)),
+        ("covap(interval=9, ascend_steps=20)", Residual(0.2, 0.1, 20)),
+        ("covap(interval=9, ascend_range=0.05)", Residual(0.2, 0.05, 100)),
         ("covap(interval=4, feedback=full)", Residual()),
         ("covap(interval=4, feedback=none)", Forgetful()),
     ],
@@ -136,6 +140,10 @@ def test_feedback(text: str, memory: object) -> None:
             "covap(interval=4, sharding='paper', feedback='none', unit_mb=1.5)",
         ),
         ("covap(interval=1, feedback=full)", "covap(interval=1, feedback='full')"),
+        (
+            "covap(interval=4, ascend_range=0.2, init_value=0, ascend_steps=9, ccr_decimals=0)",
+            "covap(interval=4, init_value=0, ascend_steps=9, ascend_range=0.2)",
+        ),
     ],
 )
 def test_the_text_says_what_is_not_as_by_default_and_parses_back(text: str, canonical: str) -> None:
@@ -145,6 +153,15 @@ def test_the_text_says_what_is_not_as_by_default_and_parses_back(text: str, cano
     again = recipe(canonical).build()
     assert isinstance(again, Composition)
     assert again.text == canonical
+    assert again.exchange == built.exchange
+
+
+@pytest.mark.parametrize(("ccr", "decimals", "interval"), [(2.4, 0, 2), (2.04, 1, 2), (2.04, 2, 3)])
+def test_decimals_of_the_measured_ratio_decide_the_interval(ccr: float, decimals: int, interval: int) -> None:
+    facts = Facts(backward_s=1.0, allreduce_s=ccr, world=4)
+    chosen = decided(facts, f"covap(ccr_decimals={decimals}, init_value=0.7)")
+    assert chosen.text == f"covap(interval={interval}, init_value=0.7)"
+    assert chosen.exchange.memory == Residual(0.7, 0.1, 50)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +172,12 @@ def test_the_text_says_what_is_not_as_by_default_and_parses_back(text: str, cano
         ("covap(unit_mb=0)", "unit_mb=0 must be positive"),
         ("covap(edges=(0.5, 0.25))", "must ascend within 0 … 1"),
         ("covap(edges=[0.5, 1.5])", "must ascend within 0 … 1"),
+        ("covap(init_value=1.5)", "init_value=1.5 is outside 0 … 1"),
+        ("covap(ascend_steps=0)", "ascend_steps=0 must be a whole number"),
+        ("covap(ascend_steps=1.5)", "ascend_steps=1.5 must be a whole number"),
+        ("covap(ascend_range=-0.1)", "ascend_range=-0.1 must not be negative"),
+        ("covap(ccr_decimals=-1)", "ccr_decimals=-1 must be a whole number"),
+        ("covap(feedback=full, init_value=0.5)", "feedback='full' has no schedule"),
     ],
 )
 def test_options_outside_their_range_raise(text: str, words: str) -> None:
