@@ -14,6 +14,7 @@ from gradwire.kernels import Norm
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, recipe
 from tests.laws.parts import parts_of
+from tests.unit.exchange.steps import step
 
 AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
 DRAWS = 400
@@ -75,6 +76,17 @@ def test_tern_grad_sends_three_numbers_per_part() -> None:
         scale = x[part].abs().max()
         assert set(found[part].tolist()) == {-float(scale), 0.0, float(scale)}
         assert (found[part] * x[part] >= 0).all()
+
+
+def test_terngrad_clips_at_so_many_deviations_only_if_told_to() -> None:
+    x = normal(4000)
+    x[17] = 1000.0
+    clipped = 2.5 * float(x.double().square().mean().sqrt())
+    for text, largest in (("terngrad(clip=2.5)", clipped), ("terngrad", 1000.0)):
+        composition = recipe(text).build()
+        assert isinstance(composition, Composition)
+        mean = step(composition.exchange, lambda _rank: x, world=1)[0].mean
+        assert float(mean.max()) == pytest.approx(largest, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""ScaleCom's rates per layer, by what a forward pass does with each weight."""
+"""ScaleCom's recipe against the paper's algorithm, and rates per layer by what a forward pass does."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
@@ -11,6 +12,7 @@ from gradwire.ddp.survey import surveyed
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Counting
+from tests.unit.ddp.rig import Outcome, Rig, gradients
 
 AUTO = "scalecom(rates='auto', warmup_steps=3)"
 
@@ -45,3 +47,43 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
 def test_wrong_options_are_refused_at_once(option: str) -> None:
     with pytest.raises(ValueError, match=r"rate|beta"):
         recipe(f"scalecom({option})")
+
+
+def algorithm_1(
+    grads: list[Tensor], rate: int, beta: float, warmup_steps: int
+) -> tuple[list[Tensor], Tensor]:
+    """One layer (n,): the mean of every step and the memories (W, n) after the last; `grads` are (W, n)."""
+    means, memory = [], torch.zeros_like(grads[0])
+    for step, grad in enumerate(grads):
+        x, sent = memory + grad, memory + grad
+        if step >= warmup_steps:
+            chunks = x[step % len(x)].abs().split(rate)
+            chosen = torch.cat([torch.arange(len(chunk)) == chunk.argmax() for chunk in chunks])
+            sent = x * chosen
+        memory = (1 - beta) * memory + beta * (memory + grad - sent)
+        means.append(sent.mean(0))
+    return means, memory
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+def test_whole_steps_are_those_of_algorithm_1(beta: float) -> None:
+    text = f"scalecom({beta=}, warmup_steps=5, rate=50, rates={{'first.*': 7}})"
+    world, steps = 3, 12
+
+    def rank(comm: Comm) -> list[Outcome]:
+        rig = Rig(comm, text, unit_elements=10_000)  # one unit: a cut would start its chunks anew
+        return [rig.step(gradients(comm.rank, step)) for step in range(steps)]
+
+    ranks = run_ranks(world, rank)
+    for name, rate in (("first.weight", 7), ("middle.weight", 50), ("last.weight", 50)):
+        grads = [
+            torch.stack([gradients(rank, step)[name].float() for rank in range(world)])
+            for step in range(steps)
+        ]
+        means, memory = algorithm_1(grads, rate, beta, warmup_steps=5)
+        # On either side at most eight roundings a step, of numbers below 32.
+        bound = steps * 2 * 8 * 32 * 2.0**-24
+        for step, mean in enumerate(means):
+            assert (ranks[0][step].mean[name] - mean).abs().max() <= bound
+        left = torch.stack([of_rank[-1].memory[name] for of_rank in ranks])
+        assert (left - memory).abs().max() <= bound

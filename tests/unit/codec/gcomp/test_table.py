@@ -43,16 +43,34 @@ def test_no_code_is_shorter(n: int) -> None:
             assert sum(2.0 ** -lengths.astype(float)) == 1
 
 
+def huffman_bits(weights: list[int]) -> int:
+    """Of all symbols together, by Huffman's code without a limit."""
+    heap, bits = sorted(weights), 0
+    while len(heap) > 1:
+        pair = heap[0] + heap[1]
+        bits += pair
+        heap = sorted([*heap[2:], pair])
+    return bits
+
+
 def test_without_a_limit_it_is_huffman() -> None:
     for seed in range(20):
         weights = drawn(30, seed)
-        heap = sorted(weights.tolist())
-        cost = 0
-        while len(heap) > 1:
-            pair = heap[0] + heap[1]
-            cost += pair
-            heap = sorted([*heap[2:], pair])
-        assert int(np.dot(weights, package_merge(weights, 29).astype(int))) == cost
+        found = int(np.dot(weights, package_merge(weights, 29).astype(int)))
+        assert found == huffman_bits(weights.tolist())
+
+
+def test_the_escape_weighs_as_much_as_all_that_it_stands_for() -> None:
+    counts = np.zeros(SYMBOLS, np.int64)
+    frequent, rare = range(118, 126), range(130, 230)
+    counts[frequent] = 40_000 >> np.arange(8)
+    counts[rare] = 3
+    counts[[0, ESCAPE]] = 5_000, 20
+    assert not code_lengths(counts)[rare].any()
+    tail = 3 * len(rare) + 20
+    best = huffman_bits([*counts[frequent].tolist(), 5_000, tail]) + 8 * tail
+    histogram = torch.from_numpy(counts)
+    assert Table.from_histogram(histogram).bits(histogram) == best
 
 
 @pytest.mark.parametrize(("n", "longest"), [(1, 4), (17, 4)])
