@@ -2,7 +2,7 @@
 
     python -m tests.golden.write
 
-Existing files are left alone: a frame that is read differently than when it was written is a broken promise.
+Existing frames are left alone: one that is read differently than when it was written is a broken promise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.codec.gcomp import frame, unframe
 from gradwire.codec.gcomp.header import VERSION
 from tests.golden.fuzz import KEY, Case, cases, outcome, sealed
 
@@ -45,8 +46,17 @@ def good() -> dict[str, Any]:
     return found
 
 
+def escaping() -> Case:
+    """A frame of float16 with one exponent that its table has no code for."""
+    case = dict(zip(KINDS, cases(60), strict=True))["float16"]
+    values = case.out.clone()
+    unframe(case.data, values, case.dropped, {case.table.id: case.table}, KEY)
+    values[7] = 60_000.0
+    return case._replace(data=frame(values, 0, case.table, KEY, explicit=False, flush=False))
+
+
 def bad() -> dict[str, Any]:
-    """The same damaged in one place each: (byte, new value, checksum made right?, what the error says)."""
+    """Frames damaged in one place each: (byte, new value, checksum made right?, what the error says)."""
     damage = {
         "magic": (0, 0x00, True, "begins with"),
         "version": (4, VERSION + 1, True, f"version {VERSION + 1}"),
@@ -71,6 +81,17 @@ def bad() -> dict[str, Any]:
         data = case.data.clone()
         data[at] = value if int(data[at]) != value else value ^ 1
         found[name] = entry(case, sealed(data) if is_sealed else data, words)
+    filled = dict(zip(KINDS, cases(61), strict=True))["raw"]
+    escaped = escaping()
+    # Escapes follow the four streams, whose sizes begin the only row of the directory.
+    streams = sum(escaped.data[-24:-16].view(torch.int16).tolist())
+    for name, (of, at, value) in {
+        "raw filling": (filled, -25, 0x01),
+        "float16 exponent": (escaped, 48 + 8 * streams, 32),
+    }.items():
+        data = of.data.clone()
+        data[at] = value
+        found[name] = entry(of, sealed(data), "does not decode")
     short = case.data[:-8].clone()
     found["short"] = entry(case, short, "arrived as")
     found["nothing"] = entry(case, short[:0], "less than a frame's header")
@@ -80,10 +101,11 @@ def bad() -> dict[str, Any]:
 def main() -> None:
     """Write what is not there."""
     HERE.mkdir(exist_ok=True)
-    for name, content in (("good", good()), ("bad", bad())):
-        path = HERE / f"v{VERSION}-{name}.json"
-        if not path.exists():
-            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for kind, content in (("good", good()), ("bad", bad())):
+        path = HERE / f"v{VERSION}-{kind}.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        new = {name: each for name, each in content.items() if name not in known}
+        path.write_text(json.dumps(known | new, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

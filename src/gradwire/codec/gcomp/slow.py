@@ -107,6 +107,7 @@ def _chunk(
     size = head.dtype.itemsize
     if row[7] == 1:
         _require(row[:6] == (0,) * 6 and row[6] == -(-count * size // 8), "raw chunk")
+        _require(not any(data[count * size :]), "filling")
         return [int.from_bytes(data[size * i : size * i + size], "little") for i in range(count)]
     segments = [data[8 * a : 8 * b] for a, b in pairwise(accumulate(row[:7], initial=0))]
     q = -(-count // 16) * 4

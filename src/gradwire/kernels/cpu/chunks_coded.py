@@ -319,6 +319,9 @@ def decode_chunks(
                 _read_raw(words, np.int64(place) + block // per_word, how[3], work[4][:m])
                 end = block + m
                 _deliver(work[4][:m], here[0][block:end], here[1][block:end], add)
+            first, bits = place << _U(6), _U(32 if how[3] == _I(0) else 16)
+            if not _ends(words, first + _U(stop - start) * bits, first + (_U(sizes[_FIELDS]) << _U(6))):
+                return index
         elif not _decode_chunk(words, place, sizes, here[2], same, how, lookups, work, here[0], here[1], add):
             return index
         for k in range(_KIND):
