@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from statistics import mean
 
 import pytest
+import torch
 
+from gradwire.codec import indices
+from gradwire.moment import Moment
 from gradwire.plan import Network, Transfer, fastest, time_of, total_time
 from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE, by_thresholds, ways
 from gradwire.plan.costs import Link
+from gradwire.recipes import Composition, recipe
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 
 NAMES = (ALL_GATHER, RING, TREE)
@@ -91,8 +95,10 @@ def test_traffic_of_ar_topk_hardly_grows_and_the_all_gathers_does() -> None:
 
 
 def test_coded_places_and_a_scattered_broadcast_send_less_than_half() -> None:
-    # 8 ranks, one in ten kept: 4.7 bits a place instead of 32, and 2(N−1)/N of them instead of log N.
-    alone = Network(Link(0.0, 1.0))
-    kept = 4e6
-    ours = (Transfer("broadcast", kept * 4.95 / 32, "zeros"), Transfer("all_reduce", kept, "ring"))
-    assert total_time(ways(kept)[RING], WORLD, alone) / total_time(ours, WORLD, alone) > 2.2
+    # 8 ranks, one in ten kept: 5 bits a place instead of 32, and 2(N−1)/N of them instead of log N.
+    alone, numel, kept = Network(Link(0.0, 1.0)), 10_000_000, 1_000_000
+    built = recipe("star_topk(ratio=0.1)").build()
+    assert isinstance(built, Composition)
+    ours = built.exchange.rounds(numel, torch.float32, Moment(0, 0, 0, WORLD))
+    assert [each.numel for each in ours] == [indices.words(kept, numel), kept]
+    assert total_time(ways(4.0 * kept)[RING], WORLD, alone) / total_time(ours, WORLD, alone) > 2.2
