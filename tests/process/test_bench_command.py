@@ -22,7 +22,8 @@ def bench(*arguments):
 def test_a_tiny_run_measures_everything(tmp_path):
     path = tmp_path / "out.json"
     sizes = ["--steps", "3", "--rounds", "2", "--warmup", "2"]
-    done = bench("--recipes", "fp16", "--peers", "ddp", *sizes, "--json", str(path))
+    policy = "*=randomk(ratio=0.1)"
+    done = bench("--recipes", "fp16", "--policy", policy, "--peers", "ddp", *sizes, "--json", str(path))
     assert done.returncode == 0, done.stderr
     document = json.loads(path.read_text())
     rows = {row["name"]: row for row in document["rows"]}
@@ -39,9 +40,12 @@ def test_a_tiny_run_measures_everything(tmp_path):
     if rows["ddp"]["interface_bytes_per_step"] is not None:  # no counters in backend mode
         # headers, acknowledgements and BatchNorm buffers come on top
         assert 1.0 < rows["ddp"]["interface_bytes_per_step"] / rows["ddp"]["wire_bytes_per_step"] < 1.1
-    assert rows["fp16"]["wire_bytes_per_step"] < 0.6 * rows["ddp"]["wire_bytes_per_step"]
+    # Half by itself; a tenth, and the verdict's rows, by the policy.
+    assert rows["fp16"]["wire_bytes_per_step"] < 0.2 * rows["ddp"]["wire_bytes_per_step"]
     assert document["settings"]["workers"] == 2
+    assert document["settings"]["policy"] == policy
     assert "ddp" in done.stdout
+    assert f"policy {policy}" in done.stdout
 
 
 def test_a_misspelt_peer_is_refused_with_the_nearest_name():

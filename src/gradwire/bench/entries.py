@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-Kind = Literal["recipe", "peer", "bound"]
+Kind = Literal["recipe", "peer", "bound", "policy"]
 Option = int | float | str | bool | tuple[Any, ...] | dict[str, Any] | None
 """Tuples and dictionaries hold the others: shares at which segments end, rates by name."""
 

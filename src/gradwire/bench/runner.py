@@ -9,6 +9,7 @@ from gradwire.bench.entries import Entry
 from gradwire.bench.machine import machine
 from gradwire.bench.memory import Room
 from gradwire.bench.peers import check_peer
+from gradwire.bench.policy import policy_of
 from gradwire.bench.process_set import Network
 from gradwire.bench.rows import rows
 from gradwire.bench.setting import Setting
@@ -27,6 +28,8 @@ def check(settings: Settings) -> None:
     task = settings.task
     for entry in settings.entries:
         check_peer(entry) if entry.kind == "peer" else recipe(entry.name)
+    if task.policy is not None:
+        policy_of(task.policy)
     data = None if task.data is None else Path(task.data)
     found = workload(task.workload, data=data, batch_size=task.batch_size)
     found.batches(0, settings.network.workers, task.seed)

@@ -14,7 +14,8 @@ class Task:
     """What every setting trains, identical for all of them.
 
     `bucket_cap_mb` goes to `DistributedDataParallel` for everybody. With `decay_steps` the learning rate
-    falls linearly to zero over the last four fifths of so many steps.
+    falls linearly to zero over the last four fifths of so many steps. `policy` is that of all recipes, as
+    `gradwire.bench.policy` reads it; without one it is the workload's.
     """
 
     workload: str
@@ -25,6 +26,7 @@ class Task:
     overlap: bool = True
     bucket_cap_mb: float | None = None
     decay_steps: int | None = None
+    policy: str | None = None
 
     def __post_init__(self) -> None:
         if self.shards not in ("iid", "skewed"):

@@ -43,11 +43,13 @@ def tables(document: Document) -> Group:
 
 
 def title(settings: Document) -> str:
-    """What was trained over which link."""
+    """What was trained over which link, and the recipes' policy where it is not the default."""
     delay = f", delay {settings['delay']}" if settings["delay"] not in ("", "0", "0s", "0ms") else ""
+    policy = settings["policy"] or settings["workload_facts"].get("suggested_policy")
     return (
         f"[bold]{escape(settings['workload'])}[/bold] · {settings['workers']} workers · "
         f"{settings['rate']}{delay} · {mode_text(settings['mode'])}"
+        + (f" · policy {escape(policy)}" if policy else "")
     )
 
 

@@ -16,10 +16,12 @@ import gradwire
 from gradwire.bench import peers
 from gradwire.bench.clock import GradientClock
 from gradwire.bench.entries import Entry
+from gradwire.bench.policy import policy_of
 from gradwire.bench.samples import StepSample
 from gradwire.bench.settings import Task
 from gradwire.bench.workloads import Workload, workload
 from gradwire.bench.workloads.shards import Shards
+from gradwire.ddp.layout import Policy
 from gradwire.recipes import Composition
 
 
@@ -97,7 +99,7 @@ def build(entry: Entry, task: Task, seed: int) -> Trainer:
     torch.manual_seed(seed * 1009 + rank)
     module = model if entry.kind == "bound" else _data_parallel(model, entry, task, work)
     optimizer = work.optimizer(list(model.parameters()))
-    wire, hook_clock = _synchronise(entry, task, module, optimizer, seed)
+    wire, hook_clock = _synchronise(entry, task, work, module, optimizer, seed)
     return Trainer(
         workload=work,
         model=model,
@@ -136,16 +138,27 @@ def _data_parallel(
 
 
 def _synchronise(
-    entry: Entry, task: Task, module: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int
+    entry: Entry,
+    task: Task,
+    work: Workload,
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    seed: int,
 ) -> tuple[gradwire.Wire | None, peers.HookClock | None]:
     if not isinstance(module, DistributedDataParallel):
         return None, None
     if entry.kind == "peer":
         return None, peers.install(entry, module)
     _leave_momentum(entry, optimizer)
-    wire = gradwire.attach(module, optimizer, entry.name, seed=seed)
+    wire = gradwire.attach(module, optimizer, entry.name, policy=policy_for(task, work), seed=seed)
     wire.overlap = task.overlap
     return wire, None
+
+
+def policy_for(task: Task, work: Workload) -> Policy | None:
+    """Of all recipes: the one that was asked for, else the workload's; `None` is the default."""
+    text = work.policy if task.policy is None else task.policy
+    return None if text is None else policy_of(text)
 
 
 def _leave_momentum(entry: Entry, optimizer: torch.optim.Optimizer) -> None:

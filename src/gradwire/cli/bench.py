@@ -44,6 +44,10 @@ def bench(
     bucket_cap_mb: Annotated[
         float | None, typer.Option(help="DDP's bucket size for everybody; DDP's own default is 25.")
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Of recipes: none, by_size(smallest=256), or pattern=recipe; pattern=recipe."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of models, batches and random choices.")] = 0,
     mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the document to a file.")] = None,
@@ -52,7 +56,9 @@ def bench(
     console = Console(stderr=True)
     try:
         check_folder(json_path)
-        task = Task(workload, _text(data), shards, batch_size, seed, _on(overlap), bucket_cap_mb)
+        task = Task(
+            workload, _text(data), shards, batch_size, seed, _on(overlap), bucket_cap_mb, policy=policy
+        )
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
@@ -65,17 +71,23 @@ def bench(
         network = emulate.Network(workers, link, entered)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
+    document = _measured(settings, network, console)
+    _show(document, json_path, console)
+    raise typer.Exit(exit_code(document))
+
+
+def _measured(settings: Settings, network: emulate.Network, console: Console) -> dict[str, Any]:
+    from gradwire.bench import runner
+
     try:
         with network, console.status("starting") as status:
-            document = runner.run(settings, network, status.update)
+            return runner.run(settings, network, status.update)
     except KeyboardInterrupt:
         console.print("gradwire bench: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
     except TooLarge as error:
         console.print(f"gradwire bench: {error}")
         raise typer.Exit(2) from None
-    _show(document, json_path, console)
-    raise typer.Exit(exit_code(document))
 
 
 def _show(document: dict[str, Any], json_path: Path | None, console: Console) -> None:

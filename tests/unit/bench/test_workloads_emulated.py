@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 import time
 from itertools import pairwise
@@ -10,10 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradwire.arena import ParameterSpec
+from gradwire.bench.settings import Task
+from gradwire.bench.trainer import policy_for
 from gradwire.bench.workloads import workload
 from gradwire.bench.workloads.emulated import EmulatedWorkload
-from gradwire.bench.workloads.profile import PROFILES, SMALL, load, models, shrunk
+from gradwire.bench.workloads.profile import PROFILES, load, models, shrunk
 from gradwire.bench.workloads.timing import timing
+from gradwire.ddp.layout import build, settled
+from gradwire.recipes import recipe
 
 PUBLISHED = {
     "alexnet": 61_100_840,
@@ -86,15 +92,45 @@ def test_stored_profiles_are_what_the_generator_writes(monkeypatch):
 
 @pytest.mark.parametrize("model", models())
 @pytest.mark.parametrize("factor", [2, 16])
-def test_shrinking_divides_the_total_and_keeps_small_tensors(model, factor):
+def test_shrinking_divides_all_tensors_alike(model, factor):
     before, after = load(model), shrunk(load(model), factor)
     assert after.parameters * factor == pytest.approx(before.parameters, rel=0.01)
     for old, new in zip(before.layers, after.layers, strict=True):
         assert (old.name, old.macs) == (new.name, new.macs)
         for shape, smaller in zip(old.shapes, new.shapes, strict=True):
             assert len(shape) == len(smaller)
-            if torch.Size(shape).numel() <= SMALL:
-                assert shape == smaller
+            if len(shape) == 1:
+                assert smaller[0] == pytest.approx(shape[0] / factor, rel=0.01, abs=1)
+
+
+def specs(profile):
+    shapes = [shape for layer in profile.layers for shape in layer.shapes]
+    return [
+        ParameterSpec(str(number), shape, torch.float32, math.prod(shape))
+        for number, shape in reversed(list(enumerate(shapes)))
+    ]
+
+
+def sent(profile, policy):
+    """The share of all elements that covap(interval=3) sends in a step, in the mean."""
+    layout = build(specs(profile), settled(recipe("covap(interval=3)")), policy, torch.device("meta"))
+    waiting = sum(lane.numel for lane in layout.lanes) / profile.parameters
+    return 1 - waiting * 2 / 3
+
+
+@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("factor", [4, 32, 64])
+def test_recipes_send_the_share_that_they_send_of_the_full_network(model, factor):
+    work = emulated(f"emulated({model}, shrink={factor})")
+    full = sent(load(model), None)
+    assert sent(work.profile, policy_for(Task(work.name), work)) == pytest.approx(full, abs=0.001)
+    assert policy_for(Task(work.name, policy="none"), work) == {}
+
+
+def test_a_full_network_has_the_default_policy():
+    assert emulated("emulated(vgg19)").policy is None
+    assert emulated("emulated(vgg19, shrink=32)").policy == "by_size(smallest=64)"
+    assert emulated("emulated(vgg19, shrink=32)").describe()["suggested_policy"] == "by_size(smallest=64)"
 
 
 def test_gradients_have_the_true_shapes_and_are_finite():

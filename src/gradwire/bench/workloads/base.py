@@ -29,6 +29,11 @@ class Workload(Protocol):
         """DDP's bucket size where its own would not suit the model: shrunk like that. None: DDP's own."""
         ...
 
+    @property
+    def policy(self) -> str | None:
+        """Of all recipes, as `gradwire.bench.policy` reads it, where the default would not suit the model."""
+        ...
+
     def model(self, seed: int) -> nn.Module:
         """A new model, a function of `seed` alone; the global random generator is left as it was."""
         ...

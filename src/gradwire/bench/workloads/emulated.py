@@ -19,6 +19,7 @@ from gradwire.bench.workloads.base import Batch, Parameters, check_rank, seeded
 from gradwire.bench.workloads.draws import Draws
 from gradwire.bench.workloads.profile import Profile, shrunk
 from gradwire.bench.workloads.timing import Timing
+from gradwire.ddp.layout import TINY_ELEMENTS
 
 _BUCKET_MB = 25.0  # DDP's default
 _LEARNING_RATE = 1e-3
@@ -43,6 +44,11 @@ class EmulatedWorkload:
     def bucket_cap_mb(self) -> float | None:
         """DDP's 25 MB shrunk like the model, so that it has as many buckets as the published one."""
         return None if self._shrink == 1 else _BUCKET_MB / self._shrink
+
+    @property
+    def policy(self) -> str | None:
+        """What counts as tiny, shrunk like the model: the same tensors as in the published one."""
+        return None if self._shrink == 1 else f"by_size(smallest={round(TINY_ELEMENTS / self._shrink)})"
 
     @property
     def before_s(self) -> float:
@@ -104,6 +110,7 @@ class EmulatedWorkload:
             "compute_from": self._timing.compute_from,
             "link_from": self._timing.link_from,
             "suggested_bucket_cap_mb": _BUCKET_MB / self._shrink,
+            "suggested_policy": self.policy,
             "data": "none: gradients are pseudo-random and heavy-tailed, compute is a calibrated sleep",
             "batch_size": self.batch_size,
             "optimizer": f"SGD(lr={_LEARNING_RATE})",

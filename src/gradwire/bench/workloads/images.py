@@ -31,6 +31,7 @@ class ImageWorkload:
     """Trains `recipe.build(...)` on `data`, from `batch_size` images per rank and step."""
 
     bucket_cap_mb = None
+    policy = None
 
     def __init__(self, name: str, recipe: Recipe, data: ImageSet, shards: Shards, batch_size: int) -> None:
         self.name = name

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 PROFILES = Path(__file__).parent / "profiles"
-SMALL = 16_384  # elements; tensors up to this size keep their shape when a profile is shrunk
+_THIN = 16
 
 Shape = tuple[int, ...]
 
@@ -56,25 +56,22 @@ def load(model: str) -> Profile:
 def shrunk(profile: Profile, factor: float) -> Profile:
     """The same layers with about `profile.parameters / factor` parameters.
 
-    Tensors of at most `SMALL` elements (norms, biases) stay as they are; all others lose the same share, in
-    their first two dimensions. A profile whose small tensors alone exceed the target raises `ValueError`.
+    All tensors lose the same share, vectors in their length and others in their first two dimensions: what
+    norms and biases are of all bytes stays as published. `ValueError` where tensors are too thin for that.
     """
     if factor == 1:
         return profile
-    if not factor > 0:
+    if not factor >= 1:
         raise ValueError(f"shrink={factor} must be at least 1")
     target = profile.parameters / factor
-    sizes = [math.prod(shape) for layer in profile.layers for shape in layer.shapes]
-    small = sum(size for size in sizes if size <= SMALL)
-    if factor < 1 or small > 0.9 * target:
-        highest = int(0.9 * profile.parameters / max(small, 1))
-        raise ValueError(f"shrink={factor} must be between 1 and {highest} for {profile.model}")
     # rounding, and tensors too thin to lose their share, make the total miss: correct the share twice
-    divisor = (profile.parameters - small) / (target - small)
+    divisor = factor
     for _ in range(2):
-        made = _divided(profile, divisor)
-        divisor *= (made.parameters - small) / (target - small)
-    return _divided(profile, divisor)
+        divisor *= _divided(profile, divisor).parameters / target
+    made = _divided(profile, divisor)
+    if abs(made.parameters / target - 1) > 0.1:
+        raise ValueError(f"shrink={factor} is too much for {profile.model}: some of its tensors are too thin")
+    return made
 
 
 def _divided(profile: Profile, divisor: float) -> Profile:
@@ -87,11 +84,10 @@ def _divided(profile: Profile, divisor: float) -> Profile:
 
 def _smaller(shape: Shape, divisor: float) -> Shape:
     """Both of the first two dimensions lose the root of `divisor`, so that a matrix keeps its proportions."""
-    if math.prod(shape) <= SMALL:
-        return shape
     if len(shape) == 1:
         return (max(1, round(shape[0] / divisor)),)
     rows, columns, *rest = shape
-    # a dimension of 3 or 10 keeps its length; what rounding adds or takes there, the rows make good
-    thin = max(1, round(columns / math.sqrt(divisor))) if columns > 16 else columns
+    # a dimension of 2, 3 or 10 keeps its length; what rounding adds or takes there, the rows make good
+    share = divisor if rows <= _THIN else 1.0 if columns <= _THIN else math.sqrt(divisor)
+    thin = max(1, round(columns / share))
     return (max(1, round(rows * columns / divisor / thin)), thin, *rest)

@@ -30,6 +30,7 @@ class TextWorkload:
     """Trains a `CharGPT` on `data`, from `batch_size` windows of `size.length` characters."""
 
     bucket_cap_mb = None
+    policy = None
 
     def __init__(self, name: str, size: Size, data: TextSet, shards: Shards, batch_size: int) -> None:
         self.name = name
