@@ -18,7 +18,7 @@ from gradwire.memory.base import UNSENT, Gradients, Planes
 class LowPass:
     """x = m + g, and of what x leaves unsent the share β replaces as much of m.
 
-    β = 1 is plain error feedback; 0.1 to 0.3 are for learning rates scaled up with the batch.
+    β = 1 is plain error feedback; the paper has 0.1 to 0.3 for learning rates scaled up with the batch.
 
     >>> LowPass(0.25).weight
     4.0

@@ -37,8 +37,8 @@ def scalecom(
 
     Travels: one rank's choice of places, a share of each layer, and everybody's values there.
     Paper: Chen et al. 2020, "ScaleCom".
-    Use when: traffic must fall by 25 to 400 times on any number of ranks; beta of 0.1 to 0.3 where the
-        learning rate has been scaled up with the batch.
+    Use when: traffic must fall by 25 to 400 times on any number of ranks; the paper's beta of 0.1 to 0.3 may
+        help where the learning rate has been scaled up with the batch.
     """
     if isinstance(rates, str):
         if rates != "auto":
