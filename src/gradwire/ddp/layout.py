@@ -21,11 +21,11 @@ from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.recipes.dense import dense
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
-"""Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default."""
+"""Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
+"tiny" as the recipe in use sends its tiny tensors."""
 
 TINY_ELEMENTS = 2048
 TINY = "tiny"
-"""What a policy may say in place of a recipe: as the recipe in use sends its tiny tensors."""
 
 
 def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[ParameterSpec], str | None]:
