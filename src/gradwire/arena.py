@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.kernels import Folded, Pieces
-from gradwire.memory import UNSENT, Gradients
+from gradwire.memory import UNSENT, Gradients, Memory
 from gradwire.moment import Kept, Part, is_dense
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
@@ -54,6 +54,10 @@ class ParameterSpec:
     def plane_dtype(self) -> torch.dtype:
         """The type in which its gradient accumulates: float32, or float64 for float64."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def type_for(self, memory: Memory) -> torch.dtype:
+        """The type of its planes."""
+        return self.dtype if memory.as_arrived else self.plane_dtype
 
 
 def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterSpec, ...]:
@@ -132,7 +136,7 @@ class Unit:
 class Lane:
     """The slots of one exchange with the planes of its memory, by name.
 
-    `committed` is what the last good step left, in `memory_dtype` (float32 or float64 by default);
+    `committed` is what the last good step left, in `memory_dtype` (that of the planes by default);
     `working` belongs to the step under way, which needs the plane `UNSENT` even if nothing is remembered
     of it. `kept` is what the exchange keeps by parameter.
     """
@@ -152,7 +156,7 @@ class Lane:
         starts = accumulate((spec.numel for spec in specs), initial=0)
         self.slots = tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
         self.numel = sum(spec.numel for spec in specs)
-        self.dtype = specs[0].plane_dtype
+        self.dtype = specs[0].type_for(self.memory)
         self.units = _units(number, self.slots, self.numel, cutter, exchange.grain)
         self.units_of = {
             slot.spec.name: tuple(u for u in self.units if any(p.slot is slot for p in u.pieces))
@@ -177,6 +181,16 @@ class Lane:
     def x(self) -> Tensor:
         """The error-fed gradient (numel,) of the step under way; after its exchange, what is unsent."""
         return self.working[UNSENT]
+
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The type of its parameters if values may travel in it and it is shorter than the planes'."""
+        own = self.slots[0].spec.dtype
+        return own if own.itemsize < self.dtype.itemsize and not self.memory.masks else None
+
+    def scale(self, loss_scale: float) -> float:
+        """How many times too large the gradients are that its exchange gets."""
+        return loss_scale if self.memory.as_arrived else 1.0
 
     def fold(self, grads: Gradients, step: int, world: int) -> Folded:
         """Memory plus gradients, into the working planes; pieces begin as slots do."""

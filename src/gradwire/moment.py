@@ -105,7 +105,9 @@ class Moment:
     `step` counts committed steps; `unit` is the unit's number within its lane, `lane` the lane's number.
     `parts` of parameters make up the unit, in order; none means one that has no name.
     `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
-    `replicas` tells what all ranks hold alike of a parameter.
+    `replicas` tells what all ranks hold alike of a parameter. Gradients come `scale` times as large as they
+    are, and where the unit's parameters have a shorter type than they add up in, values travel in that one,
+    `narrow`, unless another is asked for.
     """
 
     step: int
@@ -115,6 +117,8 @@ class Moment:
     seed: int = 0
     lane: int = 0
     parts: tuple[Part, ...] = ()
+    scale: float = 1.0
+    narrow: torch.dtype | None = None
     unsent: Tensor | None = field(default=None, compare=False, repr=False)
     kept: Kept = field(default_factory=Kept, compare=False, repr=False)
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)

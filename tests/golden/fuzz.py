@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 
 def cases(numel: int = 100) -> Iterator[Case]:
-    """A frame of every kind: lossless with special numbers, cut, levels, thresholds, raw, and short types."""
+    """A frame of every kind: lossless, cut, levels, thresholds, raw; short types whole and cut."""
     random = torch.Generator().manual_seed(numel)
     x = torch.randn(numel, generator=random) * 1e-3
     x[::5] = 0.0
@@ -64,6 +64,8 @@ def cases(numel: int = 100) -> Iterator[Case]:
         (odd, 0, False, False, False), (x, 16, False, True, True), (x, levels, True, True, True),
         (x, limits, False, True, True), (noise, 0, False, False, False),
         (odd.bfloat16(), 0, False, False, False), (x.half(), 0, False, False, True),
+        (odd.bfloat16(), limits, False, True, False), (x.half(), limits % 32, False, False, True),
+        (x.bfloat16(), levels.clamp(max=6), True, True, True), (x.half(), 3, False, False, True),
     ):  # fmt: skip
         counts = histogram(values, dropped, explicit=explicit, flush=flush)
         table = Table.from_histogram(counts) if own else Table.prior(values.dtype)

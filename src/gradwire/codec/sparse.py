@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.buffer import Chosen, chosen
-from gradwire.codec.narrow import check_narrow, narrowed, shorter
+from gradwire.codec.narrow import check_narrow, narrowed, wire_type
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.kernels import take
 from gradwire.moment import Moment
@@ -90,7 +90,7 @@ class Sparse:
         self._layout(out.numel(), out.dtype, at).add(payload, out, weight)
 
     def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Chosen:
-        return chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
+        return chosen(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
 
 
 def values(selector: Selector) -> Values:

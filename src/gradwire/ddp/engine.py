@@ -201,7 +201,8 @@ class Engine:
             self.runner.issue(lambda: carried.send(TimedComm(self.comm, step.trace, "buffers")))
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
-        lane, grads = share.lane, Gradients(arrival.buffer, share.pieces, 1.0 / step.scale)
+        lane, scale = share.lane, share.lane.scale(step.scale) / step.scale
+        grads = Gradients(arrival.buffer, share.pieces, scale)
         try:
             with step.trace.compressing("encode", share.label):
                 seen = lane.fold(grads, step.number, self.comm.world)
@@ -229,14 +230,12 @@ class Engine:
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
         x = lane.x[unit.start : unit.stop]
+        where = (unit.index, self.comm.rank, self.comm.world, self._seed, unit.lane, unit.parts)
         at = Moment(
             step.number,
-            unit.index,
-            self.comm.rank,
-            self.comm.world,
-            self._seed,
-            unit.lane,
-            unit.parts,
+            *where,
+            lane.scale(step.scale),
+            lane.narrow,
             unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
             kept=lane.kept,
             replicas=self.replicas,
@@ -248,9 +247,10 @@ class Engine:
         if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
             step.rest(unit)
             return
-        mean = step.landing(unit, x)
+        factor = step.scale / at.scale
+        mean = step.landing(unit, x, factor)
         task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)), agreed)
-        task.land = lambda: step.land(unit, mean)
+        task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 
     def _look(self, step: Step, unit: Unit, x: Tensor) -> None:

@@ -146,7 +146,7 @@ def build(
     device: torch.device,
     memory_dtype: torch.dtype | None = None,
 ) -> Layout:
-    """Assign every parameter to a lane, whose committed planes are of `memory_dtype`.
+    """Assign every parameter to a lane of its recipe and type, whose committed planes are of `memory_dtype`.
 
     A recipe without memory takes its tiny tensors along: whole buckets travel in place.
     """
@@ -160,7 +160,7 @@ def build(
         text = tiny if text == TINY else text
         composition = main if text in (None, main.text) else compositions.setdefault(text, fixed(text))
         if composition.exchange.memory is not None:
-            members.setdefault((composition.text, spec.plane_dtype), []).append(spec)
+            members.setdefault((composition.text, spec.dtype), []).append(spec)
             compositions.setdefault(composition.text, composition)
         elif composition.exchange.in_place:
             direct[spec.name] = composition.exchange

@@ -64,6 +64,7 @@ def _main_lane(layout: Layout) -> Lane | None:
 
 def _sent(layout: Layout, lane: Lane | None, bounds: Sequence[int], at: Moment) -> Sent:
     exchange, dtype = layout.main.exchange, torch.float32 if lane is None else lane.dtype
+    at = replace(at, narrow=None if lane is None else lane.narrow)
     rounds = []
     for index, (start, stop) in enumerate(pairwise(bounds)):
         parts = () if lane is None else lane.units[index].parts

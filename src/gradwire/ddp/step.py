@@ -107,10 +107,10 @@ class Step:
                 ready.append(unit)
         return ready
 
-    def landing(self, unit: Unit, like: Tensor) -> Tensor:
+    def landing(self, unit: Unit, like: Tensor, factor: float) -> Tensor:
         """Where the mean of `unit` may be written: its own run of one bucket if it has one, else scratch."""
         view = self._view(unit)
-        if view is not None and view.dtype == like.dtype and self.scale == 1.0:
+        if view is not None and view.dtype == like.dtype and factor == 1.0:
             return view
         return torch.empty_like(like)
 
@@ -131,13 +131,13 @@ class Step:
             buffer, entry = self.places[piece.slot.spec.name]
             buffer[entry.offset + piece.start : entry.offset + piece.stop].zero_()
 
-    def land(self, unit: Unit, mean: Tensor) -> None:
-        """Carry the mean of `unit` to the buckets, times the loss scale that the fold divided out."""
+    def land(self, unit: Unit, mean: Tensor, factor: float) -> None:
+        """Carry the mean of `unit` to the buckets, times the loss scale if the fold divided it out."""
         view = self._view(unit)
         if view is not None and view.data_ptr() == mean.data_ptr():
             return
-        if self.scale != 1.0:
-            mean *= self.scale
+        if factor != 1.0:
+            mean *= factor
         done = 0
         for piece in unit.pieces:
             buffer, entry = self.places[piece.slot.spec.name]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.buffer import Chosen
-from gradwire.codec.narrow import check_narrow, shorter
+from gradwire.codec.narrow import check_narrow, wire_type
 from gradwire.codec.select import Selector, filled
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
@@ -50,7 +50,7 @@ class Agreed:
         count = self._largest(chosen.numel(), x, comm, at)
         mean.zero_()
         pending: Pending = DONE
-        layout = Chosen(count, x.numel(), shorter(self.dtype, x.dtype))
+        layout = Chosen(count, x.numel(), wire_type(self.dtype, x.dtype, at))
         payloads = _room(comm.world, layout.buffer.bytes, x)
         if count > 0:
             pending = comm.all_gather(payloads, _take(x, chosen, layout, at, failures))
@@ -76,7 +76,7 @@ class Agreed:
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`. The second is an upper bound."""
-        layout = Chosen(self.selector.count(numel, at), numel, shorter(self.dtype, dtype))
+        layout = Chosen(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
         payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload
 

@@ -19,7 +19,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.narrow import check_narrow, shorter
+from gradwire.codec.narrow import check_narrow, wire_type
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Round, check_algorithm
 from gradwire.exchange.base import Finish
@@ -55,7 +55,7 @@ class ArTopK:
         """See `Exchange.start`. A broadcast and an all-reduce, or all-gather and two all-reduces."""
         indices, leader = self._lead(x, comm, at)
         norm = torch.linalg.vector_norm(x) if self.elect == "auto" else None
-        message = take_share(x, indices, comm.world, self.dtype)
+        message = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, at))
         if norm is not None:
             norms = torch.stack([torch.linalg.vector_norm(message), (norm / comm.world).to(message.dtype)])
             message = torch.cat([message, norms])
@@ -80,7 +80,7 @@ class ArTopK:
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
-        count, wire = self.selector.count(numel, at), shorter(self.dtype, dtype)
+        count, wire = self.selector.count(numel, at), wire_type(self.dtype, dtype, at)
         sent = count + (2 if self.elect == "auto" else 0)
         values = Round("all_reduce", sent, wire, algorithm=self.algorithm)
         if in_turn(self.elect, at):

@@ -123,7 +123,7 @@ def forget(inner: Exchange, memory: Memory | None = None) -> Remember:
 
     >>> from gradwire.exchange import dense
     >>> forget(dense()).memory
-    Forgetful()
+    Forgetful(as_arrived=False)
     """
     if memory is not None and UNSENT in memory.planes:
         raise ValueError(f"{memory} keeps what is unsent; give it to remember(...)")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec.narrow import held, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
 from gradwire.exchange.base import Finish
 from gradwire.memory import Memory
@@ -17,7 +18,9 @@ from gradwire.moment import Moment
 class Dense:
     """Multiply by 1/W, then sum: the order that makes it bit-identical to DDP on any world.
 
-    That is the library's all-reduce; another `algorithm` adds in another order.
+    That is the library's all-reduce; another `algorithm` adds in another order. Where parameters have a
+    shorter type than their gradients add up in (`Moment.narrow`), values travel in it, as DDP's would, and
+    what rounding drops stays unsent.
     """
 
     algorithm: Algorithm = "library"
@@ -30,14 +33,28 @@ class Dense:
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. One all-reduce of `numel` elements."""
+        if (wire := wire_type(None, x.dtype, at)) != x.dtype:
+            return self._start_narrow(x, mean, comm, wire)
         torch.mul(x, 1.0 / comm.world, out=mean)
         if mean.data_ptr() != x.data_ptr():
             x.zero_()
         return comm.all_reduce(mean, self.algorithm).wait
 
+    def _start_narrow(self, x: Tensor, mean: Tensor, comm: Comm, wire: torch.dtype) -> Finish:
+        share = x * (1.0 / comm.world)
+        payload = held(share, comm.world, wire)
+        torch.sub(share, payload, out=x).mul_(comm.world)
+        pending = comm.all_reduce(payload, self.algorithm)
+
+        def finish() -> None:
+            pending.wait()
+            mean.copy_(payload)
+
+        return finish
+
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """See `Exchange.rounds`."""
-        return (Round("all_reduce", numel, dtype, algorithm=self.algorithm),)
+        return (Round("all_reduce", numel, wire_type(None, dtype, at), algorithm=self.algorithm),)
 
 
 def dense(algorithm: Algorithm = "library") -> Dense:

@@ -42,6 +42,7 @@ from gradwire.codec.gcomp import (
     table_of,
     unframe,
 )
+from gradwire.codec.gcomp.drops import BASES, levels_of, may_flush
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.exchange.dense import dense
@@ -62,9 +63,10 @@ REFRESH = 50
 
 @dataclass(frozen=True)
 class Gcomp:
-    """`bits` is how many bits "truncate" drops of each mantissa.
+    """`bits` is how many bits "truncate" drops of each mantissa of 23, and of shorter ones as many fewer.
 
-    float64 and a single rank take plain all-reduce; of 16-bit types nothing is dropped in any mode.
+    All that is lost is measured in the type that the exchange is given; float64 and a single rank take plain
+    all-reduce.
     """
 
     mode: Mode = "near"
@@ -152,8 +154,8 @@ class Frames:
 
     def __init__(self, how: Gcomp, numel: int, dtype: torch.dtype, at: Moment, refreshes: bool) -> None:
         self.counts = torch.zeros(SYMBOLS, dtype=torch.int64) if refreshes else None
-        self._mode: Mode = how.mode if dtype == torch.float32 else "lossless"
-        self._bits, self._numel, self._dtype, self._at = how.bits, numel, dtype, at
+        self._mode, self._bits = how.mode, max(0, how.bits - BASES[dtype])
+        self._numel, self._dtype, self._at = numel, dtype, at
         self._kind, self._name = place_of(at)
         self._dynamic = how.tables == "dynamic"
         self._states: dict[tuple[int, int], int] = {}
@@ -195,8 +197,8 @@ class Frames:
                 return self._thresholds[here]
             case "levels":
                 levels = torch.empty(x.numel(), dtype=torch.uint8)
-                mantissa_levels(x, self._numerators[here], levels)
-                return levels
+                mantissa_levels(x.float(), self._numerators[here], levels)
+                return levels.clamp_(max=levels_of(self._dtype)[-1])
             case "truncate":
                 return self._bits
         return 0
@@ -204,6 +206,8 @@ class Frames:
     def _flushes(self, x: Tensor, start: int) -> bool:
         """Whether what is below the normal range becomes zero: not where nothing at all may be lost."""
         here = slice(start, start + x.numel())
+        if not may_flush(self._dtype):
+            return False
         match self._mode:
             case "near":
                 return bool(self._thresholds[here].any())
@@ -222,7 +226,7 @@ class Frames:
 
     @cached_property
     def _thresholds(self) -> Tensor:
-        return thresholds(self._numel, self._at)
+        return thresholds(self._numel, self._at, self._dtype)
 
     @cached_property
     def _numerators(self) -> Tensor:

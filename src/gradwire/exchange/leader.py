@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.narrow import check_narrow, shorter
+from gradwire.codec.narrow import check_narrow, wire_type
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
@@ -50,7 +50,7 @@ class Leader:
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Two all-reduces (indices, values), three when norms elect the leader."""
         indices = self._spread(x, self._leader(x, comm, at), comm, at)
-        values = take_share(x, indices, comm.world, self.dtype)
+        values = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, at))
         pending = comm.all_reduce(values)
 
         def finish() -> None:
@@ -76,7 +76,7 @@ class Leader:
         """See `Exchange.rounds`."""
         count = self.selector.count(numel, at)
         election = () if self.elect == "round_robin" else (Round("all_reduce", at.world, torch.float32),)
-        values = Round("all_reduce", count, shorter(self.dtype, dtype))
+        values = Round("all_reduce", count, wire_type(self.dtype, dtype, at))
         return (*election, spread_round(count, numel), values)
 
 

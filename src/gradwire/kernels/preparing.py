@@ -109,8 +109,8 @@ def _frames(x: Tensor) -> None:
         out, np.uint64(0), directory, 64, same[:0], same, how, lookups.decoding, words, x.numpy(), False
     )
     each, fields = np.zeros((3, 64), np.uint8), np.empty(64, np.uint32)
-    cpu.mantissa.round_words(words, each[0], *how[:2], fields)
-    cpu.mantissa.split(words, each[0], *how[:2], how[3], each[1], each[2], fields)
+    cpu.mantissa.round_words(words, each[0], how, fields)
+    cpu.mantissa.split(words, each[0], how, each[1], each[2], fields)
 
 
 def _huffman(_x: Tensor) -> None:

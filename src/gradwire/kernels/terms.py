@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,3 +14,12 @@ class Terms:
     pull: float = 0.0
     share: float = 1.0
     eps: float = 0.0
+
+    def times(self, factor: float) -> Terms:
+        """Those of `factor` times C.
+
+        >>> Terms(offset=3.0, eps=1e-8).times(2.0)
+        Terms(slope=0.0, offset=6.0, pull=0.0, share=1.0, eps=1e-08)
+        """
+        scaled = {name: getattr(self, name) * factor for name in ("slope", "offset", "pull")}
+        return replace(self, **scaled)

@@ -19,7 +19,8 @@ UNSENT = "unsent"
 not send. Committed it is only where that is remembered."""
 
 Planes = Mapping[str, Tensor]
-"""Tensors (numel,) by the names of `Memory.planes`; working ones in float32 or float64."""
+"""Tensors (numel,) by the names of `Memory.planes`; working ones in float32 or float64, or
+in the gradient's own type (`Memory.as_arrived`)."""
 
 
 class Gradients(NamedTuple):
@@ -41,6 +42,9 @@ class Memory(Protocol):
     - `planes`: names of the planes that are committed; `UNSENT` comes first where it is one of them.
     - `weight`: how much gradient one unit of the committed plane `UNSENT` stands for.
     - `covers_momentum`: it applies momentum itself, so the optimizer must not.
+    - `as_arrived`: its planes have the gradient's own type, and a loss scale stays in. All others add up in
+      float32 or float64, without it.
+    - `masks`: it takes an exact zero for what has been sent, so that values must travel whole.
     """
 
     @property
@@ -49,6 +53,10 @@ class Memory(Protocol):
     def weight(self) -> float: ...
     @property
     def covers_momentum(self) -> bool: ...
+    @property
+    def as_arrived(self) -> bool: ...
+    @property
+    def masks(self) -> bool: ...
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """Write the error-fed gradients to working[UNSENT], where `grads` says."""

@@ -14,11 +14,16 @@ from gradwire.memory.base import UNSENT, Gradients, Planes
 
 @dataclass(frozen=True)
 class Forgetful:
-    """x = g, and what x leaves unsent is dropped."""
+    """x = g, and what x leaves unsent is dropped.
 
+    With `as_arrived` x has the gradient's own type, and the loss scale in it.
+    """
+
+    as_arrived: bool = False
     planes = ()
     weight = 1.0
     covers_momentum = False
+    masks = False
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""

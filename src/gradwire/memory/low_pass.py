@@ -27,6 +27,8 @@ class LowPass:
     beta: float
     planes = (UNSENT,)
     covers_momentum = False
+    as_arrived = False
+    masks = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.beta <= 1.0:

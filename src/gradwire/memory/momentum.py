@@ -36,6 +36,7 @@ class MomentumCorrection:
     clip: float | None = None
     planes = (UNSENT, MOMENTUM)
     weight = 1.0
+    as_arrived = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.momentum < 1.0:
@@ -47,6 +48,11 @@ class MomentumCorrection:
     def covers_momentum(self) -> bool:
         """See `Memory.covers_momentum`."""
         return self.momentum > 0.0
+
+    @property
+    def masks(self) -> bool:
+        """See `Memory.masks`."""
+        return self.masking
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""

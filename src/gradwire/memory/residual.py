@@ -29,6 +29,8 @@ class Residual:
     planes = (UNSENT,)
     weight = 1.0
     covers_momentum = False
+    as_arrived = False
+    masks = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.start <= 1.0:

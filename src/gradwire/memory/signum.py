@@ -22,6 +22,8 @@ class Signum:
     momentum: float = 0.9
     planes = (MOMENTUM,)
     weight = 1.0
+    as_arrived = False
+    masks = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.momentum < 1.0:

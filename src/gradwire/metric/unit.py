@@ -16,25 +16,33 @@ from gradwire.metric.optimizers import Numerator, numerator_of
 from gradwire.moment import Moment, Part, Replicated, is_dense
 
 Fill = Callable[[Tensor, Tensor | None, Tensor | None, Terms, Tensor], None]
+_HALF_BIAS = 127 - 15
+"""Between the biased exponents of float32 and float16."""
 
 
 def numerators(numel: int, at: Moment) -> Tensor:
-    """(numel,) float32: |C| of every element of a unit, never more; 0 where nothing may be lost."""
+    """(numel,) float32: |C| of every element of a unit, never more; 0 where nothing may be lost.
+
+    C is what a gradient is compared with: times `at.scale`, where gradients come so many times as large.
+    """
     return _over_parts(numel, at, torch.float32, fill_numerators)
 
 
-def thresholds(numel: int, at: Moment) -> Tensor:
-    """(numel,) uint8: the biased exponents t of C. Of a gradient with exponent e, t − e bits may be lost.
+def thresholds(numel: int, at: Moment, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(numel,) uint8: the exponents t of C, biased as those of `dtype`, which gradient and parameter have.
 
-    Rounded to nearest that is an error of 2^(t − 24) or less, and so below 2^-24·|C|. As t depends on nothing
-    but what replicas hold alike, whoever receives the gradient knows it already. 0 where nothing may be lost.
+    Of a gradient with exponent e, t − e bits may be lost. Rounded to nearest that is an error of half a unit
+    in the last place of C in that type or less: below 2^-24·|C| in float32, 2^-8·|C| in bfloat16, 2^-11·|C|
+    in float16. As t depends on nothing but what replicas hold alike, whoever receives the gradient knows it
+    already. 0 where nothing may be lost.
 
     >>> sgd = dict(lr=2.0**-10, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
     >>> ones = Replicated(torch.ones(2), sgd, {}, torch.optim.SGD)
     >>> thresholds(2, Moment(step=0, unit=0, rank=0, world=1, replicas=lambda name: ones))
     tensor([137, 137], dtype=torch.uint8)
     """
-    return _over_parts(numel, at, torch.uint8, numerator_exponents)
+    found = _over_parts(numel, at, torch.uint8, numerator_exponents)
+    return found.clamp_(min=_HALF_BIAS).sub_(_HALF_BIAS) if dtype == torch.float16 else found
 
 
 def _over_parts(numel: int, at: Moment, dtype: torch.dtype, fill: Fill) -> Tensor:
@@ -43,14 +51,14 @@ def _over_parts(numel: int, at: Moment, dtype: torch.dtype, fill: Fill) -> Tenso
     for part in at.parts or (Part("", (numel,), 0, numel),):
         seen = at.replicas(part.name)
         if seen is not None:
-            refusal = _over_part(seen, part, out[done : done + part.numel], fill)
+            refusal = _over_part(seen, part, at.scale, out[done : done + part.numel], fill)
             if refusal:
                 _say(refusal)
         done += part.numel
     return out
 
 
-def _over_part(seen: Replicated, part: Part, out: Tensor, fill: Fill) -> str:
+def _over_part(seen: Replicated, part: Part, scale: float, out: Tensor, fill: Fill) -> str:
     """Fill in one parameter's, and return nothing; or leave zeros, and say why."""
     found = numerator_of(seen)
     if not isinstance(found, Numerator):
@@ -65,7 +73,7 @@ def _over_part(seen: Replicated, part: Part, out: Tensor, fill: Fill) -> str:
         tensors.append(None if flat is None else flat[part.start : part.stop].float())
     parameter, square, momentum = tensors
     assert parameter is not None
-    fill(parameter, square, momentum, found.terms, out)
+    fill(parameter, square, momentum, found.terms.times(scale), out)
     return ""
 
 

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from gradwire.arena import Cutter
 from gradwire.exchange import Exchange, dense, every, forget, remember
-from gradwire.memory import Residual
+from gradwire.memory import Forgetful, Residual
 from gradwire.plan import Facts, interval_for, phased_cuts
 from gradwire.plan.collectives import Transfer, time_of
 from gradwire.plan.costs import Line
@@ -122,7 +122,7 @@ def compose(interval: int, options: Options, why: str = "as configured") -> Comp
 def _fed_back(interval: int, options: Options) -> Exchange:
     filtered = every(interval, dense())
     if options.feedback == "none":
-        return forget(filtered)
+        return forget(filtered, Forgetful(as_arrived=True))
     return remember(filtered, schedule(interval, options) if options.feedback == "schedule" else Residual())
 
 

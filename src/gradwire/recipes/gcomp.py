@@ -12,6 +12,7 @@ segment of which anything at all may be lost, with "lossless" never.
 from gradwire.exchange import forget
 from gradwire.exchange import gcomp as compressed_ring
 from gradwire.exchange.gcomp import REFRESH, Mode, Tables
+from gradwire.memory import Forgetful
 from gradwire.recipes.base import Composition, register
 
 
@@ -25,4 +26,4 @@ def gcomp(
     Paper: Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training".
     Use when: the network is up to twice too slow and training must be as without compression.
     """
-    return Composition(forget(compressed_ring(mode, bits, tables, refresh)))
+    return Composition(forget(compressed_ring(mode, bits, tables, refresh), Forgetful(as_arrived=True)))

@@ -17,7 +17,7 @@ def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce")
 
     >>> from gradwire.codec import truncate
     >>> rounded(truncate(18), feedback=False).exchange.memory
-    Forgetful()
+    Forgetful(as_arrived=False)
     """
     if collective not in get_args(Collective):
         raise ValueError(f"collective={collective!r} is none of {', '.join(get_args(Collective))}")

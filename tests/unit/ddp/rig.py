@@ -175,12 +175,15 @@ FORGETTING = frozenset(
 its own (`test_memory_kinds.py`)."""
 
 
-def specs(dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32) -> tuple[ParameterSpec, ...]:
+def specs(
+    dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> tuple[ParameterSpec, ...]:
     """The layout order is the reverse of registration."""
     of = dtype if callable(dtype) else lambda _name: dtype
     return tuple(
         ParameterSpec(name, shape, of(name), torch.Size(shape).numel())
-        for name, shape in reversed(SHAPES.items())
+        for name, shape in reversed(shapes.items())
     )
 
 
@@ -235,13 +238,14 @@ class Rig:
         *,
         unit_elements: int | None = None,
         dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
+        shapes: Mapping[str, tuple[int, ...]] = SHAPES,
         **options: Any,
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
         self._concluded: list[Step] = []
         self.engine = Engine(
             comm,
-            specs(dtype),
+            specs(dtype, shapes),
             recipe(text),
             post=self._jobs.append,
             concluded=self._concluded.append,

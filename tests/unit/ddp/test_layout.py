@@ -66,12 +66,12 @@ def test_what_a_policy_leaves_open_goes_the_recipes_way() -> None:
     }
 
 
-def test_every_recipe_and_plane_type_has_a_lane_of_its_own() -> None:
+def test_every_recipe_and_type_has_a_lane_of_its_own() -> None:
     specs = (*SPECS, _spec("double", 99, 99, dtype=torch.float64), _spec("half", 99, 99, dtype=torch.float16))
     layout = _layout("topk(ratio=0.1)", {"head.weight": "randomk(ratio=0.1)", "*": "topk(ratio=0.1)"}, specs)
     names = [[slot.spec.name for slot in lane.slots] for lane in layout.lanes]
-    assert names == [["head.bias", "norm", "body", "half"], ["head.weight"], ["double"]]
-    assert [lane.number for lane in layout.lanes] == [0, 1, 2]
+    assert names == [["head.bias", "norm", "body"], ["head.weight"], ["double"], ["half"]]
+    assert [lane.number for lane in layout.lanes] == [0, 1, 2, 3]
 
 
 def test_memory_is_a_view_of_the_committed_plane() -> None:

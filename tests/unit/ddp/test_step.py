@@ -17,8 +17,8 @@ def _lane(*sizes: int) -> Lane:
     return Lane(0, specs, remember(gather(sparse(top_k(0.5)))), lambda _: (), torch.device("cpu"))
 
 
-def _step(*buckets: dict[str, int], scale: float = 1.0) -> tuple[Step, list[torch.Tensor]]:
-    step, buffers = Step(0, "plan", scale, 0.0), []
+def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
+    step, buffers = Step(0, "plan"), []
     for bucket in buckets:
         entries, offset = [], 0
         for name, size in bucket.items():
@@ -41,23 +41,25 @@ def _step(*buckets: dict[str, int], scale: float = 1.0) -> tuple[Step, list[torc
         [{"p0": 2, "x": 1, "p1": 3}],
     ],
 )
-@pytest.mark.parametrize("scale", [1.0, 8.0])
-def test_a_mean_lands_on_its_parameters_and_nowhere_else(buckets: list[dict[str, int]], scale: float) -> None:
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_a_mean_lands_on_its_parameters_and_nowhere_else(
+    buckets: list[dict[str, int]], factor: float
+) -> None:
     (unit,) = _lane(2, 3).units
-    step, buffers = _step(*buckets, scale=scale)
-    mean = step.landing(unit, torch.zeros(5))
+    step, buffers = _step(*buckets)
+    mean = step.landing(unit, torch.zeros(5), factor)
     mean.copy_(torch.arange(1.0, 6.0))
-    step.land(unit, mean)
+    step.land(unit, mean, factor)
     expected = {"p0": [1.0, 2.0], "p1": [3.0, 4.0, 5.0]}
     for bucket, buffer in zip(buckets, buffers, strict=True):
         for (name, size), part in zip(bucket.items(), buffer.split(list(bucket.values())), strict=True):
-            assert part.tolist() == [scale * value for value in expected.get(name, size * [0.0])]
+            assert part.tolist() == [factor * value for value in expected.get(name, size * [0.0])]
 
 
 def test_a_unit_within_one_bucket_needs_no_copy() -> None:
     (unit,) = _lane(2, 3).units
     step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
-    assert step.landing(unit, torch.zeros(5)).data_ptr() == buffer[4:].data_ptr()
+    assert step.landing(unit, torch.zeros(5), 1.0).data_ptr() == buffer[4:].data_ptr()
 
 
 def test_a_unit_is_complete_when_all_its_pieces_are() -> None:

@@ -4,16 +4,19 @@
 
 - An int d, 0 … 23: so many bits of every value.
 - A tensor (numel,) of uint8 and `explicit`: so many bits of each, 0, 6, 12 or 18; this travels.
-- A tensor (numel,) of uint8 and not `explicit`: a *threshold* t. A value is rounded to a multiple of
-  2^(t − 150), the ulp of a float32 whose biased exponent is t: one with exponent e loses t − e bits, and
-  what is below half a step becomes zero. 0 drops nothing. It does not travel: the receiver must have it.
+- A tensor (numel,) of uint8 and not `explicit`: a *threshold* t. A value is rounded to a multiple of the ulp
+  of a number of its own type whose biased exponent is t, 2^(t − 150) in float32: one with exponent e loses
+  t − e bits, and what is below half a step becomes zero. 0 drops nothing. It does not travel: the receiver
+  must have it.
 
-Rounding is to the nearest, ties to even. Exponents 254 and 255 (Inf, NaN with its payload) are always exact,
-and so is what lies below the normal range, unless it is flushed to +0.
+Bits count from the lowest that a type has: of 16-bit types at most 7 or 10 can be dropped. Rounding is to the
+nearest, ties to even. The two largest exponents (Inf, NaN with its payload) are always exact, and so is what
+lies below the normal range, unless it is flushed to +0. In float16 it never is: that begins at 2^-14.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,25 +64,49 @@ def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> 
     """`dropped` for elements such as those of `like`; `ValueError` for what it cannot be."""
     if like.dtype not in BASES:
         raise ValueError(f"{like.dtype} has no GComp code; float32, bfloat16 and float16 do")
-    if like.dtype != torch.float32 and (flush or explicit or isinstance(dropped, Tensor) or dropped):
-        raise ValueError(f"of {like.dtype} nothing can be dropped: dropped=0, flush=False, explicit=False")
-    base = np.uint32(BASES[like.dtype])
+    if flush and not may_flush(like.dtype):
+        raise ValueError(f"what is below the normal range of {like.dtype} cannot be dropped: flush=False")
+    base, bits = np.uint32(BASES[like.dtype]), mantissa_bits(like.dtype)
+    legal = levels_of(like.dtype) if explicit else range(bits + 1)
     if isinstance(dropped, Tensor):
         how = How(not explicit, flush, explicit, base)
-        return Drops(_each(dropped, like.numel(), explicit), 0, how)
-    if not 0 <= dropped <= MANTISSA or (explicit and dropped not in LEVELS):
-        legal = "0, 6, 12 or 18 where levels travel" if explicit else f"0 … {MANTISSA}"
-        raise ValueError(f"dropped={dropped} bits of {MANTISSA} are not possible; choose {legal}")
+        return Drops(_each(dropped, like.numel(), legal if explicit else None), 0, how)
+    if dropped not in legal:
+        choice = ", ".join(map(str, legal)) + " where levels travel" if explicit else f"0 … {bits}"
+        raise ValueError(f"dropped={dropped} bits of {bits} are not possible; choose {choice}")
     each = np.full(like.numel() if explicit else 0, dropped, np.uint8)
     return Drops(each, int(dropped), How(False, flush, explicit, base))
 
 
-def _each(dropped: Tensor, numel: int, explicit: bool) -> NDArray[np.uint8]:
+def mantissa_bits(dtype: torch.dtype) -> int:
+    """Of a number of that type: as many as can be dropped.
+
+    >>> [mantissa_bits(dtype) for dtype in BASES]
+    [23, 7, 10]
+    """
+    return MANTISSA - BASES[dtype]
+
+
+def levels_of(dtype: torch.dtype) -> tuple[int, ...]:
+    """The levels that numbers of that type have bits for.
+
+    >>> levels_of(torch.float32), levels_of(torch.float16)
+    ((0, 6, 12, 18), (0, 6))
+    """
+    return tuple(level for level in LEVELS if level <= mantissa_bits(dtype))
+
+
+def may_flush(dtype: torch.dtype) -> bool:
+    """Whether what lies below the normal range, 2^-126, is next to nothing; float16's begins at 2^-14."""
+    return dtype != torch.float16
+
+
+def _each(dropped: Tensor, numel: int, levels: Sequence[int] | None) -> NDArray[np.uint8]:
     if dropped.shape != (numel,) or dropped.dtype != torch.uint8:
         raise ValueError(f"dropped is uint8 ({numel},), not {dropped.dtype} {tuple(dropped.shape)}")
     each = dropped.cpu().contiguous().numpy()
-    if explicit and not np.isin(each, LEVELS).all():
-        raise ValueError("levels that travel are 0, 6, 12 or 18 bits")
+    if levels is not None and not np.isin(each, levels).all():
+        raise ValueError(f"levels that travel are {', '.join(map(str, levels))} bits")
     return each
 
 
@@ -116,7 +143,7 @@ def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False)
     drops = drops_of(dropped, x, explicit=explicit, flush=flush)
     words = words_of(x)
     out, each = np.empty_like(words), drops.of_all(words.size)
-    cpu.mantissa.round_words(words, each, drops.how.thresholds, flush, out)
+    cpu.mantissa.round_words(words, each, tuple(drops.how), out)
     return tensor_of(out, x.dtype).to(x.device)
 
 
@@ -131,7 +158,7 @@ def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush
     each = drops.of_all(words.size)
     symbols, widths = np.empty((2, words.size), np.uint8)
     fields = np.empty(words.size, np.uint32)
-    cpu.mantissa.split(words, each, drops.how.thresholds, flush, drops.how.base, symbols, widths, fields)
+    cpu.mantissa.split(words, each, tuple(drops.how), symbols, widths, fields)
     return torch.from_numpy(symbols)
 
 

@@ -29,7 +29,7 @@ def frame(
     buffer: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """x (numel,), float32, or bfloat16 or float16 of which nothing is dropped, as uint8 bytes.
+    """x (numel,), float32, bfloat16 or float16, as uint8 bytes.
 
     `dropped` is what is cut off mantissas (see `gradwire.codec.gcomp.drops`); `flush` makes numbers below the
     normal range +0. The frame is written to `buffer` if there is one, uint8 of `largest_frame(...)` bytes or

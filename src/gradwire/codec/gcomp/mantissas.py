@@ -38,9 +38,8 @@ def pack_mantissas(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, f
         np.zeros(even, np.uint32),
     )
     cpu.mantissa.split(
-        words, drops.of_all(words.size), drops.how.thresholds, flush, drops.how.base, symbols,
-        widths[: words.size], fields[: words.size],
-    )  # fmt: skip
+        words, drops.of_all(words.size), tuple(drops.how), symbols, widths[: words.size], fields[: words.size]
+    )
     out = np.zeros(8 * (words.size * 24 // 64 + 3), np.uint8)  # the kernel writes whole words
     none = np.uint64(0)
     place, held, filled = cpu.mantissa.pack_fields(fields, widths, out, none, none, none)
@@ -70,13 +69,11 @@ def unpack_mantissas(
     """
     like = torch.empty(symbols.numel(), dtype=dtype)
     drops = drops_of(dropped, like, explicit=explicit, flush=False)
-    numel, how = symbols.numel(), drops.how
+    numel, how = symbols.numel(), tuple(drops.how)
     even = numel + numel % 2
     widths, fields = np.zeros(even, np.uint8), np.zeros(even, np.uint32)
     bits = int(
-        cpu.mantissa.widths_of(
-            exponents.numpy(), symbols.numpy(), drops.of_all(numel), how.thresholds, how.base, widths[:numel]
-        )
+        cpu.mantissa.widths_of(exponents.numpy(), symbols.numpy(), drops.of_all(numel), how, widths[:numel])
     )
     if bits < 0 or words.numel() != -(-bits // 64):
         return None

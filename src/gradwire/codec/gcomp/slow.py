@@ -73,9 +73,11 @@ def unframe(
     _require(head.explicit == (dropped is None), "levels")
     _require(head.thresholds == isinstance(dropped, Sequence), "thresholds")
     _require(not isinstance(dropped, int) or dropped == head.drop, "dropped bits")
-    _require(head.drop <= 23 and (head.explicit + head.thresholds + (head.drop > 0) <= 1), "how to cut")
-    lossless = not (head.explicit or head.thresholds or head.drop or head.flush)
-    _require(dtype == "torch.float32" or lossless, "16-bit floats are not cut")
+    _require(
+        head.drop <= _TYPES[dtype][1] and (head.explicit + head.thresholds + (head.drop > 0) <= 1),
+        "how to cut",
+    )
+    _require(dtype != "torch.float16" or not head.flush, "numbers below float16's normal range")
     rows = -(-numel // CHUNK)
     start = len(data) - 8 - 16 * rows
     _require(start >= HEADER_BYTES, "directory")
@@ -133,7 +135,7 @@ def _number(symbol: int, exponent: int, drop: int, head: Header, fields: _Bits) 
         return 0
     if head.thresholds:
         drop = max(0, drop - exponent)
-    if symbol >= 254:
+    if symbol >= 254 or exponent >= (1 << exponent_bits) - 2:
         drop = 0
     _require(drop <= mantissa_bits, "value below its step")
     mantissa, sign = fields.take(mantissa_bits - drop) << drop, fields.take(1)

@@ -38,13 +38,12 @@ def _drops_of(drops: Any, same: Any, here: Any, count: Any) -> Any:
 @kernel
 def _split_chunk(words: Any, drops: Any, same: Any, how: Any, symbols: Any, out: Any) -> Any:
     """Symbols of a chunk, and its fields packed into uint8 `out`; returns how many words those take."""
-    thresholds, flush, _, base = how
     widths, fields = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint32)
     place, held, filled = _U(0), _U(0), _U(0)
     for start in range(0, words.size, BLOCK):
         m = min(BLOCK, words.size - start)
         here = words[start : start + m], _drops_of(drops, same, start, m)
-        split(here[0], here[1], thresholds, flush, base, symbols[start : start + m], widths[:m], fields[:m])
+        split(here[0], here[1], how, symbols[start : start + m], widths[:m], fields[:m])
         if m % 2:
             widths[m], fields[m] = 0, 0
         even = m + m % 2
@@ -82,12 +81,12 @@ def _code_chunk(
 @kernel
 def _append_raw(words: Any, drops: Any, same: Any, how: Any, out: Any, place: Any) -> Any:
     """The rounded numbers as they are, the last word filled up with zeros; returns the next word."""
-    thresholds, flush, _, base = how
+    base = how[3]
     near = np.empty(BLOCK, np.uint32)
     narrow = out[np.int64(place) :].view(np.uint16)
     for start in range(0, words.size, BLOCK):
         m = min(BLOCK, words.size - start)
-        round_words(words[start : start + m], _drops_of(drops, same, start, m), thresholds, flush, near[:m])
+        round_words(words[start : start + m], _drops_of(drops, same, start, m), how, near[:m])
         for i in range(m, min(m + 3, BLOCK)):
             near[i] = 0
         if base == _I(0):
@@ -253,7 +252,7 @@ def _decode_chunk(
     out: Any, floats: Any, add: Any
 ) -> Any:  # fmt: skip
     """One coded chunk to `out`; False where it is none."""
-    thresholds, _, explicit, base = how
+    explicit = how[2]
     symbols, exponents, widths, fields, near, levels = work
     symbols, exponents = symbols[: out.size], exponents[: out.size]
     if not _decode_symbols(words, place, sizes, how, lookups[0], lookups[1], symbols, exponents):
@@ -272,7 +271,7 @@ def _decode_chunk(
             drops_here = levels[:m]
         else:
             drops_here = _drops_of(drops, same, start, m)
-        bits = widths_of(exponents[start:stop], symbols[start:stop], drops_here, thresholds, base, widths)
+        bits = widths_of(exponents[start:stop], symbols[start:stop], drops_here, how, widths)
         if bits < 0 or bit + _U(bits) > limit:
             return False
         if m % 2:

@@ -1,7 +1,8 @@
 """Floats into symbol, width and field, the fields bit by bit into words, and back.
 
 Numbers are float32's bits, or 16-bit floats spread over them: sign at bit 31, exponent from bit 23 on, and
-the lowest `base` bits of the mantissa missing. The loops over whole blocks vectorise.
+the lowest `base` bits of the mantissa missing. What is dropped counts from the lowest bit that is there. The
+loops over whole blocks vectorise. `how` is (thresholds, flush, explicit, base).
 """
 
 from __future__ import annotations
@@ -17,57 +18,60 @@ _U, _I = np.uint64, np.uint32
 _0, _1, _3, _6, _63 = (_U(number) for number in (0, 1, 3, 6, 63))
 _MAGNITUDE, _MANTISSA, _IMPLICIT = _I(0x7FFFFFFF), _I(0x7FFFFF), _I(0x800000)
 _TINY = _I(254)
+_FLOAT16, _LAST_OF_FLOAT16 = _I(13), _I(30)  # its missing bits, its largest finite exponent
 
 
 @kernel
-def _dropped(exponent: Any, drop: Any, thresholds: Any) -> Any:
+def _dropped(exponent: Any, drop: Any, how: Any) -> Any:
     """Bits to drop of a value with that exponent: `drop`, or as many as lie below the threshold `drop`."""
+    thresholds, _, _, base = how
     if thresholds:
         drop = _I(max(drop, exponent) - exponent)
-    return _I(0) if exponent == _I(0) or exponent >= _TINY else drop
+    whole = _LAST_OF_FLOAT16 if base == _FLOAT16 else _TINY
+    return _I(0) if exponent == _I(0) or exponent >= whole else drop
 
 
 @kernel
-def _rounded(bits: Any, drop: Any, thresholds: Any, flush: Any) -> Any:
-    """The nearest magnitude with the dropped bits zero, ties to even; beyond 23 bits 0 or one step."""
+def _rounded(bits: Any, drop: Any, how: Any) -> Any:
+    """The nearest magnitude with the dropped bits zero, ties to even; beyond the mantissa 0 or one step."""
+    thresholds, flush, _, base = how
     magnitude = _I(bits & _MAGNITUDE)
     exponent = _I(magnitude >> _I(23))
-    d = _dropped(exponent, drop, thresholds)
-    s = min(d, _I(23))
+    d, most = _dropped(exponent, drop, how), _I(_I(23) - base)
+    s = _I(base + min(d, most))
     ones = _I(_I(_I(1) << s) - _I(1))
     half = _I(_I(ones + _I(_I(magnitude >> s) & _I(1))) >> _I(1))
     near = _I(_I(magnitude + half) & ~ones)
     if thresholds:
         # One bit more than there are: above half a step it becomes a step, the next power of two.
         up = _I(_I(exponent + _I(1)) << _I(23))
-        up = up if d == _I(24) and _I(magnitude & _MANTISSA) != _I(0) else _I(0)
-        near = up if d > _I(23) else near
+        up = up if d == _I(most + _I(1)) and _I(magnitude & _MANTISSA) != _I(0) else _I(0)
+        near = up if d > most else near
     return _I(0) if flush and exponent == _I(0) else near
 
 
 @kernel
-def round_words(words: Any, drops: Any, thresholds: Any, flush: Any, out: Any) -> None:
+def round_words(words: Any, drops: Any, how: Any, out: Any) -> None:
     """uint32 `out`: what comes out of `words` on the other side."""
-    exact = not flush
+    exact = not how[1]
     for i in range(words.size):
-        near = _rounded(words[i], _I(drops[i]), thresholds, flush)
+        near = _rounded(words[i], _I(drops[i]), how)
         keeps = near != _I(0) or (exact and _I(words[i] & _MAGNITUDE) == _I(0))
         out[i] = _I(near | _I(words[i] & ~_MAGNITUDE)) if keeps else _I(0)
 
 
 @kernel
-def split(
-    words: Any, drops: Any, thresholds: Any, flush: Any, base: Any, symbols: Any, widths: Any, fields: Any
-) -> None:
+def split(words: Any, drops: Any, how: Any, symbols: Any, widths: Any, fields: Any) -> None:
     """Of `words`, rounded: uint8 `symbols`, and sign and kept mantissa in uint32 `fields`, uint8 `widths`."""
+    _, flush, _, base = how
     full, exact = _I(24 - base), not flush
     for i in range(words.size):
-        near = _rounded(words[i], _I(drops[i]), thresholds, flush)
+        near = _rounded(words[i], _I(drops[i]), how)
         exponent = _I(near >> _I(23))
         tiny = exact and _I(words[i] & _MAGNITUDE) < _IMPLICIT and words[i] != _I(0)
         symbol = _I(exponent + _I(exponent == _TINY))
         symbol = _TINY if tiny else symbol
-        drop = _dropped(exponent, _I(drops[i]), thresholds)
+        drop = _dropped(exponent, _I(drops[i]), how)
         mantissa = _I(_I(_I(words[i] >> _I(31)) << _I(23)) | _I(near & _MANTISSA))
         symbols[i] = np.uint8(symbol)
         widths[i] = np.uint8(_I(0) if symbol == _I(0) else _I(full - drop))
@@ -82,13 +86,12 @@ def exponents_at(
 
     They are among those whose number divided by 4 is in `marks`. `drops` is of every element, or empty.
     """
-    thresholds, flush, _, _ = how
     number = 0
     for mark in marks:
         for i in range(4 * mark, min(4 * mark + 4, words.size)):
             if escaped[symbols[i]]:
                 here = _I(drops[i] if drops.size else drop)
-                out[number] = np.uint8(_rounded(words[i], here, thresholds, flush) >> _I(23))
+                out[number] = np.uint8(_rounded(words[i], here, how) >> _I(23))
                 number += 1
     return number
 
@@ -111,16 +114,16 @@ def pack_fields(fields: Any, widths: Any, out: Any, place: Any, held: Any, fille
 
 
 @kernel
-def widths_of(exponents: Any, symbols: Any, drops: Any, thresholds: Any, base: Any, widths: Any) -> Any:
+def widths_of(exponents: Any, symbols: Any, drops: Any, how: Any, widths: Any) -> Any:
     """uint8 `widths` of what has been decoded; the bits of all, or -1 where a value cannot be so small."""
-    full, bits, most = _I(24 - base), _I(0), _I(0)
+    full, bits, most = _I(24 - how[3]), _I(0), _I(0)
     for i in range(symbols.size):
-        drop = _dropped(_I(exponents[i]), _I(drops[i]), thresholds)
+        drop = _dropped(_I(exponents[i]), _I(drops[i]), how)
         most = max(most, drop)
         width = _I(0) if symbols[i] == np.uint8(0) else _I(full - min(drop, full))
         widths[i] = np.uint8(width)
         bits = _I(bits + width)
-    return np.int64(-1) if most > _I(23) else np.int64(bits)
+    return np.int64(-1) if most >= full else np.int64(bits)
 
 
 @kernel

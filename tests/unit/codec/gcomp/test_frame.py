@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import Key, Table, frame, histogram, largest_frame, rounded, slow, unframe
+from gradwire.codec.gcomp.drops import Dropped
 from gradwire.kernels import slices
 from tests.unit.codec.gcomp.inputs import (
     KEY,
@@ -50,6 +51,22 @@ def test_what_arrives_is_the_rounded_value(kind: Callable[[int], Tensor], flush:
             assert same_bits(out, rounded(x, dropped, flush, explicit=explicit))
 
 
+def cuts(n: int, dtype: torch.dtype) -> tuple[tuple[Dropped, bool], ...]:
+    """What may be dropped of a 16-bit type, and whether it is levels that travel."""
+    low, high = (90, 140) if dtype == torch.bfloat16 else (0, 35)
+    return (2, False), (6, True), (levels(n).clamp(max=6), True), (thresholds(n, low, high), False)
+
+
+@by_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_of_short_types_too(kind: Callable[[int], Tensor], dtype: torch.dtype) -> None:
+    for n in (*SIZES[:8], 2049, 65_537):
+        x, flush = kind(n).to(dtype), dtype == torch.bfloat16
+        for dropped, explicit in cuts(n, dtype):
+            out = there_and_back(x, dropped, explicit=explicit, flush=flush)
+            assert same_bits(out, rounded(x, dropped, flush, explicit=explicit))
+
+
 @by_kind
 def test_the_slow_decoder_reads_the_same(kind: Callable[[int], Tensor]) -> None:
     for n in (0, 1, 5, 17, 100, 2049):
@@ -72,9 +89,12 @@ def test_the_slow_decoder_reads_the_same(kind: Callable[[int], Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_slow_decoder_reads_short_types(dtype: torch.dtype) -> None:
     x, table = special(500).to(dtype), Table.prior(dtype)
-    data = frame(x, 0, table, KEY, explicit=False, flush=False).numpy().tobytes()
-    found = slow.unframe(data, 500, str(dtype), 0, {table.id: table.lengths.tolist()}, KEY)
-    assert found == [word % 2**16 for word in x.view(torch.int16).tolist()]
+    for dropped, explicit in ((0, False), *cuts(500, dtype)):
+        data = frame(x, dropped, table, KEY, explicit=explicit, flush=False).numpy().tobytes()
+        known = None if explicit else dropped.tolist() if isinstance(dropped, Tensor) else dropped
+        found = slow.unframe(data, 500, str(dtype), known, {table.id: table.lengths.tolist()}, KEY)
+        expected = rounded(x, dropped, False, explicit=explicit)
+        assert found == [word % 2**16 for word in expected.view(torch.int16).tolist()]
 
 
 def test_the_slow_decoder_reads_several_chunks() -> None:
@@ -166,7 +186,9 @@ def test_anywhere_in_memory() -> None:
         (levels(4) + 1, True, False, torch.float32),
         (levels(5), True, False, torch.float32),
         (levels(4).int(), False, False, torch.float32),
-        (1, False, False, torch.bfloat16),
+        (8, False, False, torch.bfloat16),
+        (11, False, False, torch.float16),
+        (12, True, False, torch.float16),
         (0, False, True, torch.float16),
         (0, False, False, torch.float64),
     ],

@@ -53,6 +53,51 @@ def test_thresholds_are_steps() -> None:
                 assert same_bits(value[None], found[None])
 
 
+SHORT = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}
+"""Bits of exponent and mantissa."""
+
+
+def all_of(dtype: torch.dtype) -> Tensor:
+    """Every number of a 16-bit type."""
+    return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_thresholds_of_short_types_are_steps_of_their_own(dtype: torch.dtype) -> None:
+    width, mantissa = SHORT[dtype]
+    bias, last = (1 << width - 1) - 1, (1 << width) - 3
+    for x in all_of(dtype).split(4096):
+        exponents = x.view(torch.int16).int() >> mantissa & (1 << width) - 1
+        over = torch.arange(x.numel()) * 7 % (mantissa + 4) - 1
+        limits = (exponents + over).clamp(0, 255).to(torch.uint8)
+        found = rounded(x, limits, False)
+        # Exact in float64, which rounds halves to even as well.
+        step = 2.0 ** (torch.maximum(limits.int(), exponents) - bias - mantissa).double()
+        expected = (x.double() / step).round() * step
+        cut = (exponents >= 1) & (exponents <= last)
+        # Of a whole mantissa the tie goes to the even exponent.
+        tie = (limits.int() - exponents == mantissa) & (x.double().abs() == 1.5 * step)
+        assert torch.equal(found.double()[cut & ~tie], expected[cut & ~tie])
+        assert ((found.double() - x.double()).abs() == step / 2)[cut & tie].all()
+        assert same_bits(found[~cut], x[~cut])
+        assert found[cut].isfinite().all()
+        assert same_bits(rounded(found, limits, False), found)
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_bits_of_short_types_are_their_own(dtype: torch.dtype) -> None:
+    x = all_of(dtype)
+    x = x[x.isfinite()]
+    for bits in range(SHORT[dtype][1] + 1):
+        found = rounded(x, bits, False)
+        assert found.isfinite().all()
+        assert same_bits(rounded(found, bits, False), found)
+        normal = (x.abs() >= torch.finfo(dtype).smallest_normal) & (x.abs() < torch.finfo(dtype).max / 4)
+        assert not (found[normal].view(torch.int16) & (1 << bits) - 1).any()
+        error = (found.double() - x.double()).abs()[normal] / x.double().abs()[normal]
+        assert error.max() <= 2.0 ** (bits - 1 - SHORT[dtype][1])
+
+
 def test_rounding_up_into_the_exponent_comes_back() -> None:
     # The receiver computes one dropped bit fewer than the sender had, and the mantissa is zero anyway.
     below_two = torch.nextafter(torch.tensor([2.0, 1.0, 2.0**126]), torch.tensor(0.0))
