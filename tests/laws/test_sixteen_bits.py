@@ -97,7 +97,7 @@ def test_no_recipe_sends_more_than_plain_ddp(name: str, dtype: torch.dtype, worl
 
 
 def test_near_lossless_sends_far_less_than_lossless_and_that_less_than_ddp() -> None:
-    for dtype, near, lossless in ((BF16, 0.5, 0.8), (F16, 0.7, 0.95)):
+    for dtype, near, lossless in ((BF16, 0.5, 0.8), (F16, 0.7, 0.98)):
         plain, _ = sent("dense", 2, dtype)
         # In float32, for comparison, near-lossless saves about 40 %.
         assert sent("gcomp(refresh=3)", 2, dtype)[0] < near * plain

@@ -19,7 +19,7 @@ from gradwire.metric import numerators, thresholds
 from gradwire.moment import Kept, Moment, Part, Replicated
 from tests.ring_order import ring_sum
 from tests.unit.metric.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
-from tests.unit.metric.test_bound import ulp
+from tests.unit.metric.test_bound import half_a_step, ulp
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SHORT = {"segment": 37}
@@ -115,6 +115,41 @@ def test_a_parameter_moves_by_less_ulp_than_there_are_ranks(case: Case, world: i
     assert (moved <= world * case.factor * ulp(rest(optimizer))).all()
     # And it has not been sent as it was.
     assert (found != exact).float().mean() > 0.05
+
+
+@pytest.mark.parametrize("mode", ["near", "levels"])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_in_sixteen_bits_by_less_ulp_of_those(case: Case, dtype: torch.dtype, mode: Any) -> None:
+    parameter, optimizer = trained(case, 10, dtype=dtype)
+    at = moment_of(parameter, optimizer)
+    # Of 6 significant bits: sums of three are exact in 8, and so are those of multiples of a step.
+    shared = torch.Generator().manual_seed(7)
+    unit = 2.0 ** torch.randint(-20, 0, (N,), generator=shared)
+    inputs = [
+        (torch.randint(-42, 43, (N,), generator=torch.Generator().manual_seed(rank)) * unit).to(dtype)
+        for rank in range(4)
+    ]
+    exact = torch.stack(inputs).double().sum(0) / 4
+    found = the_mean(replace(gcomp(mode), **SHORT), inputs, lambda _rank: at).double()
+    if mode == "near":
+        half = half_a_step(thresholds(N, at, dtype), dtype)
+    else:
+        half = numerators(N, at).double() * torch.finfo(dtype).eps / 2.0
+    assert ((found - exact).abs() <= 4 * half).all()
+    moved = (stepped(case, optimizer, found) - stepped(case, optimizer, exact)).abs()
+    assert (moved <= 4 * case.factor * ulp(rest(optimizer), dtype)).all()
+    assert (found != exact).float().mean() > 0.05
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_truncate_keeps_five_bits_of_any_type(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(300, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(4)]
+    found = the_mean(gcomp("truncate"), inputs)
+    dropped = 2 if dtype == BF16 else 5
+    normal = found.abs() >= torch.finfo(dtype).smallest_normal
+    assert not (found[normal].view(torch.int16) & (1 << dropped) - 1).any()
+    assert (found[normal].view(torch.int16) & (1 << dropped)).any()
 
 
 def test_no_hop_may_lose_what_the_metric_does_not_allow() -> None:

@@ -66,13 +66,23 @@ def draw(seed: int, low: int = -14, high: int = 2) -> Tensor:
     return torch.randn(N, generator=random) * 2.0 ** torch.randint(low, high, (N,), generator=random)
 
 
-def trained(case: Case, steps: int, seed: int = 0) -> tuple[nn.Parameter, Optimizer]:
-    """A parameter and its optimizer after some steps of random gradients."""
+def trained(
+    case: Case, steps: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Parameter, Optimizer]:
+    """A parameter and its optimizer after some steps of random gradients in float32, then in `dtype`.
+
+    But for the state beside a float16 parameter: second moments are below its range, which ruins Adam itself.
+    """
     parameter = nn.Parameter(draw(seed))
     optimizer = case.build([parameter])
     for step in range(steps):
         parameter.grad = draw(1000 * seed + step + 1, -24, -4)
         optimizer.step()
+    parameter.grad = None
+    parameter.data = parameter.data.to(dtype)
+    for name, value in optimizer.state.get(parameter, {}).items():
+        if dtype != torch.float16 and isinstance(value, Tensor) and value.shape == parameter.shape:
+            optimizer.state[parameter][name] = value.to(dtype)
     return parameter, optimizer
 
 

@@ -1,12 +1,11 @@
 """What may be lost of a gradient moves no parameter by more than a unit in the last place per rounding.
 
 Against the optimizers of torch themselves, in float64: their own errors there are 2^-53 of the numbers in
-question, and the bound is 2^-24 of them.
+question, and the bound is 2^-24 of them; 2^-8 in bfloat16, 2^-11 in float16.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,9 +16,18 @@ from tests.unit.metric.optimizers import CASES, Case, N, draw, moment_of, rest, 
 WORLDS = (1, 4, 64)
 
 
-def ulp(x: Tensor) -> Tensor:
-    """Units in the last place of float32, in float64."""
-    return torch.from_numpy(np.spacing(x.abs().float().numpy())).double()
+def ulp(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Units in the last place of x in `dtype`, in float64."""
+    info = torch.finfo(dtype)
+    lowest = x.abs().to(dtype).double().clamp(min=info.smallest_normal)
+    return info.eps * 2.0 ** (torch.frexp(lowest).exponent - 1).double()
+
+
+def half_a_step(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """What one rounding by thresholds (N,) in `dtype` errs by at most, in float64."""
+    bias = 15 if dtype == torch.float16 else 127
+    step = 2.0 ** (exponent.double() - bias) * torch.finfo(dtype).eps
+    return torch.where(exponent > 0, step / 2.0, 0.0)
 
 
 def gradients(seed: int) -> list[Tensor]:
@@ -27,13 +35,13 @@ def gradients(seed: int) -> list[Tensor]:
     return [draw(seed, low, low + 6).double() for low in (-40, -20, -8, 4)]
 
 
-def moved(case: Case, steps: int, lost: Tensor, seed: int = 0) -> Tensor:
+def moved(case: Case, steps: int, lost: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """(…, N) how far, in ulp of θ', losing `lost` (N,) of the gradient moves the parameter at most."""
-    _parameter, optimizer = trained(case, steps, seed)
-    unit = ulp(rest(optimizer))
+    _parameter, optimizer = trained(case, steps, dtype=dtype)
+    unit = ulp(rest(optimizer), dtype)
     found = [
         (stepped(case, optimizer, gradient + sign * lost) - stepped(case, optimizer, gradient)).abs() / unit
-        for gradient in gradients(seed + 77)
+        for gradient in gradients(77)
         for sign in (-1.0, 1.0)
     ]
     return torch.stack(found)
@@ -46,10 +54,19 @@ def test_a_rounding_per_rank_moves_a_parameter_by_no_more_ulp_than_ranks(
     case: Case, steps: int, world: int
 ) -> None:
     # Each of N roundings to nearest loses 2^(t − e − 1) units of 2^(e − 23) of a value with exponent e.
-    at = moment_of(*trained(case, steps))
-    exponent = thresholds(N, at).double()
-    lost = torch.where(exponent > 0, world * 2.0 ** (exponent - 127 - 24), 0.0)
+    lost = world * half_a_step(thresholds(N, moment_of(*trained(case, steps))), torch.float32)
     assert (moved(case, steps, lost) <= world * case.factor).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("steps", [0, 30])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_so_it_does_in_sixteen_bits_in_units_of_those(case: Case, steps: int, dtype: torch.dtype) -> None:
+    found = thresholds(N, moment_of(*trained(case, steps, dtype=dtype)), dtype)
+    lost = 4 * half_a_step(found, dtype)
+    assert (moved(case, steps, lost, dtype) <= 4 * case.factor).all()
+    # In units of float32 it would be 2^16 or 2^13 times less.
+    assert moved(case, steps, lost, dtype)[0].max() > 1.0 or steps == 0
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -64,8 +81,8 @@ def test_so_do_levels(case: Case) -> None:
 def test_the_bound_is_no_looser_than_it_says(case: Case) -> None:
     # A threshold is at most an octave below C, an ulp at most one above 2^-24 of θ': a loss that is four
     # times as large must show. Where g reaches the second moment it moves less, but for tiny gradients.
-    exponent = thresholds(N, moment_of(*trained(case, 30))).double()
-    lost = torch.where(exponent > 0, 4.001 * 2.0 ** (exponent - 127 - 24), 0.0)
+    exponent = thresholds(N, moment_of(*trained(case, 30)))
+    lost = 4.001 * half_a_step(exponent, torch.float32)
     assert (exponent > 0).all()
     assert (moved(case, 30, lost)[0] > 1.0).float().mean() > 0.9
 

@@ -61,11 +61,26 @@ def test_parameters_with_gaps_come_row_by_row() -> None:
     assert torch.allclose(found, 2 * gappy.reshape(-1), rtol=1e-6)
 
 
-def test_bfloat16_parameters_count_as_they_are() -> None:
+def test_parameters_of_sixteen_bits_count_as_they_are() -> None:
     parameter = draw(3).bfloat16()
-    found = thresholds(N, Moment(0, 0, 0, 1, replicas=lambda _: seen(parameter)))
+    found = thresholds(N, Moment(0, 0, 0, 1, replicas=lambda _: seen(parameter)), torch.bfloat16)
     expected = thresholds(N, Moment(0, 0, 0, 1, replicas=lambda _: seen(parameter.float())))
     assert torch.equal(found, expected)
+
+
+def test_float16_has_exponents_of_its_own() -> None:
+    values = torch.tensor([1.0, 2.0**-15, 2.0**-16, 0.0, 60000.0], dtype=torch.float16)  # twice that is C
+    found = thresholds(5, Moment(0, 0, 0, 1, replicas=lambda _: seen(values)), torch.float16)
+    assert found.tolist() == [16, 1, 0, 0, 31]
+
+
+def test_a_loss_scale_in_the_gradients_is_one_in_what_they_are_compared_with() -> None:
+    group = {**SGD, "momentum": 0.9, "weight_decay": 0.1}
+    known = seen(draw(3), group, momentum_buffer=draw(4))
+    plain = Moment(0, 0, 0, 1, replicas=lambda _: known)
+    scaled = replace(plain, scale=2.0**12)
+    assert torch.equal(numerators(N, scaled), 2.0**12 * numerators(N, plain))
+    assert torch.equal(thresholds(N, scaled), thresholds(N, plain) + 12)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
