@@ -74,6 +74,26 @@ def test_every_recipe_and_type_has_a_lane_of_its_own() -> None:
     assert [lane.number for lane in layout.lanes] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("text", "plane", "narrow"),
+    [
+        ("topk(ratio=0.1)", torch.float32, torch.bfloat16),
+        ("gcomp", torch.bfloat16, None),
+        ("covap(interval=4, feedback='none')", torch.bfloat16, None),
+        ("qsgd", torch.float32, torch.bfloat16),
+        # Of what is sent nothing may be left: that is how its momentum knows.
+        ("dgc(ratio=0.1)", torch.float32, None),
+    ],
+)
+def test_what_holds_gradients_of_sixteen_bits_and_what_they_travel_in(
+    text: str, plane: torch.dtype, narrow: torch.dtype | None
+) -> None:
+    specs = (_spec("half", 99, 99, dtype=torch.bfloat16), _spec("whole", 99, 99))
+    first, second = _layout(text, None, specs).lanes
+    assert (first.dtype, first.x.dtype, first.narrow) == (plane, plane, narrow)
+    assert (second.dtype, second.narrow) == (torch.float32, None)
+
+
 def test_memory_is_a_view_of_the_committed_plane() -> None:
     layout = _layout("topk(ratio=0.1)")
     layout.memory("body").fill_(3.0)

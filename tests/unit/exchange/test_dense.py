@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.comm import ThreadComm, run_ranks
+from gradwire.comm import Metered, Round, ThreadComm, run_ranks
 from gradwire.exchange import dense, run
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
@@ -25,6 +25,27 @@ def test_divides_before_it_sums(world: int) -> None:
 def test_half_precision_does_not_overflow_on_the_way() -> None:
     for result in step(dense(), lambda rank: torch.full((3,), 60000.0, dtype=torch.float16), 4):
         assert result.mean.tolist() == [60000.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_where_parameters_are_shorter_values_travel_as_those_and_the_rest_stays(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(500, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    inputs[0][7] = inputs[1][7] = 3e5  # too large for float16
+
+    def body(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor, list[Round]]:
+        x, metered = inputs[comm.rank].clone(), Metered(comm)
+        mean, at = torch.empty_like(x), Moment(0, 0, comm.rank, comm.world, narrow=dtype)
+        run(dense(), x, mean, metered, at)
+        assert tuple(metered.rounds) == dense().rounds(500, torch.float32, at)
+        return mean, x, metered.rounds
+
+    for mean, _unsent, (sent,) in (found := run_ranks(2, body)):
+        assert (sent.dtype, torch.equal(mean, found[0][0])) == (dtype, True)
+        assert torch.equal(mean, mean.to(dtype).float())
+        came, left = (torch.stack(each).double().mean(0) for each in (inputs, [x for _, x, _ in found]))
+        rounding = 2.0 * torch.finfo(dtype).eps * torch.stack(inputs).abs().double().mean(0)
+        assert ((came - left - mean).abs() <= rounding).all()
+    assert bool(found[0][1][7] > 1e5) == (dtype == torch.float16)
 
 
 def test_result_is_there_only_when_finished() -> None:
