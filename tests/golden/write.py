@@ -85,7 +85,7 @@ def bad() -> dict[str, Any]:
         data = case.data.clone()
         data[at] = value if int(data[at]) != value else value ^ 1
         found[name] = entry(case, sealed(data) if is_sealed else data, words)
-    filled = dict(zip(KINDS, cases(61), strict=True))["raw"]
+    filled = dict(zip((*KINDS, *SHORT_KINDS), cases(61), strict=True))["raw"]
     escaped = escaping()
     # Escapes follow the four streams, whose sizes begin the only row of the directory.
     streams = sum(escaped.data[-24:-16].view(torch.int16).tolist())
