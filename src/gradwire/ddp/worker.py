@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from gradwire.ddp.waiting import wait_for
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, TransportError
 
 T = TypeVar("T")
 Job = Callable[[], None]
@@ -18,9 +18,11 @@ Job = Callable[[], None]
 class Worker:
     """Runs jobs in the order in which they were posted, from any thread, on a thread of its own."""
 
-    def __init__(self, crashed: Callable[[BaseException], None]) -> None:
+    def __init__(self, crashed: Callable[[BaseException], None], ended: Job = lambda: None) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._crashed = crashed
+        self._crashed, self._ended = crashed, ended
+        self.is_connected = True
+        """Whether no `call` has broken the transport so far."""
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
         self._thread.start()
 
@@ -34,13 +36,15 @@ class Worker:
         Raises `GradwireError` once the thread has ended, as it does with the interpreter.
         """
         future: Future[T] = Future()
+        held = [function]  # let go of before there is an answer: whoever waits may drop the model then
         done = threading.Event()
         future.add_done_callback(lambda _future: done.set())
 
         def job() -> None:
             try:
-                future.set_result(function())
+                future.set_result(held.pop()())
             except BaseException as error:
+                self.is_connected &= not isinstance(error, TransportError)
                 future.set_exception(error)
 
         self.post(job)
@@ -57,7 +61,7 @@ class Worker:
         wait_for(event, look)
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """End the thread once the jobs queued so far are done, and wait for that. Idempotent.
+        """End the thread once the jobs queued so far are done, and `ended`, and wait for that. Idempotent.
 
         A thread that comes back from native code while the interpreter shuts down aborts the process,
         hence the wait; a job that hangs in a broken transport outlasts it.
@@ -72,3 +76,5 @@ class Worker:
                 job()
             except BaseException as error:  # `SystemExit`, too, which would end this thread in silence
                 self._crashed(error)
+            del job  # or what it holds would stay until the next
+        self._ended()

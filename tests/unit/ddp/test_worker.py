@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
 
 from gradwire.ddp import waiting
 from gradwire.ddp.worker import Worker
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, TransportError
 
 
 def _worker() -> tuple[Worker, list[BaseException]]:
@@ -88,4 +89,44 @@ def test_whoever_waits_for_a_thread_that_ends_instead_does_not_wait_for_ever() -
 def test_stopping_twice_is_stopping_once() -> None:
     worker, _ = _worker()
     worker.stop()
+    worker.stop()
+
+
+class Model:
+    """Something that is asked for its state."""
+
+    def state(self) -> int:
+        return 5
+
+
+def test_a_call_that_was_answered_keeps_nothing_of_what_it_asked() -> None:
+    worker, _ = _worker()
+    model = Model()
+    gone = weakref.ref(model)
+    assert worker.call(model.state) == 5
+    del model
+    assert gone() is None
+    worker.stop()
+
+
+def test_the_last_thing_it_does_comes_after_all_jobs() -> None:
+    seen: list[str] = []
+    worker = Worker(crashed=lambda _error: None, ended=lambda: seen.append("ended"))
+    worker.post(lambda: seen.append("job"))
+    worker.stop()
+    worker.stop()
+    assert seen == ["job", "ended"]
+
+
+@pytest.mark.parametrize(("error", "connected"), [(ValueError("no"), True), (TransportError("torn"), False)])
+def test_a_call_that_breaks_the_transport_is_remembered(error: Exception, connected: bool) -> None:
+    worker, _ = _worker()
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        worker.call(fail)
+    assert worker.call(lambda: 5) == 5
+    assert worker.is_connected == connected
     worker.stop()
