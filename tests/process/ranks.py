@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 ROOT = Path(__file__).parents[2]
 GUARD_S = 230.0
@@ -149,13 +148,8 @@ def _run(scene: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _cleared(scene: Callable[[], Any]) -> Any:
-    """The scene, without groups of earlier ones: gloo wakes a thread of each a hundred times a second."""
+    """The scene, without models of earlier ones."""
     gc.collect()
-    dist.barrier()  # nobody still waits for what a group has to bring
-    for group in [each for each in distributed_c10d._world.pg_map if each is not dist.group.WORLD]:
-        # torch would give the name of one over some ranks to the next, with the addresses of the old one.
-        if dist.get_world_size(group) == dist.get_world_size():
-            dist.destroy_process_group(group)
     return scene()
 
 

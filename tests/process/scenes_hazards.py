@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.utils.checkpoint import checkpoint
@@ -333,6 +336,53 @@ def compiled() -> dict[str, Any]:
     }
 
 
+def _held() -> dict[str, int]:
+    """What a model must not leave behind in a process."""
+    gc.collect()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "groups": len(distributed_c10d._world.pg_map),
+    }
+
+
+def attached_again() -> dict[str, int]:
+    """What is held after 24 models more than after two, each of which was trained and dropped."""
+    recipes = (LOSSY, "allreduce(algorithm='ring')", "dense")  # the second has a thread for messages
+    before: dict[str, int] = {}
+    for number in range(26):
+        if number == 2:
+            before = _held()
+        ddp = DistributedDataParallel(perceptron())
+        optimizer = optimizer_of(ddp)
+        wire = gradwire.attach(ddp, optimizer, recipes[number % 3])
+        train(ddp, optimizer, range(1))
+        if number % 2 == 0:
+            wire.detach()
+        if number % 4 == 0:
+            ddp.itself = [ddp]  # until it is collected, which happens at different times
+        del ddp, optimizer, wire
+    deadline_s = time.monotonic() + 10  # threads that have ended are listed a little longer
+    while any(count > before[name] for name, count in _held().items()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return {name: max(count - before[name], 0) for name, count in _held().items()}
+
+
+def kept_by_one_rank() -> dict[str, Any]:
+    """The groups of three models in turn, of which rank 1 drops the first only with the second."""
+    kept, groups, digests = [], [], []
+    for number in range(3):
+        ddp = DistributedDataParallel(perceptron(number))
+        optimizer = optimizer_of(ddp)
+        wire = gradwire.attach(ddp, optimizer, LOSSY)
+        train(ddp, optimizer, range(3))
+        groups.append(wire.attached.session.engine.comm.group.group_name)
+        digests.append(digest(ddp))
+        kept = [ddp] if number == 0 and dist.get_rank() == 1 else []
+        del ddp, optimizer, wire
+    return {"groups": groups, "digests": digests, "kept": len(kept)}
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     "two ranks, dense": partial(_equal_training, perceptron),
     "bucket views, dense": partial(_equal_training, perceptron, gradient_as_bucket_view=True),
@@ -360,4 +410,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "reentrant checkpoint, dense": partial(_equal_training, partial(_checkpointed, True), bucket_cap_mb=0.01),
     "reentrant checkpoint, lossy": partial(learns, partial(_checkpointed, True)),
     "compiled": compiled,
+    "attached again": attached_again,
+    "kept by one rank": kept_by_one_rank,
 }

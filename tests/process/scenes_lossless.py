@@ -199,12 +199,15 @@ def ddp_on_top() -> list[str]:
 
 
 def refused_on_top() -> str:
-    """What is said of a recipe that does not exist; gradwire's own group has to be ended for it."""
-    ddp = DistributedDataParallel(perceptron(), process_group=a_group())
+    """What is said of a recipe that does not exist, before the user ends the group."""
+    group = a_group()
+    ddp = DistributedDataParallel(perceptron(), process_group=group)
     try:
         gradwire.attach(ddp, recipe="topq")
     except ValueError as error:
         return str(error)
+    finally:
+        dist.destroy_process_group(group)
     return "nothing"
 
 

@@ -80,3 +80,16 @@ def test_a_compiled_module_trains_as_the_eager_one(world: Results) -> None:
     for found in value(world, "compiled"):
         # Compiled and eager kernels may round differently, sixty steps long.
         assert found["losses"] == pytest.approx(found["eager"], rel=1e-3)
+
+
+def test_models_that_come_and_go_leave_nothing_behind(world: Results) -> None:
+    assert value(world, "attached again") == 2 * [{"descriptors": 0, "threads": 0, "groups": 0}]
+
+
+def test_a_group_is_lent_again_once_every_rank_has_dropped_its_model(world: Results) -> None:
+    one, other = value(world, "kept by one rank")
+    assert one["groups"] == other["groups"]
+    first, second, third = one["groups"]
+    assert first != second, "rank 1 still had the first model"
+    assert third == first
+    assert one["digests"] == other["digests"]

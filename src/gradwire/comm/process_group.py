@@ -88,11 +88,16 @@ class ProcessGroupComm:
     """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group = group
         self.rank: int = group.rank()
         self.world: int = group.size()
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
+
+    def close(self) -> None:
+        """End the thread beside the caller, if there is one: all that was issued has been waited for."""
+        if self._progress is not None:
+            self._progress.stop()
 
     def expect(self, byte_s: float) -> None:
         """Suit messages to a link of `byte_s` seconds per byte; on all ranks between the same collectives."""
@@ -103,7 +108,7 @@ class ProcessGroupComm:
 
     def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            return verb(*args, group=self._group, async_op=True, **kwargs)
+            return verb(*args, group=self.group, async_op=True, **kwargs)
         except RuntimeError as error:
             raise TransportError(f"a collective could not be issued: {error}") from error
 
@@ -111,7 +116,7 @@ class ProcessGroupComm:
         """Run `collective` beside the caller, after those issued before."""
         if self.world == 1:
             return DONE
-        return self._beside().issue(partial(collective, GroupPeers(self._group)))
+        return self._beside().issue(partial(collective, GroupPeers(self.group)))
 
     def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`. Two addends commute, so a swap gives the same bits as a ring."""
@@ -194,10 +199,10 @@ class ProcessGroupComm:
         """
         try:
             works = [
-                dist.irecv(out, group=self._group, group_src=rank) for out, rank in receives if out.numel()
+                dist.irecv(out, group=self.group, group_src=rank) for out, rank in receives if out.numel()
             ]
             works += [
-                dist.isend(each, group=self._group, group_dst=rank) for each, rank in sends if each.numel()
+                dist.isend(each, group=self.group, group_dst=rank) for each, rank in sends if each.numel()
             ]
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +17,7 @@ from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.finer import refine_buckets
+from gradwire.ddp.groups import borrow, give_back, given_back_if_refused
 from gradwire.ddp.hook import gradwire_hook
 from gradwire.ddp.layout import Policy, build, chooser, plain, settled
 from gradwire.ddp.metric import warn_without_optimizer
@@ -29,7 +28,7 @@ from gradwire.ddp.session import Session
 from gradwire.ddp.survey import asked_about
 from gradwire.ddp.wire import Attached, Wire
 from gradwire.ddp.worker import Worker
-from gradwire.errors import RanksDisagree, TransportError
+from gradwire.errors import RanksDisagree
 from gradwire.recipes import Recipe, recipe
 from gradwire.version import __version__
 
@@ -63,7 +62,8 @@ def attach(
     - `target`: the share of the no-communication speed of backward at which "auto" is content; for no other
       recipe.
     - `seed`: of all random choices, equal on all ranks.
-    - `process_group`: by default a new group over the same ranks, which only gradwire uses.
+    - `process_group`: by default one over the same ranks that only gradwire uses, and this model alone; once
+      a model has gone from all ranks, the next one gets its group.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
 
     Raises `ValueError` when something is configured wrongly and `RanksDisagree`, on all ranks, when they
@@ -76,18 +76,13 @@ def attach(
     """
     _check_model(ddp)
     specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
-    group = _own_group(ddp) if process_group is None else _same_ranks(process_group, ddp)
+    group = borrow(ddp.process_group) if process_group is None else _same_ranks(process_group, ddp)
     comm = ProcessGroupComm(group)
     buffers = Buffers(ddp, comm.rank, comm.world)
-    try:
-        chosen = _agreed_recipe(recipe, target, specs, policy, memory_dtype, optimizer, comm)
+    with given_back_if_refused(group):
+        chosen = _agreed_recipe(recipe, target, ddp, specs, policy, memory_dtype, optimizer, comm)
         fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe()}
         require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
-    except Exception:
-        # torch would give the name of one over some ranks to the next, with the addresses of the old one.
-        if process_group is None and dist.get_world_size(group) == dist.get_world_size():
-            dist.destroy_process_group(group)
-        raise
     session, worker = _assemble(ddp, comm, specs, buffers, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
@@ -107,7 +102,12 @@ def _assemble(
     seed: int,
     memory_dtype: torch.dtype | None,
 ) -> tuple[Session, Worker]:
-    worker = Worker(crashed=lambda error: session.engine.crash(error))
+    def ended() -> None:
+        comm.close()
+        if session.is_sound and worker.is_connected:
+            give_back(comm.group)
+
+    worker = Worker(crashed=lambda error: session.engine.crash(error), ended=ended)
     session = Session(BucketMap(ddp.module, specs), buffers, worker)
     session.engine = Engine(
         comm,
@@ -145,6 +145,9 @@ def _check_model(ddp: DistributedDataParallel) -> None:
     devices = {p.device.type for p in ddp.module.parameters() if p.requires_grad}
     if devices != {"cpu"}:
         raise ValueError(f"parameters are on {sorted(devices)}; this version carries CPU tensors only")
+
+
+def _check_gradients(ddp: DistributedDataParallel) -> None:
     for name, parameter in ddp.module.named_parameters():
         if parameter.is_complex():
             raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")
@@ -156,6 +159,7 @@ def _check_model(ddp: DistributedDataParallel) -> None:
 def _agreed_recipe(
     text: str | Recipe,
     target: float,
+    ddp: DistributedDataParallel,
     specs: tuple[ParameterSpec, ...],
     policy: Policy | None,
     memory_dtype: torch.dtype | None,
@@ -165,6 +169,7 @@ def _agreed_recipe(
     """Parse and try out; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
     try:
+        _check_gradients(ddp)
         chosen = _chosen(text, target)
         if memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
@@ -205,31 +210,6 @@ def _chosen(text: str | Recipe, target: float) -> Recipe:
     if target not in (_TARGET, chosen.options.get("target")):
         raise ValueError(f"target={target} is for the recipe auto; {chosen} would ignore it")
     return chosen
-
-
-def _own_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = ddp.process_group
-    options: dict[str, Any] = {}
-    # A group in Python has no backend per device; its own group then has the default timeout.
-    with suppress(RuntimeError, AttributeError):
-        options["timeout"] = group._get_backend(torch.device("cpu")).options._timeout
-    ranks = dist.get_process_group_ranks(group)
-    try:
-        # Without the other ranks torch names a group after the number of groups that a rank is in, which
-        # may differ between ranks: so locally only where there are others.
-        own: dist.ProcessGroup = dist.new_group(
-            ranks,
-            backend=dist.get_backend(group),
-            use_local_synchronization=len(ranks) < dist.get_world_size(),
-            **options,
-        )
-    except RuntimeError as error:
-        raise TransportError(
-            f"could not create gradwire's own process group over ranks {ranks} ({error}). If these ranks "
-            "are members of different numbers of groups, create one with torch.distributed.new_group on "
-            "all ranks and pass it as process_group="
-        ) from error
-    return own
 
 
 def _fingerprint(

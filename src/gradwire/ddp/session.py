@@ -69,6 +69,11 @@ class Session:
             self._wait_at_the_end()
         return future
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether every step has ended, and all ranks' collectives are paired: nobody waits for this one."""
+        return self._all_given and self._ended.is_set() and self.engine.runner.broken is None
+
     def rest(self) -> None:
         """Return when no step is under way, because nothing else may be asked of the ranks meanwhile.
 

@@ -12,7 +12,7 @@ from gradwire.ddp.arrival import Arrival
 from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.session import Session
 from gradwire.ddp.worker import Worker
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, TransportError
 
 
 class Bucket:
@@ -67,7 +67,11 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_in_a_step_take
 def _session() -> Session:
     session = Session(Map(), no_buffers(), SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for))
     session.engine = SimpleNamespace(
-        apart=False, arrive=print, layout=SimpleNamespace(is_plain=True), watch=SimpleNamespace(end=print)
+        apart=False,
+        arrive=print,
+        layout=SimpleNamespace(is_plain=True),
+        watch=SimpleNamespace(end=print),
+        runner=SimpleNamespace(broken=None),
     )
     return session
 
@@ -131,3 +135,17 @@ def test_buffers_land_before_the_next_forward_pass_if_the_wait_for_them_was_inte
     thread.join()
     assert landed == [True]
     assert not DDP.require_forward_param_sync
+
+
+def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
+    session = _session()
+    assert session.is_sound
+    session.take(Bucket(0))
+    assert not session.is_sound, "buckets are missing"
+    for number in (1, 2):
+        session.take(Bucket(number))
+    assert not session.is_sound, "there is no verdict"
+    session._ended.set()
+    assert session.is_sound
+    session.engine.runner.broken = TransportError("torn")
+    assert not session.is_sound
