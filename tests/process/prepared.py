@@ -8,7 +8,7 @@ import torch
 from gradwire import kernels
 
 import_module("gradwire.ddp.attach")
-import_module("torch._dynamo")  # the first optimizer and the first hook of a process drag it in
+import_module("torch._dynamo")  # the first DDP, or optimizer, of a process drags it in
 torch.set_num_threads(1)
 kernels.prepare()
 gc.freeze()  # what is here stays: no rank need look for garbage in it, nor copy it for that

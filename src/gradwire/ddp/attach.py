@@ -15,6 +15,7 @@ from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.buffers import Buffers
+from gradwire.ddp.copies import leave_out_of_copies
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.groups import borrow, give_back, given_back_if_refused
@@ -87,7 +88,7 @@ def attach(
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
     session.engine.check_layout = partial(check_momentum, optimizer=optimizer)
-    observe(ddp, optimizer, scaler, session)
+    leave_out_of_copies(ddp, observe(ddp, optimizer, scaler, session))
     ddp.register_comm_hook(session, gradwire_hook)
     return Wire(Attached(ddp, optimizer, scaler, session, worker))
 

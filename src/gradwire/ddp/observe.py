@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from gradwire.ddp.buffers import joins
 from gradwire.ddp.finer import Caps, caps_of, refine_buckets, restore_buckets
@@ -26,26 +27,32 @@ def observe(
     optimizer: torch.optim.Optimizer | None,
     scaler: torch.amp.GradScaler | None,
     session: Session,
-) -> None:
-    """Hang the observers on the model and the optimizer."""
+) -> list[RemovableHandle]:
+    """Hang the observers on the model and the optimizer; returns the hooks on the model's forward pass."""
     if scaler is not None:
         session.engine.loss_scale = scaler.get_scale
-    ddp.register_forward_pre_hook(_refuse_thawed(ddp))
-    ddp.register_forward_pre_hook(_spare_buffers(session))
-    ddp.register_forward_pre_hook(_watch_steps_apart(session))
-    ddp.register_forward_pre_hook(_fit_buckets(session))
+    hooks = [
+        ddp.register_forward_pre_hook(_refuse_thawed(ddp)),
+        ddp.register_forward_pre_hook(_spare_buffers(session)),
+        ddp.register_forward_pre_hook(_watch_steps_apart(session)),
+        ddp.register_forward_pre_hook(_fit_buckets(session)),
+    ]
     if isinstance(session.engine.recipe.build(), Counting):
-        _count_uses(ddp, session)
-    ddp.register_forward_hook(_forward_hook(session, scaled=scaler is not None))
+        hooks += _count_uses(ddp, session)
+    hooks.append(ddp.register_forward_hook(_forward_hook(session, scaled=scaler is not None)))
     if optimizer is not None:
         session.engine.replicas = partial(_replicated, dict(ddp.module.named_parameters()), optimizer)
         handle = optimizer.register_step_post_hook(_AccumulationCheck(session))
         # An optimizer that outlives the model must not keep the arena alive.
         weakref.finalize(ddp, handle.remove).atexit = False
+    return hooks
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """`hook`, of which a compiled model sees nothing: bookkeeping does not belong into its graph."""
+    """`hook`, of which a compiled model sees nothing: bookkeeping does not belong into its graph.
+
+    This asks torch's compiler, which DDP's constructor has imported.
+    """
     hidden: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     return hidden
 
@@ -147,7 +154,7 @@ def _spare_buffers(session: Session) -> Callable[..., None]:
     return hook
 
 
-def _count_uses(ddp: DistributedDataParallel, session: Session) -> None:
+def _count_uses(ddp: DistributedDataParallel, session: Session) -> list[RemovableHandle]:
     """In the first forward pass of a training step."""
     first = FirstForward(ddp.module)
     session.engine.uses = lambda: first.uses
@@ -160,8 +167,7 @@ def _count_uses(ddp: DistributedDataParallel, session: Session) -> None:
     def after(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
         first.end()
 
-    ddp.register_forward_pre_hook(before)
-    ddp.register_forward_hook(after)
+    return [ddp.register_forward_pre_hook(before), ddp.register_forward_hook(after)]
 
 
 def _float16_autocast() -> bool:
