@@ -162,6 +162,8 @@ def disagreements() -> dict[str, list[str]]:
         "memory_dtype": lambda: gradwire.attach(
             _wrapped(), None, "topk", memory_dtype=torch.bfloat16 if odd else None
         ),
+        "optimizer": lambda: _attach_with(None if odd else torch.optim.SGD),
+        "optimizer group 0 lr": lambda: _attach_with(partial(torch.optim.SGD, lr=0.2 if odd else 0.1)),
         "gradwire version": partial(_attach_as, "0.0.0" if odd else gradwire.__version__),
     }
     return {name: _refusal(case) for name, case in cases.items()}
@@ -181,6 +183,11 @@ def refused_on_a_pair() -> list[str]:
     gradwire.attach(ddp, optimizer, "topk(ratio=0.05)")
     train(ddp, optimizer, range(3))
     return [*said, digest(ddp)]
+
+
+def _attach_with(optimizer: Callable[..., torch.optim.Optimizer] | None) -> Any:
+    ddp = _wrapped()
+    return gradwire.attach(ddp, None if optimizer is None else optimizer(ddp.parameters()), "topk")
 
 
 def _attach_as(version: str) -> Any:

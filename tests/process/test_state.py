@@ -79,7 +79,7 @@ def test_after_a_refusal_the_right_arguments_still_work(world: Results) -> None:
 
 FIELDS = (
     "recipe", "seed", "parameter names", "parameter dtypes", "policy", "scaler", "memory_dtype",
-    "gradwire version",
+    "gradwire version", "optimizer", "optimizer group 0 lr",
 )  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from numbers import Real
+from typing import Any
 
 import torch
 
@@ -29,6 +31,40 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
         if bool((column != column[0]).any()):
             values = "; ".join(f"rank {rank}: {_unpack(row)}" for rank, row in enumerate(column))
             raise RanksDisagree(f"ranks disagree on {name}: {values}")
+
+
+def require_same_optimizer(optimizer: torch.optim.Optimizer | None, comm: Comm) -> None:
+    """Compare what the optimizers of all ranks were configured with; raise `RanksDisagree` as above.
+
+    Two or three all-gathers, as types and numbers of groups decide how many options there are. Of an option
+    that is neither a number, a text, a flag nor a tuple of such, a tensor for instance, only the type counts.
+    """
+    kind, groups = "none", []
+    if optimizer is not None:
+        kind, groups = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", optimizer.param_groups
+    options = {
+        f"optimizer group {number} {name}": _described(value)
+        for number, group in enumerate(groups)
+        for name, value in sorted(group.items())
+        if name != "params"
+    }
+    shape = {"optimizer": kind, "optimizer groups": str(len(groups)), "optimizer options": " ".join(options)}
+    require_agreement(shape, comm)
+    try:
+        require_agreement({"optimizer options": str(options)}, comm)
+    except RanksDisagree:
+        require_agreement(options, comm)  # which of them; a hundred groups would be a long message otherwise
+        raise
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_described(each) for each in value)})"
+    if isinstance(value, bool | str | None):
+        return repr(value)
+    if isinstance(value, Real):
+        return repr(float(value))  # 1 is 1.0, and numpy's numbers are numbers
+    return type(value).__name__
 
 
 def _pack(text: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.arena import ParameterSpec, layout_hash, specs_of
 from gradwire.comm import Comm, ProcessGroupComm
-from gradwire.ddp.agree import require_agreement
+from gradwire.ddp.agree import require_agreement, require_same_optimizer
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.copies import leave_out_of_copies
@@ -68,7 +68,8 @@ def attach(
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
 
     Raises `ValueError` when something is configured wrongly and `RanksDisagree`, on all ranks, when they
-    differ in recipe, policy, seed, version, the names, shapes and dtypes of parameters, or buffers.
+    differ in recipe, policy, seed, version, the names, shapes and dtypes of parameters, buffers, or the
+    optimizer's type, groups and options. Options that are tensors are not compared, nor its state.
 
     Example::
 
@@ -84,6 +85,7 @@ def attach(
         chosen = _agreed_recipe(recipe, target, ddp, specs, policy, memory_dtype, optimizer, comm)
         fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe()}
         require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
+        require_same_optimizer(optimizer, comm)
     session, worker = _assemble(ddp, comm, specs, buffers, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
