@@ -151,6 +151,11 @@ def _check_model(ddp: DistributedDataParallel) -> None:
 
 
 def _check_gradients(ddp: DistributedDataParallel) -> None:
+    if getattr(ddp, "_use_python_reducer", False):
+        raise ValueError(
+            "this DDP module was built under torch._dynamo.config.optimize_ddp = 'python_reducer', so it has "
+            "no buckets to hand over. Set that to True, which is torch's default, and wrap the model again"
+        )
     for name, parameter in ddp.module.named_parameters():
         if parameter.is_complex():
             raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")

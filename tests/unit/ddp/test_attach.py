@@ -112,6 +112,65 @@ def test_a_group_of_the_users_is_used() -> None:
     assert wire.report().step == 1
 
 
+def _group(wire: gradwire.Wire) -> dist.ProcessGroup:
+    return wire.attached.session.engine.comm.group  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_next_model_gets_the_group_of_one_that_has_gone() -> None:
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)")
+    _backward(ddp)
+    wire.detach()
+    group = _group(wire)
+    others: set[dist.ProcessGroup] = set()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="topq"):
+            gradwire.attach(_ddp(), recipe="topq")  # which gives its own back at once
+        others.add(_group(gradwire.attach(_ddp(), recipe="dense")))
+    assert len(others - {group}) == 1
+    del ddp, wire
+    assert _group(gradwire.attach(_ddp(), recipe="dense")) is group
+
+
+def test_a_thread_for_messages_ends_with_the_model() -> None:
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="dense")
+    stop = wire.attached.session.engine.comm._beside().stop  # type: ignore[attr-defined]
+    assert stop.alive
+    del ddp, wire
+    assert not stop.alive
+
+
+def test_a_group_whose_transport_broke_is_not_lent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise gradwire.TransportError("torn")
+
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)")
+    with monkeypatch.context() as patched:
+        patched.setattr("gradwire.comm.ProcessGroupComm.all_reduce", broken)
+        with pytest.raises(gradwire.TransportError, match="torn"):
+            wire.flush()
+    group = _group(wire)
+    del ddp, wire
+    assert _group(gradwire.attach(_ddp(), recipe="dense")) is not group
+
+
+def test_a_model_that_refers_to_itself_gives_its_group_back_too() -> None:
+    ddp = _ddp()
+    ddp.itself = [ddp]
+    group = _group(gradwire.attach(ddp, recipe="dense"))
+    del ddp
+    assert _group(gradwire.attach(_ddp(), recipe="dense")) is group
+
+
+def test_the_python_reducer_is_refused() -> None:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        without_buckets = _ddp()
+    with pytest.raises(ValueError, match=r"python_reducer.* no buckets .* Set that to True"):
+        gradwire.attach(without_buckets, recipe="dense")
+
+
 def test_a_parameter_that_thaws_after_attaching_is_an_error_that_says_so() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     ddp = _ddp(model)
