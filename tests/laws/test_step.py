@@ -14,8 +14,10 @@ from torch import Tensor
 from gradwire import recipes
 from gradwire.codec import cast
 from gradwire.comm import Comm, run_ranks
+from gradwire.ddp.history import History
 from gradwire.exchange import reduce, remember
 from gradwire.exchange.compose import Remember
+from gradwire.kernels import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
 from tests.laws.pairwise import FULL, all_pairs
@@ -188,6 +190,52 @@ def test_without_memory_a_value_that_is_not_finite_reaches_all_ranks(name: str) 
         return bool(rig.step(grads).mean["middle.weight"].isfinite().all())
 
     assert not any(run_ranks(3, rank))
+
+
+@pytest.mark.parametrize("name", EVERY_RECIPE)
+def test_a_step_that_is_not_finite_counts_in_no_recipe(name: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig, counted = Rig(comm, EVERY_RECIPE[name]), History()
+        for step, bad in enumerate((torch.nan, 0.0, torch.inf)):
+            grads, number = gradients(comm.rank, step), rig.engine.step
+            if comm.rank == 1:
+                grads["middle.weight"][7] += bad
+            outcome = rig.step(grads)
+            counted.add(outcome.step)
+            assert outcome.error is None
+            assert outcome.step.committed == (bad == 0.0)
+            assert rig.engine.step == number + outcome.step.committed
+        assert counted.skipped == 2
+
+    run_ranks(2, rank)
+
+
+LOUD = ((torch.finfo(torch.float32).max, (0, 1)), (1e38, (1,)), (0.99 * LARGEST_GRADIENT, (0, 1)))
+"""Finite, and all elements so on these ranks: sums over a matrix, ranks or steps with momentum overflow."""
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [*((name, None) for name in EVERY_RECIPE), ("topk", torch.bfloat16)]
+)
+def test_finite_gradients_however_large_leave_a_finite_memory(name: str, kept: torch.dtype | None) -> None:
+    def rank(comm: Comm) -> list[bool]:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL, memory_dtype=kept)
+        committed = []
+        for step, (value, ranks) in enumerate(LOUD):
+            grads = gradients(comm.rank, step, torch.float32)
+            if comm.rank in ranks:
+                grads = {each: grad.sign() * value for each, grad in grads.items()}
+            outcome = rig.step(grads)
+            assert outcome.error is None
+            committed.append(outcome.step.committed)
+            after = rig.step(gradients(comm.rank, step + 1, torch.float32))
+            assert after.step.committed
+            assert after.flat().isfinite().all()
+            assert all(plane.isfinite().all() for plane in rig.planes.values())
+        return committed
+
+    first, second = run_ranks(2, rank)
+    assert first == second
 
 
 @pytest.mark.parametrize("parameter", ["first.bias", "scalar"])

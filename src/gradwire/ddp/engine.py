@@ -222,8 +222,8 @@ class Engine:
         if not wide and not self.layout.is_plain:
             step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
             return
-        at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self._seed, lane=-1)
-        step.direct.append(region)
+        at = Moment(step.number, step.direct, self.comm.rank, self.comm.world, self._seed, lane=-1)
+        step.direct += 1
         comm, agreed = self._metered(step, label), exchange.rounds(region.numel(), region.dtype, at)
         self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
 
@@ -322,8 +322,8 @@ class Engine:
         if step.error is None:
             if self._is_finite(step, verdict):
                 self._commit(step)
-            else:
-                step.poison()
+            elif not self.layout.is_plain:
+                step.poison()  # plain steps protect nothing: what they have is DDP's own
             self._observe(step, verdict)
         self._close(step)
         if step.error is None and self._watcher is not None:
@@ -337,11 +337,8 @@ class Engine:
             self.runner.broken = error
 
     def _is_finite(self, step: Step, verdict: Verdict) -> bool:
-        """The same answer on all ranks: verdicts and reduced values are. Plain steps protect nothing."""
-        if self.layout.is_plain:
-            return True
-        small = all(each.is_finite() for each in step.small)
-        return verdict.finite and small and all(bool(x.isfinite().all()) for x in step.direct)
+        """The same answer on all ranks: verdicts and reduced values are, and all else is in the verdict."""
+        return verdict.finite and step.finite and all(each.is_finite() for each in step.small)
 
     def _commit(self, step: Step) -> None:
         for small in step.small:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from gradwire.comm import owe_zeros
 from gradwire.ddp.step import Step, Task
 from gradwire.errors import TransportError
+from gradwire.kernels import is_finite
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -75,7 +76,7 @@ class Runner:
                 if task.finish is not None:
                     task.finish()
                     task.land()
-                if task.exchange.may_overflow and not task.mean.isfinite().all():
+                if task.is_unseen and not is_finite(task.mean):
                     step.finite = False
         except TransportError:
             raise

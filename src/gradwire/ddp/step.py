@@ -15,7 +15,7 @@ from gradwire.ddp.buffers import Carried
 from gradwire.ddp.tail import Small, Tail
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
-from gradwire.kernels import compiled_s
+from gradwire.kernels import compiled_s, is_finite
 from gradwire.measure import Trace, now_s
 from gradwire.moment import Moment
 from gradwire.plan.facts import Times
@@ -38,6 +38,11 @@ class Task:
     land: Callable[[], None] = lambda: None
     finish: Finish | None = None
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
+        return self.at.lane < 0 or self.exchange.may_overflow
+
 
 @dataclass
 class Step:
@@ -53,7 +58,7 @@ class Step:
     places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     idle: list[tuple[Lane, Slot]] = field(default_factory=list)
-    direct: list[Tensor] = field(default_factory=list)
+    direct: int = 0
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     buffers: Carried | None = None
     stale: bool = False
@@ -146,7 +151,7 @@ class Step:
             landed = buffer[begin : begin + size].copy_(mean[done : done + size])
             if torch.finfo(landed.dtype).max < torch.finfo(mean.dtype).max:
                 # What has gathered over several steps may be too large for a single gradient's type.
-                self.finite &= bool(landed.isfinite().all())
+                self.finite &= is_finite(landed)
             done += size
 
     def fail(self, error: BaseException, where: str, rank: int) -> None:

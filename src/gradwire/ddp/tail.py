@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.comm import Metered, Pending
 from gradwire.ddp.verdict import Row, Verdict
+from gradwire.kernels import is_finite
 
 SMALL_BYTES = 64 * 1024
 """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
@@ -50,7 +51,7 @@ class Small:
 
     def is_finite(self) -> bool:
         """Whether the mean of the small gradients is finite; the same answer on all ranks."""
-        return bool(self._gradients.isfinite().all())
+        return is_finite(self._gradients)
 
     def land(self) -> None:
         """Write the means back to where the gradients came from."""

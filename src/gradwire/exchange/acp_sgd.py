@@ -39,7 +39,7 @@ class AcpSgd:
     conserves: bool = True
     contractive: bool = True
     in_place: bool = False
-    may_overflow: bool = False
+    may_overflow: bool = True
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Reads and writes every matrix once in even steps, twice in odd ones."""

@@ -29,7 +29,7 @@ class Exchange(Protocol):
     - `contractive`: what is left is not larger than what came. By how much it is smaller, and what of it
       stays while ranks disagree, `docs/laws.md` says exchange by exchange.
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
-    - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type).
+    - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
     - `memory`: what becomes of the unsent part; `None` when nobody remembers it.
     """
 

@@ -38,7 +38,7 @@ class PowerSgd:
     conserves: bool = True
     contractive: bool = True
     in_place: bool = False
-    may_overflow: bool = False
+    may_overflow: bool = True
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Reads every matrix three times and writes it once."""

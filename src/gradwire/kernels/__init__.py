@@ -27,6 +27,7 @@ from gradwire.kernels.numerators import mantissa_levels, numerator_exponents, nu
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.preparing import prepare
+from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
 from gradwire.kernels.sample import sample_indices
 from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
@@ -39,6 +40,8 @@ from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_
 
 __all__ = [
     "LARGEST",
+    "LARGEST_GRADIENT",
+    "LARGEST_SUM",
     "BlockKind",
     "Blocks",
     "Folded",
@@ -81,6 +84,7 @@ __all__ = [
     "indices_near_maxima",
     "indices_reaching",
     "is_fast",
+    "is_finite",
     "is_native",
     "left_products",
     "magnitude_edges",

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.pieces import Pieces, whole
+from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.slices import each_slice, threads_for
 
 
@@ -21,7 +22,8 @@ class Folded(NamedTuple):
     idle: tuple[int, ...]
     """Numbers of the pieces whose gradient has nothing but zeros."""
     finite: bool
-    """Whether memory plus gradient is finite everywhere."""
+    """Whether memory plus gradient is finite everywhere, and small enough to be remembered where there is a
+    memory (`LARGEST_GRADIENT`, `LARGEST_SUM`)."""
 
 
 def fold(
@@ -59,7 +61,10 @@ def fold(
     out, new = working.numpy(), grad.numpy()
     old = out[:0] if memory is None else memory.numpy()
     weights = np.float32(coefficient), np.float32(scale)
-    return _in_threads(pieces, lambda rows, _numbers, idle: cpu.fold(out, old, new, rows, *weights, idle))
+    seen = _in_threads(
+        pieces, lambda rows, _numbers, largest: cpu.fold(out, old, new, rows, *weights, largest)
+    )
+    return seen.judged(scale, remembers=memory is not None)
 
 
 def fold_momentum(
@@ -97,12 +102,13 @@ def fold_momentum(
         return _piece_by_piece(pieces, one)
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
     new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
-    return _in_threads(
+    seen = _in_threads(
         pieces,
-        lambda rows, numbers, idle: cpu.fold_momentum(
-            v_out, u_out, v, u, new, rows, weight, narrow[numbers], nesterov, idle
+        lambda rows, numbers, largest: cpu.fold_momentum(
+            v_out, u_out, v, u, new, rows, weight, narrow[numbers], nesterov, largest
         ),
     )
+    return seen.judged(scales, remembers=True)
 
 
 def _checked(pieces: Pieces | None, planes: Sequence[Tensor], grad: Tensor) -> Pieces:
@@ -132,25 +138,42 @@ def _piece_by_piece(pieces: Pieces, fold_one: Callable[[slice, slice, int], tupl
 
 
 Rows = NDArray[np.int64]
+Magnitudes = NDArray[np.int32]
+"""Bits of float32 without the sign: as integers they order NaN and Inf above everything."""
 
 
-def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, NDArray[np.bool_]], bool]) -> Folded:
-    """Run a kernel on rows of pieces, or parts of them, that it marks as idle or not."""
+class _Seen(NamedTuple):
+    """The largest magnitude of each piece's gradient, and of all sums."""
+
+    gradients: Magnitudes
+    sums: int
+
+    def judged(self, scale: float | NDArray[np.float64], remembers: bool) -> Folded:
+        """What to make of it, given what gradients are multiplied by."""
+        bounds = (LARGEST_GRADIENT, LARGEST_SUM) if remembers else (np.inf, np.inf)
+        with np.errstate(invalid="ignore"):  # NaN is not below anything
+            scaled = self.gradients.view(np.float32).astype(np.float64) * np.abs(scale)
+        small = bool((scaled < bounds[0]).all() and np.int32(self.sums).view(np.float32) < bounds[1])
+        idle = self.gradients == 0
+        return Folded(tuple(idle.nonzero()[0].tolist()) if idle.any() else (), small)
+
+
+def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, Magnitudes], int]) -> _Seen:
+    """Run a kernel on rows of pieces, or parts of them, whose largest gradients it writes down."""
     if threads_for(pieces.numel) == 1:
-        idle = np.empty(len(pieces), np.bool_)
-        finite = run(pieces.table, slice(None), idle)
-        return Folded(tuple(idle.nonzero()[0].tolist()) if idle.any() else (), bool(finite))
-    zeros = np.ones(len(pieces), np.bool_)
+        largest = np.empty(len(pieces), np.int32)
+        return _Seen(largest, run(pieces.table, slice(None), largest))
+    largest = np.zeros(len(pieces), np.int32)
 
-    def part(here: slice) -> tuple[Rows, NDArray[np.bool_], bool]:
+    def part(here: slice) -> tuple[Rows, Magnitudes, int]:
         rows, numbers = pieces.within(here)
-        idle = np.empty(len(rows), np.bool_)
-        return numbers, idle, bool(run(rows, numbers, idle))
+        seen = np.empty(len(rows), np.int32)
+        return numbers, seen, run(rows, numbers, seen)
 
     parts = each_slice(pieces.numel, part)
-    for numbers, idle, _finite in parts:
-        zeros[numbers] &= idle
-    return Folded(tuple(zeros.nonzero()[0].tolist()), all(finite for _numbers, _idle, finite in parts))
+    for numbers, seen, _sums in parts:
+        largest[numbers] = np.maximum(largest[numbers], seen)
+    return _Seen(largest, max(sums for _numbers, _seen, sums in parts))
 
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:

@@ -5,18 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
+
 
 def fold(
     working: Tensor, committed: Tensor | None, grad: Tensor, coefficient: float, scale: float
 ) -> tuple[bool, bool]:
-    """working = coefficient · committed + scale · grad; returns (any gradient, all of working finite)."""
+    """working = coefficient · committed + scale · grad; returns (any gradient, all finite).
+
+    With a memory, what is too large for it does not count as finite.
+    """
+    new = grad.to(working.dtype)
+    small = committed is None or _is_below(LARGEST_GRADIENT, new * scale)
     if committed is None:
-        torch.mul(grad.to(working.dtype), scale, out=working)
+        torch.mul(new, scale, out=working)
     else:
         torch.mul(committed, coefficient, out=working)
-        working.add_(grad.to(working.dtype), alpha=scale)
+        working.add_(new, alpha=scale)
+    bound = torch.inf if committed is None else LARGEST_SUM
     # NaN counts as non-zero: a poisoned gradient is not an idle one.
-    return bool((grad != 0).any()), bool(working.isfinite().all())
+    return bool((grad != 0).any()), small and _is_below(bound, working)
+
+
+def _is_below(bound: float, x: Tensor) -> bool:
+    return bool((x.abs() < bound).all())
 
 
 def fold_momentum(
@@ -29,11 +41,12 @@ def fold_momentum(
 ) -> tuple[bool, bool]:
     """u' = momentum · u + scale · grad, v' = v + u', or Nesterov's v + momentum · u' + scale · grad."""
     (v_out, u_out), (v, u) = working, committed
-    flags = fold(u_out, u, grad, momentum, scale)
+    any_gradient, _ = fold(u_out, u, grad, momentum, scale)
     torch.add(v, u_out, alpha=momentum if nesterov else 1.0, out=v_out)
     if nesterov:
         v_out.add_(grad.to(v_out.dtype), alpha=scale)
-    return flags[0], bool(v_out.isfinite().all())
+    small = _is_below(LARGEST_GRADIENT, grad.to(v_out.dtype) * scale)
+    return any_gradient, small and _is_below(LARGEST_SUM, v_out)
 
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.bits import MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 
 _BLOCK = 4096  # elements; two arrays of it stay in the first-level cache between the inner loops
@@ -34,10 +34,13 @@ def _scaled(out: Any, a: Any, weight: Any) -> None:
 
 
 @kernel
-def fold(working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, scale: Any, idle: Any) -> Any:
+def fold(
+    working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, scale: Any, largest: Any
+) -> Any:
     """float32: working = coefficient · committed + scale · grad on `rows` of `Pieces`, in blocks.
 
-    An empty `committed` counts as zeros. Marks idle rows; returns whether all is finite.
+    An empty `committed` counts as zeros. Writes the largest magnitude of each row's gradient to `largest`
+    and returns that of all sums: float32 bits as int32.
     """
     sum_max = np.int32(0)
     for row in range(rows.shape[0]):
@@ -53,8 +56,8 @@ def fold(working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, s
                 _scaled(working[there], grad[here], scale)
             grad_max = max(grad_max, _max_magnitude(grad[here].view(np.int32)))
             sum_max = max(sum_max, _max_magnitude(working[there].view(np.int32)))
-        idle[row] = grad_max == 0
-    return sum_max < INFINITY
+        largest[row] = grad_max
+    return sum_max
 
 
 @kernel
@@ -68,7 +71,7 @@ def fold_momentum(
     momentum: Any,
     scales: Any,
     ahead: Any,
-    idle: Any,
+    largest: Any,
 ) -> Any:
     """float32: u' = momentum · u + scale · grad, v' = v + u'; `ahead` is Nesterov's; otherwise as `fold`."""
     sum_max = np.int32(0)
@@ -87,8 +90,8 @@ def fold_momentum(
                 _weighted_sum(v_out[there], v[there], u_out[there], one, one)
             grad_max = max(grad_max, _max_magnitude(grad[here].view(np.int32)))
             sum_max = max(sum_max, _max_magnitude(v_out[there].view(np.int32)))
-        idle[row] = grad_max == 0
-    return sum_max < INFINITY
+        largest[row] = grad_max
+    return sum_max
 
 
 @kernel
