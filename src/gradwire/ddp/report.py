@@ -81,7 +81,9 @@ class Report:
         if self.compile_s > 0.0:
             lines.append(f"  kernels      compiled for {self.compile_s:.1f} s within steps")
         if self.skipped_steps:
-            lines.append(f"  skipped      {self.skipped_steps} steps with NaN, Inf or gradients too large to remember")
+            lines.append(
+                f"  skipped      {self.skipped_steps} steps with NaN, Inf or gradients too large to remember"
+            )
         return "\n".join(lines)
 
 

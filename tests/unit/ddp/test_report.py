@@ -50,7 +50,9 @@ def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
 
 
 def test_skipped_steps_are_said_aloud() -> None:
-    assert str(replace(REPORT, skipped_steps=3)).endswith("skipped      3 steps with NaN or Inf")
+    assert str(replace(REPORT, skipped_steps=3)).endswith(
+        "skipped      3 steps with NaN, Inf or gradients too large to remember"
+    )
 
 
 def test_compiling_within_steps_is_said_aloud() -> None:
