@@ -68,7 +68,7 @@ def _described(value: Any) -> str:
 
 
 def _pack(text: str) -> torch.Tensor:
-    data = text.encode()
+    data = text.encode(errors="backslashreplace")  # a text from a damaged file may be none
     digest = hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
     return torch.frombuffer(
         bytearray(data[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0") + digest), dtype=torch.uint8

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.arena import ParameterSpec, layout_hash, specs_of
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.ddp.agree import require_agreement, require_same_optimizer
+from gradwire.ddp.alone import is_alone
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.copies import leave_out_of_copies
@@ -52,6 +53,10 @@ def attach(
 
     Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
     under the backward pass, where DDP would broadcast them before the next forward pass (`docs/design.md`).
+
+    On a single rank nothing is compressed, because nothing is sent: gradients are DDP's own, whatever the
+    recipe. What a loaded state holds is added to the first one. Recipes that do more than compress run as
+    ever: those that apply momentum (`dgc`, `signum`) or hand over signs (`signsgd(scale="none")`).
 
     - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
       gradient follows from it, and recipes that apply momentum themselves (`dgc`, `signum`) check it.
@@ -121,6 +126,7 @@ def _assemble(
         policy=policy,
         seed=seed,
         memory_dtype=memory_dtype,
+        alone=is_alone(comm),
     )
     session.engine.buffers = lambda: buffers.packed
     session.engine.link_seen = lambda link: None if link is None else comm.expect(link.beta_s)

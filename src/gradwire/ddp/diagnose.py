@@ -95,7 +95,9 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm) -> Diagnos
     watched = f"{seen[0].at.step}, {sum(each.x.numel() for each in seen)} elements" if seen else "none"
     require_agreement({"the step that was watched": watched}, comm)
     if not seen:
-        raise ValueError("no step was watched: set wire.watching = True, with a recipe that remembers")
+        raise ValueError(
+            "no step was watched: set wire.watching = True, with a recipe that remembers, on several ranks"
+        )
     own = torch.cat([each.x.reshape(-1) for each in seen])
     mean = own / comm.world
     comm.all_reduce(mean).wait()

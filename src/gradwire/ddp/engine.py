@@ -16,13 +16,14 @@ from torch import Tensor
 from gradwire.adapt import Settler
 from gradwire.arena import Lane, ParameterSpec, Unit
 from gradwire.comm import Comm, Metered
+from gradwire.ddp.alone import only_compresses, uncompressed
 from gradwire.ddp.arrival import Arrival
 from gradwire.ddp.buffers import Carried
 from gradwire.ddp.intake import Run, Share
 from gradwire.ddp.layout import Layout, Policy, build, plain
 from gradwire.ddp.runner import Post, Runner
 from gradwire.ddp.step import Step, Task
-from gradwire.ddp.survey import settler_for, surveyed
+from gradwire.ddp.survey import aim_of, settler_for, surveyed
 from gradwire.ddp.tail import SMALL_BYTES, Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher, may_follow
@@ -30,7 +31,7 @@ from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure import BackwardWatch, Change, TimedComm, stopwatch_for
 from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT, Gradients
-from gradwire.moment import Kept, Moment, Replicas
+from gradwire.moment import Moment, Replicas
 from gradwire.plan import Facts, Link
 from gradwire.recipes import Composition, Recipe
 
@@ -43,6 +44,7 @@ class Aside:
 
     layout: Layout
     step: int
+    plan: str | None
     settler: Settler | None
     watcher: Watcher | None
 
@@ -52,7 +54,8 @@ class Engine:
 
     `post` runs a function on the engine's thread; `concluded` is called there once per step. Without a
     fixed recipe the engine runs dense and measures until its `Settler` has decided, on the same step on
-    all ranks, because it sees only numbers from verdicts.
+    all ranks, because it sees only numbers from verdicts. `alone` is for a single rank, which has nothing
+    to send: it compresses nothing (`ddp/alone.py`). `plan` is the text of what was decided on, `None` before.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Engine:
         policy: Policy | None = None,
         seed: int = 0,
         memory_dtype: torch.dtype | None = None,
+        alone: bool = False,
     ) -> None:
         self.comm, self.specs, self.recipe = comm, tuple(specs), recipe
         self.step = 0
@@ -84,9 +88,8 @@ class Engine:
         self.runner = Runner(post, self._progress, one_by_one=lambda: self.apart)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
         self._memory_dtype = memory_dtype
+        self._alone = alone and only_compresses(self.layout_of(aim_of(recipe), META))
         self._now: Step | None = None
-        self._settler: Settler | None = None
-        self._watcher: Watcher | None = None
         self.start_over()
 
     # -- plans: changed between steps only, on all ranks in the same one
@@ -94,34 +97,34 @@ class Engine:
     def start_over(self) -> None:
         """Install the recipe, or dense steps that measure what it needs to decide."""
         built = self.recipe.build()
-        first = built if isinstance(built, Composition) else plain()
-        self._settler = None if isinstance(built, Composition) else settler_for(built, self.specs)
+        fixed = built if isinstance(built, Composition) else None
         self.facts = None
-        self.layout = self.layout_of(first)
-        self._watcher = self._watcher_of(first)
+        self.run(self.here(self.layout_of(fixed or plain())), decided=fixed is not None)
+
+    def run(self, layout: Layout, *, decided: bool) -> None:
+        """From the next step on `layout`, with the memory that it has; until it is `decided`, measure."""
+        measures = not (decided or layout.alone)
+        self.layout, self.plan = layout, layout.main.text if decided else None
+        self._settler = settler_for(self.recipe.build(), self.specs) if measures else None
+        self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
+        self.prepare(layout)
+        self._watcher = self._watcher_of(layout.main)
 
     def layout_of(self, composition: Composition, device: torch.device = CPU) -> Layout:
         """Who would travel how under another composition; the policy stays."""
         return build(self.specs, composition, self._policy, device, self._memory_dtype)
 
+    def here(self, asked: Layout, *, owing: bool = False) -> Layout:
+        """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`."""
+        if self._alone and only_compresses(asked):
+            return uncompressed(asked, CPU, self._memory_dtype, owing=owing)
+        return asked
+
     def install(self, composition: Composition) -> None:
         """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
-        old, self.layout = self.layout, self.layout_of(composition)
-        for name, (lane, _slot) in old.slots.items():
-            planes = self.layout.planes_of(name)
-            for plane in planes:
-                if plane in lane.memory.planes:
-                    self.layout.memory(name, plane).copy_(old.memory(name, plane))
-            if UNSENT in planes:
-                self.layout.memory(name).mul_(lane.memory.weight / self.layout.slots[name][0].memory.weight)
-            elif UNSENT in lane.memory.planes:
-                assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
-            if name in self.layout.slots:
-                self.layout.slots[name][0].kept.adopt(name, lane.kept)
-        self._settler = None
-        self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
-        self.prepare(self.layout)
-        self._watcher = self._watcher_of(composition)
+        layout = self.here(self.layout_of(composition))
+        layout.take_over(self.layout)
+        self.run(layout, decided=True)
 
     def _watcher_of(self, composition: Composition) -> Watcher | None:
         if composition.watch is None:
@@ -136,20 +139,13 @@ class Engine:
         self._policy = None
         self.install(plain())
 
-    def forget(self) -> None:
-        """Zero all memory. For whoever has carried it elsewhere first."""
-        for lane in self.layout.lanes:
-            for plane in lane.committed.values():
-                plane.zero_()
-            lane.kept = Kept()
-
     def put_aside(self) -> Aside:
         """What runs now, for `take_up`; whatever is installed meanwhile has planes of its own."""
-        return Aside(self.layout, self.step, self._settler, self._watcher)
+        return Aside(self.layout, self.step, self.plan, self._settler, self._watcher)
 
     def take_up(self, aside: Aside) -> None:
         """Go on as if nothing had run since `put_aside`."""
-        self.layout, self.step = aside.layout, aside.step
+        self.layout, self.step, self.plan = aside.layout, aside.step, aside.plan
         self._settler, self._watcher = aside.settler, aside.watcher
         self.traffic = Traffic(self.comm.world)
 
@@ -222,8 +218,8 @@ class Engine:
         if not wide and not self.layout.is_plain:
             step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
             return
-        at = Moment(step.number, step.direct, self.comm.rank, self.comm.world, self._seed, lane=-1)
-        step.direct += 1
+        at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self._seed, lane=-1)
+        step.direct.append(region.numel())
         comm, agreed = self._metered(step, label), exchange.rounds(region.numel(), region.dtype, at)
         self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
 
@@ -357,7 +353,7 @@ class Engine:
         if (facts := self._settler.observe(rows, step.lasted_s())) is not None:
             decide = self.recipe.build()
             assert not isinstance(decide, Composition), "a fixed recipe does not measure"
-            facts = replace(facts, buckets=tuple(region.numel() for region in step.direct))
+            facts = replace(facts, buckets=tuple(step.direct))
             self.facts = surveyed(facts, decide, self.comm, self.specs, self.uses())
             self.install(decide(self.facts))
 

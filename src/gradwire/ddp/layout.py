@@ -71,13 +71,17 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What runs where: lanes with memory in the arena, and the exchange of everybody else."""
+    """What runs where: lanes with memory in the arena, and the exchange of everybody else.
+
+    On a rank `alone` everything is dense, whatever `main` says.
+    """
 
     specs: tuple[ParameterSpec, ...]
     main: Composition
     lanes: tuple[Lane, ...]
     slots: Mapping[str, tuple[Lane, Slot]]
     direct: Mapping[str, Exchange]
+    alone: bool = False
     _intakes: dict[str, Intake] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -125,6 +129,20 @@ class Layout:
         ahead = [spec for spec in self.specs[:first] if spec.name in self.direct and _is_small(spec)]
         large_enough = 4 * sum(spec.numel for spec in ahead) >= EARLY_BYTES
         return frozenset(spec.name for spec in ahead if large_enough)
+
+    def take_over(self, old: Layout) -> None:
+        """Fill the memory from another layout's, by parameter name; what is unsent may not be dropped."""
+        for name, (lane, _slot) in old.slots.items():
+            planes = self.planes_of(name)
+            for plane in planes:
+                if plane in lane.memory.planes:
+                    self.memory(name, plane).copy_(old.memory(name, plane))
+            if UNSENT in planes:
+                self.memory(name).mul_(lane.memory.weight / self.slots[name][0].memory.weight)
+            elif UNSENT in lane.memory.planes:
+                assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
+            if name in self.slots:
+                self.slots[name][0].kept.adopt(name, lane.kept)
 
     def planes_of(self, name: str) -> tuple[str, ...]:
         """Which planes a parameter has; none when nothing is remembered of it."""

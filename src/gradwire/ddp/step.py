@@ -58,7 +58,7 @@ class Step:
     places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     idle: list[tuple[Lane, Slot]] = field(default_factory=list)
-    direct: int = 0
+    direct: list[int] = field(default_factory=list)
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     buffers: Carried | None = None
     stale: bool = False

@@ -11,10 +11,11 @@ from gradwire.adapt import Settler
 from gradwire.adapt.settler import ORDINARY
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm
+from gradwire.ddp.layout import plain
 from gradwire.exchange.late import sent
 from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, slowest
 from gradwire.plan import CodecCost, Facts, Line, calibrated
-from gradwire.recipes import Composition, Decide
+from gradwire.recipes import Composition, Decide, Recipe
 from gradwire.recipes.base import Asking, Counting, Timing
 
 _LOG = logging.getLogger("gradwire")
@@ -27,7 +28,7 @@ _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""
 
 
-def settler_for(decide: Decide, specs: Sequence[ParameterSpec]) -> Settler:
+def settler_for(decide: Composition | Decide, specs: Sequence[ParameterSpec]) -> Settler:
     """What collects the facts that `decide` needs of dense steps."""
     return Settler([spec.numel for spec in specs], ORDINARY if isinstance(decide, Timing) else 0)
 
@@ -60,6 +61,12 @@ def surveyed(
 def asked_about(built: Composition | Decide) -> Composition | None:
     """Whose codec `surveyed` will time; `None` where it times none."""
     return built.about if isinstance(built, Asking) else None
+
+
+def aim_of(recipe: Recipe) -> Composition:
+    """What a recipe runs, or will as far as it says; else plain all-reduce."""
+    built = recipe.build()
+    return built if isinstance(built, Composition) else asked_about(built) or plain()
 
 
 def links_for(decide: Decide, world: int) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from gradwire.ddp.engine import Engine
 from gradwire.ddp.predicted import predicted_step_s
 from gradwire.ddp.report import Report
 from gradwire.ddp.session import Session
+from gradwire.ddp.vetting import State
 from gradwire.ddp.worker import Worker
 from gradwire.exchange.election import times_led
 from gradwire.memory import UNSENT
@@ -32,6 +33,15 @@ class Attached:
     session: Session
     # The worker ends with the model, and a wire without its worker could only hang.
     worker: Worker
+
+
+def _account(engine: Engine) -> tuple[str, str]:
+    """What runs, and why."""
+    if engine.layout.alone:
+        return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
+    if engine.measuring:
+        return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
+    return engine.layout.main.text, engine.layout.main.why
 
 
 class Wire:
@@ -108,11 +118,10 @@ class Wire:
         engine, history = self._engine, self._session.history
         dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
         facts = None if engine.facts is None else {**asdict(engine.facts), "ccr": engine.facts.ccr}
-        main = engine.layout.main
-        measuring = engine.measuring
+        recipe, why = _account(engine)
         return Report(
-            recipe=f"{engine.recipe} (measuring, dense so far)" if measuring else main.text,
-            why="dense steps are being measured" if measuring else main.why,
+            recipe=recipe,
+            why=why,
             step=engine.step,
             world=engine.comm.world,
             skipped_steps=history.skipped,
@@ -147,7 +156,7 @@ class Wire:
         save = state.save if kind == "rank" else state.save_mean
         return self._worker.call(lambda: save(self._engine))
 
-    def load_state_dict(self, saved: state.State | Sequence[state.State]) -> None:
+    def load_state_dict(self, saved: State | Sequence[State]) -> None:
         """Resume: from this rank's state, a mean, or the list of all ranks' states of any world.
 
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`

@@ -28,7 +28,8 @@ CYCLE, TRIAL = 16, 2
 MARGIN = 1.02
 """The variance must gain so much more: it costs a round, and a choice on every rank instead of one."""
 
-_LED, _GAINS = "led", "gains"
+LED, GAINS = "led", "gains"
+"""What is kept, with the number of the unit: see `_key`."""
 
 
 def in_turn(elect: Election, at: Moment) -> bool:
@@ -38,7 +39,7 @@ def in_turn(elect: Election, at: Moment) -> bool:
     way, _counts = _trial(at)
     if way is not None:
         return way == 0
-    gains = _recall(_GAINS, at, 2)
+    gains = _recall(GAINS, at, 2)
     return not bool(gains[1] > MARGIN * gains[0])
 
 
@@ -75,15 +76,15 @@ def gain(sent_norms: float, norms: float) -> float:
 
 def note(at: Moment, leader: int, gained: float | None) -> None:
     """Keep who has led, and the gain if that is measured, for when the step is committed."""
-    led = _recall(_LED, at, at.world)
+    led = _recall(LED, at, at.world)
     led[leader] += 1
-    _keep(_LED, at, led)
+    _keep(LED, at, led)
     way, counts = _trial(at)
     if gained is not None and way is not None and counts:
-        gains = _recall(_GAINS, at, 2)
+        gains = _recall(GAINS, at, 2)
         is_first = at.step % (TRIAL * at.world) == (TRIAL - 1) * at.world
         gains[way] = gained / at.world + (0.0 if is_first else gains[way])
-        _keep(_GAINS, at, gains)
+        _keep(GAINS, at, gains)
 
 
 def times_led(lanes: Iterable[Kept]) -> list[int] | None:
@@ -92,7 +93,7 @@ def times_led(lanes: Iterable[Kept]) -> list[int] | None:
         tensor
         for kept in lanes
         for kind, tensors in kept.committed.items()
-        if kind.startswith(f"{_LED}/")
+        if kind.startswith(f"{LED}/")
         for tensor in tensors.values()
     ]
     return [int(count) for count in torch.stack(counts).sum(0)] if counts else None

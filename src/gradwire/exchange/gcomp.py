@@ -52,6 +52,8 @@ from gradwire.memory import Memory
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment
 
+COUNTED = "symbols"
+"""What is kept, with the element of the parameter from which on: see `place_of`."""
 Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]
 
@@ -248,7 +250,8 @@ def place_of(at: Moment) -> tuple[str, str]:
     >>> place_of(Moment(step=0, unit=0, rank=0, world=1))
     ('symbols from 0', '')
     """
-    return (f"symbols from {at.parts[0].start}", at.parts[0].name) if at.parts else ("symbols from 0", "")
+    start, name = (at.parts[0].start, at.parts[0].name) if at.parts else (0, "")
+    return f"{COUNTED} from {start}", name
 
 
 @lru_cache(maxsize=4)

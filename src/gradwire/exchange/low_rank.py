@@ -22,6 +22,8 @@ from gradwire.kernels import orthonormalise
 from gradwire.moment import Moment, Part
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
+LEFT, RIGHT = "P", "Q"
+"""What is kept of a matrix: (rank, rows) and (rank, columns)."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
     table = torch.tensor(places, dtype=torch.int64).view(-1, PLACES)
     left, right = (
         Factors(kind, tuple(names), table[:, list(SIDES[side])].contiguous(), rank)
-        for kind, side in (("P", "left"), ("Q", "right"))
+        for kind, side in ((LEFT, "left"), (RIGHT, "right"))
     )
     return Arrangement(table, left, right, tuple(raw))
 

@@ -45,7 +45,8 @@ class Composition:
 
     `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
-    composition, because checkpoints carry it; what `register` decorates need not give it.
+    composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
+    on a rank `alone` hands the optimizer something else than gradients, such as signs.
     """
 
     exchange: Exchange
@@ -54,6 +55,7 @@ class Composition:
     tiny: str = "dense"
     text: str = ""
     watch: Watch | None = None
+    alone: bool = False
 
 
 Decide = Callable[[Facts], Composition]

@@ -101,7 +101,7 @@ def _inner(text: str) -> Composition:
 
 
 def _cut(base: Composition, cutter: Callable[[Sequence[int]], Sequence[int]]) -> Composition:
-    return Composition(base.exchange, cutter, tiny=base.tiny)
+    return Composition(base.exchange, cutter, tiny=base.tiny, alone=base.alone)
 
 
 def _even(sizes: Sequence[int], groups: int) -> tuple[int, ...]:

@@ -20,4 +20,5 @@ def signsgd(scale: Scale = "l1") -> Composition:
     Use when: there are many ranks, some of which may be wrong, and a biased gradient does no harm.
     """
     exchange = forget(majority_vote(scale))
-    return Composition(exchange, tiny="dense" if scale == "l1" else f"signsgd({scale=})")
+    units = scale == "none"
+    return Composition(exchange, tiny=f"signsgd({scale=})" if units else "dense", alone=units)

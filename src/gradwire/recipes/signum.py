@@ -20,4 +20,4 @@ def signum(momentum: float = 0.9, scale: Scale = "l1") -> Composition:
     Use when: as signsgd, and gradients are noisy: signs of averages are wrong less often.
     """
     exchange = forget(majority_vote(scale), Signum(momentum))
-    return Composition(exchange, tiny=f"signum({momentum=}, {scale=})")
+    return Composition(exchange, tiny=f"signum({momentum=}, {scale=})", alone=scale == "none")

@@ -25,7 +25,9 @@ from gradwire.plan import CodecCost, Line
 
 
 @pytest.fixture(autouse=True)
-def world_of_one() -> Iterator[None]:
+def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A rank that compresses as in company: what one alone does is in test_alone.py."""
+    monkeypatch.setattr("gradwire.ddp.attach.is_alone", lambda _comm: False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -185,10 +185,10 @@ def test_a_state_of_another_model_or_format_is_refused() -> None:
 
 def test_what_is_no_state_or_has_another_shape_is_refused() -> None:
     states = _saved(2, "topk(ratio=0.1)", 2)
-    bent = [{**each, "memory": {"middle.weight": torch.zeros(3)}} for each in states]
+    bent = [{**each, "memory": {**each["memory"], "middle.weight": torch.zeros(3)}} for each in states]
     assert all("has shape (3,)" in str(error) for error in _refusals(lambda rank: bent[rank]))
     poor = [{key: each[key] for key in ("format", "layout", "memory")} for each in states]
-    assert all("lacks some of" in str(error) for error in _refusals(lambda rank: poor[rank]))
+    assert all("state lacks kept, plan" in str(error) for error in _refusals(lambda rank: poor[rank]))
     assert all("no state of gradwire" in str(error) for error in _refusals(lambda _rank: [5]))
 
 
