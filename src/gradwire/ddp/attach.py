@@ -54,13 +54,10 @@ def attach(
     Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
     under the backward pass, where DDP would broadcast them before the next forward pass (`docs/design.md`).
 
-    On a single rank nothing is compressed, because nothing is sent: gradients are DDP's own, whatever the
-    recipe. What a loaded state holds is added to the first one. Recipes that do more than compress run as
-    ever: those that apply momentum (`dgc`, `signum`) or hand over signs (`signsgd(scale="none")`).
-
     - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
       gradient follows from it, and recipes that apply momentum themselves (`dgc`, `signum`) check it.
-    - `recipe`: `name` or `name(key=value, …)`; see `gradwire.recipes.names()`.
+    - `recipe`: `name` or `name(key=value, …)`; see `gradwire.recipes.names()`. On a single rank it compresses
+      nothing, as nothing is sent; `dgc`, `signum` and `signsgd(scale="none")`, which do more, go on.
     - `policy`: another recipe for some parameters: glob patterns over names, or a function of the
       parameter; by default vectors and tiny tensors travel densely beside a lossy recipe. That is
       `gradwire.by_size()`; `gradwire.by_size(smallest=16384)` spares larger ones, too.
