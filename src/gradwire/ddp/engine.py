@@ -104,11 +104,11 @@ class Engine:
     def run(self, layout: Layout, *, decided: bool) -> None:
         """From the next step on `layout`, with the memory that it has; until it is `decided`, measure."""
         measures = not (decided or layout.alone)
+        self.prepare(layout)
+        self._watcher = self._watcher_of(layout)
         self.layout, self.plan = layout, layout.main.text if decided else None
         self._settler = settler_for(self.recipe.build(), self.specs) if measures else None
         self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
-        self.prepare(layout)
-        self._watcher = self._watcher_of(layout.main)
 
     def layout_of(self, composition: Composition, device: torch.device = CPU) -> Layout:
         """Who would travel how under another composition; the policy stays."""
@@ -126,13 +126,13 @@ class Engine:
         layout.take_over(self.layout)
         self.run(layout, decided=True)
 
-    def _watcher_of(self, composition: Composition) -> Watcher | None:
-        if composition.watch is None:
+    def _watcher_of(self, layout: Layout) -> Watcher | None:
+        if layout.main.watch is None:
             return None
-        mine = [lane for lane in self.layout.lanes if lane.exchange is composition.exchange]
+        mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
         largest = max(mine, key=lambda lane: lane.numel, default=None)
         sizes = [] if largest is None else [slot.spec.numel for slot in largest.slots]
-        return Watcher(composition.watch, self.comm, sizes)
+        return Watcher(layout.main.watch, self.comm, sizes)
 
     def retire(self) -> None:
         """From the next step on plain all-reduce, whatever the policy. Flush first."""

@@ -95,8 +95,8 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
     if refusal is not None:
         raise refusal
     assert ready is not None, "or there would be a refusal"
-    engine.step = ready.step
     engine.run(ready.layout, decided=ready.decided)
+    engine.step = ready.step
     # Last of all: whoever has made warnings errors, here alone perhaps, has nothing half loaded.
     _warn_of_another_recipe(engine)
 
