@@ -2,14 +2,17 @@
 
 Wang et al. 2021, section 4.3. Differences from the paper: every grouping runs for a few steps of the
 training that goes on, of which the first is not counted, because it finds cold buffers; of the others the
-median is; for a search as many as fit into fewer than 50 steps for two groups, which is what the paper
-takes. All ranks time alike: the slowest counts.
+median is. A search keeps to a number of steps that is told beforehand: by default 49, as the paper's takes
+fewer than 50 for two groups. Where that is too few for all tensors, neighbours stay together. All ranks time
+alike: the slowest counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
+from math import comb
 from statistics import median
 
 from gradwire.plan import Observed
@@ -17,21 +20,36 @@ from gradwire.plan.groups import Cuts
 from gradwire.plan.merge_search import Seconds, search_cuts
 
 MOST_STEPS = 49
-"""That a search for two groups takes."""
-MOST_TENSORS = 257
-"""As many as can be bisected in so many steps; of more, neighbours stay together."""
+"""That a search takes, unless more are allowed."""
+UNCOUNTED = 2
+"""Steps of a grouping before those that count: the first follows another's, the second finds cold buffers."""
+COUNTED = 3
+"""At most, where there is time for as many."""
+LEAST_STEPS = 2 * (UNCOUNTED + 1)
+"""That it takes to compare one group with two."""
 
 
-def groupings(tensors: int) -> int:
-    """How many groupings a search for two groups looks at, at most: the whole, and two per bisection.
+def groupings(tensors: int, groups: int = 2) -> int:
+    """How many groupings a search for up to `groups` groups looks at, at most.
 
-    The last bisection is between two neighbours of which one is known already.
+    The whole, and for every choice of the first cuts a bisection of what lies behind them.
 
     >>> [groupings(tensors) for tensors in (1, 3, 60, 161, 257)]
     [1, 3, 12, 16, 16]
+    >>> [groupings(tensors, groups=3) for tensors in (3, 6, 40, 161)]
+    [4, 15, 307, 1894]
     """
-    bisections = max(tensors - 2, 0).bit_length()
-    return max(2 * bisections, min(max(tensors, 1), 3))
+    found = 1
+    for number in range(2, min(groups, tensors) + 1):
+        # By the last of the first cuts; there are none of two groups.
+        heads = {0: 1} if number == 2 else {at: comb(at - 1, number - 3) for at in range(1, tensors - 1)}
+        found += sum(choices * _bisection(tensors - 1 - at) for at, choices in heads.items())
+    return found
+
+
+def _bisection(cuts: int) -> int:
+    """Calls that a bisection of so many cuts takes; its last one is between two of which one is known."""
+    return max(2 * (cuts - 1).bit_length() - 1, min(cuts, 2))
 
 
 @dataclass(frozen=True)
@@ -52,11 +70,13 @@ class TimedMerge:
     """Begins with one group, and asks for one grouping after another, each for so many `steps` that count.
 
     `search` is a function of the seconds that a grouping takes. It is run anew after each trial, with those
-    that are known; the first that it misses is the next to try.
+    that are known; the first that it misses is the next to try. It looks at no more than `most` groupings, so
+    all is over after `most_steps`; `stride` neighbours stay together.
     """
 
-    def __init__(self, search: Callable[[Seconds], Cuts], steps: int) -> None:
+    def __init__(self, search: Callable[[Seconds], Cuts], steps: int, most: int, stride: int = 1) -> None:
         self._search, self._steps = search, steps
+        self.most_steps, self.stride = most * (steps + UNCOUNTED), stride
         self._now: Cuts = ()
         self._took_s: list[float] = []
         self._seconds: dict[Cuts, float] = {}
@@ -86,23 +106,30 @@ class TimedMerge:
         return self._seconds[cuts]
 
 
-def timed_search(tensors: int, groups: int = 2, alpha: float = 0.0, steps: int | None = None) -> TimedMerge:
-    """Algorithm 2 for `tensors`; as many steps a grouping as there is time for, at most three, by default."""
-    stride = max(1, -(-tensors // MOST_TENSORS))
+def timed_search(
+    tensors: int, groups: int = 2, alpha: float = 0.0, most_steps: int = MOST_STEPS
+) -> TimedMerge:
+    """Algorithm 2 for `tensors` in at most so many steps; up to three of them count for a grouping.
+
+    As few neighbours stay together as there is time for. Raises `ValueError` if that is not even two groups.
+    """
+    affordable = most_steps // (1 + UNCOUNTED)
+    if most_steps < LEAST_STEPS:
+        raise ValueError(f"{most_steps} steps are too few: to time two groupings takes {LEAST_STEPS}")
+    stride = next(stride for stride in count(1) if groupings(-(-tensors // stride), groups) <= affordable)
     merged = -(-tensors // stride)
 
     def search(seconds: Seconds) -> Cuts:
         of_merged = search_cuts(lambda cuts: seconds(_spread(cuts, stride)), merged, groups, alpha)
         return _spread(of_merged, stride)
 
-    # Beside those that count, one behind another grouping's step, and one that finds cold buffers.
-    affordable = MOST_STEPS // groupings(merged) - 2
-    return TimedMerge(search, max(1, min(3, affordable)) if steps is None else steps)
+    most = groupings(merged, groups)
+    return TimedMerge(search, min(COUNTED, most_steps // most - UNCOUNTED), most, stride)
 
 
 def contest(candidates: Sequence[Cuts], steps: int = 5) -> TimedMerge:
     """The fastest of a few groupings; the first, if equal."""
-    return TimedMerge(lambda seconds: min(candidates, key=seconds), steps)
+    return TimedMerge(lambda seconds: min(candidates, key=seconds), steps, len({(), *candidates}))
 
 
 def _spread(cuts: Cuts, stride: int) -> Cuts:

@@ -6,18 +6,19 @@ backward pass, as the engine's does (`gradwire.plan.merge_worker`). What a group
 shared cores and cold caches, is more than its codec takes alone, and not known; so real steps decide between
 that plan, one for dearer calls, and one group. The optimum of the paper's own cost model, in which the codec
 holds up the backward pass (`gradwire.plan.merge`), is `split="exact"`, its search on that model
-`split="search"` and by timing real iterations `split="timed"`; vectors and tiny tensors travel densely beside
-what is grouped.
+`split="search"` and by timing real iterations `split="timed"`, of which it says beforehand how many; vectors
+and tiny tensors travel densely beside what is grouped.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
-from gradwire.adapt.timed_merge import TimedMerge, contest, timed_search
+from gradwire.adapt.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
 from gradwire.exchange import Exchange, forget
 from gradwire.exchange.late import sent
 from gradwire.plan import (
@@ -45,6 +46,8 @@ from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Asking, Composition, Decide, Judge, Watch, register
 from gradwire.recipes.parse import recipe
 
+_LOG = logging.getLogger("gradwire")
+
 Split = Literal["planned", "exact", "search", "timed", "even", "layers"]
 
 
@@ -55,11 +58,19 @@ def mergecomp(
     groups: int = 2,
     cuts: tuple[int, ...] | None = None,
     elements: int = 0,
+    alpha: float = 0.0,
+    steps: int = MOST_STEPS,
 ) -> Composition | Decide:
     """Any recipe in groups of tensors: fewer calls of a codec, and still overlap with backward.
 
     Where to cut is found within some 30 steps by default, five of them dense, and then stays; who resumes
-    from a checkpoint before that stays with one group.
+    from a checkpoint before that stays with one group. `split="timed"` takes at most so many `steps`, by
+    default as many as the paper's search for two groups; where that is too few, as for three groups of many
+    tensors, neighbouring tensors stay together. The paper's search (`"search"`, `"timed"`) stops when one
+    group more gains less than the share `alpha`, for which no value is published.
+
+    Cuts are chosen by time alone. They may change the loss as well, because a selector chooses within each
+    group; so a decision may trade loss for time (figures in `docs/choosing.md`).
 
     Travels: what the inner recipe sends.
     Paper: Wang et al. 2021, "MergeComp: a compression scheduler for scalable communication-efficient
@@ -71,6 +82,10 @@ def mergecomp(
         raise ValueError(f"split={split!r} is none of {', '.join(get_args(Split))}")
     if groups < 1:
         raise ValueError(f"groups={groups}; at least one")
+    if alpha < 0.0:
+        raise ValueError(f"alpha={alpha} must be at least 0: a share, such as 0.01")
+    if steps < LEAST_STEPS:
+        raise ValueError(f"steps={steps}: to time one group and two takes {LEAST_STEPS}")
     if cuts and elements < 1:
         raise ValueError("cuts need elements=: how many there are where they were made")
     if cuts is not None:
@@ -82,10 +97,10 @@ def mergecomp(
     if split == "timed":
         return replace(
             _cut(base, one_unit),
-            watch=Watch(partial(_timed, inner, groups), every=1, ends=True),
-            why="timing groupings",
+            watch=Watch(partial(_timed, inner, groups, alpha, steps), every=1, ends=True),
+            why=f"timing groupings for at most {steps} steps",
         )
-    return Asking(partial(_planned, inner, split, groups), about=base)
+    return Asking(partial(_planned, inner, split, groups, alpha), about=base)
 
 
 def _inner(text: str) -> Composition:
@@ -115,15 +130,19 @@ def _fixed(inner: str, watched: Watched, cuts: Sequence[int], why: str) -> Compo
     return replace(found, why=why)
 
 
-def _timed(inner: str, groups: int, watched: Watched) -> Judge:
+def _timed(inner: str, groups: int, alpha: float, steps: int, watched: Watched) -> Judge:
     """Algorithm 2 on steps as they run."""
-    trying = mergecomp(inner, split="timed", groups=groups)
+    trying = mergecomp(inner, split="timed", groups=groups, alpha=alpha, steps=steps)
     assert isinstance(trying, Composition)
-    return _trying(timed_search(len(watched.sizes), groups), trying, inner, watched)
+    return _trying(timed_search(len(watched.sizes), groups, alpha, steps), trying, inner, watched)
 
 
 def _trying(search: TimedMerge, trying: Composition, inner: str, watched: Watched) -> Judge:
     """Every grouping that `search` asks for runs, by the same judge and under the text of `trying`."""
+    takes = f"{search.most_steps} steps at most"
+    if search.stride > 1:
+        takes += f", in which {search.stride} neighbouring tensors stay together"
+    _LOG.info("mergecomp times groupings of %d tensors: %s", len(watched.sizes), takes)
 
     def judge(shown: Observed) -> Composition | None:
         trial = search.observe(shown)
@@ -137,13 +156,13 @@ def _trying(search: TimedMerge, trying: Composition, inner: str, watched: Watche
             trying,
             cutter=partial(fixed_cuts, cuts=found, numel=sum(watched.sizes)),
             watch=Watch(lambda _watched: judge, every=1, ends=True),
-            why=f"timing {groups}",
+            why=f"timing {groups}; the search takes {takes}",
         )
 
     return judge
 
 
-def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition:
+def _planned(inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
     """The lane's tensors are known once it has been built, so the first steps under it are in one group.
 
     That is what its text says until all is decided, because a checkpoint may be taken before.
@@ -157,7 +176,7 @@ def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition
         if len(watched.sizes) < 2:
             return lambda _shown: _fixed(inner, watched, (), "there is nothing to cut")
         backward, cost = ready_times(facts, watched.sizes), cost_of(base.exchange, facts, watched)
-        cuts, seconds = _best(split, groups, backward, cost)
+        cuts, seconds = _best(split, groups, alpha, backward, cost)
         after_s = seconds - backward.total_s
         why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms behind backward by the measured costs"
         rivals: tuple[Cuts, ...] = (cuts,)
@@ -170,14 +189,14 @@ def _planned(inner: str, split: Split, groups: int, facts: Facts) -> Composition
     return replace(single, watch=Watch(judge_of, every=1, ends=True), why="timing one group")
 
 
-def _best(split: Split, groups: int, backward: Backward, cost: GroupCost) -> tuple[Cuts, float]:
+def _best(split: Split, groups: int, alpha: float, backward: Backward, cost: GroupCost) -> tuple[Cuts, float]:
     """Cuts, and the seconds of a backward pass under the model that they are the best of."""
     if split == "planned":
         cuts = worker_cuts(backward, cost)
         return cuts, WorkerSeconds(backward, cost)(cuts)
     inside = partial(step_seconds, backward, cost=cost)
     if split == "search":
-        cuts = search_cuts(inside, len(backward.numel), groups)
+        cuts = search_cuts(inside, len(backward.numel), groups, alpha)
     else:
         cuts = optimal_cuts(backward, cost)
     return cuts, inside(cuts)

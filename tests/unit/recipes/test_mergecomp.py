@@ -108,6 +108,12 @@ def test_planned_cuts_are_never_worse_beside_backward_than_those_of_the_papers_m
     assert chosen == pytest.approx(min(took_s.values()), rel=1e-12)
 
 
+def test_everybodys_payload_is_decoded_and_ones_own_encoded() -> None:
+    """An all-gather brings four ranks' payloads, and each costs a decode."""
+    cost = cost_of(_built("split='layers'").exchange, _facts(2e-3), Watched(4, SIZES))
+    assert (cost.compress, cost.decode) == (Line(2e-3, 1e-7), Line(8e-3, 4e-7))
+
+
 @pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
 def test_exact_cuts_are_the_best_of_all(per_call_s: float) -> None:
     facts = _facts(per_call_s)
@@ -243,6 +249,37 @@ def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
     assert isinstance(recipe(ranks[0][-1]).build(), Composition)
 
 
+def test_how_long_a_search_takes_is_said_before_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gradwire")
+    built = _built("split='timed', groups=3, steps=200, alpha=0.01")
+    assert built.why == "timing groupings for at most 200 steps"
+    assert built.watch is not None
+    judge = built.watch.judge(Watched(4, 40 * (10,)))
+    told = "195 steps at most, in which 3 neighbouring tensors stay together"
+    assert caplog.messages == [f"mergecomp times groupings of 40 tensors: {told}"]
+    found = [found for step in range(8) if (found := judge(Observed(step, 1.0, 0.0)))]
+    assert found[0].why == f"timing 2 groups; the search takes {told}"
+    assert found[0].text == built.text
+
+
+@pytest.mark.parametrize("split", ["search", "timed"])
+@pytest.mark.parametrize(("alpha", "groups"), [(0.0, 3), (0.9, 2)])
+def test_a_group_more_must_gain_alpha_to_go_on(split: str, alpha: float, groups: int) -> None:
+    if split == "search":
+        found = _planned(f"split='search', groups=3, alpha={alpha}", _facts(1e-6))
+    else:
+        watch = _built(f"split='timed', groups=3, alpha={alpha}").watch
+        assert watch is not None
+        judge, cuts = watch.judge(Watched(4, SIZES)), Cuts()
+        for step in range(50):
+            judged = judge(Observed(step, 1.0 - 0.1 * len(cuts), 0.0))
+            if judged is not None:
+                found, cuts = judged, tuple(judged.cutter(SIZES))
+            if judged is not None and judged.watch is None:
+                break
+    assert len(found.cutter(SIZES)) + 1 == groups
+
+
 @pytest.mark.parametrize("tensors", [60, 105, 161])
 def test_timing_real_steps_is_over_before_the_fiftieth_and_then_the_cuts_stay(tensors: int) -> None:
     watch, sizes = _built("split='timed'").watch, tensors * (10,)
@@ -297,6 +334,8 @@ def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, 
         ("mergecomp(inner='topkk')", "topk"),
         ("mergecomp(split='odd')", "planned"),
         ("mergecomp(groups=0)", "at least one"),
+        ("mergecomp(alpha=-0.1)", "alpha"),
+        ("mergecomp(split='timed', steps=5)", "steps=5"),
     ],
 )
 def test_what_cannot_be_is_refused(text: str, message: str) -> None:
