@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import mean
 
@@ -10,11 +11,14 @@ import torch
 
 from gradwire.codec import indices
 from gradwire.moment import Moment
-from gradwire.plan import Network, Transfer, fastest, time_of, total_time
+from gradwire.plan import Network, Transfer, best_ratio, fastest, time_of, total_time
 from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE, by_thresholds, ways
 from gradwire.plan.costs import Link
+from gradwire.plan.ratio import HIGHEST, LOWEST, fine_ratios
 from gradwire.recipes import Composition, recipe
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
+from tests.papers.nsga2 import POPULATION, genetic_ratio
+from tests.unit.plan.instances import typical
 
 NAMES = (ALL_GATHER, RING, TREE)
 
@@ -102,3 +106,14 @@ def test_coded_places_and_a_scattered_broadcast_send_less_than_half() -> None:
     ours = built.exchange.rounds(numel, torch.float32, Moment(0, 0, 0, WORLD))
     assert [each.numel for each in ours] == [indices.words(kept, numel), kept]
     assert total_time(ways(4.0 * kept)[RING], WORLD, alone) / total_time(ours, WORLD, alone) > 2.2
+
+
+@pytest.mark.parametrize(("beta_s", "lost"), [(0.05, 0.002), (5.0, 0.05)])
+def test_nsga2_finds_the_knee_of_the_exact_sweep(beta_s: float, lost: float) -> None:
+    evaluate = typical(beta_s, lost)
+    exact = best_ratio(evaluate, fine_ratios(number=1001))
+    found = genetic_ratio(evaluate)
+    assert LOWEST <= found.ratio <= HIGHEST
+    # Its 40 individuals leave gaps of some 1/40 of the front's length, and its extremes, which scale the
+    # objectives, are as far off: two gaps of log(high/low)/40 each.
+    assert abs(math.log(found.ratio / exact.ratio)) <= 2 * math.log(HIGHEST / LOWEST) / POPULATION

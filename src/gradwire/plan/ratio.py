@@ -3,10 +3,10 @@
 "Flexible communication …" (Tyagi, Swany 2024, section 3-E, equation 6) minimises compression time,
 communication time and 1/gain together, and takes the knee point of the Pareto front.
 
-Differences from the paper: the choice has one dimension, so an exact sweep over the candidates replaces
-the genetic algorithm, which `genetic.py` offers for comparison; the gain of each comes from a histogram
-(`gain.py`). What a knee is the paper does not say: here the point of the front next to the ideal, each
-objective scaled to 0 … 1 over the front.
+Differences from the paper: the choice has one dimension, so an exact sweep over the candidates replaces the
+genetic algorithm, which finds the same; the gain of each comes from a histogram (`gain.py`). What a knee is
+the paper does not say: here the point of the front next to the ideal, each objective scaled to 0 … 1 over
+the front.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import accumulate, combinations
 from random import Random
 
-from gradwire.plan import Backward, GroupCost, Line
+from gradwire.plan import Backward, Candidate, GroupCost, Line
 from gradwire.plan.groups import Cuts
+from gradwire.plan.ratio import Evaluate
 
 
 def backward(draw: Random, tensors: int) -> Backward:
@@ -33,3 +35,13 @@ def all_groupings(tensors: int, most: int | None = None) -> Iterator[Cuts]:
     """Every grouping of so many tensors, of at most `most` groups."""
     for cuts in range(min(tensors, most or tensors)):
         yield from combinations(range(1, tensors), cuts)
+
+
+def typical(beta_s: float, lost: float = 0.01) -> Evaluate:
+    """Objectives of ratios on a link that needs `beta_s` for everything."""
+
+    def evaluate(ratio: float) -> Candidate:
+        gain = 1 - 0.9 * math.exp(-math.sqrt(ratio / lost))
+        return Candidate(ratio, 0.010 + 0.02 * ratio, 0.002 + beta_s * ratio, gain)
+
+    return evaluate

@@ -1,24 +1,14 @@
-"""The exact sweep, its front and its knee; and NSGA-II, which must agree with it."""
+"""The exact sweep, its front and its knee."""
 
 from __future__ import annotations
 
-import math
 from random import Random
 
 import pytest
 
 from gradwire.plan import Candidate, best_ratio, candidate_ratios
-from gradwire.plan.ratio import HIGHEST, LOWEST, Evaluate, fine_ratios, knee, pareto_front
-
-
-def typical(beta_s: float, lost: float = 0.01) -> Evaluate:
-    """Objectives of ratios on a link that needs `beta_s` for everything."""
-
-    def evaluate(ratio: float) -> Candidate:
-        gain = 1 - 0.9 * math.exp(-math.sqrt(ratio / lost))
-        return Candidate(ratio, 0.010 + 0.02 * ratio, 0.002 + beta_s * ratio, gain)
-
-    return evaluate
+from gradwire.plan.ratio import fine_ratios, knee, pareto_front
+from tests.unit.plan.instances import typical
 
 
 def test_candidates_are_the_papers() -> None:
@@ -83,17 +73,3 @@ def test_the_more_small_ratios_lose_the_more_is_sent() -> None:
 def test_an_empty_front_has_no_knee() -> None:
     with pytest.raises(ValueError, match="no knee"):
         knee([])
-
-
-@pytest.mark.parametrize(("beta_s", "lost"), [(0.05, 0.002), (5.0, 0.05)])
-def test_nsga2_finds_the_knee_of_the_exact_sweep(beta_s: float, lost: float) -> None:
-    pytest.importorskip("pymoo", reason="pymoo is not installed: pip install gradwire[nsga2]")
-    from gradwire.plan.genetic import genetic_ratio
-
-    evaluate = typical(beta_s, lost)
-    exact = best_ratio(evaluate, fine_ratios(number=1001))
-    found = genetic_ratio(evaluate)
-    assert LOWEST <= found.ratio <= HIGHEST
-    # Its 40 individuals leave gaps of some 1/40 of the front's length, and its extremes, which scale the
-    # objectives, are as far off: two gaps of log(high/low)/40 = 0.115 each.
-    assert abs(math.log(found.ratio / exact.ratio)) <= 2 * math.log(HIGHEST / LOWEST) / 40
