@@ -88,8 +88,15 @@ class Report:
 
 
 def _link(link: Link) -> str:
-    rate = f"{8e-6 / link.beta_s:.0f} Mbit/s" if link.beta_s > 0.0 else "any rate"
-    return f"{link.alpha_s * 1e3:.2f} ms, {rate}"
+    """In words; a line through one size of messages, or through times that do not rise, leaves one out."""
+    latency = f"{_number(link.alpha_s * 1e3)} ms" if link.alpha_s > 0.0 else "latency not resolved"
+    rate = f"{_number(8e-6 / link.beta_s)} Mbit/s" if link.beta_s > 0.0 else "bandwidth not resolved"
+    return f"{latency}, {rate}"
+
+
+def _number(positive: float) -> str:
+    """Whole numbers, or two digits: nothing is rounded to 0."""
+    return f"{positive:.0f}" if positive >= 10.0 else f"{positive:.2g}"
 
 
 def _mib(size_bytes: float) -> str:

@@ -27,7 +27,10 @@ class Span:
 
 @dataclass
 class RoundTime:
-    """A collective of `payload_bytes` per rank, from its issue to its end as this rank saw them."""
+    """A collective of `payload_bytes` per rank, from its issue to its end as this rank saw them.
+
+    `verb` is "verb/algorithm" where the library's own does not run.
+    """
 
     verb: str
     payload_bytes: int

@@ -63,13 +63,14 @@ class _Tracker:
     classes: dict[int, deque[Point]] = field(default_factory=dict)
     reference: _Reference | None = None
 
-    def add(self, points: list[Point]) -> None:
-        """One step's collectives: several of a class count as one."""
+    def add(self, points: list[Point]) -> bool:
+        """One step's collectives: several of a class count as one. Says whether all of them fill a window."""
         found: dict[int, list[Point]] = {}
         for point in points:
             found.setdefault(round(2 * math.log2(point[0])), []).append(point)
         for name, members in found.items():
             self.classes.setdefault(name, deque(maxlen=WINDOW)).append(_middle(members))
+        return all(len(self.classes[name]) == WINDOW for name in found)
 
     @property
     def full(self) -> list[deque[Point]]:
@@ -137,13 +138,13 @@ class LinkMonitor:
 
     def _step(self, verb: Verb, points: list[Point]) -> Change | None:
         tracker = self._trackers.setdefault(verb, _Tracker())
-        tracker.add(points)
-        full = tracker.full
-        if not full:
-            return None
+        are_full = tracker.add(points)
         if tracker.reference is None:
-            tracker.refer()
+            # A line through small ones alone would take their latency for bandwidth.
+            if are_full:
+                tracker.refer()
             return None
+        full = tracker.full
         medians = [_middle(list(each)) for each in full]
         if not self._differ(tracker.reference, medians):
             return None

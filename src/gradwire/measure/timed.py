@@ -47,15 +47,22 @@ class TimedComm:
         self._comm, self._trace, self._unit = comm, trace, unit
         self.rank, self.world = comm.rank, comm.world
 
-    def _timed(self, verb: Verb, tensor: Tensor, issue: Callable[[], Pending]) -> Pending:
-        round_ = RoundTime(verb, tensor.numel() * tensor.element_size(), now_s())
+    def _timed(
+        self,
+        verb: Verb,
+        tensor: Tensor,
+        issue: Callable[[], Pending],
+        algorithm: Algorithm | Broadcasting = "library",
+    ) -> Pending:
+        name = verb if algorithm == "library" else f"{verb}/{algorithm}"
+        round_ = RoundTime(name, tensor.numel() * tensor.element_size(), now_s())
         pending = _TimedPending(issue(), self._trace, round_, self._unit)
         self._trace.rounds.append(round_)  # only what could be issued, as the meter counts
         return pending
 
     def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """See `Comm.all_reduce`."""
-        return self._timed("all_reduce", tensor, lambda: self._comm.all_reduce(tensor, algorithm))
+        return self._timed("all_reduce", tensor, lambda: self._comm.all_reduce(tensor, algorithm), algorithm)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_gather`."""
@@ -63,7 +70,9 @@ class TimedComm:
 
     def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """See `Comm.broadcast`."""
-        return self._timed("broadcast", tensor, lambda: self._comm.broadcast(tensor, src, algorithm))
+        return self._timed(
+            "broadcast", tensor, lambda: self._comm.broadcast(tensor, src, algorithm), algorithm
+        )
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """See `Comm.all_to_all`."""

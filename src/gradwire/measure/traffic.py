@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import cast
 
-from gradwire.comm.base import Verb
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.pattern import serial_bytes
@@ -41,7 +39,7 @@ class Traffic:
     def note(self, rounds: Sequence[RoundTime]) -> None:
         """Take in all rounds of a step that has ended; the last one is the tail's."""
         *others, tail = rounds
-        carried = sum(serial_bytes(cast(Verb, each.verb), each.payload_bytes, self._world) for each in others)
+        carried = sum(serial_bytes(each.verb, each.payload_bytes, self._world) for each in others)
         # As the all-reduce that would carry as much, so that one line goes through both.
         payload = carried / max(serial_bytes("all_reduce", 1.0, self._world), 1e-9)
         alone = all(each.stop_s is not None and each.stop_s <= tail.start_s for each in others)
@@ -53,8 +51,13 @@ class Traffic:
         self.row, self._tail_bytes = NOTHING, 0.0
 
     def hear(self, rows: Iterable[Sequence[float]]) -> tuple[Change, ...]:
-        """Every rank's `row`, as a verdict has carried them; what follows is the same on all ranks."""
+        """Every rank's `row`, as a verdict has carried them; what follows is the same on all ranks.
+
+        A tail by itself is all latency, so without a payload beside it nothing is known of the link.
+        """
         tails, busy, payloads = zip(*rows, strict=True)
+        if not min(busy) > 0.0 or not fmean(payloads) > 0.0:
+            return ()
         samples = ((self._tail_bytes, min(tails)), (fmean(payloads), min(busy)))
         return self.monitor.observe(Sample("all_reduce", payload, shortest) for payload, shortest in samples)
 

@@ -81,11 +81,17 @@ def test_who_has_led_is_said_where_somebody_does() -> None:
 
 
 def test_a_change_of_the_link_is_said_aloud_and_is_plain_json() -> None:
-    change = Change("all_reduce", Link(1e-3, 4e-8), Link(2.5e-3, 0.0))
+    change = Change("all_reduce", Link(1e-3, 4e-8), Link(2.5e-3, 2e-5))
     changed = replace(REPORT, link=change.after, link_changes=((3, change), (70, change)))
-    said = "link         changed in step 70: 1.00 ms, 200 Mbit/s, then 2.50 ms, any rate"
+    said = "link         changed in step 70: 1 ms, 200 Mbit/s, then 2.5 ms, 0.4 Mbit/s"
     assert str(changed).endswith(said)
     assert json.loads(json.dumps(changed.as_dict()))["link_changes"][0][1]["before"]["alpha_s"] == 1e-3
+
+
+def test_what_could_not_be_told_of_a_link_is_no_number() -> None:
+    change = Change("all_reduce", Link(0.0, 4e-8), Link(2.5e-3, 0.0))
+    said = "changed in step 9: latency not resolved, 200 Mbit/s, then 2.5 ms, bandwidth not resolved"
+    assert str(replace(REPORT, link_changes=((9, change),))).endswith(said)
 
 
 def test_a_report_is_plain_json() -> None:

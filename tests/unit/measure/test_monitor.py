@@ -92,6 +92,17 @@ def test_with_one_size_all_time_is_bandwidth() -> None:
     assert monitor.links == {"shift": Link(0.0, 1e-6)}
 
 
+def test_no_link_is_told_from_small_messages_before_the_larger_ones_are_known() -> None:
+    monitor, link = LinkMonitor(2), Link(1e-3, 1e-8)
+    for step in range(2 * WINDOW - 1):
+        payloads = (40, 1_000_000 if step % 2 else 3_000_000)
+        samples = [Sample("all_reduce", size, 2 * link.alpha_s + size * link.beta_s) for size in payloads]
+        assert monitor.observe(samples) == ()
+        assert not monitor.links or step == 2 * WINDOW - 2, "40 bytes by themselves are 160 kbit/s"
+    assert monitor.links["all_reduce"].alpha_s == pytest.approx(link.alpha_s)
+    assert monitor.links["all_reduce"].beta_s == pytest.approx(link.beta_s)
+
+
 def test_several_collectives_of_a_size_count_once_and_those_without_bytes_or_time_not_at_all() -> None:
     monitor = LinkMonitor(2)
     for _ in range(WINDOW):

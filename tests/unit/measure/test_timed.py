@@ -57,6 +57,14 @@ def test_the_end_is_announced_before_anybody_waits(clock: Callable[[float], None
     assert trace.rounds[0].seconds == 2.0
 
 
+def test_an_algorithm_of_our_own_is_named() -> None:
+    comm = TimedComm(OnePending(Later()), trace := Trace(), "unit")
+    comm.all_reduce(torch.zeros(1), "tree")
+    comm.broadcast(torch.zeros(1), 0, "scatter")
+    comm.broadcast(torch.zeros(1), 0)
+    assert [each.verb for each in trace.rounds] == ["all_reduce/tree", "broadcast/scatter", "broadcast"]
+
+
 def test_messages_that_announce_nothing_end_when_somebody_has_waited(clock: Callable[[float], None]) -> None:
     trace, later = Trace(), Later()
     pending = TimedComm(OnePending(later), trace, "unit").shift(torch.zeros(3), torch.zeros(3))

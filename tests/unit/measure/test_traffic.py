@@ -51,6 +51,26 @@ def test_a_tail_that_was_not_alone_says_nothing() -> None:
     assert traffic.row == (0.0, 2.0, 9.0)
 
 
+@pytest.mark.parametrize("others", [[], [RoundTime("all_reduce", 600_000, 0.0, None)]])
+def test_a_tail_by_itself_says_nothing_of_a_link(others: list[RoundTime]) -> None:
+    """All of its time is latency; its few bytes would make that 10 kbit/s."""
+    traffic = Traffic(WORLD)
+    for _ in range(2 * WINDOW):
+        traffic.note([*others, RoundTime("all_reduce", TAIL_BYTES, 1.0, 1.1)])
+        assert traffic.hear([traffic.row] * WORLD) == ()
+    assert traffic.link is None
+
+
+def test_bytes_are_those_of_the_algorithm_that_runs() -> None:
+    traffic, tail = Traffic(5), RoundTime("all_reduce", 9, 4.0, 5.0)
+    payloads = []
+    for verb in ("broadcast", "broadcast/scatter", "all_reduce", "all_reduce/tree"):
+        traffic.note([RoundTime(verb, 1000, 0.0, 1.0), tail])
+        payloads.append(traffic.row[2])
+    # As an all-reduce in a ring, which passes 8/5 of its payload on; a tree has three levels.
+    assert payloads == pytest.approx([3000 / 1.6, 1000, 1000, 6000 / 1.6])
+
+
 def test_a_step_that_broke_off_is_forgotten() -> None:
     traffic = Traffic(WORLD)
     traffic.note(_step(Link(1e-3, 1e-8)))
