@@ -22,12 +22,9 @@ from gradwire.comm.base import Verb
 from gradwire.measure.fit import Point, straight_line
 from gradwire.measure.pattern import hops, serial_bytes
 from gradwire.plan.costs import Line, Link
+from gradwire.plan.spread import CERTAIN, WINDOW, error_of, noise_of
 
-WINDOW = 15
-"""Steps in a median: eight new ones turn it."""
 THRESHOLD = 0.2
-CERTAIN = 4.0
-"""So many standard errors a difference must have besides: it is looked at in every step of a long run."""
 VISIBLE = 0.3
 """A latency, or a bandwidth, is judged only where it makes up this share of some observed time."""
 
@@ -53,7 +50,6 @@ class Change:
 class _Reference:
     line: Line
     noise: float
-    """Relative spread of a class from step to step, as a standard deviation."""
 
 
 @dataclass
@@ -82,12 +78,15 @@ class _Tracker:
         """The middle of every class."""
         return [_middle(list(points)) for points in self.classes.values()]
 
+    @property
+    def noise(self) -> float:
+        """Relative spread of a class from step to step, as a standard deviation."""
+        return median(noise_of([seconds for _, seconds in points]) for points in self.full)
+
     def refer(self) -> None:
         """Take what is seen now for what the link is."""
         points = [_middle(list(each)) for each in self.full]
-        # A normal's standard deviation is 1.48 times its median absolute deviation.
-        noise = median(1.48 * _spread(each) for each in self.full)
-        self.reference = _Reference(straight_line(points).line, noise)
+        self.reference = _Reference(straight_line(points).line, self.noise)
 
     def keep_last(self, steps: int) -> None:
         """Forget what was before, and what the link was."""
@@ -149,7 +148,8 @@ class LinkMonitor:
         if not self._differ(tracker.reference, medians):
             return None
         before = tracker.reference.line
-        if not self._changed(tracker.reference, straight_line(medians).line, medians):
+        noise = max(tracker.reference.noise, tracker.noise)
+        if not self._changed(tracker.reference.line, straight_line(medians).line, medians, noise):
             return None
         # Medians turn one by one: what the link is now is seen in what has turned them.
         tracker.keep_last(WINDOW // 2 + 1)
@@ -161,24 +161,20 @@ class LinkMonitor:
         least = self._threshold * VISIBLE
         return any(abs(seconds / reference.line(x) - 1.0) > least for x, seconds in medians)
 
-    def _changed(self, reference: _Reference, now: Line, medians: list[Point]) -> bool:
-        was = reference.line
+    def _changed(self, was: Line, now: Line, medians: list[Point], noise: float) -> bool:
         smallest, largest = min(medians)[0], max(medians)[0]
         latency = max(line.base_s / line(smallest) for line in (was, now))
         bandwidth = max(line.slope_s * largest / line(largest) for line in (was, now))
-        # A median of n has 1.25/√n of the spread; there are two.
-        error = 1.25 * math.sqrt(2 / WINDOW) * reference.noise
-        least = max(self._threshold, CERTAIN * error)
-        return (latency >= VISIBLE and _moved(was.base_s, now.base_s, least)) or (
-            bandwidth >= VISIBLE and _moved(was.slope_s, now.slope_s, least)
-        )
+
+        def moved(before: float, after: float, share: float) -> bool:
+            # What makes up a part of a time is known less well than the whole.
+            least = max(self._threshold, CERTAIN * error_of(noise) / max(share, VISIBLE))
+            return share >= VISIBLE and abs(after - before) > least * before
+
+        return moved(was.base_s, now.base_s, latency) or moved(was.slope_s, now.slope_s, bandwidth)
 
     def _link(self, verb: Verb, line: Line) -> Link:
         return Link(line.base_s / hops(verb, self._world), line.slope_s)
-
-
-def _moved(was: float, now: float, least: float) -> bool:
-    return abs(now - was) > least * was
 
 
 def _middle(points: list[Point]) -> Point:
@@ -187,10 +183,3 @@ def _middle(points: list[Point]) -> Point:
     # In half the time of `statistics.median`, and this runs in every step.
     half = len(points) // 2
     return sorted([x for x, _ in points])[half], sorted([seconds for _, seconds in points])[half]
-
-
-def _spread(points: Iterable[Point]) -> float:
-    """Median absolute deviation of the seconds, relative to their median."""
-    seconds = [each for _, each in points]
-    middle = median(seconds)
-    return median(abs(each - middle) for each in seconds) / middle
