@@ -14,16 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from gradwire.ddp.watcher import Watcher
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
 
 LOSSY = "leader_topk(ratio=0.05)"
-PROBING = "flexible(every=2)"
-"""Times collectives of its own after the verdict, when the caller is free to go on."""
 
 
 def _twins(
@@ -194,41 +190,6 @@ def learns(build: Callable[[], nn.Module], **options: Any) -> dict[str, Any]:
     return {"losses": [losses[0], losses[-1]], "digest": digest(ddp)}
 
 
-def learns_while_probing(build: Callable[[], nn.Module], hooked: bool = False) -> dict[str, Any]:
-    """Every probe of a step is sent while DDP and the model run the next forward pass.
-
-    If so wished with a hook of the user's own for buffers, which does what DDP would do without gradwire.
-    """
-    ddp = DistributedDataParallel(build(), bucket_cap_mb=0.01)
-    if hooked:
-        before = _BufferCommHookLocation.PRE_FORWARD
-        ddp._register_buffer_comm_hook(ddp, lambda ddp, _: ddp._default_broadcast_coalesced(), before)
-    optimizer = optimizer_of(ddp, lr=0.2)
-    gradwire.attach(ddp, optimizer, PROBING)
-    honest, forwards, probed = Watcher.probe, 0, 0
-
-    def entered(*_: Any) -> None:  # before DDP sends buffers
-        nonlocal forwards
-        forwards += 1
-
-    def late(watcher: Watcher, step: int) -> None:
-        nonlocal probed
-        deadline_s = time.monotonic() + 20
-        while forwards < step + 2 and time.monotonic() < deadline_s:
-            time.sleep(1e-4)
-        probed += forwards == step + 2
-        honest(watcher, step)
-
-    ddp.register_forward_pre_hook(entered)
-    Watcher.probe = late  # type: ignore[method-assign]
-    try:
-        losses = train(ddp, optimizer, range(60))
-        ddp(batch(60)[0])  # the forward pass that the last probe waits for
-    finally:
-        Watcher.probe = honest  # type: ignore[method-assign]
-    return {"losses": [losses[0], losses[-1]], "digest": digest(ddp), "probed": probed}
-
-
 def accumulation() -> bool:
     """Three micro-batches, two of them under `no_sync`: dense against DDP."""
     digests = set()
@@ -396,9 +357,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "batch norm, lossy": partial(learns, _normalised),
     "synchronised, dense": partial(_equal_training, _synchronised, bucket_cap_mb=0.01),
     "synchronised, lossy": partial(learns, _synchronised),
-    "batch norm, probing": partial(learns_while_probing, _normalised),
-    "buffers sent by DDP, probing": partial(learns_while_probing, _normalised, hooked=True),
-    "synchronised, probing": partial(learns_while_probing, _synchronised),
     "accumulation": accumulation,
     "types, dense": partial(_equal_training, _typed),
     "types, lossy": partial(learns, _typed),

@@ -1,16 +1,20 @@
 """Which ratio and which collective, again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
-sections III-C and III-D. Differences from the paper: the link is measured in band, by two small all-reduces
-every few steps, seldom while steps take as long as they did; the gain of all candidates comes from one
-histogram of the live gradient and not from ten iterations of each; a choice must come out twice in a row
-before it is followed, unless it was tried just before, because a single probe may have been disturbed. Ways
-are compared by what is really sent and how: the library's all-gather goes round a ring, which takes N−1
-latencies and not log N, and places are coded. What a way takes beyond that, such as messages that wait for
-their announcement, or hops in Python on cores that compute, no model knows: whenever steps take another
-time than they did, every way is tried for a few steps, and what it took there is added. And by default the
-ratio with the most gain per second of the step is taken: a knee point scales every objective over the
-front, so where time rises linearly with the ratio, a link half as fast would change nothing.
+sections III-C and III-D. Differences from the paper: the link is what the steps' own collectives find, by
+medians over many steps, and has changed when these have moved by more than they vary; the gain of all
+candidates comes from one histogram of the live gradient and not from ten iterations of each; a choice must
+come out twice in a row before it is followed, because one gradient is not like the next. Ways are compared by
+what is really sent and how: the library's all-gather goes round a ring, which takes N−1 latencies and not
+log N, and places are coded. What a way takes beyond that, such as messages that wait for their announcement,
+or hops in Python on cores that compute, no model knows: whenever steps take another time than they did, every
+way is tried for a few steps, and what it took there is added. And by default the ratio with the most gain per
+second of the step is taken: a knee point scales every objective over the front, so where time rises linearly
+with the ratio, a link half as fast would change nothing.
+
+Where latencies hide how long the bytes take, the bandwidth is not resolved. Then ways are tried instead of
+compared by a model; no smaller ratio is taken, since bytes are not what takes the time; and a larger one only
+if it pays even on the slowest link on which the bytes of now would be hidden.
 """
 
 from __future__ import annotations
@@ -23,37 +27,73 @@ from typing import Literal
 
 from gradwire.plan import Observed, Watched
 from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE
-from gradwire.plan.collectives import Sends, algorithm_of, fastest, total_time
+from gradwire.plan.collectives import Sends, fastest, total_time
 from gradwire.plan.costs import Link, Network
 from gradwire.plan.ratio import Candidate, knee, pareto_front
+from gradwire.plan.spread import WINDOW, has_moved
 
 Rule = Literal["progress", "knee"]
 """The most gain per second of the step; or the knee of compression time, communication time and 1/gain."""
 
 WAYS = (ALL_GATHER, RING, TREE)
-PROBES = (1, 16384)
-"""Elements of the two all-reduces: one that is all latency, and one whose bytes show."""
 FEW = 3
 """Steps from which it is told what one takes."""
-CALM = 4
-"""One in so many looks is followed by probes while nothing changes: on far links they take as long as a
-step."""
-VALUE_BYTES = 4
+RESOLVED = 0.1
+"""The bandwidth is known where bytes take this share of what the collectives of a step take."""
 LEAD = 0.05
 """By how much another collective, or another ratio's progress, must be better: two that come to the same
-would alternate, since a probe is never twice the same."""
+would alternate."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A share of the elements, and the collective that carries it."""
+    """A share of the elements, and the collective that carries it.
+
+    >>> str(Choice(0.01, "ring"))
+    '1.00% by ring'
+    """
 
     ratio: float
     way: str
 
+    def __str__(self) -> str:
+        return f"{self.ratio:.2%} by {self.way}"
+
 
 Rounds = Callable[[Choice], Sequence[Sends]]
 """All collectives of a step under a choice."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The link as the collectives of a choice find it; `resolved` tells whether its bandwidth is known.
+
+    Where it is not, `link.beta_s` is the slowest at which that could be.
+    """
+
+    link: Link
+    resolved: bool
+
+    def __str__(self) -> str:
+        rate = f"{8e-6 / self.link.beta_s:.0f} Mbit/s"
+        told = rate if self.resolved else f"bandwidth not resolved, {rate} or more"
+        return f"{self.link.alpha_s * 1e3:.2f} ms and {told}"
+
+
+def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> Seen:
+    """What a step's collectives tell of the link.
+
+    >>> from gradwire.plan import Transfer
+    >>> rounds = [Transfer("all_reduce", 1e6, "ring")]  # 6 ms of latencies, 1.5 MB on the busiest link
+    >>> print(seen_by(rounds, 4, Link(1e-3, 8e-8)))
+    1.00 ms and 100 Mbit/s
+    >>> print(seen_by(rounds, 4, Link(1e-3, 8e-10)))
+    1.00 ms and bandwidth not resolved, 4667 Mbit/s or more
+    """
+    waits_s = total_time(rounds, world, Network(Link(link.alpha_s, 0.0)))
+    volume = total_time(rounds, world, Network(Link(0.0, 1.0)))
+    hidden_s = RESOLVED / (1.0 - RESOLVED) * waits_s / volume
+    return Seen(Link(link.alpha_s, max(link.beta_s, hidden_s)), link.beta_s > hidden_s)
 
 
 @dataclass(frozen=True)
@@ -63,12 +103,12 @@ class _Basis:
     link: Link
     gain: float
 
-    def has_changed(self, now: _Basis, link_change: float, gain_change: float) -> bool:
-        return (
-            _moved(now.link.alpha_s, self.link.alpha_s, link_change)
-            or _moved(now.link.beta_s, self.link.beta_s, link_change)
-            or _moved(now.gain, self.gain, gain_change)
-        )
+    def link_has_changed(self, now: _Basis, by: float) -> bool:
+        latency = _moved(now.link.alpha_s, self.link.alpha_s, by)
+        return latency or _moved(now.link.beta_s, self.link.beta_s, by)
+
+    def gain_has_changed(self, now: _Basis, by: float) -> bool:
+        return _moved(now.gain, self.gain, by)
 
 
 def _moved(now: float, then: float, by: float) -> bool:
@@ -76,12 +116,15 @@ def _moved(now: float, then: float, by: float) -> bool:
 
 
 class Flexible:
-    """Sees looks (energy, then what of it each of `ratios` would send) and the durations of `PROBES`.
+    """Sees looks (energy, then what of it each of `ratios` would send), what steps take, and their link.
 
     `rounds` names what would be sent under each choice, by the algorithms that run. Thresholds are the shares
     by which latency or bandwidth (`link_change`) or the gain at the ratio in use (`gain_change`) must move
     before anything is planned anew, and the time of a step (`link_change`) before ways are tried again; the
     paper searches again at 10 % of the gain, and publishes none for the link.
+
+    What was planned from is compared with what is seen under the same choice only: overheads that no model
+    knows make another choice find another link.
     """
 
     def __init__(
@@ -97,81 +140,91 @@ class Flexible:
         self.now, self._ratios, self._rounds, self._rule = now, tuple(ratios), rounds, rule
         self._world = watched.world
         self._link_change, self._gain_change = link_change, gain_change
-        self._links: deque[Link] = deque(maxlen=3)
+        self.why = ""
+        """Of the last choice, with it, in a few words."""
         self._gains: dict[float, float] = {}
-        self._compress_s: dict[float, float] = {}
-        self._steps_s: deque[float] = deque(maxlen=5)
+        self._compress_s: dict[float, deque[float]] = {}
+        self._steps_s: deque[float] = deque(maxlen=WINDOW)
+        self._usual_s: tuple[float, ...] = ()
         self._basis: _Basis | None = None
         self._pending: Choice | None = None
         self._untried: list[str] = []
         self._took: dict[str, tuple[Choice, float]] = {}
         self._more_s: dict[str, float] = {}
-        self._usual_s, self._have_moved = 0.0, False
+        self._is_due = True
         self._begin()
 
     def observe(self, shown: Observed) -> Choice | None:
-        """Take a step; the new choice, if there is one. It counts from then on."""
+        """Take a step; what is to run from now on, if that or the reason for it is new."""
         if shown.compressed_s > 0.0:
-            self._compress_s[self.now.ratio] = shown.compressed_s
+            self._compress_s.setdefault(self.now.ratio, deque(maxlen=WINDOW)).append(shown.compressed_s)
             self._steps_s.append(shown.previous_s)
-        if shown.looked is not None and shown.looked[0] > 0.0:
-            energy, *sent = shown.looked
-            self._gains = {ratio: part / energy for ratio, part in zip(self._ratios, sent, strict=True)}
-        if shown.probed_s is None or self._world == 1:
+            if len(self._steps_s) == WINDOW and not self._usual_s:
+                self._usual_s = tuple(self._steps_s)
+        if shown.looked is None or not shown.looked[0] > 0.0 or self._world == 1:
             return None
-        self._links.append(self._link(*shown.probed_s))
-        return self._decide() if self._gains else None
-
-    def _link(self, short_s: float, long_s: float) -> Link:
-        """α and β from two all-reduces in a ring."""
-        ring = algorithm_of("all_reduce")
-        more_bytes = (PROBES[1] - PROBES[0]) * VALUE_BYTES * ring.volume(self._world)
-        return Link(short_s / ring.messages(self._world), max(long_s - short_s, 1e-9) / more_bytes)
-
-    def _decide(self) -> Choice | None:
+        energy, *sent = shown.looked
+        self._gains = {ratio: part / energy for ratio, part in zip(self._ratios, sent, strict=True)}
         if len(self._steps_s) < FEW:
             return None
-        if self._steps_have_changed():
+        if self._usual_s and has_moved(self._usual_s, self._steps_s, self._link_change):
             self._begin()
         if self.tries:
-            self._took[self.now.way] = self.now, median(self._steps_s)
-            if self._untried:
-                return self._take(Choice(self.now.ratio, self._untried.pop(0)))
-            self._compare(Network(self.link))
-        basis = _Basis(self.link, self._gain(self.now.ratio))
-        if self._basis and not self._basis.has_changed(basis, self._link_change, self._gain_change):
-            self._pending = None
-            return None
-        choice = self._plan(Network(basis.link))
-        if self._basis and choice != self.now and choice != self._pending:
-            self._pending = choice
-            return None
-        self._basis, self._pending = _Basis(basis.link, self._gain(choice.ratio)), None
-        return None if choice == self.now else self._take(choice)
+            return self._try()
+        return None if shown.link is None else self._decide(shown.link)
 
     def _begin(self) -> None:
-        """What ways took says nothing any more: all are tried, from what was measured last."""
-        self._took, self._more_s, self._basis, self._pending = {}, {}, None, None
+        """What ways took says nothing any more: all are tried."""
+        self._took, self._more_s, self._is_due = {}, {}, True
         self._untried = [way for way in WAYS if way != self.now.way]
-        self._links = deque(list(self._links)[-1:], maxlen=self._links.maxlen)
-
-    def _take(self, choice: Choice) -> Choice:
-        self._steps_s.clear()  # those were of the other choice
-        self._usual_s, self._have_moved = 0.0, False
-        self.now = choice
-        return choice
-
-    def _steps_have_changed(self) -> bool:
-        """Whether, twice in a row, steps under this choice take another time than at first: another link."""
-        now_s, before = median(self._steps_s), self._have_moved
-        self._usual_s = self._usual_s or now_s
-        self._have_moved = _moved(now_s, self._usual_s, self._link_change)
-        return before and self._have_moved
 
     @property
     def tries(self) -> bool:
-        """Whether ways are being tried, and nothing is planned yet."""
-        return self._basis is None
+        """Whether ways are being tried."""
+        return self._is_due and len(self._took) < len(WAYS)
+
+    def _try(self) -> Choice:
+        """The next way; after the last one the fastest, until the link under it is known."""
+        self._took[self.now.way] = self.now, median(self._steps_s)
+        if self._untried:
+            choice = Choice(self.now.ratio, self._untried.pop(0))
+            return self._take(choice, f"trying {choice}")
+        best, _took_s = min(self._took.values(), key=lambda took: took[1])
+        return self._take(best, f"{best} took the least of all ways")
+
+    def _decide(self, link: Link) -> Choice | None:
+        seen = seen_by(self._rounds(self.now), self._world, link)
+        basis = _Basis(seen.link, self._gain(self.now.ratio))
+        if self._is_due:
+            self._compare(Network(seen.link))
+            choice = self._plan(seen)
+            # A larger ratio may show the bandwidth that a smaller one did not.
+            self._is_due = choice.ratio > self.now.ratio and not seen.resolved
+            return self._take(choice, f"{seen} call for {choice}")
+        if self._basis is None:
+            self._basis = basis
+        another_link = self._basis.link_has_changed(basis, self._link_change)
+        if another_link and not seen.resolved:
+            self._begin()
+            return self._try()
+        if not another_link and not self._basis.gain_has_changed(basis, self._gain_change):
+            self._pending = None
+            return None
+        choice = self._plan(seen)
+        if choice == self.now:
+            self._basis, self._pending = basis, None
+            return None
+        if choice != self._pending:
+            self._pending = choice
+            return None
+        return self._take(choice, f"{seen} call for {choice}")
+
+    def _take(self, choice: Choice, why: str) -> Choice:
+        """What steps took, and the link as they found it, were those of the other choice."""
+        self._steps_s.clear()
+        self._usual_s, self._basis, self._pending = (), None, None
+        self.now, self.why = choice, why
+        return choice
 
     def _compare(self, network: Network) -> None:
         """Seconds that each way was found to take beyond its model; all else in a step is the same."""
@@ -183,21 +236,18 @@ class Flexible:
     def _sending(self, choice: Choice, network: Network) -> float:
         return total_time(self._rounds(choice), self._world, network)
 
-    @property
-    def link(self) -> Link:
-        """The middle of the last three measurements."""
-        return Link(median(each.alpha_s for each in self._links), median(each.beta_s for each in self._links))
-
     def _gain(self, ratio: float) -> float:
         """At the nearest candidate."""
         return self._gains[min(self._gains, key=lambda known: abs(known - ratio))]
 
-    def _plan(self, network: Network) -> Choice:
-        way_of, candidates = {}, []
+    def _plan(self, seen: Seen) -> Choice:
+        network, way_of, candidates = Network(seen.link), {}, []
         for ratio in self._ratios:
             way_of[ratio], seconds = self._fastest(ratio, network)
             candidates.append(Candidate(ratio, self._compressing(ratio), seconds, self._gains[ratio]))
         best = knee(pareto_front(candidates)) if self._rule == "knee" else self._progress(candidates, network)
+        if not seen.resolved and best.ratio < self.now.ratio:
+            return Choice(self.now.ratio, self._fastest(self.now.ratio, network)[0])
         return Choice(best.ratio, way_of[best.ratio])
 
     def _progress(self, candidates: Sequence[Candidate], network: Network) -> Candidate:
@@ -220,4 +270,4 @@ class Flexible:
         """As measured at the nearest ratio that has been used: most of it is looking through all elements."""
         if not self._compress_s:
             return 0.0
-        return self._compress_s[min(self._compress_s, key=lambda used: abs(used - ratio))]
+        return median(self._compress_s[min(self._compress_s, key=lambda used: abs(used - ratio))])

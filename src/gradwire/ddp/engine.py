@@ -132,7 +132,7 @@ class Engine:
         mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
         largest = max(mine, key=lambda lane: lane.numel, default=None)
         sizes = [] if largest is None else [slot.spec.numel for slot in largest.slots]
-        return Watcher(layout.main.watch, self.comm, sizes)
+        return Watcher(layout.main.watch, self.comm.world, sizes)
 
     def retire(self) -> None:
         """From the next step on plain all-reduce, whatever the policy. Flush first."""
@@ -322,15 +322,6 @@ class Engine:
                 step.poison()  # plain steps protect nothing: what they have is DDP's own
             self._observe(step, verdict)
         self._close(step)
-        if step.error is None and self._watcher is not None:
-            self._probe(step, self._watcher)
-
-    def _probe(self, step: Step, watcher: Watcher) -> None:
-        try:
-            watcher.probe(step.number)
-        except TransportError as error:
-            # This step is over and its gradients are in use: the next one says so.
-            self.runner.broken = error
 
     def _is_finite(self, step: Step, verdict: Verdict) -> bool:
         """The same answer on all ranks: verdicts and reduced values are, and all else is in the verdict."""
@@ -366,7 +357,8 @@ class Engine:
         if self._watcher is not None:
             took_s = step.lasted_s(), step.trace.compress_s
             told = [row[own:] for row in rows]
-            following = self._watcher.observe(step.number, told, took_s, step.committed)
+            link = self.traffic.link
+            following = self._watcher.observe(step.number, told, took_s, step.committed, link)
             if following is not None and may_follow(self.layout, self.layout_of(following, META), self.comm):
                 self.install(following)
 

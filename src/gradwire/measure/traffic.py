@@ -1,9 +1,10 @@
-"""What a step tells about the link: three numbers in every rank's row, about the step before.
+"""What a step tells about the link: four numbers in every rank's row, about the step before.
 
 Rounds of several units are under way at once and share the wire, so none of their times is its own. But the
 step's last all-reduce, small and alone, is all latency, and the time in which anything was under way carried
-the step's bytes. Both are there when a step is over, and so ride on the next verdict. The bytes go with them:
-ranks may send frames of different lengths.
+the step's bytes. Both are there when a step is over, and so ride on the next verdict. With them go the bytes,
+because ranks may send frames of different lengths, and how many latencies followed upon each other: an
+all-gather has half as many as an all-reduce, and two rounds in a row have those of both.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from statistics import fmean
 
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
-from gradwire.measure.pattern import serial_bytes
+from gradwire.measure.pattern import hops, serial_bytes
 from gradwire.plan.costs import Link
 
-Row = tuple[float, float, float]
-NOTHING: Row = (0.0, 0.0, 0.0)
+Row = tuple[float, float, float, float]
+NOTHING: Row = (0.0, 0.0, 0.0, 0.0)
 
 
 class Traffic:
@@ -28,8 +29,8 @@ class Traffic:
         self._world = world
         self._tail_bytes = 0.0
         self.row: Row = NOTHING
-        """Seconds of the tail, seconds in which the rest was under way, and the payload of an all-reduce that
-        would carry as much as the rest; 0 for what nobody can tell."""
+        """Seconds of the tail, seconds in which the rest was under way, the payload of an all-reduce that
+        would carry as much as the rest, and the rest's latencies in a row; 0 for what nobody can tell."""
 
     @property
     def link(self) -> Link | None:
@@ -40,11 +41,11 @@ class Traffic:
         """Take in all rounds of a step that has ended; the last one is the tail's."""
         *others, tail = rounds
         carried = sum(serial_bytes(each.verb, each.payload_bytes, self._world) for each in others)
-        # As the all-reduce that would carry as much, so that one line goes through both.
         payload = carried / max(serial_bytes("all_reduce", 1.0, self._world), 1e-9)
         alone = all(each.stop_s is not None and each.stop_s <= tail.start_s for each in others)
         self._tail_bytes = float(tail.payload_bytes)
-        self.row = (tail.seconds if alone else 0.0, busy_s(others), payload)
+        busy_s, waits = under_way(others, self._world)
+        self.row = (tail.seconds if alone else 0.0, busy_s, payload, waits)
 
     def forget(self) -> None:
         """The step broke off: of it nothing is known here."""
@@ -55,23 +56,30 @@ class Traffic:
 
         A tail by itself is all latency, so without a payload beside it nothing is known of the link.
         """
-        tails, busy, payloads = zip(*rows, strict=True)
+        tails, busy, payloads, waits = zip(*rows, strict=True)
         if not min(busy) > 0.0 or not fmean(payloads) > 0.0:
             return ()
-        samples = ((self._tail_bytes, min(tails)), (fmean(payloads), min(busy)))
-        return self.monitor.observe(Sample("all_reduce", payload, shortest) for payload, shortest in samples)
+        # As long as an all-reduce would have taken, so that one line goes through both.
+        more = 1.0 - fmean(waits) / max(hops("all_reduce", self._world), 1)
+        samples = (self._tail_bytes, min(tails)), (fmean(payloads), min(busy) + more * min(tails))
+        return self.monitor.observe(Sample("all_reduce", payload, seconds) for payload, seconds in samples)
 
 
-def busy_s(rounds: Sequence[RoundTime]) -> float:
-    """Seconds in which at least one of the rounds was under way.
+def under_way(rounds: Sequence[RoundTime], world: int) -> tuple[float, float]:
+    """Seconds in which at least one of the rounds was under way, and how many latencies were in a row.
+
+    Rounds that overlap share the longest wait among them.
 
     >>> spans = [(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]
-    >>> busy_s([RoundTime("shift", 1, start_s, stop_s) for start_s, stop_s in spans])
-    4.0
+    >>> under_way([RoundTime("all_gather", 1, start_s, stop_s) for start_s, stop_s in spans], world=4)
+    (4.0, 6)
     """
-    total, until_s = 0.0, float("-inf")
+    total, waits, longest, until_s = 0.0, 0.0, 0.0, float("-inf")
     for each in sorted(rounds, key=lambda each: each.start_s):
+        if each.start_s >= until_s:
+            waits, longest = waits + longest, 0.0
+        longest = max(longest, hops(each.verb, world))
         stop_s = each.start_s + each.seconds
         total += max(stop_s - max(each.start_s, until_s), 0.0)
         until_s = max(until_s, stop_s)
-    return total
+    return total, waits + longest

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.plan.costs import Link
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -19,12 +21,13 @@ class Observed:
 
     `previous_s` is how long the step before took from the start of backward to its verdict, `compressed_s`
     what of that went into encoding and decoding, each on the slowest rank; 0 when there was none under this
-    plan. `looked` are sums over units and ranks, `probed_s` the durations of probes, the least over ranks;
-    both `None` in steps that did not look or follow a probe.
+    plan. `looked` are sums over units and ranks; `None` in steps that did not look. `link` is the line
+    through what steps' own collectives took under this plan, as `gradwire.measure.traffic` draws it; `None`
+    in the first 15 of them.
     """
 
     step: int
     previous_s: float
     compressed_s: float
     looked: tuple[float, ...] | None = None
-    probed_s: tuple[float, ...] | None = None
+    link: Link | None = None

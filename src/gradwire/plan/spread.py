@@ -8,7 +8,7 @@ from statistics import median
 
 WINDOW = 15
 """Steps in a median: eight new ones turn it."""
-CERTAIN = 4.0
+CERTAIN = 5.0
 """So many standard errors a difference must have: it is looked at again and again in a long run."""
 
 

@@ -23,20 +23,16 @@ Judge = Callable[[Observed], "Composition | None"]
 class Watch:
     """What a composition asks of the steps that run it, and who judges the answers.
 
-    Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient, and after
-    that step's verdict all-reduces of so many float32 elements each (`probes`) are timed. `judge(watched)`
-    makes a judge, which sees only what all ranks have agreed on and must be a function of that alone. One
-    that `ends` tries things out, and what runs is not decided before it is done. While steps take as long as
-    they did, only one in `calm` looks is followed by probes.
+    Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient.
+    `judge(watched)` makes a judge, which sees only what all ranks have agreed on and must be a function of
+    that alone. One that `ends` tries things out, and what runs is not decided before it is done.
     """
 
     judge: Callable[[Watched], Judge]
     every: int = 10
     look: Callable[[Tensor], Sequence[float]] | None = None
     looks: int = 0
-    probes: tuple[int, ...] = ()
     ends: bool = False
-    calm: int = 1
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.adapt.flexible import CALM, PROBES, WAYS, Choice, Flexible, Rounds, Rule
+from gradwire.adapt.flexible import WAYS, Choice, Flexible, Rounds, Rule
 from gradwire.arena import Cutter
 from gradwire.codec import sparse, top_k
 from gradwire.comm.base import Round
 from gradwire.exchange import Exchange, ar_topk, gather, remember
+from gradwire.exchange.election import Election
 from gradwire.kernels import magnitude_edges, magnitude_histogram
 from gradwire.moment import Moment
 from gradwire.plan import Magnitudes, Observed, Watched, candidate_ratios, gains, ramped_cuts
 from gradwire.plan.ar_topk import ALL_GATHER, TREE
+from gradwire.plan.ratio import FACTOR
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Judge, Watch, register
 
@@ -41,6 +43,8 @@ def flexible(
     every: int = 5,
     link_change: float = 0.2,
     gain_change: float = 0.1,
+    factor: float = FACTOR,
+    elect: Election = "round_robin",
 ) -> Composition:
     """Top-k of a ratio and by a collective that follow the link and the gradient while training goes on.
 
@@ -48,31 +52,37 @@ def flexible(
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning".
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
 
+    Candidates are `high` and what follows from it by the `factor` down to `low`, by default the paper's five.
+    `elect` tells who leads in ring and tree: the ranks in turn ("round_robin", the paper's STAR), the one
+    with the largest choice ("variance", its VAR) or whichever serves better ("auto").
+
     All is planned anew when α or β has moved by the share `link_change` (no value is published), or the gain
     by `gain_change` (the paper's 10 %). At first, and when the time of a step has moved by `link_change`,
-    every collective is tried for `every` steps or a few more.
+    every collective is tried for `every` steps or a few more. The link is what the steps' own collectives
+    find in 15 steps; less than a fifth is no change to it, nor what they vary by anyhow.
     """
-    if way not in WAYS:
-        raise ValueError(f"way={way!r} is none of {', '.join(WAYS)}")
-    if rule not in get_args(Rule):
-        raise ValueError(f"rule={rule!r} is none of {', '.join(get_args(Rule))}")
-    if every < 2:
-        raise ValueError(f"every={every}: a probe follows each look, so look every second step at most")
+    for name, given, known in (
+        ("way", way, WAYS),
+        ("rule", rule, get_args(Rule)),
+        ("elect", elect, get_args(Election)),
+    ):
+        if given not in known:
+            raise ValueError(f"{name}={given!r} is none of {', '.join(known)}")
+    if every < 1:
+        raise ValueError(f"every={every}: so many steps from one look at the gradient to the next")
     for option, by in (("link_change", link_change), ("gain_change", gain_change)):
         if not by > 0.0:
             raise ValueError(f"{option}={by} must be positive: a share, such as 0.2 for a fifth")
-    ratios = tuple(round(each, 6) for each in candidate_ratios(low, high))
+    ratios = tuple(round(each, 6) for each in candidate_ratios(low, high, factor))
 
     def compose(choice: Choice, why: str) -> Composition:
-        following = flexible(
-            choice.ratio, choice.way, low, high, rule, fused, every, link_change, gain_change
-        )
-        return replace(following, why=why)
+        asked = low, high, rule, fused, every, link_change, gain_change, factor, elect
+        return replace(flexible(choice.ratio, choice.way, *asked), why=why)
 
     cutter = one_unit if fused else ramped_cuts
 
     def controller(watched: Watched) -> Flexible:
-        rounds = rounds_of(watched, cutter)
+        rounds = rounds_of(watched, cutter, elect)
         return Flexible(Choice(ratio, way), watched, ratios, rounds, rule, link_change, gain_change)
 
     watch = Watch(
@@ -80,22 +90,20 @@ def flexible(
         every=every,
         look=partial(energies, ratios=ratios),
         looks=1 + len(ratios),
-        probes=PROBES,
-        calm=CALM,
     )
-    return Composition(exchange_of(ratio, way), cutter, watch=watch)
+    return Composition(exchange_of(ratio, way, elect), cutter, watch=watch)
 
 
-def exchange_of(ratio: float, way: str) -> Exchange:
+def exchange_of(ratio: float, way: str, elect: Election = "round_robin") -> Exchange:
     """What carries the choice: everybody's own by all-gather, or a leader's by ring or tree."""
     if way == ALL_GATHER:
         return remember(gather(sparse(top_k(ratio))))
     if way == TREE:  # the library's broadcast is one, too: ⌈log2 N⌉ hops, where a scatter takes N
-        return remember(ar_topk(top_k(ratio), algorithm="tree", broadcast="library"))
-    return remember(ar_topk(top_k(ratio)))
+        return remember(ar_topk(top_k(ratio), elect, algorithm="tree", broadcast="library"))
+    return remember(ar_topk(top_k(ratio), elect))
 
 
-def rounds_of(watched: Watched, cutter: Cutter) -> Rounds:
+def rounds_of(watched: Watched, cutter: Cutter, elect: Election = "round_robin") -> Rounds:
     """What all units of the watched lane send in a step under a choice, as its exchange announces it.
 
     >>> sent = rounds_of(Watched(4, (600, 400)), one_unit)(Choice(0.1, "tree"))
@@ -107,7 +115,7 @@ def rounds_of(watched: Watched, cutter: Cutter) -> Rounds:
 
     @cache
     def rounds(choice: Choice) -> tuple[Round, ...]:
-        exchange = exchange_of(choice.ratio, choice.way)
+        exchange = exchange_of(choice.ratio, choice.way, elect)
         return tuple(chain.from_iterable(exchange.rounds(numel, torch.float32, at) for numel in units))
 
     return rounds
@@ -140,17 +148,9 @@ def _judge(
         choice = controller.observe(shown)
         if choice is None:
             return None
-        link = controller.link
-        chosen = f"{choice.ratio:.2%} by {choice.way}"
-        seen = f"{link.alpha_s * 1e3:.2f} ms and {8e-6 / link.beta_s:.0f} Mbit/s"
-        why = (
-            f"step {shown.step}: trying {chosen}"
-            if controller.tries
-            else f"step {shown.step}: {seen} call for {chosen}"
-        )
-        following = compose(choice, why)
+        following = compose(choice, f"step {shown.step}: {controller.why}")
         assert following.watch is not None
-        # The same judge goes on, with what it has seen: a new one would plan again at its first probe.
+        # The same judge goes on, with what it has seen: a new one would try all ways again.
         return replace(following, watch=replace(following.watch, judge=lambda _watched: judge))
 
     return judge

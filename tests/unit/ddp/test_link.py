@@ -18,7 +18,7 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
 ) -> None:
     def note(traffic: Traffic, _rounds: object) -> None:
         # Ranks differ, as they would: the shortest time counts.
-        traffic.row = (0.0, 0.5 + next(noise), 1000.0)
+        traffic.row = (0.0, 0.5 + next(noise), 1000.0, 1.0)
 
     noise = cycle([0.5, 0.0, 0.25])
     monkeypatch.setattr(Traffic, "note", note)

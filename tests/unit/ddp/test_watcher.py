@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.watcher import Watcher
-from gradwire.errors import TransportError
+from gradwire.measure.monitor import WINDOW
 from gradwire.plan import Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge, Watch
@@ -31,7 +30,7 @@ def _size(x: Tensor) -> Sequence[float]:
 
 
 def _watched(judge: Judge, **options: object) -> Composition:
-    watch = Watch(lambda _watched: judge, every=3, look=_size, looks=2, probes=(1, 64))
+    watch = Watch(lambda _watched: judge, every=3, look=_size, looks=2)
     return _composition("topk(ratio=0.1)", replace(watch, **options))  # type: ignore[arg-type]
 
 
@@ -85,37 +84,23 @@ def test_a_step_that_is_tried_again_is_looked_at_once() -> None:
     assert run_ranks(2, rank) == [[alone]] * 2
 
 
-def test_probes_follow_the_steps_that_look() -> None:
-    [seen, _other] = _observe(2)
-    assert [shown.probed_s is not None for shown in seen] == [step % 3 == 1 for step in range(STEPS)]
-    assert seen[1].probed_s is not None
-    assert len(seen[1].probed_s) == 2
-    assert min(seen[1].probed_s) > 0
+def test_a_judge_is_told_what_steps_took_and_their_link_once_that_is_known() -> None:
+    def rank(comm: Comm) -> list[Observed]:
+        seen: list[Observed] = []
+        rig = Rig(comm, "dense")
+        rig.engine.install(_watched(lambda shown: seen.append(shown)))
+        for step in range(WINDOW + 2):
+            assert rig.step(gradients(comm.rank, step)).error is None
+            known.append(rig.engine.traffic.link == seen[-1].link)
+        return seen
+
+    known: list[bool] = []
+    seen, other = run_ranks(2, rank)
+    assert seen == other
     assert seen[0].previous_s == seen[0].compressed_s == 0.0
     assert all(shown.previous_s > shown.compressed_s > 0 for shown in seen[1:])
-
-
-def test_while_steps_take_as_long_as_they_did_the_link_is_probed_seldom() -> None:
-    def rank(comm: Comm) -> list[int]:
-        watch = Watch(lambda _watched: lambda _shown: None, every=2, probes=(1,), calm=4)
-        watcher, probed = Watcher(watch, comm, [10]), []
-        for step in range(80):
-            row = torch.tensor(watcher.row(step), dtype=torch.float64)
-            rows = row.new_empty(comm.world, row.numel())
-            comm.all_gather(rows, row).wait()
-            probed += [step - 1] if row.numel() > 2 else []
-            # The other rank's own steps vary, but never are the slowest.
-            took_s = (1.0 if step < 40 else 1.3) if comm.rank == 0 else 0.5 + 0.4 * (step // 5 % 2)
-            watcher.observe(step, rows.tolist(), (took_s, 0.0), True)
-            watcher.probe(step)
-        return probed
-
-    probed, theirs = run_ranks(2, rank)
-    assert probed == theirs
-    assert {2, 4, 6} <= set(probed), "to begin with"
-    assert [step for step in probed if 10 < step < 40] == [16, 24, 32]
-    assert {44, 46, 48} <= set(probed), "steps take longer"
-    assert [step for step in probed if step > 50] == [56, 64, 72]
+    assert [shown.link is None for shown in seen] == WINDOW * [True] + 2 * [False]
+    assert all(known)
 
 
 def test_a_judge_is_told_what_it_watches() -> None:
@@ -134,11 +119,11 @@ def test_a_judge_is_told_what_it_watches() -> None:
 
 
 def test_nothing_asked_nothing_seen() -> None:
-    [seen] = _observe(1, look=None, looks=0, probes=())
-    assert all(shown.looked is None and shown.probed_s is None for shown in seen)
+    [seen] = _observe(1, look=None, looks=0)
+    assert all(shown.looked is None for shown in seen)
 
 
-def test_a_step_with_nan_is_not_judged_but_the_probe_goes_on() -> None:
+def test_a_step_with_nan_is_not_judged() -> None:
     def rank(comm: Comm) -> list[Observed]:
         seen: list[Observed] = []
         rig = Rig(comm, "dense")
@@ -199,24 +184,6 @@ def test_units_that_rest_are_looked_at_as_well() -> None:
 
     numel = 37 * 61 + 53 * 41 + 47 * 59
     assert run_ranks(2, rank) == [[2.0 * numel] * 3] * 2
-
-
-def test_a_transport_that_breaks_in_a_probe_spares_the_step_before_and_ends_the_next() -> None:
-    def rank(comm: Comm) -> tuple[bool, str]:
-        rig = Rig(comm, "dense")
-        rig.engine.install(_watched(lambda _shown: None))
-        watcher = rig.engine._watcher
-        assert watcher is not None
-
-        class Broken:
-            def all_reduce(self, _payload: Tensor) -> None:
-                raise TransportError("cable cut")
-
-        watcher._comm = Broken()  # type: ignore[assignment]
-        first = rig.step(gradients(comm.rank, 0))
-        return bool(first.flat().isfinite().all()), type(rig.step(gradients(comm.rank, 1)).error).__name__
-
-    assert run_ranks(2, rank) == [(True, "TransportError")] * 2
 
 
 def test_a_failing_look_is_everybodys_error() -> None:

@@ -7,7 +7,7 @@ import pytest
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.monitor import WINDOW
 from gradwire.measure.pattern import hops, serial_bytes
-from gradwire.measure.traffic import Traffic, busy_s
+from gradwire.measure.traffic import Traffic, under_way
 from gradwire.plan.costs import Link
 
 WORLD, UNIT_BYTES, TAIL_BYTES = 3, 600_000, 120
@@ -15,7 +15,8 @@ WORLD, UNIT_BYTES, TAIL_BYTES = 3, 600_000, 120
 
 def _step(link: Link, late_s: float = 0.0) -> list[RoundTime]:
     """Two gathers under way at once, then the tail, as a rank sees them that enters `late_s` too early."""
-    wire_s = 2 * serial_bytes("all_gather", UNIT_BYTES, WORLD) * link.beta_s
+    wire_s = hops("all_gather", WORLD) * link.alpha_s
+    wire_s += 2 * serial_bytes("all_gather", UNIT_BYTES, WORLD) * link.beta_s
     tail_s = hops("all_reduce", WORLD) * link.alpha_s
     tail_s += serial_bytes("all_reduce", TAIL_BYTES, WORLD) * link.beta_s
     start_s = 5.0 + wire_s
@@ -39,16 +40,32 @@ def test_a_change_is_seen_by_all_ranks_in_the_same_step() -> None:
     assert seen == 2 * [[2 * WINDOW + WINDOW // 2 + 1]]
     link = ranks[0].monitor.links["all_reduce"]
     assert link == ranks[1].monitor.links["all_reduce"]
-    # The tail's 160 bytes take 6.4 µs of its 4 ms; the gathers' latencies are hidden here, so the line that
-    # starts with the tail's rises by that much less over their 2.4 MB.
+    # The tail's 160 bytes take 6.4 µs of its 4 ms.
     assert link.alpha_s == pytest.approx(after.alpha_s, rel=0.002)
-    assert link.beta_s == pytest.approx(after.beta_s - 4e-3 / 2.4e6, rel=0.002)
+    assert link.beta_s == pytest.approx(after.beta_s, rel=0.002)
+
+
+@pytest.mark.parametrize("verbs", [["all_gather"], ["broadcast/scatter", "all_reduce"], ["all_reduce/tree"]])
+@pytest.mark.parametrize("link", [Link(5e-2, 4e-10), Link(1e-4, 1e-8)])
+def test_latencies_are_told_from_bytes_whatever_they_are_carried_by(verbs: list[str], link: Link) -> None:
+    """Far away an all-gather of much takes less time than the tail, and two rounds in a row more."""
+    traffic, world = Traffic(8), 8
+    rounds, now_s = [], 1.0
+    for verb, size in zip([*verbs, "all_reduce"], [*[800_000] * len(verbs), TAIL_BYTES], strict=True):
+        took_s = hops(verb, world) * link.alpha_s + serial_bytes(verb, size, world) * link.beta_s
+        rounds.append(RoundTime(verb, size, now_s, now_s := now_s + took_s))
+    for _ in range(WINDOW):
+        traffic.note(rounds)
+        traffic.hear([traffic.row] * world)
+    assert traffic.link is not None
+    assert traffic.link.alpha_s == pytest.approx(link.alpha_s, rel=0.01)
+    assert traffic.link.beta_s == pytest.approx(link.beta_s, rel=0.01)
 
 
 def test_a_tail_that_was_not_alone_says_nothing() -> None:
     traffic = Traffic(WORLD)
     traffic.note([RoundTime("all_reduce", 9, 0.0, 2.0), RoundTime("all_reduce", 9, 1.0, 3.0)])
-    assert traffic.row == (0.0, 2.0, 9.0)
+    assert traffic.row == (0.0, 2.0, 9.0, 4.0)
 
 
 @pytest.mark.parametrize("others", [[], [RoundTime("all_reduce", 600_000, 0.0, None)]])
@@ -76,7 +93,7 @@ def test_a_step_that_broke_off_is_forgotten() -> None:
     traffic.note(_step(Link(1e-3, 1e-8)))
     assert min(traffic.row) > 0.0
     traffic.forget()
-    assert traffic.row == (0.0, 0.0, 0.0)
+    assert traffic.row == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_ranks_that_sent_different_amounts_come_to_one_answer() -> None:
@@ -101,6 +118,7 @@ def test_alone_there_is_nothing_to_watch() -> None:
 
 
 def test_gaps_are_not_busy_and_overlaps_count_once() -> None:
-    spans = [(0.0, 4.0), (1.0, 2.0), (6.0, 7.0), (6.5, None)]
-    assert busy_s([RoundTime("shift", 1, start_s, stop_s) for start_s, stop_s in spans]) == 5.0
-    assert busy_s([]) == 0.0
+    spans = [("shift", 0.0, 4.0), ("all_gather", 1.0, 2.0), ("shift", 6.0, 7.0), ("shift", 6.5, None)]
+    rounds = [RoundTime(verb, 1, start_s, stop_s) for verb, start_s, stop_s in spans]
+    assert under_way(rounds, world=3) == (5.0, 2 + 1)
+    assert under_way([], world=3) == (0.0, 0.0)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from gradwire.adapt.flexible import PROBES
-from gradwire.plan import Observed, Transfer, Watched, candidate_ratios, time_of
-from gradwire.plan.costs import Link, Network
+from gradwire.adapt.flexible import Choice
+from gradwire.exchange.election import Election
+from gradwire.moment import Moment
+from gradwire.plan import Observed, Watched, candidate_ratios
+from gradwire.plan.costs import Link
 from gradwire.recipes import Composition, recipe
-from gradwire.recipes.flexible import energies
+from gradwire.recipes.ar_topk import one_unit
+from gradwire.recipes.flexible import energies, rounds_of
 
 RATIOS = candidate_ratios()
 NUMEL, WORLD = 1_000_000, 4
@@ -39,25 +45,49 @@ def test_a_step_that_will_not_be_committed_is_not_looked_at() -> None:
     assert energies(torch.zeros(7), [0.5]) == [0.0, 0.0]
 
 
-def _shown(step: int, link: Link) -> Observed:
-    probes = [time_of(Transfer("all_reduce", 4.0 * numel), WORLD, Network(link)) for numel in PROBES]
-    looked = (1.0, *(min(1.0, 0.8 * (ratio / 0.1) ** 0.3) for ratio in RATIOS))
-    return Observed(step, 0.2, 0.01, looked, tuple(probes))
+def _shown(step: int, link: Link, ratios: Sequence[float] = RATIOS) -> Observed:
+    looked = (1.0, *(min(1.0, 0.8 * (ratio / 0.1) ** 0.3) for ratio in ratios))
+    return Observed(step, 0.2, 0.01, looked, link)
 
 
 def test_a_slow_link_leads_to_a_recipe_that_can_be_written_down_and_goes_on_watching() -> None:
-    watch = _built("flexible").watch
+    watch = _built("flexible(factor=5.0, elect='variance')").watch
     assert watch is not None
     judge = watch.judge(Watched(WORLD, (NUMEL,)))
     slow = Link(alpha_s=1e-4, beta_s=8 / 2e7)
-    *tried, found = [found for step in range(20) if (found := judge(_shown(step, slow)))]
+    ratios = candidate_ratios(factor=5.0)
+    *tried, fastest, found = [found for step in range(20) if (found := judge(_shown(step, slow, ratios)))]
     assert all(f"way={way!r}" in each.text for way, each in zip(("all_gather", "tree"), tried, strict=True))
-    assert found.text.startswith("flexible(ratio=0.0")
-    assert "20 Mbit/s" in found.why
+    assert fastest.why == "step 8: 10.00% by ring took the least of all ways"
+    assert found.text.startswith("flexible(ratio=0.004")
+    assert found.text.endswith("factor=5.0, elect='variance')")
+    assert found.why == "step 11: 0.10 ms and 20 Mbit/s call for 0.40% by tree"
     assert found.watch is not None
     again = _built(found.text)
     assert again.text == found.text
     assert again.exchange == found.exchange
+
+
+def test_a_bandwidth_that_is_not_resolved_is_said_in_the_report() -> None:
+    watch = _built("flexible").watch
+    assert watch is not None
+    judge = watch.judge(Watched(WORLD, (NUMEL,)))
+    *_tried, found = [found for step in range(20) if (found := judge(_shown(step, Link(1e-3, 1e-12))))]
+    assert re.fullmatch(
+        r"step \d+: 1.00 ms and bandwidth not resolved, \d+ Mbit/s or more call .*", found.why
+    )
+
+
+@pytest.mark.parametrize(
+    ("elect", "leads"), [("round_robin", "broadcast"), ("variance", "all_gather"), ("auto", "broadcast")]
+)
+def test_who_leads_is_an_option_of_what_runs_and_of_what_is_counted(elect: Election, leads: str) -> None:
+    watched, at = Watched(WORLD, (NUMEL,)), Moment(0, 0, 0, WORLD)
+    for way in ("ring", "tree"):
+        exchange = _built(f"flexible(way={way!r}, elect={elect!r})").exchange
+        rounds = rounds_of(watched, one_unit, elect)(Choice(0.1, way))
+        assert rounds == exchange.rounds(NUMEL, torch.float32, at)
+        assert rounds[0].verb == leads
 
 
 def test_a_choice_that_was_made_holds_until_link_or_gain_move() -> None:
@@ -72,7 +102,7 @@ def test_a_choice_that_was_made_holds_until_link_or_gain_move() -> None:
             chosen.append(following.text)
             # What the engine does when it installs what follows.
             judge = following.watch.judge(watched)
-    assert len(chosen) == 3, "two ways are tried, and one choice is made"
+    assert len(chosen) == 4, "two ways are tried, the fastest of three runs, and one choice is made"
 
 
 @pytest.mark.parametrize("way", ["all_gather", "ring", "tree"])
@@ -87,7 +117,9 @@ def test_every_way_sends_as_much_as_its_ratio_says(way: str) -> None:
     [
         ("way='star'", "all_gather, ring, tree"),
         ("rule='best'", "progress, knee"),
-        ("every=1", "every second step"),
+        ("every=0", "every=0"),
+        ("factor=1.0", "factor > 1"),
+        ("elect='all'", "round_robin, variance, auto"),
         ("link_change=0.0", "link_change"),
         ("gain_change=-0.1", "gain_change"),
         ("low=0.2", "low <= high"),
