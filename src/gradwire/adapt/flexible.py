@@ -87,8 +87,8 @@ def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> Seen:
     >>> rounds = [Transfer("all_reduce", 1e6, "ring")]  # 6 ms of latencies, 1.5 MB on the busiest link
     >>> print(seen_by(rounds, 4, Link(1e-3, 8e-8)))
     1.00 ms and 100 Mbit/s
-    >>> print(seen_by(rounds, 4, Link(1e-3, 8e-10)))
-    1.00 ms and bandwidth not resolved, 4667 Mbit/s or more
+    >>> print(seen_by(rounds, 4, Link(1e-3, 8e-11)))
+    1.00 ms and bandwidth not resolved, 18000 Mbit/s or more
     """
     waits_s = total_time(rounds, world, Network(Link(link.alpha_s, 0.0)))
     volume = total_time(rounds, world, Network(Link(0.0, 1.0)))
@@ -171,7 +171,10 @@ class Flexible:
             self._begin()
         if self.tries:
             return self._try()
-        return None if shown.link is None else self._decide(shown.link)
+        # A line through the origin has found no latency, and takes all overhead for bytes.
+        if shown.link is None or shown.link.alpha_s == 0.0:
+            return None
+        return self._decide(shown.link)
 
     def _begin(self) -> None:
         """What ways took says nothing any more: all are tried."""
@@ -190,7 +193,7 @@ class Flexible:
             choice = Choice(self.now.ratio, self._untried.pop(0))
             return self._take(choice, f"trying {choice}")
         best, _took_s = min(self._took.values(), key=lambda took: took[1])
-        return self._take(best, f"{best} took the least of all ways")
+        return self._take(best, f"{best} took the least of all ways; the link is not known yet")
 
     def _decide(self, link: Link) -> Choice | None:
         seen = seen_by(self._rounds(self.now), self._world, link)

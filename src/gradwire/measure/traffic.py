@@ -72,7 +72,7 @@ def under_way(rounds: Sequence[RoundTime], world: int) -> tuple[float, float]:
 
     >>> spans = [(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]
     >>> under_way([RoundTime("all_gather", 1, start_s, stop_s) for start_s, stop_s in spans], world=4)
-    (4.0, 6)
+    (4.0, 6.0)
     """
     total, waits, longest, until_s = 0.0, 0.0, 0.0, float("-inf")
     for each in sorted(rounds, key=lambda each: each.start_s):

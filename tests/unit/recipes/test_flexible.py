@@ -58,7 +58,7 @@ def test_a_slow_link_leads_to_a_recipe_that_can_be_written_down_and_goes_on_watc
     ratios = candidate_ratios(factor=5.0)
     *tried, fastest, found = [found for step in range(20) if (found := judge(_shown(step, slow, ratios)))]
     assert all(f"way={way!r}" in each.text for way, each in zip(("all_gather", "tree"), tried, strict=True))
-    assert fastest.why == "step 8: 10.00% by ring took the least of all ways"
+    assert fastest.why == "step 8: 10.00% by ring took the least of all ways; the link is not known yet"
     assert found.text.startswith("flexible(ratio=0.004")
     assert found.text.endswith("factor=5.0, elect='variance')")
     assert found.why == "step 11: 0.10 ms and 20 Mbit/s call for 0.40% by tree"
@@ -73,6 +73,9 @@ def test_a_bandwidth_that_is_not_resolved_is_said_in_the_report() -> None:
     assert watch is not None
     judge = watch.judge(Watched(WORLD, (NUMEL,)))
     *_tried, found = [found for step in range(20) if (found := judge(_shown(step, Link(1e-3, 1e-12))))]
+    assert [judge(_shown(step, Link(0.0, 1e-6))) for step in range(20, 60)] == 40 * [None], (
+        "no latency at all"
+    )
     assert re.fullmatch(
         r"step \d+: 1.00 ms and bandwidth not resolved, \d+ Mbit/s or more call .*", found.why
     )
