@@ -100,7 +100,7 @@ def test_nobody_waits_for_a_step_of_a_thread_that_has_ended(monkeypatch: pytest.
     monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
     worker = Worker(crashed=print)
     session = Session(Map(), no_buffers(), worker)
-    session.engine = SimpleNamespace(measuring=False, arrive=print)
+    session.engine = SimpleNamespace(apart=False, arrive=print)
     for number in range(3):
         session.take(Bucket(number))
     worker.stop()
