@@ -157,7 +157,7 @@ class Lane:
         self.slots = tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
         self.numel = sum(spec.numel for spec in specs)
         self.dtype = specs[0].type_for(self.memory)
-        self.units = _units(number, self.slots, self.numel, cutter, exchange.grain)
+        self.units = _units(number, self.slots, self.numel, cutter, exchange.laws.grain)
         self.units_of = {
             slot.spec.name: tuple(u for u in self.units if any(p.slot is slot for p in u.pieces))
             for slot in self.slots

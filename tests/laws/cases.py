@@ -33,6 +33,7 @@ from gradwire.codec import (
     truncate,
     values,
 )
+from gradwire.codec.base import CodecLaws
 from gradwire.codec.select import RandomK, ramp
 from gradwire.exchange import (
     Exchange,
@@ -70,12 +71,7 @@ AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
 class Raw:
     """The tensor itself, as a codec: the one that is lossless without a doubt. Of the tests alone."""
 
-    linear: bool = True
-    lossless: bool = True
-    contractive: bool = True
-    covers: bool = True
-    unbiased: bool = True
-    may_overflow: bool = False
+    laws = CodecLaws(linear=True, lossless=True, contractive=True, covers=True, unbiased=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         return numel, dtype
@@ -97,12 +93,7 @@ class ScaledRandomK:
     """Random elements times 1/ratio: right in the mean, and larger than what came. Of the tests alone."""
 
     ratio: float
-    linear: bool = True
-    lossless: bool = False
-    contractive: bool = False
-    covers: bool = False
-    unbiased: bool = True
-    may_overflow: bool = True
+    laws = CodecLaws(linear=True, unbiased=True, may_overflow=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         return RandomK(self.ratio).count(numel, at), dtype

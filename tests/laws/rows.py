@@ -55,7 +55,7 @@ class Row:
     def inputs(self) -> list[Tensor]:
         """Every rank's gradient."""
         # What the range of a narrow payload holds, or nearly the end of the type's own.
-        overflows = self.case.exchange.may_overflow
+        overflows = self.case.exchange.laws.may_overflow
         large = 2.0**14 if overflows else torch.finfo(self.dtype).max / 16
         return [
             self.kind(rank, self.size, self.dtype, generator(str(self), rank), large)

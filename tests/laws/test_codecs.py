@@ -26,7 +26,7 @@ FINITE = KINDS[:-1]
 
 def declaring(flag: str):
     """All codecs whose `flag` is set."""
-    cases = [case for case in CODECS if getattr(case.codec, flag)]
+    cases = [case for case in CODECS if getattr(case.codec.laws, flag)]
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -217,7 +217,7 @@ def _check_cover(case: CodecCase, dtype: torch.dtype, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CODECS if not case.codec.may_overflow], ids=lambda c: c.name
+    "case", [case for case in CODECS if not case.codec.laws.may_overflow], ids=lambda c: c.name
 )
 @every_dtype
 def test_no_overflow_unless_declared(case: CodecCase, dtype: torch.dtype) -> None:

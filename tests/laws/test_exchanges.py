@@ -42,7 +42,7 @@ def conserving(outcomes: list[Outcome]) -> Iterator[Outcome]:
     """Those that declare it; where elements are rounded together, NaN spreads among them."""
     for outcome in outcomes:
         finite = all(x.isfinite().all() for x in outcome.inputs)
-        if outcome.row.case.exchange.conserves and (finite or not outcome.row.case.coarse):
+        if outcome.row.case.exchange.laws.conserves and (finite or not outcome.row.case.coarse):
             yield outcome
 
 
@@ -133,7 +133,7 @@ def test_declared_in_place_gives_the_same_mean_where_it_came_from(outcomes: list
 
 def declared_in_place(outcomes: list[Outcome]) -> Iterator[Outcome]:
     """The others promise nothing."""
-    return (outcome for outcome in outcomes if outcome.row.case.exchange.in_place)
+    return (outcome for outcome in outcomes if outcome.row.case.exchange.laws.in_place)
 
 
 def test_finite_gradients_give_a_finite_mean_unless_overflow_is_declared(outcomes: list[Outcome]) -> None:
@@ -146,7 +146,7 @@ def test_finite_gradients_give_a_finite_mean_unless_overflow_is_declared(outcome
 SENDING = (12, 0)  # a step at which every interval of the table sends and every warm-up is over
 
 
-@pytest.mark.parametrize("case", [case for case in EXCHANGES if case.exchange.may_overflow], ids=str)
+@pytest.mark.parametrize("case", [case for case in EXCHANGES if case.exchange.laws.may_overflow], ids=str)
 def test_declared_overflow_happens(case: ExchangeCase) -> None:
     def largest(rank: int, size: int, dtype: torch.dtype, *_: object) -> Tensor:
         return torch.full((size,), torch.finfo(dtype).max)
@@ -170,7 +170,7 @@ def test_what_may_be_remembered_overflows_only_where_the_mean_shows_it(case: Exc
     # All of a memory plus gradient that is just small enough: what is left has room, or all ranks see it.
     just_below = LARGEST_SUM * (1 - torch.finfo(F32).eps)
     for held in perform(Row(case, 3, 4096, F32, everywhere(just_below), SENDING)).ranks:
-        if case.exchange.may_overflow and not held.mean.isfinite().all():
+        if case.exchange.laws.may_overflow and not held.mean.isfinite().all():
             continue
         assert held.mean.isfinite().all()
         assert held.unsent.isfinite().all()
@@ -178,7 +178,7 @@ def test_what_may_be_remembered_overflows_only_where_the_mean_shows_it(case: Exc
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize(
-    "case", [case for case in EXCHANGES if case.exchange.conserves and not case.coarse], ids=str
+    "case", [case for case in EXCHANGES if case.exchange.laws.conserves and not case.coarse], ids=str
 )
 def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
     case: ExchangeCase, world: int
@@ -189,7 +189,7 @@ def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
         assert missing.max() == 0
 
 
-@pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.exchange.conserves], ids=str)
+@pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.exchange.laws.conserves], ids=str)
 def test_what_does_not_conserve_says_so_with_reason(case: ExchangeCase) -> None:
     _, missing = imbalance(perform(Row(case, 3, 200, F32, KINDS[1], SENDING)))
     assert missing.max() > 1e-3

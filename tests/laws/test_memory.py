@@ -75,7 +75,7 @@ def fed_back(case: ExchangeCase) -> tuple[History, ...]:
     return tuple(feed_back(remember(case.exchange), Residual()))
 
 
-accepted = [case for case in EXCHANGES if case.exchange.contractive]
+accepted = [case for case in EXCHANGES if case.exchange.laws.contractive]
 
 
 @pytest.mark.parametrize("case", accepted, ids=str)
@@ -89,7 +89,7 @@ def test_residual_never_exceeds_what_came(case: ExchangeCase) -> None:
             assert residual <= total * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in accepted if case.exchange.conserves], ids=str)
+@pytest.mark.parametrize("case", [case for case in accepted if case.exchange.laws.conserves], ids=str)
 def test_what_was_delivered_and_what_is_left_add_up_to_what_came(case: ExchangeCase) -> None:
     histories = fed_back(case)
     came = torch.stack([history.came for history in histories]).mean(0)

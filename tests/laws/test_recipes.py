@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire import recipes
+from gradwire.exchange.base import Exchange, parts
 from tests.laws.cases import ADAPTIVE, EXCHANGES, RECIPES, decided
 
 
@@ -23,7 +24,6 @@ def test_what_an_adaptive_recipe_decides_is_of_a_kind_the_laws_know(
     assert _shape(chosen) in kinds
 
 
-def _shape(exchange: object) -> str:
+def _shape(exchange: Exchange) -> str:
     """The nesting of classes, without the numbers."""
-    parts = [getattr(exchange, name) for name in ("inner", "codec", "selector") if hasattr(exchange, name)]
-    return type(exchange).__name__ + "".join(f"({_shape(part)})" for part in parts)
+    return "(".join(type(part).__name__ for part in parts(exchange))

@@ -14,7 +14,7 @@ from gradwire.comm import Comm, Round, run_ranks
 from gradwire.ddp.arrival import Entry
 from gradwire.ddp.layout import Layout, settled
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.kernels import Folded
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.moment import Moment
@@ -57,10 +57,10 @@ class Accidental:
     memory: Memory | None
     where: str
     error: BaseException
-    grain: int = 1
-    contractive: bool = True
-    in_place: bool = True
-    may_overflow: bool = False
+
+    @property
+    def laws(self) -> ExchangeLaws:
+        return replace(self.inner.laws, in_place=True)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         breaks = at.step == BREAKS_IN_STEP and at.unit % 2 == 0
@@ -86,7 +86,7 @@ def _with_accident(comm: Comm, name: str, where: str, on_rank: int, kind: Kind =
     assert composition is not None
     exchange, here, error = composition.exchange, comm.rank == on_rank, kind("out of luck")
     memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "fold", error)
-    accidental = Accidental(exchange, memory, where if here else "nowhere", error, exchange.grain)
+    accidental = Accidental(exchange, memory, where if here else "nowhere", error)
     rig.engine.install(
         replace(composition, exchange=accidental, cutter=partial(even_cuts, unit_elements=700))
     )

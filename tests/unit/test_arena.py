@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from gradwire.arena import Lane, ParameterSpec, layout_hash, specs_of
 from gradwire.codec import sparse, top_k
 from gradwire.exchange import gather, remember
-from gradwire.exchange.compose import Remember
+from gradwire.exchange.base import ExchangeLaws
 from gradwire.exchange.gather import Gather
 from gradwire.memory import UNSENT
 
@@ -20,9 +21,19 @@ def _spec(name: str, numel: int, dtype: torch.dtype = torch.float32) -> Paramete
     return ParameterSpec(name, (numel,), dtype, numel)
 
 
+@dataclass(frozen=True)
+class Grained(Gather):
+    """An all-gather whose units are cut at multiples of `grain`."""
+
+    grain: int = 1
+
+    @property
+    def laws(self) -> ExchangeLaws:
+        return replace(super().laws, grain=self.grain)
+
+
 def _lane(sizes: list[int], cuts: tuple[int, ...], grain: int = 1) -> Lane:
-    inner = gather(sparse(top_k(0.5)))
-    exchange = Remember(Gather(inner.codec, grain=grain), remember(inner).memory)
+    exchange = remember(Grained(sparse(top_k(0.5)), grain))
     specs = [_spec(f"p{i}", size) for i, size in enumerate(sizes)]
     return Lane(0, specs, exchange, lambda _numel: cuts, torch.device("cpu"))
 

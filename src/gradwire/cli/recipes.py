@@ -71,15 +71,15 @@ def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
 def _laws(exchange: Exchange) -> str:
     parts = ["consensus, finiteness"]
     parts.append(_balance(exchange))
-    if exchange.contractive:
+    if exchange.laws.contractive:
         parts.append("contractive")
-    if exchange.may_overflow:
+    if exchange.laws.may_overflow:
         parts.append("may overflow")
     return "; ".join(parts)
 
 
 def _balance(exchange: Exchange) -> str:
-    if not exchange.conserves:
+    if not exchange.laws.conserves:
         return "no conservation"
     if exchange.memory is None:
         return "no memory"

@@ -1,7 +1,8 @@
-"""What a codec promises. Each flag has a test that runs over every codec (`tests/laws`)."""
+"""What a codec does, and what it promises."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,29 +11,33 @@ from torch import Tensor
 from gradwire.moment import Moment
 
 
-class Codec(Protocol):
-    """Tensor to payload and back. Stateless and local; payload sizes never depend on values.
+@dataclass(frozen=True)
+class CodecLaws:
+    """What a codec promises; `tests/laws` holds every codec to it.
 
     - `linear`: payloads of all ranks may be summed before decoding, so they ride an all-reduce.
     - `lossless`: decode(encode(x)) == x for every finite x.
     - `contractive`: ‖x − decode(encode(x))‖² ≤ γ‖x‖² with γ < 1, so error feedback stays bounded.
     - `unbiased`: E decode(encode(x)) == x over the draws of `at.private()`.
-    - `may_overflow`: a finite x can have a non-finite image.
     - `covers`: every element travels, so that without a memory nothing is forgotten.
+    - `may_overflow`: a finite x can have a non-finite image. Here it is `False` that promises something.
     """
 
+    linear: bool = False
+    lossless: bool = False
+    contractive: bool = False
+    unbiased: bool = False
+    covers: bool = False
+    may_overflow: bool = False
+
+
+class Codec(Protocol):
+    """Tensor to payload and back. Stateless and local; payload sizes never depend on values."""
+
     @property
-    def linear(self) -> bool: ...
-    @property
-    def lossless(self) -> bool: ...
-    @property
-    def contractive(self) -> bool: ...
-    @property
-    def unbiased(self) -> bool: ...
-    @property
-    def may_overflow(self) -> bool: ...
-    @property
-    def covers(self) -> bool: ...
+    def laws(self) -> CodecLaws:
+        """What the codec promises."""
+        ...
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """Elements and dtype of the payload of `numel` elements; the same on all ranks."""

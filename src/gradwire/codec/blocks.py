@@ -19,6 +19,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from gradwire.codec.base import CodecLaws
 from gradwire.codec.scaled import Scaled
 from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
 from gradwire.moment import Moment
@@ -39,12 +40,7 @@ class Blocks:
 
     kind: BlockKind
     block: int
-    linear: bool = False
-    lossless: bool = False
-    contractive: bool = True
-    unbiased: bool = False
-    covers: bool = False
-    may_overflow: bool = False
+    laws = CodecLaws(contractive=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec.base import CodecLaws
 from gradwire.moment import Moment
 
 
@@ -15,12 +16,7 @@ class Cast:
     """Round to nearest in `dtype`. float16 overflows above 65504; bfloat16 has float32's range."""
 
     dtype: torch.dtype
-    linear: bool = True
-    lossless: bool = False
-    contractive: bool = True
-    covers: bool = True
-    unbiased: bool = False
-    may_overflow: bool = True
+    laws = CodecLaws(linear=True, contractive=True, covers=True, may_overflow=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`."""

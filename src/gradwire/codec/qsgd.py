@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec.base import CodecLaws
 from gradwire.codec.levels import Levels, levels_of
 from gradwire.kernels import Grid, Norm
 from gradwire.moment import Moment
@@ -35,16 +36,14 @@ class Qsgd:
     bits: int
     bucket: int
     norm: Norm
-    linear: bool = False
-    lossless: bool = False
-    unbiased: bool = True
-    covers: bool = False
-    may_overflow: bool = False
 
     @property
-    def contractive(self) -> bool:
-        """Where d/s² < 1, in every draw: 8 bits up to buckets of 16 128 elements, 4 bits up to 48."""
-        return self.bucket < self._grid((1,)).levels ** 2
+    def laws(self) -> CodecLaws:
+        """Contractive where d/s² < 1, in every draw.
+
+        With 8 bits that is up to buckets of 16 128 elements, with 4 bits up to 48.
+        """
+        return CodecLaws(contractive=self.bucket < self._grid((1,)).levels ** 2, unbiased=True)
 
     def _grid(self, sizes: tuple[int, ...]) -> Grid:
         return Grid(sizes, self.bucket, self.bits, self.norm)
@@ -76,8 +75,10 @@ def qsgd(bits: int = 8, bucket: int = 512, norm: Norm = "l2") -> Qsgd:
 
     >>> from gradwire.moment import Moment
     >>> at = Moment(step=0, unit=0, rank=0, world=1)
-    >>> qsgd(bits=4).payload(1024, torch.float32, at), qsgd(bits=8).contractive, qsgd(bits=4).contractive
-    ((520, torch.uint8), True, False)
+    >>> qsgd(bits=4).payload(1024, torch.float32, at)
+    (520, torch.uint8)
+    >>> qsgd(bits=8).laws.contractive, qsgd(bits=4).laws.contractive
+    (True, False)
     >>> codec = qsgd(norm="max")
     >>> out = torch.zeros(2)
     >>> codec.add_decoded(codec.encode(torch.tensor([127.0, -64.0]), at), out, 1.0, at)

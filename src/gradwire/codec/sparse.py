@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec.base import CodecLaws
 from gradwire.codec.buffer import Chosen, chosen
 from gradwire.codec.narrow import check_narrow, narrowed, wire_type
 from gradwire.codec.select import Selector, check_fixed_size
@@ -19,16 +20,11 @@ class Values:
     """Values only: all ranks choose the same elements, so payloads add up element by element."""
 
     selector: Selector
-    linear: bool = True
-    lossless: bool = False
-    covers: bool = False
-    unbiased: bool = False
-    may_overflow: bool = False
 
     @property
-    def contractive(self) -> bool:
-        """As the selector."""
-        return self.selector.contractive
+    def laws(self) -> CodecLaws:
+        """Contractive as the selector is."""
+        return CodecLaws(linear=True, contractive=self.selector.laws.contractive)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`."""
@@ -59,16 +55,11 @@ class Sparse:
 
     selector: Selector
     dtype: torch.dtype | None = None
-    linear: bool = False
-    lossless: bool = False
-    covers: bool = False
-    unbiased: bool = False
-    may_overflow: bool = False
 
     @property
-    def contractive(self) -> bool:
-        """As the selector: rounding what is sent makes no error larger than dropping it."""
-        return self.selector.contractive
+    def laws(self) -> CodecLaws:
+        """Contractive as the selector is: rounding what is sent makes no error larger than dropping it."""
+        return CodecLaws(contractive=self.selector.laws.contractive)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""
@@ -95,7 +86,7 @@ class Sparse:
 
 def values(selector: Selector) -> Values:
     """Send the chosen values only; the selector must choose alike on all ranks."""
-    if not selector.shared:
+    if not selector.laws.shared:
         raise ValueError(f"{selector} differs between ranks: send indices too, with sparse(selector)")
     return Values(check_fixed_size(selector))
 

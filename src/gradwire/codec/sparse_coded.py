@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import indices as places
-from gradwire.codec.base import Codec
+from gradwire.codec.base import Codec, CodecLaws
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.kernels import add_at
 from gradwire.moment import Moment
@@ -27,20 +27,14 @@ class SparseCoded:
 
     selector: Selector
     codec: Codec
-    linear: bool = False
-    lossless: bool = False
-    covers: bool = False
-    unbiased: bool = False
 
     @property
-    def contractive(self) -> bool:
-        """As both: a codec that can enlarge what it is given would enlarge what is left."""
-        return self.selector.contractive and self.codec.contractive
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the codec of the values."""
-        return self.codec.may_overflow
+    def laws(self) -> CodecLaws:
+        """Contractive if both are: a codec that enlarges what it is given enlarges what is left."""
+        return CodecLaws(
+            contractive=self.selector.laws.contractive and self.codec.laws.contractive,
+            may_overflow=self.codec.laws.may_overflow,
+        )
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. Bytes."""

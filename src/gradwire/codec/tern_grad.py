@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec.base import CodecLaws
 from gradwire.codec.levels import Levels, levels_of
 from gradwire.kernels import Grid
 from gradwire.moment import Moment
@@ -33,16 +34,11 @@ class TernGrad:
     """
 
     clip: float | None = None
-    linear: bool = False
-    lossless: bool = False
-    contractive: bool = False
-    covers: bool = False
-    may_overflow: bool = False
 
     @property
-    def unbiased(self) -> bool:
-        """Unless it clips."""
-        return self.clip is None
+    def laws(self) -> CodecLaws:
+        """Unbiased unless it clips."""
+        return CodecLaws(unbiased=self.clip is None)
 
     def _levels(self, numel: int, dtype: torch.dtype, at: Moment) -> Levels:
         clip = math.inf if self.clip is None else self.clip

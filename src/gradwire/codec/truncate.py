@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec.base import CodecLaws
 from gradwire.kernels import add_upper, pack_upper, upper_words
 from gradwire.moment import Moment
 
@@ -27,12 +28,7 @@ class Truncate:
     """
 
     bits: int
-    linear: bool = False
-    lossless: bool = False
-    contractive: bool = True
-    unbiased: bool = False
-    covers: bool = True
-    may_overflow: bool = False
+    laws = CodecLaws(contractive=True, covers=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """See `Codec.payload`. int32 words."""

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gradwire.codec.base import CodecLaws
 from gradwire.kernels import Blocks, add_signs, pack_signs
 from gradwire.moment import Moment
 
@@ -25,13 +26,8 @@ class TwoLevels:
     """
 
     block: int | None = None
-    linear: bool = False
-    lossless: bool = False
-    contractive: bool = True
-    unbiased: bool = False
-    may_overflow: bool = False
-    covers: bool = True
     levels: ClassVar[int] = 1
+    laws = CodecLaws(contractive=True, covers=True)
 
     def __post_init__(self) -> None:
         Blocks((), self.block)  # raises for a block of a size that does not do

@@ -21,7 +21,7 @@ from gradwire.arena import Lane, Unit
 from gradwire.codec import Selector
 from gradwire.comm import Comm
 from gradwire.ddp.agree import require_agreement
-from gradwire.exchange.base import Exchange
+from gradwire.exchange.base import Exchange, parts
 from gradwire.kernels import topk_indices
 from gradwire.memory import UNSENT
 from gradwire.moment import Moment
@@ -159,19 +159,15 @@ def _choice(selector: Selector, each: Seen, mean: Tensor) -> Tensor:
     return torch.tensor([chosen.numel(), float(found), common, left, least, total], dtype=torch.float64)
 
 
-def selector_of(exchange: object) -> Selector | None:
+def selector_of(exchange: Exchange) -> Selector | None:
     """The selector within an exchange, however deep; `None` where elements are not chosen.
 
     >>> from gradwire.codec import sparse, top_k
     >>> from gradwire.exchange import dense, gather, remember
     >>> selector_of(remember(gather(sparse(top_k(0.01))))), selector_of(dense())
-    (TopK(ratio=0.01, shared=False, contractive=True, fixed_size=True), None)
+    (TopK(ratio=0.01), None)
     """
-    if hasattr(exchange, "selector"):
-        found: Selector = exchange.selector
-        return found
-    inner = getattr(exchange, "inner", None) or getattr(exchange, "codec", None)
-    return None if inner is None else selector_of(inner)
+    return next((part for part in parts(exchange) if isinstance(part, Selector)), None)
 
 
 def histogram_overlap(left: Tensor, right: Tensor) -> float:

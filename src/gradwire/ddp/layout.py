@@ -180,7 +180,7 @@ def build(
         if composition.exchange.memory is not None:
             members.setdefault((composition.text, spec.dtype), []).append(spec)
             compositions.setdefault(composition.text, composition)
-        elif composition.exchange.in_place:
+        elif composition.exchange.laws.in_place:
             direct[spec.name] = composition.exchange
         else:
             raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")

@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from gradwire.ddp.layout import Layout
-from gradwire.exchange import Exchange
+from gradwire.exchange.base import parts
 from gradwire.exchange.gcomp import Gcomp
 
 
@@ -15,7 +15,8 @@ def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | No
     """Warn, in the name of whoever called `attach`, if something goes by an optimizer that was not given."""
     if optimizer is not None:
         return
-    if any(_asks_optimizer(lane.exchange) for lane in layout.lanes):
+    made_of = [part for lane in layout.lanes for part in parts(lane.exchange)]
+    if any(isinstance(part, Gcomp) and part.asks_optimizer for part in made_of):
         warnings.warn(
             f"{layout.main.text} drops what the optimizer cannot see, and was given none: gradients are sent "
             "without loss, in about 0.8 of the bytes. Pass gradwire.attach(ddp, optimizer, …).",
@@ -28,9 +29,3 @@ def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | No
             "gradwire.attach(ddp, optimizer, …).",
             stacklevel=4,
         )
-
-
-def _asks_optimizer(exchange: Exchange) -> bool:
-    if isinstance(exchange, Gcomp):
-        return exchange.asks_optimizer
-    return hasattr(exchange, "inner") and _asks_optimizer(exchange.inner)

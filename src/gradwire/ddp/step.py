@@ -41,7 +41,7 @@ class Task:
     @property
     def is_unseen(self) -> bool:
         """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
-        return self.at.lane < 0 or self.exchange.may_overflow
+        return self.at.lane < 0 or self.exchange.laws.may_overflow
 
 
 @dataclass

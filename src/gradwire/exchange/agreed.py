@@ -16,8 +16,7 @@ from gradwire.codec.narrow import check_narrow, wire_type
 from gradwire.codec.select import Selector, filled
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
-from gradwire.exchange.base import Finish
-from gradwire.memory import Memory
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.moment import Moment
 
 
@@ -32,16 +31,12 @@ class Agreed:
 
     selector: Selector
     dtype: torch.dtype | None = None
-    grain: int = 1
-    memory: Memory | None = None
-    conserves: bool = True
-    in_place: bool = False
-    may_overflow: bool = False
+    memory = None
 
     @property
-    def contractive(self) -> bool:
-        """As the selector."""
-        return self.selector.contractive
+    def laws(self) -> ExchangeLaws:
+        """Contractive as the selector is."""
+        return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`."""

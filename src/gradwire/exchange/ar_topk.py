@@ -22,12 +22,11 @@ from torch import Tensor
 from gradwire.codec.narrow import check_narrow, wire_type
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Round, check_algorithm
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.election import Election, election_round, gain, in_turn, note, strongest
 from gradwire.exchange.shares import take_share
 from gradwire.exchange.spread import broadcast_indices, broadcast_round, spread_indices, spread_round
 from gradwire.kernels import put
-from gradwire.memory import Memory
 from gradwire.moment import Moment
 
 
@@ -40,16 +39,12 @@ class ArTopK:
     dtype: torch.dtype | None = None
     algorithm: Algorithm = "library"
     broadcast: Broadcasting = "scatter"
-    grain: int = 1
-    memory: Memory | None = None
-    conserves: bool = True
-    in_place: bool = False
-    may_overflow: bool = False
+    memory = None
 
     @property
-    def contractive(self) -> bool:
-        """As the selector: for the leader exactly, for the others as far as their choices overlap."""
-        return self.selector.contractive
+    def laws(self) -> ExchangeLaws:
+        """Contractive as the selector: on the leader exactly, elsewhere as far as choices overlap."""
+        return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. A broadcast and an all-reduce, or all-gather and two all-reduces."""

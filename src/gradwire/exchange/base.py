@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Protocol
 
 import torch
@@ -19,32 +20,38 @@ Finish = Callable[[], None]
 """Waits for the last round and decodes it. Local: it must not issue a collective."""
 
 
-class Exchange(Protocol):
-    """How the ranks agree on the mean of one unit.
+@dataclass(frozen=True)
+class ExchangeLaws:
+    """What an exchange promises; `tests/laws` holds every exchange to it.
 
-    Attributes, each with a law in `tests/laws`:
-
-    - `grain`: cuts fall on multiples of so many elements, or, if it is `WHOLE`, between parameters.
     - `conserves`: the mean of what came is the mean that is returned and the mean of what is left.
     - `contractive`: what is left is not larger than what came. By how much it is smaller, and what of it
       stays while ranks disagree, `docs/laws.md` says exchange by exchange.
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
-    - `memory`: what becomes of the unsent part; `None` when nobody remembers it.
+      Here it is `False` that promises something.
+    - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
     """
 
+    conserves: bool = True
+    contractive: bool = False
+    in_place: bool = False
+    may_overflow: bool = False
+    grain: int = 1
+
+
+class Exchange(Protocol):
+    """How the ranks agree on the mean of one unit."""
+
     @property
-    def grain(self) -> int: ...
+    def laws(self) -> ExchangeLaws:
+        """What the exchange promises."""
+        ...
+
     @property
-    def conserves(self) -> bool: ...
-    @property
-    def contractive(self) -> bool: ...
-    @property
-    def in_place(self) -> bool: ...
-    @property
-    def may_overflow(self) -> bool: ...
-    @property
-    def memory(self) -> Memory | None: ...
+    def memory(self) -> Memory | None:
+        """What becomes of the unsent part; `None` if nothing is remembered."""
+        ...
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """Encode and issue all rounds of one unit, waiting for all of them but the last.
@@ -64,6 +71,24 @@ class Exchange(Protocol):
         need not call `start`.
         """
         ...
+
+
+def parts(whole: object) -> Iterator[object]:
+    """An exchange, codec or selector and, outermost first, all those that it is made of.
+
+    A part is whatever promises something: a value of a dataclass field that has `laws`.
+
+    >>> from gradwire.codec import sparse, top_k
+    >>> from gradwire.exchange import gather, remember
+    >>> [type(part).__name__ for part in parts(remember(gather(sparse(top_k(0.01)))))]
+    ['Remember', 'Gather', 'Sparse', 'TopK']
+    """
+    yield whole
+    if is_dataclass(whole):
+        for value in (getattr(whole, each.name, None) for each in fields(whole)):
+            for part in value if isinstance(value, tuple) else (value,):
+                if hasattr(part, "laws"):
+                    yield from parts(part)
 
 
 def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.exchange.dense import Dense
 from gradwire.memory import UNSENT, Forgetful, Memory, Residual
 from gradwire.moment import Moment
@@ -20,27 +20,11 @@ class Remember:
 
     inner: Exchange
     memory: Memory | None
-    in_place: bool = False
 
     @property
-    def grain(self) -> int:
-        """As the inner exchange."""
-        return self.inner.grain
-
-    @property
-    def conserves(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.conserves
-
-    @property
-    def contractive(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.contractive
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.may_overflow
+    def laws(self) -> ExchangeLaws:
+        """As the inner exchange, which is never in place."""
+        return replace(self.inner.laws, in_place=False)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`."""
@@ -61,27 +45,11 @@ class Warm:
     steps: int
     inner: Exchange
     dense: Exchange = field(default_factory=Dense)
-    in_place: bool = False
 
     @property
-    def grain(self) -> int:
-        """As the inner exchange."""
-        return self.inner.grain
-
-    @property
-    def conserves(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.conserves
-
-    @property
-    def contractive(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.contractive
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.may_overflow
+    def laws(self) -> ExchangeLaws:
+        """As the inner exchange, which is never in place."""
+        return replace(self.inner.laws, in_place=False)
 
     @property
     def memory(self) -> Memory | None:
@@ -108,7 +76,7 @@ def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
     >>> remember(gather(sparse(top_k(0.01)))).memory
     Residual(start=1.0, rise=0.0, every=1)
     """
-    if not inner.contractive:
+    if not inner.laws.contractive:
         raise ValueError(
             f"{inner} is not contractive: what it leaves can be larger than what came, and with error "
             "feedback that grows without bound. Wrap it in forget(...), or take a biased codec."

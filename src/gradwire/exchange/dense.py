@@ -9,8 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.narrow import held, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
-from gradwire.exchange.base import Finish
-from gradwire.memory import Memory
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.moment import Moment
 
 
@@ -24,12 +23,8 @@ class Dense:
     """
 
     algorithm: Algorithm = "library"
-    grain: int = 1
-    conserves: bool = True
-    contractive: bool = True
-    in_place: bool = True
-    may_overflow: bool = False
-    memory: Memory | None = None
+    laws = ExchangeLaws(contractive=True, in_place=True)
+    memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. One all-reduce of `numel` elements."""
@@ -61,7 +56,7 @@ def dense(algorithm: Algorithm = "library") -> Dense:
     """Plain all-reduce, as the library does it or by hops of our own.
 
     >>> from gradwire.exchange import dense
-    >>> dense().contractive
+    >>> dense().laws.contractive
     True
     """
     return Dense(check_algorithm(algorithm))

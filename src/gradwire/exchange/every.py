@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.memory import Memory
 from gradwire.moment import Moment
 
@@ -23,27 +23,11 @@ class Every:
     interval: int
     inner: Exchange
     together: bool = False
-    in_place: bool = False
 
     @property
-    def grain(self) -> int:
-        """As the inner exchange."""
-        return self.inner.grain
-
-    @property
-    def conserves(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.conserves
-
-    @property
-    def contractive(self) -> bool:
-        """Over a cycle of I steps everything is sent."""
-        return self.inner.contractive
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the inner exchange."""
-        return self.inner.may_overflow
+    def laws(self) -> ExchangeLaws:
+        """As the inner exchange: over a cycle of I steps everything is sent. It is never in place."""
+        return replace(self.inner.laws, in_place=False)
 
     @property
     def memory(self) -> Memory | None:

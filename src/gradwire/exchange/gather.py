@@ -9,8 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
-from gradwire.memory import Memory
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.moment import Moment
 
 
@@ -19,20 +18,13 @@ class Gather:
     """Works with any codec; traffic and decoding grow with the world."""
 
     codec: Codec
-    grain: int = 1
-    memory: Memory | None = None
-    conserves: bool = True
-    in_place: bool = False
+    memory = None
 
     @property
-    def contractive(self) -> bool:
+    def laws(self) -> ExchangeLaws:
         """As the codec."""
-        return self.codec.contractive
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the codec."""
-        return self.codec.may_overflow
+        laws = self.codec.laws
+        return ExchangeLaws(contractive=laws.contractive, may_overflow=laws.may_overflow)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. One all-gather of the payload, W decodes."""

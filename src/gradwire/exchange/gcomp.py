@@ -44,11 +44,10 @@ from gradwire.codec.gcomp import (
 )
 from gradwire.codec.gcomp.drops import BASES, levels_of, may_flush
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.dense import dense
 from gradwire.exchange.ring import Course, Lap
 from gradwire.kernels import mantissa_levels
-from gradwire.memory import Memory
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment
 
@@ -76,29 +75,18 @@ class Gcomp:
     tables: Tables = "dynamic"
     refresh: int = REFRESH
     segment: int = SEGMENT
-    grain: int = 1
-    memory: Memory | None = None
-    may_overflow: bool = False
+    memory = None
 
     @property
-    def conserves(self) -> bool:
-        """If nothing is lost."""
-        return self.mode == "lossless"
-
-    @property
-    def contractive(self) -> bool:
-        """What is lost is not kept: there is nothing to remember."""
-        return self.conserves
+    def laws(self) -> ExchangeLaws:
+        """All of them if nothing is lost. Otherwise what is lost is dropped: nothing is left to remember."""
+        exact = self.mode == "lossless"
+        return ExchangeLaws(conserves=exact, contractive=exact, in_place=exact)
 
     @property
     def asks_optimizer(self) -> bool:
         """If what may be dropped follows from `Moment.replicas`."""
         return self.mode in ("near", "levels")
-
-    @property
-    def in_place(self) -> bool:
-        """If nothing is lost."""
-        return self.conserves
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Shifts of lengths and frames, sometimes an all-reduce of counts."""
@@ -264,7 +252,7 @@ def gcomp(mode: Mode = "near", bits: int = 18, tables: Tables = "dynamic", refre
     """A ring all-reduce of compressed frames. For all modes but "lossless" wrap it in `forget`.
 
     >>> from gradwire.exchange import forget, gcomp
-    >>> forget(gcomp("near")).conserves, gcomp("lossless").conserves
+    >>> forget(gcomp("near")).laws.conserves, gcomp("lossless").laws.conserves
     (False, True)
     """
     for name, value, legal in (("mode", mode, Mode), ("tables", tables, Tables)):

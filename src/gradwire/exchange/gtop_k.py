@@ -26,10 +26,9 @@ from torch import Tensor
 from gradwire.codec.buffer import Chosen
 from gradwire.codec.select import check_ratio, count_kept
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.spread import spread_indices, spread_round
 from gradwire.kernels import put, take, topk_indices
-from gradwire.memory import Memory
 from gradwire.moment import Moment
 
 
@@ -38,15 +37,12 @@ class GTopK:
     """Traffic per rank: log2 N times k places and values, then 2(N-1)/N times as much."""
 
     ratio: float
-    grain: int = 1
-    memory: Memory | None = None
-    in_place: bool = False
-    may_overflow: bool = False
-    conserves: bool = True
-    contractive: bool = True
     """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. No share
     of it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
     among their k."""
+
+    laws = ExchangeLaws(contractive=True)
+    memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. ceil(log2 N) shifts (places and values), two all-reduces."""

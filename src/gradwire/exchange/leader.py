@@ -15,11 +15,10 @@ from torch import Tensor
 from gradwire.codec.narrow import check_narrow, wire_type
 from gradwire.codec.select import Selector, check_fixed_size
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.shares import take_share
 from gradwire.exchange.spread import spread_indices, spread_round
 from gradwire.kernels import put
-from gradwire.memory import Memory
 from gradwire.moment import Moment
 
 Elect = Literal["round_robin", "norm"]
@@ -36,16 +35,12 @@ class Leader:
     selector: Selector
     elect: Elect = "round_robin"
     dtype: torch.dtype | None = None
-    grain: int = 1
-    memory: Memory | None = None
-    conserves: bool = True
-    in_place: bool = False
-    may_overflow: bool = False
+    memory = None
 
     @property
-    def contractive(self) -> bool:
-        """As the selector: for the leader exactly, for the others as far as their choices overlap."""
-        return self.selector.contractive
+    def laws(self) -> ExchangeLaws:
+        """Contractive as the selector: on the leader exactly, elsewhere as far as choices overlap."""
+        return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Two all-reduces (indices, values), three when norms elect the leader."""

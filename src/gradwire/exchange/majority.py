@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.kernels import apply_votes, ballot_words, cast_votes, count_groups, tally
-from gradwire.memory import Memory
 from gradwire.moment import Moment
 
 Scale = Literal["none", "l1"]
@@ -48,12 +47,8 @@ class MajorityVote:
     """
 
     scale: Scale = "none"
-    grain: int = 1
-    memory: Memory | None = None
-    conserves: bool = False
-    contractive: bool = False
-    in_place: bool = False
-    may_overflow: bool = False
+    laws = ExchangeLaws(conserves=False)
+    memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. An all-gather of ballots; or all-to-all of them and all-gather of results."""

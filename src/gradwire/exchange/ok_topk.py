@@ -27,9 +27,8 @@ from torch import Tensor
 from gradwire.codec.select import Selector
 from gradwire.codec.slots import Slots
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.kernels import put, topk_indices
-from gradwire.memory import Memory
 from gradwire.moment import Moment
 
 
@@ -47,21 +46,17 @@ class OkTopK:
 
     selector: Selector
     slack: float = 2.0
-    grain: int = 1
-    memory: Memory | None = None
-    conserves: bool = True
-    in_place: bool = False
-    may_overflow: bool = False
+    memory = None
 
     @property
-    def contractive(self) -> bool:
-        """As the selector.
+    def laws(self) -> ExchangeLaws:
+        """Contractive as the selector.
 
         Guaranteed: on each rank what is left is x with elements taken out, never more than came. No share of
         it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
         among their k.
         """
-        return self.selector.contractive
+        return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. All-reduce (bounds), all-to-all (elements), all-gather (sums).

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import WHOLE, Finish
+from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.low_rank import arrange, check_rank, factor_type
 from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
-from gradwire.memory import Memory
 from gradwire.moment import Moment
 
 
@@ -33,12 +32,8 @@ class PowerSgd:
     """Two all-reduces: r·rows of every matrix with whatever travels raw, then r·columns of every matrix."""
 
     rank: int
-    grain: int = WHOLE
-    memory: Memory | None = None
-    conserves: bool = True
-    contractive: bool = True
-    in_place: bool = False
-    may_overflow: bool = True
+    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE)
+    memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Reads every matrix three times and writes it once."""

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
-from gradwire.memory import Memory
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.moment import Moment
 
 
@@ -20,24 +19,15 @@ class Reduce:
     """Encode x/W, sum, decode. What the codec dropped of x stays unsent."""
 
     codec: Codec
-    grain: int = 1
-    memory: Memory | None = None
-    conserves: bool = True
+    memory = None
 
     @property
-    def contractive(self) -> bool:
-        """As the codec."""
-        return self.codec.contractive
-
-    @property
-    def in_place(self) -> bool:
-        """Only if every element travels."""
-        return self.codec.covers
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the codec."""
-        return self.codec.may_overflow
+    def laws(self) -> ExchangeLaws:
+        """As the codec; in place only if every element travels."""
+        laws = self.codec.laws
+        return ExchangeLaws(
+            contractive=laws.contractive, in_place=laws.covers, may_overflow=laws.may_overflow
+        )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. One all-reduce of the payload."""
@@ -62,6 +52,6 @@ class Reduce:
 
 def reduce(codec: Codec) -> Reduce:
     """All-reduce the payloads of a linear codec."""
-    if not codec.linear:
+    if not codec.laws.linear:
         raise ValueError(f"payloads of {codec} cannot be summed before decoding; use gather(codec)")
     return Reduce(codec)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import DONE, Comm, Pending, Round
-from gradwire.exchange.base import Finish
-from gradwire.memory import Memory
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.moment import Moment, Part
 
 SEGMENT = 1 << 20
@@ -49,24 +48,15 @@ class ScatterReduce:
     codec: Codec
     second_stage: bool = True
     segment: int = SEGMENT
-    grain: int = 1
-    memory: Memory | None = None
-    in_place: bool = False
+    memory = None
 
     @property
-    def conserves(self) -> bool:
-        """Unless the second error is dropped."""
-        return self.second_stage
-
-    @property
-    def contractive(self) -> bool:
-        """As the codec; see above for what that guarantees."""
-        return self.codec.contractive
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the codec."""
-        return self.codec.may_overflow
+    def laws(self) -> ExchangeLaws:
+        """As the codec; conserves unless the second error is dropped."""
+        laws = self.codec.laws
+        return ExchangeLaws(
+            conserves=self.second_stage, contractive=laws.contractive, may_overflow=laws.may_overflow
+        )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. An all-to-all for every segment, then an all-gather for each.

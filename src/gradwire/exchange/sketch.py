@@ -23,9 +23,8 @@ from torch import Tensor
 
 from gradwire.codec.select import check_ratio, count_kept
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.kernels import count_sketch, count_sketch_estimates, put, topk_indices
-from gradwire.memory import Memory
 from gradwire.moment import Moment
 
 TABLE = torch.float32
@@ -45,15 +44,12 @@ class Sketch:
     rows: int = 5
     table: float = 5.0
     candidates: int = 4
-    grain: int = 1
-    memory: Memory | None = None
-    in_place: bool = False
-    may_overflow: bool = False
-    conserves: bool = True
-    contractive: bool = True
     """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. That these
     are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what
     cancels in the sum stays with the ranks, and grows while they disagree."""
+
+    laws = ExchangeLaws(contractive=True)
+    memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """See `Exchange.start`. Two all-reduces: the table, and the candidates' exact values.

@@ -95,7 +95,7 @@ def test_terngrad_clips_at_so_many_deviations_only_if_told_to() -> None:
 )
 def test_contraction_follows_from_bits_and_bucket(bits: int, bucket: int, contractive: bool) -> None:
     for norm in ("l2", "max"):
-        assert qsgd(bits, bucket, norm).contractive == contractive
+        assert qsgd(bits, bucket, norm).laws.contractive == contractive
 
 
 def test_payload_depends_on_parts() -> None:
@@ -139,7 +139,7 @@ def test_qsgd_says_what_is_wrong(arguments: dict[str, int], message: str) -> Non
 def test_feedback_is_for_contractions() -> None:
     composition = recipe("qsgd(feedback=True)").build()
     assert isinstance(composition, Composition)
-    assert composition.exchange.contractive
+    assert composition.exchange.laws.contractive
     for text in ("qsgd(bits=4, feedback=True)", "qsgd(bits=2, norm='max', feedback=True)"):
         with pytest.raises(ValueError, match="not contractive"):
             recipe(text).build()

@@ -35,7 +35,7 @@ def test_indices_are_as_many_as_announced_ascending_and_in_range(selector: Selec
 
 @pytest.mark.parametrize("selector", [random_k(0.1), everything()])
 def test_shared_selectors_look_neither_at_the_rank_nor_at_the_values(selector: Selector) -> None:
-    assert selector.shared
+    assert selector.laws.shared
     one = selector.select(torch.zeros(500), AT)
     other = selector.select(torch.randn(500), replace(AT, rank=2))
     assert torch.equal(one, other)

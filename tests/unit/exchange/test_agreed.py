@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import fixed_threshold
+from gradwire.codec.select.base import SelectorLaws
 from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange import agreed, run
@@ -69,9 +70,7 @@ class Broken:
 
     rank: int
     answer: int | None = None
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = False
+    laws = SelectorLaws(contractive=True)
 
     def count(self, numel: int, at: Moment) -> int:
         return 2

@@ -20,8 +20,8 @@ def test_remember_adds_plain_error_feedback_unless_told_otherwise() -> None:
 
 def test_remembered_exchange_may_not_run_in_place() -> None:
     # In place nothing would be left to remember.
-    assert dense().in_place
-    assert not remember(dense()).in_place
+    assert dense().laws.in_place
+    assert not remember(dense()).laws.in_place
 
 
 @pytest.mark.parametrize(("number", "kept"), [(0, 0), (2, 0), (3, 3), (50, 3)])

@@ -376,4 +376,4 @@ def test_a_checkpoint_of_another_world_goes_on_with_the_same_factors(text: str) 
 def test_the_exchanges_say_what_they_are() -> None:
     exchanges: list[Exchange] = [power_sgd(), acp_sgd()]
     for exchange in exchanges:
-        assert (exchange.grain, exchange.conserves, exchange.contractive) == (0, True, True)
+        assert (exchange.laws.grain, exchange.laws.conserves, exchange.laws.contractive) == (0, True, True)

@@ -111,8 +111,8 @@ def test_a_choice_that_was_made_holds_until_link_or_gain_move() -> None:
 @pytest.mark.parametrize("way", ["all_gather", "ring", "tree"])
 def test_every_way_sends_as_much_as_its_ratio_says(way: str) -> None:
     exchange = _built(f"flexible(ratio=0.01, way='{way}')").exchange
-    assert exchange.contractive
-    assert exchange.conserves
+    assert exchange.laws.contractive
+    assert exchange.laws.conserves
 
 
 @pytest.mark.parametrize(

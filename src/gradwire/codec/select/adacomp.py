@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.room import largest_of
 from gradwire.kernels import indices_near_maxima
 from gradwire.moment import Moment
@@ -37,9 +37,7 @@ class AdaComp:
 
     bin_elements: int = 500
     at_most: float = 0.1
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = False
+    laws = SelectorLaws(contractive=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`. The bound."""

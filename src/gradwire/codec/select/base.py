@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from gradwire.moment import Moment
 
 
-class Selector(Protocol):
-    """Chooses elements of a unit.
+@dataclass(frozen=True)
+class SelectorLaws:
+    """What a selector promises; tests hold every selector to it.
 
     - `shared`: all ranks choose the same elements without talking to each other.
     - `contractive`: dropping what is not chosen shrinks the squared norm (in mean, if random).
     - `fixed_size`: exactly `count` elements are chosen, whatever their values; else that is the most.
     """
 
+    shared: bool = False
+    contractive: bool = False
+    fixed_size: bool = False
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """Chooses elements of a unit."""
+
     @property
-    def shared(self) -> bool: ...
-    @property
-    def contractive(self) -> bool: ...
-    @property
-    def fixed_size(self) -> bool: ...
+    def laws(self) -> SelectorLaws:
+        """What the selector promises."""
+        ...
 
     def count(self, numel: int, at: Moment) -> int:
         """How many of `numel` elements are chosen, or at most; equal on all ranks, whatever the values."""
@@ -51,7 +60,7 @@ def count_kept(ratio: float, numel: int) -> int:
 
 def check_fixed_size(selector: Selector) -> Selector:
     """Return `selector` when the number that it chooses is known beforehand, else raise."""
-    if not selector.fixed_size:
+    if not selector.laws.fixed_size:
         raise ValueError(
             f"{selector} chooses a number of elements that depends on their values, and here all ranks must "
             "know the size beforehand: all-gather it with exchange.agreed, or a selector with a ratio"

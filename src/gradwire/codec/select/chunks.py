@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio
+from gradwire.codec.select.base import SelectorLaws, check_ratio
 from gradwire.kernels import chunk_topk_indices
 from gradwire.moment import Moment
 
@@ -27,9 +27,7 @@ class ChunkTopK:
 
     chunk: int
     keep: int = 1
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

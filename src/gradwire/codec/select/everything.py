@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.codec.select.base import SelectorLaws
 from gradwire.moment import Moment
 
 
@@ -14,9 +15,7 @@ from gradwire.moment import Moment
 class Everything:
     """All elements."""
 
-    shared: bool = True
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import indices_reaching, topk_indices
 from gradwire.moment import Moment
 
@@ -28,9 +28,7 @@ class FixedThreshold:
 
     threshold: float
     at_most: float = 0.1
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = False
+    laws = SelectorLaws(contractive=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`. The bound."""

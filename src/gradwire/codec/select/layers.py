@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 
@@ -24,9 +24,7 @@ class LayerTopK:
     """The largest magnitudes of each piece, exactly, at least one of each; among equals the lowest index."""
 
     ratio: float
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.room import filled, start_of
 from gradwire.codec.select.sampled import threshold_of_sample
 from gradwire.kernels import indices_reaching, moments_reaching, topk_indices
@@ -53,9 +53,7 @@ class MSTopK:
 
     ratio: float
     rounds: int = 25
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

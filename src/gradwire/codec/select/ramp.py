@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.codec.select.base import Selector, check_ratio
+from gradwire.codec.select.base import Selector, SelectorLaws, check_ratio
 from gradwire.moment import Moment
 
 
@@ -23,19 +23,13 @@ class Ramp:
     selectors: tuple[Selector, ...]
 
     @property
-    def shared(self) -> bool:
-        """Of all of them."""
-        return all(selector.shared for selector in self.selectors)
-
-    @property
-    def contractive(self) -> bool:
-        """Of all of them."""
-        return all(selector.contractive for selector in self.selectors)
-
-    @property
-    def fixed_size(self) -> bool:
-        """Of all of them."""
-        return all(selector.fixed_size for selector in self.selectors)
+    def laws(self) -> SelectorLaws:
+        """What all of them promise."""
+        return SelectorLaws(
+            shared=all(selector.laws.shared for selector in self.selectors),
+            contractive=all(selector.laws.contractive for selector in self.selectors),
+            fixed_size=all(selector.laws.fixed_size for selector in self.selectors),
+        )
 
     def now(self, at: Moment) -> Selector:
         """The selector in force."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import sample_indices
 from gradwire.moment import Moment
 
@@ -17,9 +17,7 @@ class RandomK:
     """Uniformly random elements, the same on all ranks."""
 
     ratio: float
-    shared: bool = True
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

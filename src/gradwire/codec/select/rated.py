@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gradwire.codec.select.base import SelectorLaws
 from gradwire.codec.select.chunks import ChunkTopK
 from gradwire.moment import Moment
 
@@ -31,9 +32,7 @@ class RatedChunks:
     rate: int
     rates: tuple[tuple[str, int], ...] = ()
     keep: int = 1
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

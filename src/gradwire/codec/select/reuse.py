@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.room import exactly
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
@@ -27,9 +27,7 @@ class ReusedThreshold:
     """What reaches the largest magnitude that was left unsent; the exact top-k when nothing was."""
 
     ratio: float
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

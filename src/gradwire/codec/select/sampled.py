@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.room import exactly
 from gradwire.kernels import stratified_indices, topk_indices
 from gradwire.moment import Moment
@@ -31,9 +31,7 @@ class SampledTopK:
 
     ratio: float
     sample: float = 0.01
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

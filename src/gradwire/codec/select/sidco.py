@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.room import exactly
 from gradwire.kernels import moments_reaching, topk_indices
 from gradwire.moment import Moment
@@ -39,9 +39,7 @@ class Sidco:
     ratio: float
     stages: int = 3
     fit: Fit = "exponential"
-    shared: bool = False
-    contractive: bool = True
-    fixed_size: bool = True
+    laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
         """See `Selector.count`."""

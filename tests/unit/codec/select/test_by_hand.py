@@ -20,6 +20,7 @@ from gradwire.codec import (
     sparse,
     values,
 )
+from gradwire.codec.select.base import SelectorLaws
 from gradwire.exchange import leader
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of
@@ -122,7 +123,7 @@ def test_sizes_that_depend_on_values_are_refused_where_nobody_agrees_on_them(sel
 
 def test_values_alone_refuse_them_too() -> None:
     class Shared:
-        shared, contractive, fixed_size = True, True, False
+        laws = SelectorLaws(shared=True, contractive=True)
 
     with pytest.raises(ValueError, match=r"exchange\.agreed"):
         values(Shared())

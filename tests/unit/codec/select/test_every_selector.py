@@ -151,7 +151,7 @@ def test_indices_are_as_announced_ascending_distinct_and_in_range(
             assert indices.dim() == 1
             assert (indices.diff() > 0).all()
             assert not numel or not indices.numel() or 0 <= indices[0] <= indices[-1] < numel
-            if case.selector.fixed_size:
+            if case.selector.laws.fixed_size:
                 assert indices.numel() == count
             else:
                 assert indices.numel() <= count
@@ -178,7 +178,7 @@ def left(x: Tensor, indices: Tensor) -> Tensor:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("numel", SIZES[1:])
 def test_what_is_left_is_smaller_as_stated(case: Case, numel: int) -> None:
-    assert case.selector.contractive
+    assert case.selector.laws.contractive
     for at in moments(numel):
         if at.parts and not case.everywhere:
             continue  # by pieces or chunks: below
