@@ -39,9 +39,10 @@ from torch import Tensor
 from gradwire import emulate
 from gradwire.bench.statistics import mixed, paired
 from gradwire.codec import chunk_top_k, sparse, top_k
-from gradwire.comm import Metered, ProcessGroupComm
+from gradwire.comm import ProcessGroupComm
 from gradwire.exchange import Exchange, ar_topk, gather, leader, run
 from gradwire.kernels import prepare, put, take, topk_indices
+from gradwire.measure import Observed
 from gradwire.moment import Moment
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"
@@ -122,7 +123,7 @@ class Bench:
         """An exchange as it is."""
 
         def step(x: Tensor, mean: Tensor, at: Moment) -> float:
-            metered = Metered(self.comm)
+            metered = Observed(self.comm)
             run(exchange, x, mean, metered, at)
             return metered.wire_bytes
 

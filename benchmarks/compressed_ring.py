@@ -38,10 +38,11 @@ from gradwire import emulate
 from gradwire.arena import Lane, specs_of
 from gradwire.bench import workloads
 from gradwire.bench.statistics import mixed, paired
-from gradwire.comm import Metered, ProcessGroupComm
+from gradwire.comm import ProcessGroupComm
 from gradwire.exchange import Finish, forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.kernels import prepare
+from gradwire.measure import Observed
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Replicated
 
@@ -124,7 +125,7 @@ class Bench:
         self, name: str, step: int, gradient: Tensor, commits: bool = True
     ) -> tuple[Tensor, dict[str, float]]:
         """One all-reduce by a setting, the next unit starting while the last round of this one travels."""
-        lane, metered, mean = self.lanes[name], Metered(self.comm), torch.empty_like(gradient)
+        lane, metered, mean = self.lanes[name], Observed(self.comm), torch.empty_like(gradient)
         x = gradient.clone()
 
         def work() -> None:

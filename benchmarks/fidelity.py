@@ -26,9 +26,10 @@ from gradwire import recipes
 from gradwire.arena import Lane, ParameterSpec, specs_of
 from gradwire.bench import workloads
 from gradwire.bench.report import svg
-from gradwire.comm import Comm, Metered, run_ranks
+from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.layout import TINY_ELEMENTS
 from gradwire.exchange import forget, run
+from gradwire.measure import Observed
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import Composition
@@ -116,7 +117,7 @@ def carry(text: str, specs: Sequence[ParameterSpec], recorded: list[list[Tensor]
 
     def rank(comm: Comm) -> tuple[list[Tensor], float]:
         lane = _lane(composition, specs)
-        metered, means = Metered(comm), []
+        metered, means = Observed(comm), []
         for step, gradients in enumerate(recorded):
             means.append(_step(lane, gradients[comm.rank], step, metered))
         return means, metered.wire_bytes
@@ -135,7 +136,7 @@ def _lane(composition: Composition, specs: Sequence[ParameterSpec]) -> Lane:
     return Lane(0, specs, exchange, composition.cutter, torch.device("cpu"))
 
 
-def _step(lane: Lane, gradient: Tensor, step: int, comm: Metered) -> Tensor:
+def _step(lane: Lane, gradient: Tensor, step: int, comm: Observed) -> Tensor:
     mean = torch.zeros_like(lane.x)
     lane.fold(Gradients(gradient, lane.pieces), step, comm.world)
     for unit in lane.units:

@@ -30,9 +30,10 @@ from torch import Tensor
 from gradwire import emulate
 from gradwire.bench.statistics import mixed, paired
 from gradwire.codec import blocks
-from gradwire.comm import Metered, ProcessGroupComm
+from gradwire.comm import ProcessGroupComm
 from gradwire.exchange import Exchange, Finish, scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind, prepare
+from gradwire.measure import Observed
 from gradwire.moment import Moment
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
@@ -79,7 +80,7 @@ class Bench:
 
     def in_blocks(self, kind: BlockKind, x: Tensor, exact: Tensor, is_first: bool) -> dict[str, float]:
         """One exchange in few bits, measured and checked."""
-        exchange, metered = scatter_reduce(blocks(kind, self.arguments.block)), Metered(self.comm)
+        exchange, metered = scatter_reduce(blocks(kind, self.arguments.block)), Observed(self.comm)
         left, mean = x.clone(), torch.zeros_like(x)
         found = self.timed(lambda: self.in_units(exchange, left, mean, metered))
         found["predicted_bytes"] = metered.wire_bytes
@@ -98,7 +99,7 @@ class Bench:
             assert missing <= 1e-5 * float(maxima.sum()), f"{kind}: {missing} is lost"
         return found
 
-    def in_units(self, exchange: Exchange, x: Tensor, mean: Tensor, comm: Metered) -> None:
+    def in_units(self, exchange: Exchange, x: Tensor, mean: Tensor, comm: Observed) -> None:
         """Unit by unit, as a step does it: the next one starts while the last round of this one travels."""
         finish: Finish | None = None
         pieces = zip(x.split(self.arguments.unit), mean.split(self.arguments.unit), strict=True)

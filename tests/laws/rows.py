@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange import run
+from gradwire.measure import Observed
 from gradwire.moment import Moment, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, generator
@@ -104,7 +105,7 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
         x, mean = memory[:, MARGIN : MARGIN + source.numel()]
         x.copy_(source)
         mean.fill_(torch.nan)  # an exchange that forgets to clear it shows
-        metered = Metered(comm)
+        metered = Observed(comm)
         run(row.case.exchange, x, x if in_place else mean, metered, row.moment(comm.rank))
         margins = torch.cat([memory[:, :MARGIN], memory[:, MARGIN + source.numel() :]])
         return Held(x if in_place else mean, x, metered.rounds, bool((margins == MARK).all()))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm import Metered, Round, ThreadComm, owe_zeros, run_ranks
+from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.exchange import run
 from gradwire.kernels import LARGEST_SUM
+from gradwire.measure import Observed
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, coded
 from tests.laws.rows import Outcome, Row, bits, groups, perform
@@ -200,7 +200,7 @@ def test_finish_issues_nothing(case: ExchangeCase) -> None:
     row = Row(case, 3, 50, F32, coded, SENDING)
 
     def body(comm: ThreadComm) -> tuple[int, int]:
-        x, metered = row.inputs()[comm.rank], Metered(comm)
+        x, metered = row.inputs()[comm.rank], Observed(comm)
         finish = case.exchange.start(x, torch.empty_like(x), metered, row.moment(comm.rank))
         issued = len(metered.rounds)
         finish()
@@ -214,17 +214,17 @@ class Accident(Exception):
     """What an encoder may raise."""
 
 
-class Failing:
+class Failing(Comm):
     """A comm whose rank fails when it is about to issue its n-th round."""
 
-    def __init__(self, comm: Metered, at: int) -> None:
+    def __init__(self, comm: Observed, at: int) -> None:
         self._comm, self._at = comm, at
         self.rank, self.world = comm.rank, comm.world
 
-    def __getattr__(self, verb: str) -> Any:
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         if len(self._comm.rounds) == self._at:
             raise Accident
-        return getattr(self._comm, verb)
+        return self._comm.issue(round_, tensor, out)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -234,11 +234,11 @@ def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: Exchan
     agreed = case.exchange.rounds(row.size, row.dtype, row.moment(0))
 
     def body(comm: ThreadComm, at: int) -> list[Round]:
-        x, metered, moment = row.inputs()[comm.rank], Metered(comm), row.moment(comm.rank)
+        x, metered, moment = row.inputs()[comm.rank], Observed(comm), row.moment(comm.rank)
         if comm.rank == failing:
             with pytest.raises(Accident):
                 case.exchange.start(x, torch.empty_like(x), Failing(metered, at), moment)
-            owe_zeros(metered, agreed, x.device)
+            owe_zeros(metered, agreed[len(metered.rounds) :], x.device)
         else:
             run(case.exchange, x, torch.empty_like(x), metered, moment)
         return metered.rounds

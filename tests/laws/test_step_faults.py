@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm import Comm, Round, run_ranks
+from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.ddp.arrival import Entry
 from gradwire.ddp.layout import Layout, settled
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
@@ -171,18 +171,18 @@ def test_ranks_in_different_steps_disagree_on_all_ranks(name: str) -> None:
         assert not any(memory.any() for memory in outcome.memory.values())
 
 
-class Torn:
+class Torn(Comm):
     """A comm whose link breaks in the n-th collective of its rank, and only in that one."""
 
     def __init__(self, comm: Comm, at: int) -> None:
         self._comm, self._left = comm, at
         self.rank, self.world = comm.rank, comm.world
 
-    def __getattr__(self, verb: str) -> Any:
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         self._left -= 1
         if self._left == -1:
             raise TransportError("the link is gone")
-        return getattr(self._comm, verb)
+        return self._comm.issue(round_, tensor, out)
 
 
 @pytest.mark.parametrize("at", range(6))

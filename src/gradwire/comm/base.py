@@ -6,12 +6,16 @@ sends, averaged over ranks (what one rank sends another receives, so the mean re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
+
+from gradwire.errors import TransportError
 
 Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
 
@@ -57,6 +61,11 @@ class Round:
             return issued == self
         shorter = replace(self, numel=issued.numel, at_most=False)
         return issued == shorter and issued.numel <= self.numel
+
+    @property
+    def name(self) -> str:
+        """The verb, with the algorithm if it is one of our own: "all_reduce", "all_reduce/tree"."""
+        return self.verb if self.algorithm == "library" else f"{self.verb}/{self.algorithm}"
 
     @property
     def payload_bytes(self) -> int:
@@ -113,35 +122,86 @@ class Done:
 DONE = Done()
 
 
-class Comm(Protocol):
-    """What an exchange may use to talk to its peers. All verbs are asynchronous.
+class Comm(ABC):
+    """What an exchange may use to talk to its peers: one rank of `world`.
 
-    Every rank must issue the same verbs with the same sizes in the same order. Buffers belong to the
-    caller and must not be touched until the returned `Pending` has been waited for.
+    Implementations have one method, `issue`; the five verbs are its spellings. Every rank must issue the same
+    rounds in the same order. Buffers belong to the caller and must not be touched until the returned
+    `Pending` has been waited for.
     """
 
-    @property
-    def rank(self) -> int:
-        """This rank's number within the group."""
+    rank: int
+    world: int
 
-    @property
-    def world(self) -> int:
-        """Number of ranks in the group."""
+    @abstractmethod
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """Start one collective: `tensor` is handed in, `out` takes what comes. Does not block.
+
+        Sums and broadcasts work in place: `out` is `tensor`. Raises `TransportError` if the transport broke.
+        """
 
     def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """Sum `tensor` over all ranks, in place."""
+        round_ = Round("all_reduce", tensor.numel(), tensor.dtype, algorithm=algorithm)
+        return self.issue(round_, tensor, tensor)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """Fill `out` (world, numel) with every rank's `tensor` (numel,)."""
+        return self.issue(Round("all_gather", tensor.numel(), tensor.dtype), tensor, out)
 
     def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """Overwrite `tensor` with that of rank `src`."""
+        round_ = Round("broadcast", tensor.numel(), tensor.dtype, src=src, algorithm=algorithm)
+        return self.issue(round_, tensor, tensor)
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """Send row r of `tensor` (world, n) to rank r; row r of `out` comes from rank r."""
+        return self.issue(Round("all_to_all", tensor.numel(), tensor.dtype), tensor, out)
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """Send `tensor` to rank + by and receive `out` from rank - by (modulo the world).
 
         `out` is as long as what that rank sends, which may be another length than that of `tensor`.
         """
+        return self.issue(Round("shift", tensor.numel(), tensor.dtype, by), tensor, out)
+
+
+def issue_alone(comm: Comm, round_: Round, payload: Tensor) -> Pending:
+    """Issue a round of `payload` (numel,) whose result nobody reads."""
+    if round_.verb == "all_reduce" or round_.verb == "broadcast":
+        return comm.issue(round_, payload, payload)
+    if round_.verb == "all_gather":
+        return comm.issue(round_, payload, payload.new_empty(comm.world, round_.numel))
+    tensor = payload.view(comm.world, -1) if round_.verb == "all_to_all" else payload
+    return comm.issue(round_, tensor, torch.empty_like(tensor))
+
+
+def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
+    """Issue the rounds that this rank still owes with zeros, so that peers find the order they expect.
+
+    Called on a rank whose encode failed; the step is not committed anywhere, so values do not matter.
+    Blocks until the zeros have been sent. Raises `TransportError` where a length is owed that nobody but the
+    exchange that failed has been told.
+    """
+    told: deque[int] = deque()
+    for round_ in owed:
+        if round_.verb == "shift":
+            told.extend(_owe_shift(comm, round_, told, device))
+        elif not round_.at_most:
+            issue_alone(comm, round_, torch.zeros(round_.numel, dtype=round_.dtype, device=device)).wait()
+
+
+def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device) -> list[int]:
+    """Shift zeros, as few as possible, and return what the other side tells of later shifts."""
+    sent = heard = round_.numel
+    if round_.at_most:
+        if not told:
+            raise TransportError("this rank failed between messages whose lengths only what failed has known")
+        sent, heard = round_.least, round_.least + told.popleft()
+    if not sent <= heard <= round_.numel:
+        raise TransportError(f"a peer announces {heard} elements, where there are {round_.numel} at most")
+    out = torch.empty(heard, dtype=round_.dtype, device=device)
+    comm.shift(out, torch.zeros(sent, dtype=round_.dtype, device=device), round_.by).wait()
+    tail = out.view(torch.uint8)[out.nbytes - 8 * round_.tells :].clone()
+    words: list[int] = tail.view(torch.int64).tolist()
+    return words

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Algorithm, Broadcasting, Pending
+from gradwire.comm.base import DONE, Algorithm, Broadcasting, Comm, Pending, Round
 from gradwire.comm.hops import ALL_REDUCES, BROADCASTS
 from gradwire.comm.progress import Progress
 from gradwire.errors import TransportError
@@ -84,7 +84,7 @@ Addressed = tuple[Tensor, int]
 """A message, and the rank at its other end."""
 
 
-class ProcessGroupComm:
+class ProcessGroupComm(Comm):
     """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -103,12 +103,29 @@ class ProcessGroupComm:
         """Suit messages to a link of `byte_s` seconds per byte; on all ranks between the same collectives."""
         self._short_bytes = min(SHORT_BYTES, int(TURN_S / max(byte_s, 1e-12)))
 
-    def _issue(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
-        return WorkPending([self._work(verb, *args, **kwargs)])
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """By the library, in messages where those are better, or by hops of our own."""
+        match round_.verb:
+            case "all_reduce" if round_.algorithm != "library":
+                return self._hop(partial(ALL_REDUCES[cast(Algorithm, round_.algorithm)], tensor))
+            case "broadcast" if round_.algorithm != "library":
+                return self._hop(
+                    partial(BROADCASTS[cast(Broadcasting, round_.algorithm)], tensor, round_.src)
+                )
+            case "all_reduce":
+                return self._all_reduce(tensor)
+            case "broadcast":
+                return self._work(dist.broadcast, tensor, group_src=round_.src)
+            case "all_gather":
+                return self._all_gather(out, tensor)
+            case "all_to_all":
+                return self._all_to_all(out, tensor)
+            case "shift":
+                return self._shift(out, tensor, round_.by)
 
-    def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
         try:
-            return verb(*args, group=self.group, async_op=True, **kwargs)
+            return WorkPending([verb(*args, group=self.group, async_op=True, **kwargs)])
         except RuntimeError as error:
             raise TransportError(f"a collective could not be issued: {error}") from error
 
@@ -118,19 +135,16 @@ class ProcessGroupComm:
             return DONE
         return self._beside().issue(partial(collective, GroupPeers(self.group)))
 
-    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
-        """See `Comm.all_reduce`. Two addends commute, so a swap gives the same bits as a ring."""
-        if algorithm != "library":
-            return self._hop(partial(ALL_REDUCES[algorithm], tensor))
+    def _all_reduce(self, tensor: Tensor) -> Pending:
+        """Two addends commute, so a swap gives the same bits as a ring."""
         if not self._swaps(tensor) or tensor.numel() * tensor.element_size() > SWAP_BYTES:
-            return self._issue(dist.all_reduce, tensor)
+            return self._work(dist.all_reduce, tensor)
         other = torch.empty_like(tensor)
         return SumPending(self._swap(other, tensor), tensor, other, self.rank)
 
-    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
-        """See `Comm.all_gather`."""
+    def _all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         if not self._swaps(tensor):
-            return self._issue(_all_gather_flat, out.view(-1), tensor)
+            return self._work(_all_gather_flat, out.view(-1), tensor)
         out[self.rank].copy_(tensor)
         return self._swap(out[1 - self.rank], tensor)
 
@@ -145,23 +159,16 @@ class ProcessGroupComm:
             return self._messages([(received, other)], [(sent, other)])
         splits = [0, 0]
         splits[other] = sent.numel()
-        return self._issue(dist.all_to_all_single, received, sent, splits, splits)
+        return self._work(dist.all_to_all_single, received, sent, splits, splits)
 
     def _beside(self) -> Progress:
         """The thread that waits where gloo does not call back."""
         self._progress = self._progress or Progress()
         return self._progress
 
-    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
-        """See `Comm.broadcast`."""
-        if algorithm != "library":
-            return self._hop(partial(BROADCASTS[algorithm], tensor, src))
-        return self._issue(dist.broadcast, tensor, group_src=src)
-
-    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
-        """See `Comm.all_to_all`."""
+    def _all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         if tensor.device.type != "cpu" or tensor.nbytes <= self.world * self._short_bytes:
-            return self._issue(dist.all_to_all_single, out, tensor)
+            return self._work(dist.all_to_all_single, out, tensor)
         rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
         received[self.rank].copy_(rows[self.rank])
         step, others = PIECE_BYTES // tensor.element_size(), range(1, self.world)
@@ -172,8 +179,8 @@ class ProcessGroupComm:
             [(rows[target, here], target) for here in pieces for target, _source in neighbours],
         )
 
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
-        """See `Comm.shift`. A shift onto oneself is a copy."""
+    def _shift(self, out: Tensor, tensor: Tensor, by: int) -> Pending:
+        """A shift onto oneself is a copy."""
         target, source = self._neighbours(by)
         if target == self.rank:
             out.copy_(tensor)

@@ -11,12 +11,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import reduce
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Algorithm, Broadcasting, Pending
+from gradwire.comm.base import DONE, Algorithm, Broadcasting, Comm, Pending, Round
 from gradwire.comm.hops import ALL_REDUCES, BROADCASTS
 from gradwire.errors import RanksDisagree
 
@@ -103,7 +104,7 @@ class _Meeting:
         return [payload for payload in payloads if payload is not None]
 
 
-class ThreadComm:
+class ThreadComm(Comm):
     """`Comm` between threads. Verbs complete before they return."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
@@ -117,46 +118,38 @@ class ThreadComm:
         wish = _Wish(verb, shape, payload.dtype, argument)
         return self._meeting.exchange(self.rank, wish, payload)
 
-    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
-        """See `Comm.all_reduce`; adds in rank order, or as the `algorithm` does."""
-        if algorithm != "library":
-            self._meet(f"all_reduce by {algorithm}", tensor)
-            ALL_REDUCES[algorithm](tensor, self.peers)
-            return DONE
-        first, *rest = self._meet("all_reduce", tensor)
-        for other in rest:
-            first = first + other
-        tensor.copy_(first)
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """Meet all ranks, and work out this one's result. Sums add in rank order, or as `algorithm` does."""
+        match round_.verb:
+            case "shift":
+                received = self._meet("shift", tensor, round_.by, any_length=True)
+                _land(received[(self.rank - round_.by) % self.world], out)
+            case "all_reduce" | "broadcast" if round_.algorithm != "library":
+                self._meet(f"{round_.verb} by {round_.algorithm}", tensor, round_.src)
+                self._hop(round_, tensor)
+            case "all_reduce":
+                first, *rest = self._meet("all_reduce", tensor)
+                out.copy_(reduce(torch.add, rest, first))
+            case "broadcast":
+                out.copy_(self._meet("broadcast", tensor, round_.src)[round_.src])
+            case "all_gather":
+                out.copy_(torch.stack(self._meet("all_gather", tensor)).view_as(out))
+            case "all_to_all":
+                payloads = self._meet("all_to_all", tensor)
+                out.copy_(torch.stack([payload[self.rank] for payload in payloads]))
         return DONE
 
-    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
-        """See `Comm.all_gather`."""
-        out.copy_(torch.stack(self._meet("all_gather", tensor)).view_as(out))
-        return DONE
+    def _hop(self, round_: Round, tensor: Tensor) -> None:
+        if round_.verb == "all_reduce":
+            ALL_REDUCES[cast(Algorithm, round_.algorithm)](tensor, self.peers)
+        else:
+            BROADCASTS[cast(Broadcasting, round_.algorithm)](tensor, round_.src, self.peers)
 
-    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
-        """See `Comm.broadcast`."""
-        if algorithm != "library":
-            self._meet(f"broadcast by {algorithm}", tensor, src)
-            BROADCASTS[algorithm](tensor, src, self.peers)
-            return DONE
-        tensor.copy_(self._meet("broadcast", tensor, src)[src])
-        return DONE
 
-    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
-        """See `Comm.all_to_all`."""
-        payloads = self._meet("all_to_all", tensor)
-        out.copy_(torch.stack([payload[self.rank] for payload in payloads]))
-        return DONE
-
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
-        """See `Comm.shift`."""
-        payloads = self._meet("shift", tensor, by, any_length=True)
-        received = payloads[(self.rank - by) % self.world]
-        if received.shape != out.shape:
-            raise RanksDisagree(f"a shift brings {tuple(received.shape)}, room is for {tuple(out.shape)}")
-        out.copy_(received)
-        return DONE
+def _land(received: Tensor, out: Tensor) -> None:
+    if received.shape != out.shape:
+        raise RanksDisagree(f"a shift brings {tuple(received.shape)}, room is for {tuple(out.shape)}")
+    out.copy_(received)
 
 
 class ThreadPeers:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire.adapt import Settler
 from gradwire.arena import Lane, ParameterSpec, Unit
-from gradwire.comm import Comm, Metered
+from gradwire.comm import Comm
 from gradwire.ddp.alone import only_compresses, uncompressed
 from gradwire.ddp.arrival import Arrival
 from gradwire.ddp.buffers import Carried
@@ -28,7 +28,7 @@ from gradwire.ddp.tail import SMALL_BYTES, Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.ddp.watcher import Watcher, may_follow
 from gradwire.errors import RanksDisagree, TransportError
-from gradwire.measure import BackwardWatch, Change, TimedComm, stopwatch_for
+from gradwire.measure import BackwardWatch, Change, Observed, stopwatch_for
 from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment, Replicas
@@ -194,7 +194,7 @@ class Engine:
         if carried is not None:
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers", self.comm.rank)
-            self.runner.issue(lambda: carried.send(TimedComm(self.comm, step.trace, "buffers")))
+            self.runner.issue(lambda: carried.send(Observed(self.comm, step.trace, "buffers")))
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
         lane, scale = share.lane, share.lane.scale(step.scale) / step.scale
@@ -220,7 +220,7 @@ class Engine:
             return
         at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self._seed, lane=-1)
         step.direct.append(region.numel())
-        comm, agreed = self._metered(step, label), exchange.rounds(region.numel(), region.dtype, at)
+        comm, agreed = self._observed(step, label), exchange.rounds(region.numel(), region.dtype, at)
         self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
@@ -245,7 +245,7 @@ class Engine:
             return
         factor = step.scale / at.scale
         mean = step.landing(unit, x, factor)
-        task = Task(str(unit), lane.exchange, x, mean, at, self._metered(step, str(unit)), agreed)
+        task = Task(str(unit), lane.exchange, x, mean, at, self._observed(step, str(unit)), agreed)
         task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 
@@ -257,8 +257,8 @@ class Engine:
         except BaseException as error:
             step.fail(error, f"look at {unit}", self.comm.rank)
 
-    def _metered(self, step: Step, label: str) -> Metered:
-        return Metered(TimedComm(self.comm, step.trace, label))
+    def _observed(self, step: Step, label: str) -> Observed:
+        return Observed(self.comm, step.trace, label)
 
     # -- verdict: agree, then commit or leave everything as it was
 
@@ -285,7 +285,7 @@ class Engine:
         if step.early is not None or not (early and step.places.keys() >= early):
             return
         if regions := step.small_in(self.specs, early):
-            step.early = Small(regions, self._metered(step, "small"), step.device)
+            step.early = Small(regions, self._observed(step, "small"), step.device)
             self.runner.issue(step.early.send)
 
     def _send_tail(self, step: Step) -> None:
@@ -298,7 +298,7 @@ class Engine:
         stale = step.buffers is not None and step.buffers.is_stale
         row = Row(step.finite, step.failure is not None, self.plan_number, facts, stale)
         left = step.tail_regions.keys() - (self.layout.early if step.early is not None else ())
-        step.tail = Tail(step.small_in(self.specs, left), row, self._metered(step, "tail"), step.device)
+        step.tail = Tail(step.small_in(self.specs, left), row, self._observed(step, "tail"), step.device)
 
         def ended() -> None:
             step.tail_ended = True

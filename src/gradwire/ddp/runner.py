@@ -56,7 +56,7 @@ class Runner:
             raise
         except BaseException as error:
             step.fail(error, f"encode of {task.label}", task.at.rank)
-            owe_zeros(task.comm, task.agreed, task.x.device)
+            owe_zeros(task.comm, task.agreed[len(task.comm.rounds) :], task.x.device)
         if self._one_by_one() or task.finish is None or task.comm.last is None:
             self._finish(step, task)
         else:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
-from gradwire.comm import Metered, Round
+from gradwire.comm import Round
 from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.buffers import Carried
 from gradwire.ddp.tail import Small, Tail
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import compiled_s, is_finite
-from gradwire.measure import Trace, now_s
+from gradwire.measure import Observed, Trace, now_s
 from gradwire.moment import Moment
 from gradwire.plan.facts import Times
 
@@ -33,7 +33,7 @@ class Task:
     x: Tensor
     mean: Tensor
     at: Moment
-    comm: Metered
+    comm: Observed
     agreed: tuple[Round, ...]
     land: Callable[[], None] = lambda: None
     finish: Finish | None = None

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradwire.comm import Metered, Pending
+from gradwire.comm import Pending
 from gradwire.ddp.verdict import Row, Verdict
 from gradwire.kernels import is_finite
+from gradwire.measure import Observed
 
 SMALL_BYTES = 64 * 1024
 """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
@@ -25,7 +26,7 @@ class Small:
     as many numbers more, which travel along.
     """
 
-    def __init__(self, regions: list[Tensor], comm: Metered, device: torch.device, room: int = 0) -> None:
+    def __init__(self, regions: list[Tensor], comm: Observed, device: torch.device, room: int = 0) -> None:
         self._regions = regions
         self._sizes = [region.numel() for region in regions]
         self._pending: Pending | None = None
@@ -63,7 +64,7 @@ class Small:
 class Tail(Small):
     """What is left of the small gradients, and the verdict's table behind them: one row per rank."""
 
-    def __init__(self, regions: list[Tensor], row: Row, comm: Metered, device: torch.device) -> None:
+    def __init__(self, regions: list[Tensor], row: Row, comm: Observed, device: torch.device) -> None:
         super().__init__(regions, comm, device, room=comm.world * row.width)
         row.write(self._table, comm.rank)
 

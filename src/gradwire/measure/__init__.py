@@ -6,19 +6,19 @@ from gradwire.measure.clock import RoundTime, Span, Trace, now_s
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.multiply_adds import layer_rates, multiply_adds
+from gradwire.measure.observed import Observed
 from gradwire.measure.probe import Probed, name_of, network_of, probe
 from gradwire.measure.stopwatch import stopwatch_for
-from gradwire.measure.timed import TimedComm
 
 __all__ = [
     "BackwardWatch",
     "Change",
     "LinkMonitor",
+    "Observed",
     "Probed",
     "RoundTime",
     "Sample",
     "Span",
-    "TimedComm",
     "Trace",
     "codec_cost",
     "layer_rates",

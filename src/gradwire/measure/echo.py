@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Algorithm, Broadcasting, Pending
+from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.measure.clock import now_s
 
 
-class EchoComm:
+class EchoComm(Comm):
     """Rank 0 of a world in which all others hold what it holds.
 
     Verbs complete before they return. What rank 0 gets is of the shapes and sizes that peers would send, and
@@ -23,28 +23,14 @@ class EchoComm:
         self.rank, self.world, self.spent_s = 0, world, 0.0
         self._clock = clock
 
-    def _done(self, work: Callable[[], object]) -> Pending:
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """Answer at once; in an all-to-all all ranks send what would go to rank 0."""
         start_s = self._clock()
-        work()
+        if round_.verb == "all_gather":
+            out.view(self.world, -1).copy_(tensor.view(1, -1))
+        elif round_.verb == "all_to_all":
+            out.view(self.world, -1).copy_(tensor.view(self.world, -1)[:1])
+        elif round_.verb == "shift":
+            out.copy_(tensor)
         self.spent_s += self._clock() - start_s
         return DONE
-
-    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
-        """See `Comm.all_reduce`."""
-        return DONE
-
-    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
-        """See `Comm.all_gather`."""
-        return self._done(lambda: out.view(self.world, -1).copy_(tensor.view(1, -1)))
-
-    def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
-        """See `Comm.broadcast`."""
-        return DONE
-
-    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
-        """See `Comm.all_to_all`: everybody sends what would go to rank 0."""
-        return self._done(lambda: out.view(self.world, -1).copy_(tensor.view(self.world, -1)[:1]))
-
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
-        """See `Comm.shift`."""
-        return self._done(lambda: out.copy_(tensor))

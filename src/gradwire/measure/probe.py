@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import cast
 
 import torch
 
-from gradwire.comm.base import Comm, Pending, Round, Verb
+from gradwire.comm.base import Algorithm, Comm, Round, Verb, issue_alone
 from gradwire.measure.aligned import shortest, slowest
 from gradwire.measure.clock import now_s
 from gradwire.measure.fit import Fit, straight_line
@@ -82,9 +83,8 @@ def name_of(round_: Round) -> str | None:
     >>> name_of(Round("broadcast", 1, torch.float32)) is None
     True
     """
-    named = f"{round_.verb}/{round_.algorithm}"
-    if named in OWN:
-        return named
+    if round_.name in OWN:
+        return round_.name
     return round_.verb if round_.verb in VERBS else None
 
 
@@ -121,28 +121,16 @@ def _durations(
 ) -> list[float]:
     """Seconds from handing in to having all, of each of several in a row."""
     tensor = torch.zeros(payload_bytes // 4)
+    round_ = _round(verb, tensor.numel())
     durations = []
     for _ in range(repetitions):
         start_s = clock()
-        _issue(comm, verb, tensor).wait()
+        issue_alone(comm, round_, tensor).wait()
         durations.append(clock() - start_s)
     return durations
 
 
-def _issue(comm: Comm, verb: str, tensor: torch.Tensor) -> Pending:
-    match verb:
-        case "all_reduce":
-            return comm.all_reduce(tensor)
-        case "all_reduce/tree":
-            return comm.all_reduce(tensor, "tree")
-        case "all_reduce/star":
-            return comm.all_reduce(tensor, "star")
-        case "all_gather":
-            return comm.all_gather(tensor.new_empty(comm.world, tensor.numel()), tensor)
-        case "all_to_all":
-            rows = tensor.view(comm.world, -1)
-            return comm.all_to_all(torch.empty_like(rows), rows)
-        case "shift":
-            return comm.shift(torch.empty_like(tensor), tensor)
-        case _:
-            raise AssertionError(f"{verb} is not probed")
+def _round(verb: str, numel: int) -> Round:
+    """A round of `VERBS` or `OWN`."""
+    name, _, algorithm = verb.partition("/")
+    return Round(cast(Verb, name), numel, torch.float32, algorithm=cast(Algorithm, algorithm or "library"))

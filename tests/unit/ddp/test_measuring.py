@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from gradwire.adapt.settler import DISCARDED, MEASURED, ORDINARY
-from gradwire.comm import Comm, run_ranks
-from gradwire.comm.base import Algorithm
+from gradwire.comm import Comm, Round, run_ranks
 from tests.unit.ddp.rig import ONE_BUCKET, REVERSED, SHAPES, Rig, gradients
 
 UNTIL = {"auto": DISCARDED + ORDINARY + MEASURED, "covap": DISCARDED + MEASURED}
 
 
-class Counted:
+class Counted(Comm):
     """A world of one, in which a collective is under way until somebody waits for it."""
 
     rank, world = 0, 1
@@ -25,7 +24,7 @@ class Counted:
         self.under_way: set[UnderWay] = set()
         self.most = 0
 
-    def all_reduce(self, _tensor: Tensor, algorithm: Algorithm = "library") -> UnderWay:
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> UnderWay:
         pending = UnderWay(self)
         self.under_way.add(pending)
         self.most = max(self.most, len(self.under_way))

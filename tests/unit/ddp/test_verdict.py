@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.comm import Comm, Metered, run_ranks
+from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.tail import Small, Tail
 from gradwire.ddp.verdict import Row, Verdict, plan_number
 from gradwire.errors import PeerFailed, RanksDisagree
+from gradwire.measure import Observed
 
 FINE = Row(finite=True, failed=False, plan=7)
 
 
 def _sent(regions: list[torch.Tensor], row: Row, comm: Comm) -> Tail:
-    tail = Tail(regions, row, Metered(comm), torch.device("cpu"))
+    tail = Tail(regions, row, Observed(comm), torch.device("cpu"))
     tail.send()
     return tail
 
@@ -72,7 +73,7 @@ def test_gradients_stay_as_they_are_until_the_means_land() -> None:
 def test_small_gradients_travel_without_a_verdict_too() -> None:
     def rank(comm: Comm) -> tuple[list[float], bool]:
         regions = [torch.full((2,), comm.rank + 1.0), torch.full((1,), comm.rank + 3.0)]
-        small = Small(regions, Metered(comm), torch.device("cpu"))
+        small = Small(regions, Observed(comm), torch.device("cpu"))
         small.send()
         small.wait()
         small.land()

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange import Exchange, run
+from gradwire.measure import Observed
 from gradwire.moment import Moment
 
 
@@ -27,7 +28,7 @@ def step(
     """Run `exchange` on the tensors `inputs(rank)`."""
 
     def body(comm: ThreadComm) -> Stepped:
-        x, metered = inputs(comm.rank).clone(), Metered(comm)
+        x, metered = inputs(comm.rank).clone(), Observed(comm)
         mean = torch.full_like(x, torch.nan)
         run(exchange, x, mean, metered, Moment(number, unit, comm.rank, comm.world))
         return Stepped(mean, x, metered.rounds)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import sparse, top_k
-from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange import ar_topk, gather, run
 from gradwire.exchange.election import times_led
+from gradwire.measure import Observed
 from gradwire.moment import Kept, Moment
 from tests.unit.exchange.steps import step
 
@@ -90,7 +91,7 @@ def trained(world: int, gradient, steps: int) -> list[tuple[list[bool], list[int
     def body(comm: ThreadComm) -> tuple[list[bool], list[int]]:
         kept, memory, ways = Kept(), torch.zeros(400), []
         for number in range(steps):
-            metered, at = Metered(comm), Moment(number, 0, comm.rank, comm.world, kept=kept)
+            metered, at = Observed(comm), Moment(number, 0, comm.rank, comm.world, kept=kept)
             memory += gradient(comm.rank, number)
             run(exchange, memory, torch.empty(400), metered, at)
             ways.append(metered.rounds[0].verb == "broadcast")
@@ -119,7 +120,7 @@ def bytes_per_rank(exchange, world: int, numel: int = 100_000) -> float:
 
     def body(comm: ThreadComm) -> float:
         draw = torch.Generator().manual_seed(comm.rank)
-        x, metered = torch.randn(numel, generator=draw), Metered(comm)
+        x, metered = torch.randn(numel, generator=draw), Observed(comm)
         run(exchange, x, torch.empty_like(x), metered, Moment(0, 0, comm.rank, comm.world))
         return metered.wire_bytes
 

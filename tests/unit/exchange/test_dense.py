@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange import dense, run
+from gradwire.measure import Observed
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
 
@@ -33,7 +34,7 @@ def test_where_parameters_are_shorter_values_travel_as_those_and_the_rest_stays(
     inputs[0][7] = inputs[1][7] = 3e5  # too large for float16
 
     def body(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor, list[Round]]:
-        x, metered = inputs[comm.rank].clone(), Metered(comm)
+        x, metered = inputs[comm.rank].clone(), Observed(comm)
         mean, at = torch.empty_like(x), Moment(0, 0, comm.rank, comm.world, narrow=dtype)
         run(dense(), x, mean, metered, at)
         assert tuple(metered.rounds) == dense().rounds(500, torch.float32, at)

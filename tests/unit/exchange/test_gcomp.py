@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import SYMBOLS, Table, table_of
-from gradwire.comm import Metered, Round, ThreadComm, run_ranks
+from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange import gcomp, run
 from gradwire.exchange.gcomp import Gcomp
+from gradwire.measure import Observed
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Kept, Moment, Part, Replicated
 from tests.ring_order import ring_sum
@@ -193,7 +194,7 @@ def test_a_rank_that_fails_keeps_the_order_and_raises_in_the_end(step: int) -> N
     exchange = replace(gcomp("near"), **SHORT)
 
     def body(comm: ThreadComm) -> tuple[list[Round], Tensor]:
-        x, metered = torch.ones(200), Metered(comm)
+        x, metered = torch.ones(200), Observed(comm)
         mean = torch.empty_like(x)
         at = Moment(step, 0, comm.rank, 3)
         at = replace(at, replicas=raising) if comm.rank == 1 else at
@@ -216,7 +217,7 @@ def steps_of(exchange: Gcomp, number: int, kept: list[Kept]) -> list[list[Round]
     """One step on two ranks; what rank 0 issued, and then the step is committed."""
 
     def body(comm: ThreadComm) -> list[Round]:
-        x, metered = torch.randn(4000) * 1e-3, Metered(comm)
+        x, metered = torch.randn(4000) * 1e-3, Observed(comm)
         at = Moment(number, 0, comm.rank, 2, parts=(Part("w", (4000,), 0, 4000),), kept=kept[comm.rank])
         run(exchange, x, torch.empty_like(x), metered, at)
         kept[comm.rank].commit()

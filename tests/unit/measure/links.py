@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradwire.comm import Comm, Pending, ThreadComm
-from gradwire.comm.base import DONE, Algorithm
+from gradwire.comm import Comm, Pending, Round, ThreadComm
+from gradwire.comm.base import DONE
 from gradwire.measure.pattern import hops, serial_bytes
 
 
-class SlowComm:
+class SlowComm(Comm):
     """A `Comm` whose collectives begin when the last rank is there and take hops · α + bytes · β.
 
     `clock` is this rank's own, read before and after every collective; `late_s` passes before the former.
@@ -43,28 +43,12 @@ class SlowComm:
         self._is_inside = not self._is_inside
         return self._now_s + self._offset_s
 
-    def _pass(self, verb: str, tensor: Tensor, issue: Callable[[Comm], Pending]) -> Pending:
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        verb = round_.name
         times = torch.empty(self.world, 1, dtype=torch.float64)
         self._inner.all_gather(times, torch.tensor([self._now_s], dtype=torch.float64)).wait()
-        issue(self._inner).wait()
-        payload_bytes = tensor.numel() * tensor.element_size()
+        self._inner.issue(round_, tensor, out).wait()
         taken_s = hops(verb, self.world) * self._alpha_s
-        taken_s += serial_bytes(verb, payload_bytes, self.world) * self._beta_s
+        taken_s += serial_bytes(verb, round_.payload_bytes, self.world) * self._beta_s
         self._now_s = float(times.max()) + taken_s * self._noise()
         return DONE
-
-    def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
-        name = "all_reduce" if algorithm == "library" else f"all_reduce/{algorithm}"
-        return self._pass(name, tensor, lambda comm: comm.all_reduce(tensor, algorithm))
-
-    def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
-        return self._pass("all_gather", tensor, lambda comm: comm.all_gather(out, tensor))
-
-    def broadcast(self, tensor: Tensor, src: int) -> Pending:
-        return self._pass("broadcast", tensor, lambda comm: comm.broadcast(tensor, src))
-
-    def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
-        return self._pass("all_to_all", tensor, lambda comm: comm.all_to_all(out, tensor))
-
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
-        return self._pass("shift", tensor, lambda comm: comm.shift(out, tensor, by))

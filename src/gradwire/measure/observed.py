@@ -1,0 +1,68 @@
+"""A `Comm` that notes what passes: rounds and bytes for the meter, and times for the trace of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.comm.base import Comm, Pending, Round
+from gradwire.measure.clock import RoundTime, Trace, now_s
+
+UNANNOUNCED = ("shift",)
+"""Messages, whose end gloo cannot announce: `then` calls back at once; `wait` knows."""
+
+
+class Observed(Comm):
+    """Wraps the comm of one unit: `rounds` issued so far, and the `last` one's pending.
+
+    `trace` gets the rounds' times, the seconds spent waiting, and spans of rounds announced by `then`, which
+    tell the wire's share of a step from the codec's.
+    """
+
+    def __init__(self, comm: Comm, trace: Trace | None = None, unit: str = "") -> None:
+        self.rank, self.world = comm.rank, comm.world
+        self.rounds: list[Round] = []
+        self.last: Pending | None = None
+        self._comm, self._unit = comm, unit
+        self._trace = Trace() if trace is None else trace
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes sent so far, in the sense of `Round.wire_bytes`."""
+        return sum(issued.wire_bytes(self.world) for issued in self.rounds)
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """Start the round and note it, if it could be issued: `owe_zeros` relies on that."""
+        time = RoundTime(round_.name, round_.payload_bytes, now_s())
+        self.last = _Timed(self._comm.issue(round_, tensor, out), self._trace, time, self._unit)
+        self.rounds.append(round_)
+        self._trace.rounds.append(time)
+        return self.last
+
+
+@dataclass
+class _Timed:
+    inner: Pending
+    trace: Trace
+    round: RoundTime
+    unit: str
+
+    def wait(self) -> None:
+        start_s = now_s()
+        try:
+            self.inner.wait()
+        finally:
+            self.trace.waited_s += now_s() - start_s
+        self.round.ended(now_s())
+
+    def then(self, callback: Callable[[], None]) -> None:
+        def ended() -> None:
+            stop_s = now_s()
+            if self.round.verb not in UNANNOUNCED:
+                self.round.ended(stop_s)
+            self.trace.add("wire", self.unit, self.round.start_s, stop_s)
+            callback()
+
+        self.inner.then(ended)
