@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.codec.gcomp import Key, Table, slow, unframe
+from gradwire.codec.gcomp import Key, Table, unframe
 from gradwire.errors import WireError
+from tests.golden import slow
 
 FILES = sorted((Path(__file__).parent / "frames").glob("*.json"))
 FRAMES = {

@@ -1,11 +1,10 @@
 """GComp's codec: exponents by Huffman code, mantissas cut where nobody can see it, in one checked frame.
 
 Li et al., "Near-Lossless Gradient Compression for Data-Parallel Distributed DNN Training" (SoCC 2024),
-sections 4 to 6. `docs/wire-format.md` is the format; `slow` reads and writes it in plain Python.
+sections 4 to 6. `docs/wire-format.md` is the format, which `tests/golden/slow.py` reads in plain Python.
 
 Stage by stage, each callable alone: `symbols_of` (split), `histogram`, `code_lengths` (package-merge),
-`canonical_codes`, `encode_symbols`, `decode_symbols`, `rounded` (levels), `pack_mantissas`,
-`unpack_mantissas` (with `exponents_of`), `frame`, `unframe`.
+`canonical_codes`, `encode_symbols`, `decode_symbols`, `rounded` (levels), `frame`, `unframe`.
 
 Differences from the paper:
 
@@ -25,7 +24,6 @@ from gradwire.codec.gcomp.frame import frame
 from gradwire.codec.gcomp.header import CHUNK, Key, largest_frame
 from gradwire.codec.gcomp.lengths import N_THETA, code_lengths, package_merge
 from gradwire.codec.gcomp.making import begin_table, table_of
-from gradwire.codec.gcomp.mantissas import exponents_of, pack_mantissas, unpack_mantissas
 from gradwire.codec.gcomp.table import Table, fingerprint
 from gradwire.codec.gcomp.unframe import unframe
 from gradwire.kernels.huffman import SYMBOLS, canonical_codes, decode_symbols, encode_symbols
@@ -41,16 +39,13 @@ __all__ = [
     "code_lengths",
     "decode_symbols",
     "encode_symbols",
-    "exponents_of",
     "fingerprint",
     "frame",
     "histogram",
     "largest_frame",
-    "pack_mantissas",
     "package_merge",
     "rounded",
     "symbols_of",
     "table_of",
     "unframe",
-    "unpack_mantissas",
 ]

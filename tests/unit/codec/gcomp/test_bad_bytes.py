@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp import Key, Table, frame, histogram, slow, unframe
+from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
 from gradwire.errors import WireError
+from tests.golden import slow
 from tests.golden.fuzz import KEY, Case, cases, outcome, run, sealed
 
 RIGHT = Table.prior()

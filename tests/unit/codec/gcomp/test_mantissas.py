@@ -12,16 +12,14 @@ from torch import Tensor
 
 from gradwire.codec.gcomp import (
     Table,
-    exponents_of,
     frame,
     histogram,
-    pack_mantissas,
     rounded,
     symbols_of,
-    unpack_mantissas,
 )
 from gradwire.codec.gcomp.header import HEADER_BYTES
 from tests.unit.codec.gcomp.inputs import KEY, KINDS, levels, normal, same_bits, thresholds
+from tests.unit.codec.gcomp.mantissas import exponents_of, pack_mantissas, unpack_mantissas
 
 SHORT = (0, 1, 2, 3, 17, 100, 2049)
 

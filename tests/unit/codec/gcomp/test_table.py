@@ -19,10 +19,10 @@ from gradwire.codec.gcomp import (
     fingerprint,
     histogram,
     package_merge,
-    slow,
 )
 from gradwire.kernels import Lookups, checksum, count_symbols
 from gradwire.kernels.huffman import ESCAPE
+from tests.golden import slow
 from tests.unit.codec.gcomp.inputs import any_bits, normal
 
 
