@@ -45,7 +45,7 @@ def test_one_more_all_reduce_and_no_byte_more() -> None:
         step = outcome.step
         assert step.early is not None
         assert step.tail is not None
-        assert step.early.buffer.numel() + step.tail.buffer.numel() == 59 + 1 + 61 + 2 * 7
+        assert step.early.buffer.numel() + step.tail.buffer.numel() == 59 + 1 + 61 + 2 * 8
         assert step.metered_bytes == step.predicted_bytes
 
 
