@@ -60,7 +60,7 @@ def drawn(rank: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def replicas(dtype: torch.dtype) -> Replicas:
     """Parameters and an optimizer that do not see all of such gradients."""
-    group = {"lr": 0.01, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+    group = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
     random = torch.Generator().manual_seed(5)
     values = {name: torch.randn(shape, generator=random) / 16.0 for name, shape in SHAPES.items()}
     known = {name: Replicated(each.to(dtype), group, {}, torch.optim.SGD) for name, each in values.items()}
@@ -97,7 +97,7 @@ def test_no_recipe_sends_more_than_plain_ddp(name: str, dtype: torch.dtype, worl
 
 
 def test_near_lossless_sends_far_less_than_lossless_and_that_less_than_ddp() -> None:
-    for dtype, near, lossless in ((BF16, 0.5, 0.8), (F16, 0.7, 0.98)):
+    for dtype, near, lossless in ((BF16, 0.6, 0.8), (F16, 0.6, 0.98)):
         plain, _ = sent("dense", 2, dtype)
         # In float32, for comparison, near-lossless saves about 40 %.
         assert sent("gcomp(refresh=3)", 2, dtype)[0] < near * plain

@@ -16,6 +16,13 @@ from gradwire.metric.optimizers import Numerator, numerator_of
 from gradwire.moment import Moment, Part, Replicated, is_dense
 
 Fill = Callable[[Tensor, Tensor | None, Tensor | None, Terms, Tensor], None]
+SHARE = {torch.bfloat16: 2.0**-5, torch.float16: 2.0**-2}
+"""What counts as C where parameters have 16 bits, so that one rounding loses less than 2^-13·|C|.
+
+In float32 a unit in the last place is nothing. In 16 bits it is what updates amount to, and through momentum
+gradients that each move nothing move a parameter together: with whole units a small transformer in bfloat16
+was at a loss of 2.78 after 200 steps of AdamW instead of 2.67, as it is like this.
+"""
 _HALF_BIAS = 127 - 15
 """Between the biased exponents of float32 and float16."""
 
@@ -23,7 +30,8 @@ _HALF_BIAS = 127 - 15
 def numerators(numel: int, at: Moment) -> Tensor:
     """(numel,) float32: |C| of every element of a unit, never more; 0 where nothing may be lost.
 
-    C is what a gradient is compared with: times `at.scale`, where gradients come so many times as large.
+    C is what a gradient is compared with: times `at.scale`, where gradients come so many times as large, and
+    by `SHARE` smaller where parameters have 16 bits.
     """
     return _over_parts(numel, at, torch.float32, fill_numerators)
 
@@ -32,9 +40,9 @@ def thresholds(numel: int, at: Moment, dtype: torch.dtype = torch.float32) -> Te
     """(numel,) uint8: the exponents t of C, biased as those of `dtype`, which gradient and parameter have.
 
     Of a gradient with exponent e, t − e bits may be lost. Rounded to nearest that is an error of half a unit
-    in the last place of C in that type or less: below 2^-24·|C| in float32, 2^-8·|C| in bfloat16, 2^-11·|C|
-    in float16. As t depends on nothing but what replicas hold alike, whoever receives the gradient knows it
-    already. 0 where nothing may be lost.
+    in the last place of C in that type or less, and so below 2^-24·|C| in float32; in 16-bit types, where C
+    is taken smaller (`SHARE`), below 2^-13·|C|. As t depends on nothing but what replicas hold alike, whoever
+    receives the gradient knows it already. 0 where nothing may be lost.
 
     >>> sgd = dict(lr=2.0**-10, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
     >>> ones = Replicated(torch.ones(2), sgd, {}, torch.optim.SGD)
@@ -73,7 +81,7 @@ def _over_part(seen: Replicated, part: Part, scale: float, out: Tensor, fill: Fi
         tensors.append(None if flat is None else flat[part.start : part.stop].float())
     parameter, square, momentum = tensors
     assert parameter is not None
-    fill(parameter, square, momentum, found.terms.times(scale), out)
+    fill(parameter, square, momentum, found.terms.times(scale * SHARE.get(seen.parameter.dtype, 1.0)), out)
     return ""
 
 
