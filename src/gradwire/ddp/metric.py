@@ -19,7 +19,7 @@ def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | No
     if any(isinstance(part, Gcomp) and part.asks_optimizer for part in made_of):
         warnings.warn(
             f"{layout.main.text} drops what the optimizer cannot see, and was given none: gradients are sent "
-            "without loss, in about 0.8 of the bytes. Pass gradwire.attach(ddp, optimizer, …).",
+            "without loss, in 0.7 to 0.9 of the bytes. Pass gradwire.attach(ddp, optimizer, …).",
             stacklevel=4,
         )
     if any(lane.memory.covers_momentum for lane in layout.lanes):

@@ -4,8 +4,8 @@ Li et al. 2024, "Near-lossless gradient compression for data-parallel distribute
 6. Every gradient is multiplied by 1/W and then summed around the ring, each hop decoding, adding and
 encoding. An element is rounded W times on its way: in W − 1 partial sums and by the owner of the result. What
 each rounding may lose follows from δ (`gradwire.metric`) of the mean, so that of W·g it is W times as much:
-together less than W units in the last place of the parameter, plus the roundings of the sum, as without
-compression.
+together less than W units in the last place of the parameter (in 16 bits much less), plus the roundings of
+the sum, as without compression.
 
 Order of sums, with partition p of W ranks: (((x_p + x_{p+1}) + x_{p+2}) + …) + x_{p+W−1}, indices modulo W,
 and x_r already divided by W. Lossless that is the same as without frames, to the last bit; on two ranks it is

@@ -3,7 +3,8 @@
 Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training" (GComp), table
 2 and appendix A. Every optimizer there sets θ ← θ' − k·g with g the gradient and a θ' and k that do not
 contain it, and δ = C/g with C = θ'/k: what is lost of g below 2^-24·|C| moves θ by less than a unit in the
-last place of θ'. C follows from what all replicas hold alike, g's own part in the second moment apart.
+last place of θ', if that is a float32. C follows from what all replicas hold alike, g's own part in the
+second moment apart.
 
 Differences from the paper:
 

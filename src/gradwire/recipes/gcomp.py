@@ -5,8 +5,13 @@ Differences from the paper: thresholds as fine as a bit that do not travel ("nea
 moves no parameter by W units in its last place more or less than exact gradients would (Adam: 1.47 times
 that; see `gradwire.metric`). `gradwire.attach` must be given the optimizer.
 
-Numbers below the normal range (2^-126) become zero: with "truncate" always, with "near" and "levels" in every
-segment of which anything at all may be lost, with "lossless" never.
+Gradients of bfloat16 and float16 parameters travel and are summed in that type: "lossless" on two ranks has
+the bits of DDP. What moves a parameter is measured in units of its own type, of which a step may move it by
+W/32 in bfloat16 and W/4 in float16: their units are as large as updates are. "near" takes fewer bytes there
+than "levels", of which only the first fits into so short a mantissa. "truncate" keeps 23 − bits at most.
+
+Numbers below the normal range of float32 and bfloat16 (2^-126) become zero: with "truncate" always, with
+"near" and "levels" in every segment of which anything at all may be lost, with "lossless" never.
 """
 
 from gradwire.exchange import forget
@@ -20,7 +25,7 @@ from gradwire.recipes.base import Composition, register
 def gcomp(
     mode: Mode = "near", bits: int = 18, tables: Tables = "dynamic", refresh: int = REFRESH
 ) -> Composition:
-    """Every value, as precisely as the optimizer can tell: 0.3 to 0.6 of the bytes; lossless: 0.8 to 0.9.
+    """Every value, as precisely as the optimizer can tell: 0.3 to 0.6 of the bytes; lossless: 0.7 to 0.9.
 
     Travels: exponents by Huffman code, signs, and of mantissas what moves the parameter.
     Paper: Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training".
