@@ -202,14 +202,20 @@ class Lane:
         return Pieces((slot.start, slot.start, slot.spec.numel) for slot in self.slots)
 
     def commit(self, idle: Iterable[Slot]) -> None:
-        """Make what this step leaves the memory; `idle` slots keep what they had."""
-        idle = tuple(idle)
+        """Make what this step leaves the memory; `idle` slots keep what they had, and what is left of them.
+
+        They have brought zeros. What is left is what was sent in this rank's name all the same: an owner of
+        a shard keeps what it has rounded off the mean (`exchange.scatter_reduce`).
+        """
+        rests = [(slot, self.x[slot.start : slot.stop].clone()) for slot in idle]
         self.kept.commit()
         self.memory.settle(self.working, self.committed)
         for name, old in self.committed.items():
             new = self.working[name]
-            for slot in idle:
+            for slot, rest in rests:
                 new[slot.start : slot.stop] = old[slot.start : slot.stop]
+                if name == UNSENT:
+                    new[slot.start : slot.stop].add_(rest, alpha=1.0 / self.memory.weight)
             if new.dtype == old.dtype:
                 self.committed[name], self.working[name] = new, old
             else:

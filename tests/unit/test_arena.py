@@ -102,12 +102,12 @@ def test_a_lane_of_empty_parameters_has_no_units() -> None:
     assert _lane([0, 0], ()).units == ()
 
 
-def test_commit_takes_the_working_plane_and_keeps_what_is_idle() -> None:
+def test_commit_takes_the_working_plane_and_adds_to_what_is_idle() -> None:
     lane = _lane([2, 3], ())
     lane.committed[UNSENT].copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
-    lane.x.copy_(torch.tensor([10.0, 20.0, 30.0, 40.0, 50.0]))
+    lane.x.copy_(torch.tensor([0.0, 0.5, 30.0, 40.0, 50.0]))
     lane.commit(idle=[lane.slots[0]])
-    assert lane.committed[UNSENT].tolist() == [1.0, 2.0, 30.0, 40.0, 50.0]
+    assert lane.committed[UNSENT].tolist() == [1.0, 2.5, 30.0, 40.0, 50.0]
 
 
 @pytest.mark.parametrize(
