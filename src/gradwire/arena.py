@@ -186,7 +186,7 @@ class Lane:
     def narrow(self) -> torch.dtype | None:
         """The type of its parameters if values may travel in it and it is shorter than the planes'."""
         own = self.slots[0].spec.dtype
-        return own if own.itemsize < self.dtype.itemsize and not self.memory.masks else None
+        return own if own.itemsize < self.dtype.itemsize and not self.memory.whole else None
 
     def scale(self, loss_scale: float) -> float:
         """How many times too large the gradients are that its exchange gets."""

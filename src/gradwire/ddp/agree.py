@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -33,22 +34,44 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
             raise RanksDisagree(f"ranks disagree on {name}: {values}")
 
 
-def require_same_optimizer(optimizer: torch.optim.Optimizer | None, comm: Comm) -> None:
-    """Compare what the optimizers of all ranks were configured with; raise `RanksDisagree` as above.
+@dataclass(frozen=True)
+class OptimizerText:
+    """What an optimizer was configured with, as texts to compare.
 
-    Two or three all-gathers, as types and numbers of groups decide how many options there are. Of an option
-    that is neither a number, a text, a flag nor a tuple of such, a tensor for instance, only the type counts.
+    Of an option that is neither a number, a text, a flag nor a tuple of such, a tensor for instance, only the
+    type counts.
     """
-    kind, groups = "none", []
-    if optimizer is not None:
+
+    kind: str
+    groups: int
+    options: dict[str, str]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer | None) -> OptimizerText:
+        """Raises what a strange optimizer raises when it is looked at."""
+        if optimizer is None:
+            return cls("none", 0, {})
         kind, groups = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", optimizer.param_groups
-    options = {
-        f"optimizer group {number} {name}": _described(value)
-        for number, group in enumerate(groups)
-        for name, value in sorted(group.items())
-        if name != "params"
+        options = {
+            f"optimizer group {number} {name}": _described(value)
+            for number, group in enumerate(groups)
+            for name, value in sorted(group.items())
+            if name != "params"
+        }
+        return cls(kind, len(groups), options)
+
+
+def require_same_optimizer(mine: OptimizerText, comm: Comm) -> None:
+    """Compare the optimizers of all ranks; raise `RanksDisagree` as above.
+
+    Two or three all-gathers, as types and numbers of groups decide how many options there are.
+    """
+    options = mine.options
+    shape = {
+        "optimizer": mine.kind,
+        "optimizer groups": str(mine.groups),
+        "optimizer options": " ".join(options),
     }
-    shape = {"optimizer": kind, "optimizer groups": str(len(groups)), "optimizer options": " ".join(options)}
     require_agreement(shape, comm)
     try:
         require_agreement({"optimizer options": str(options)}, comm)

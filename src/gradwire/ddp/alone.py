@@ -13,6 +13,7 @@ import torch
 from gradwire.comm import Comm
 from gradwire.ddp.layout import Layout, build, plain
 from gradwire.exchange import dense, remember
+from gradwire.memory import Residual
 
 
 def is_alone(comm: Comm) -> bool:
@@ -22,7 +23,7 @@ def is_alone(comm: Comm) -> bool:
 
 def only_compresses(layout: Layout) -> bool:
     """Whether dense gradients can stand for what `layout` hands to the optimizer."""
-    return not (layout.main.alone or any(lane.memory.covers_momentum for lane in layout.lanes))
+    return not (layout.does_more or any(lane.memory.covers_momentum for lane in layout.lanes))
 
 
 def uncompressed(
@@ -30,6 +31,6 @@ def uncompressed(
 ) -> Layout:
     """What runs instead of `asked`. With `owing` there is a memory for all, of which the first gradient of a
     parameter takes everything along; nothing is left in it."""
-    dense_ = replace(plain(), exchange=remember(dense()) if owing else dense())
+    dense_ = replace(plain(), exchange=remember(dense(), Residual(whole=True)) if owing else dense())
     ran = build(asked.specs, dense_, lambda _: None, device, memory_dtype)
     return replace(ran, main=replace(asked.main, watch=None), alone=True)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.arena import ParameterSpec, layout_hash, specs_of
 from gradwire.comm import Comm, ProcessGroupComm
-from gradwire.ddp.agree import require_agreement, require_same_optimizer
+from gradwire.ddp.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.ddp.alone import is_alone
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.buffers import Buffers
@@ -84,10 +84,10 @@ def attach(
     comm = ProcessGroupComm(group)
     buffers = Buffers(ddp, comm.rank, comm.world)
     with given_back_if_refused(group):
-        chosen = _agreed_recipe(recipe, target, ddp, specs, policy, memory_dtype, optimizer, comm)
+        chosen, described = _agreed_recipe(recipe, target, ddp, specs, policy, memory_dtype, optimizer, comm)
         fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe()}
         require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
-        require_same_optimizer(optimizer, comm)
+        require_same_optimizer(described, comm)
     session, worker = _assemble(ddp, comm, specs, buffers, chosen, policy, seed, memory_dtype)
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
@@ -176,8 +176,8 @@ def _agreed_recipe(
     memory_dtype: torch.dtype | None,
     optimizer: torch.optim.Optimizer | None,
     comm: Comm,
-) -> Recipe:
-    """Parse and try out; a rank that must refuse tells the others first, which would wait for it."""
+) -> tuple[Recipe, OptimizerText]:
+    """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
     try:
         _check_gradients(ddp)
@@ -187,6 +187,7 @@ def _agreed_recipe(
         layout = build(specs, settled(chosen) or plain(), policy, torch.device("meta"))
         check_momentum(layout, optimizer)
         warn_without_optimizer(layout, optimizer)
+        described = OptimizerText.of(optimizer)
     except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
         refusal = error
     fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
@@ -197,7 +198,7 @@ def _agreed_recipe(
             raise
     if refusal is not None:
         raise refusal
-    return chosen
+    return chosen, described
 
 
 def _same_ranks(group: dist.ProcessGroup, ddp: DistributedDataParallel) -> dist.ProcessGroup:

@@ -88,7 +88,7 @@ class Engine:
         self.runner = Runner(post, self._progress, one_by_one=lambda: self.apart)
         self._post, self._concluded, self._policy, self._seed = post, concluded, policy, seed
         self._memory_dtype = memory_dtype
-        self._alone = alone and only_compresses(self.layout_of(aim_of(recipe), META))
+        self._alone = alone
         self._now: Step | None = None
         self.start_over()
 
@@ -99,7 +99,8 @@ class Engine:
         built = self.recipe.build()
         fixed = built if isinstance(built, Composition) else None
         self.facts = None
-        self.run(self.here(self.layout_of(fixed or plain())), decided=fixed is not None)
+        decided = fixed is not None
+        self.run(self.here(self.layout_of(fixed or plain()), decided=decided), decided=decided)
 
     def run(self, layout: Layout, *, decided: bool) -> None:
         """From the next step on `layout`, with the memory that it has; until it is `decided`, measure."""
@@ -114,9 +115,13 @@ class Engine:
         """Who would travel how under another composition; the policy stays."""
         return build(self.specs, composition, self._policy, device, self._memory_dtype)
 
-    def here(self, asked: Layout, *, owing: bool = False) -> Layout:
-        """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`."""
-        if self._alone and only_compresses(asked):
+    def here(self, asked: Layout, *, decided: bool = True, owing: bool = False) -> Layout:
+        """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
+
+        While nothing is `decided`, what the recipe says of its decision counts.
+        """
+        aim = asked if decided else self.layout_of(aim_of(self.recipe), META)
+        if self._alone and only_compresses(aim):
             return uncompressed(asked, CPU, self._memory_dtype, owing=owing)
         return asked
 
@@ -238,7 +243,7 @@ class Engine:
         )
         if self.inspect is not None:
             self.inspect(lane, unit, x, at)
-        if self._watcher is not None:
+        if self._watcher is not None and lane.exchange is self.layout.main.exchange:
             self._look(step, unit, x)
         if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
             step.rest(unit)

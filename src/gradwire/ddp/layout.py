@@ -73,7 +73,8 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 class Layout:
     """What runs where: lanes with memory in the arena, and the exchange of everybody else.
 
-    On a rank `alone` everything is dense, whatever `main` says.
+    On a rank `alone` everything is dense, whatever `main` says. A layout `does_more` than compress if
+    something in it hands the optimizer other things than gradients (`Composition.alone`).
     """
 
     specs: tuple[ParameterSpec, ...]
@@ -82,6 +83,7 @@ class Layout:
     slots: Mapping[str, tuple[Lane, Slot]]
     direct: Mapping[str, Exchange]
     alone: bool = False
+    does_more: bool = False
     _intakes: dict[str, Intake] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -173,10 +175,12 @@ def build(
     compositions: dict[str, Composition] = {}
     members: dict[tuple[str, torch.dtype], list[ParameterSpec]] = {}
     direct: dict[str, Exchange] = {}
+    does_more = False
     for spec in specs:
         text = choose(spec)
         text = tiny if text == TINY else text
         composition = main if text in (None, main.text) else compositions.setdefault(text, fixed(text))
+        does_more |= composition.alone
         if composition.exchange.memory is not None:
             members.setdefault((composition.text, spec.dtype), []).append(spec)
             compositions.setdefault(composition.text, composition)
@@ -189,7 +193,7 @@ def build(
         for number, ((text, _dtype), group) in enumerate(members.items())
     )
     slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
-    return Layout(tuple(specs), main, lanes, slots, direct)
+    return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more)
 
 
 def _is_small(spec: ParameterSpec) -> bool:

@@ -117,8 +117,9 @@ def _prepared(engine: Engine, state: State | Sequence[State]) -> tuple[_Ready | 
 
 
 def _made(engine: Engine, state: State) -> _Ready:
-    composition, decided = composition_of(engine, state), state["plan"] is not None
-    if decided:
+    composition = composition_of(engine, state)
+    decided = state["plan"] is not None or settled(engine.recipe) is not None
+    if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
     layout, specs = engine.layout_of(composition), {spec.name: spec for spec in engine.specs}
     for plane, memories in all_planes(state).items():
@@ -130,7 +131,7 @@ def _made(engine: Engine, state: State) -> _Ready:
     for lane in layout.lanes:
         lane.kept.commit()
     owing = any(lane.committed[UNSENT].any() for lane in layout.lanes if UNSENT in lane.committed)
-    here = engine.here(layout, owing=owing)
+    here = engine.here(layout, decided=decided, owing=owing)
     if here is not layout:
         here.take_over(layout)
     facts = {

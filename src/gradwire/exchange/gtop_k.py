@@ -10,8 +10,7 @@ Differences from the paper:
   is the sum that reaches the root: where a place is dropped in one branch and survives through another, the
   first branch's part is in no sum and, since the place is among the final ones, in no residual either. Here
   nothing is lost, and places cost what places with the root's values would.
-- Nobody keeps what others contributed. A merging rank could (it knows what it drops), but the memory of a
-  parameter that is idle there must not change.
+- No rank keeps what others contributed, though a merging rank knows what it drops.
 - Places and values of a round are one message, places in their shortest form; the final places
   are spread by an all-reduce of zeros, which needs no root. Any world: a rank without a partner waits.
 """

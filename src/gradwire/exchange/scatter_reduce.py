@@ -41,8 +41,7 @@ class ScatterReduce:
     error feedback is bounded for sure where γ < 0.17 (int8, fp8, truncation to 2^-2 or better); int4 blocks
     reach γ = 0.015 on normal numbers and 0.39 at worst, and are tested.
 
-    A parameter that is idle on its owner keeps its memory as it is, by the law of the step: the second error
-    of that step is lost there, at most √γ of the mean.
+    A parameter that is idle on its owner keeps its memory, to which the second error of the step comes.
     """
 
     codec: Codec

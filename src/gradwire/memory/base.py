@@ -44,7 +44,8 @@ class Memory(Protocol):
     - `covers_momentum`: it applies momentum itself, so the optimizer must not.
     - `as_arrived`: its planes have the gradient's own type, and a loss scale stays in. All others add up in
       float32 or float64, without it.
-    - `masks`: it takes an exact zero for what has been sent, so that values must travel whole.
+    - `whole`: values travel in the type of the planes, not in a shorter one that parameters have: nothing of
+      what is sent stays.
     """
 
     @property
@@ -56,7 +57,7 @@ class Memory(Protocol):
     @property
     def as_arrived(self) -> bool: ...
     @property
-    def masks(self) -> bool: ...
+    def whole(self) -> bool: ...
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """Write the error-fed gradients to working[UNSENT], where `grads` says."""

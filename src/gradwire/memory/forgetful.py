@@ -23,7 +23,7 @@ class Forgetful:
     planes = ()
     weight = 1.0
     covers_momentum = False
-    masks = False
+    whole = False
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """See `Memory.fold`."""

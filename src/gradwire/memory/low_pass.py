@@ -28,7 +28,7 @@ class LowPass:
     planes = (UNSENT,)
     covers_momentum = False
     as_arrived = False
-    masks = False
+    whole = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.beta <= 1.0:

@@ -50,8 +50,8 @@ class MomentumCorrection:
         return self.momentum > 0.0
 
     @property
-    def masks(self) -> bool:
-        """See `Memory.masks`."""
+    def whole(self) -> bool:
+        """Masking takes an exact zero for what has been sent."""
         return self.masking
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:

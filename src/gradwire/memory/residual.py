@@ -6,7 +6,7 @@ scheduled coefficient is COVAP's (Meng et al. 2023, section III-D).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradwire.kernels import Folded, fold
 from gradwire.memory.base import UNSENT, Gradients, Planes
@@ -17,7 +17,7 @@ class Residual:
     """x = c·m + g, and what x leaves unsent is the next m.
 
     The coefficient is c = min(start + ⌊step / every⌋ · rise, 1); the default is plain error feedback,
-    c = 1 throughout.
+    c = 1 throughout. With `whole`, a step that sends everything leaves nothing, in 16 bits either.
 
     >>> Residual(start=0.5, rise=0.1, every=50).coefficient(120)
     0.7
@@ -26,11 +26,11 @@ class Residual:
     start: float = 1.0
     rise: float = 0.0
     every: int = 1
+    whole: bool = field(default=False, repr=False)
     planes = (UNSENT,)
     weight = 1.0
     covers_momentum = False
     as_arrived = False
-    masks = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.start <= 1.0:

@@ -23,7 +23,7 @@ class Signum:
     planes = (MOMENTUM,)
     weight = 1.0
     as_arrived = False
-    masks = False
+    whole = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.momentum < 1.0:

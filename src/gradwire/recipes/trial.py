@@ -12,6 +12,9 @@ from functools import partial
 from itertools import count
 from statistics import median
 
+from gradwire.exchange.compose import remember
+from gradwire.exchange.dense import Dense
+from gradwire.memory import Residual
 from gradwire.plan import Observed, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
@@ -69,10 +72,12 @@ def back_to_dense(running: Composition, why: str) -> Composition:
     plain = replace(dense(), why=why)
     if running.exchange.memory is None:
         return plain
-    # With an interval of 1 everything travels in every step, memory included.
-    sending = local_every(interval=1)
+    # Everything travels in every step, as the text says. Whole: 16-bit types would leave what they round off.
     return replace(
-        sending, why=f"{why}; sending what is unsent", watch=_every_step(partial(_proposing, plain))
+        local_every(interval=1),
+        exchange=remember(Dense(), Residual(whole=True)),
+        why=f"{why}; sending what is unsent",
+        watch=_every_step(partial(_proposing, plain)),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.agree import require_agreement, require_same_optimizer
+from gradwire.ddp.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.errors import RanksDisagree
 
 
@@ -70,7 +70,7 @@ def _groups(*rates: float, **options: Any) -> Optimizer:
 
 def _optimizers(makes: Sequence[Optimizer]) -> list[str]:
     made = [None if make is None else make(nn.Linear(2, 2).parameters()) for make in makes]
-    return _said(lambda comm: require_same_optimizer(made[comm.rank], comm), len(made))
+    return _said(lambda comm: require_same_optimizer(OptimizerText.of(made[comm.rank]), comm), len(made))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_gradients_are_what_they_are(name: str) -> None:
             assert all(torch.equal(outcome.mean[each], grads[each].float()) for each in NAMES)
         assert rig.engine.layout.is_dense
         assert not rig.engine.measuring
+        assert rig.engine.layout.main.watch is None
         assert rig.engine.step == 3
 
     run_ranks(1, rank)
@@ -65,6 +66,45 @@ def test_what_does_more_than_compress_goes_on(name: str) -> None:
         for step in range(3):
             found, expected = (each.step(gradients(0, step)).flat() for each in (rig, company))
             assert torch.equal(found, expected)
+
+    run_ranks(1, rank)
+
+
+def test_a_policy_that_does_more_than_compress_goes_on() -> None:
+    def rank(comm: Comm) -> None:
+        rig = _alone(comm, "topk(ratio=0.1)", policy={"middle.*": "signsgd(scale='none')"})
+        assert rig.step(gradients(0, 0)).mean["middle.weight"].abs().unique().tolist() == [1.0]
+
+    run_ranks(1, rank)
+
+
+def test_a_loaded_plan_counts_not_the_recipe() -> None:
+    states = _in_pair("topk(ratio=0.1)")
+
+    def rank(comm: Comm) -> None:
+        rig = _alone(comm, MORE["dgc, momentum"])
+        state.load(rig.engine, states)
+        assert rig.engine.layout.alone
+
+    with pytest.warns(UserWarning, match="not with the recipe dgc"):
+        run_ranks(1, rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_too_the_first_gradient_takes_all_that_is_owed(dtype: torch.dtype) -> None:
+    def pair(comm: Comm) -> dict[str, Any]:
+        rig = Rig(comm, "topk(ratio=0.1)", dtype=dtype)
+        rig.step(gradients(comm.rank, 0, dtype))
+        return state.save(rig.engine)
+
+    states = run_ranks(2, pair)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)", alone=True, dtype=dtype)
+        state.load(rig.engine, states)
+        assert any(memory.any() for memory in rig.memory.values())
+        rig.step(gradients(0, 1, dtype))
+        assert not any(memory.any() for memory in rig.memory.values())
 
     run_ranks(1, rank)
 

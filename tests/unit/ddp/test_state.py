@@ -386,3 +386,24 @@ def test_a_measuring_run_loads_what_its_policy_has_a_place_for_and_refuses_the_r
             state.load(Rig(comm, "covap").engine, held)
 
     run_ranks(1, rank)
+
+
+@pytest.mark.parametrize("text", ["dense", "fp16", "topk(ratio=0.1)"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_state_of_before_a_decision_is_taken_up_by_a_fixed_recipe(text: str, world: int) -> None:
+    def undecided(comm: Comm) -> dict[str, Any]:
+        rig = Rig(comm, "auto", alone=world == 1)
+        rig.step(gradients(comm.rank, 0))
+        return state.save(rig.engine)
+
+    states = run_ranks(world, undecided)
+    assert states[0]["plan"] is None
+
+    def rank(comm: Comm) -> tuple[str, int]:
+        rig = Rig(comm, text)
+        state.load(rig.engine, states)
+        errors = [rig.step(gradients(comm.rank, step)).error for step in range(1, 13)]
+        assert not any(errors)
+        return rig.engine.plan.split("(")[0], rig.engine.step
+
+    assert run_ranks(2, rank) == [(text.split("(")[0], 13)] * 2

@@ -186,6 +186,23 @@ def test_units_that_rest_are_looked_at_as_well() -> None:
     assert run_ranks(2, rank) == [[2.0 * numel] * 3] * 2
 
 
+def test_what_a_policy_sends_otherwise_is_not_looked_at() -> None:
+    def rank(comm: Comm) -> int:
+        looked = []
+
+        def look(x: Tensor) -> Sequence[float]:
+            looked.append(x.numel())
+            return [1.0]
+
+        watch = Watch(lambda _watched: lambda _shown: None, every=1, look=look, looks=1)
+        rig = Rig(comm, "dense", policy={"middle.*": "topk(ratio=0.1)"})
+        rig.engine.install(_composition("covap(interval=3)", watch))
+        rig.step(gradients(comm.rank, 0))
+        return sum(looked)
+
+    assert run_ranks(2, rank) == [37 * 61 + 61 + 1 + 47 * 59 + 59] * 2
+
+
 def test_a_failing_look_is_everybodys_error() -> None:
     def rank(comm: Comm) -> str:
         def look(_x: Tensor) -> Sequence[float]:

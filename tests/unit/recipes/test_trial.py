@@ -206,6 +206,21 @@ def test_dense_waits_for_a_parameter_that_is_idle_on_some_rank(clock: dict[str, 
     assert _lost(ranks) < 2 * ROUNDING
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> None:
+    def rank(comm: Comm) -> list[str]:
+        rig = Rig(comm, "auto", dtype=dtype)
+        rig.engine.install(recipe("int4").build())
+        for step in range(3):
+            rig.step(gradients(comm.rank, step, dtype))
+        rig.engine.install(back_to_dense(recipe("int4").build(), "a test"))
+        plans = [rig.step(gradients(comm.rank, step, dtype)).step.plan for step in range(3, 6)]
+        assert not rig.memory
+        return plans
+
+    assert run_ranks(2, rank) == [["local_every(interval=1)", "dense", "dense"]] * 2
+
+
 def test_back_to_dense_from_what_remembers_nothing_is_dense_at_once() -> None:
     assert back_to_dense(_fixed("fp16"), "why").text == "dense"
 
