@@ -6,13 +6,14 @@ import ast
 import doctest
 import functools
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gradwire import recipes
-from tests.house.source import MODULES, Module
+from tests.house.source import MODULES, ROOT, Module
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -86,5 +87,14 @@ def test_examples_run(module: Module) -> None:
 
 
 def test_the_guide_to_choosing_has_a_line_for_every_recipe() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     assert [name for name in recipes.names() if f"\n| `{name}` | " not in guide] == []
+
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
