@@ -1,0 +1,83 @@
+"""The examples print what their heads say, on real ranks that are started as torchrun starts them."""
+
+import multiprocessing
+import os
+import re
+import runpy
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.process.ranks import ROOT
+
+pytestmark = pytest.mark.process
+
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+GUARD_S = 60.0
+
+
+def torchrun(world: int, script: str, *arguments: str, folder: Path) -> str:
+    """What `torchrun --nproc-per-node WORLD examples/SCRIPT …` prints; fails when a rank does."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    forked = multiprocessing.get_context("forkserver")
+    ranks = [
+        forked.Process(target=_main, args=(rank, world, port, script, arguments, folder), daemon=True)
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(GUARD_S)
+        process.kill()
+    printed = [(folder / f"{rank}.out").read_text(encoding="utf-8") for rank in range(world)]
+    assert [process.exitcode for process in ranks] == [0] * world, "\n".join(printed)
+    assert not any(printed[1:]), "rank 0 speaks for all"
+    return printed[0]
+
+
+def _main(rank: int, world: int, port: int, script: str, arguments: tuple[str, ...], folder: Path) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    with (folder / f"{rank}.out").open("wb") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    sys.argv = [script, *arguments]
+    runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+
+
+def losses(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", printed)]
+
+
+def test_a_training_loop_learns_and_reports(tmp_path: Path) -> None:
+    printed = torchrun(2, "ddp.py", folder=tmp_path)
+    assert len(losses(printed)) == 4
+    assert losses(printed)[-1] < losses(printed)[0]
+    assert "2 ranks\n  why          " in printed
+
+
+def test_a_run_resumes_bit_for_bit_and_on_another_number_of_ranks(tmp_path: Path) -> None:
+    def run(world: int, checkpoint: str, until: int) -> str:
+        folder = str(tmp_path / checkpoint)
+        return torchrun(world, "resume.py", folder, "--until", str(until), folder=tmp_path)
+
+    straight = run(2, "straight", 40)
+    run(2, "broken", 20)
+    resumed = run(2, "broken", 40)
+    assert straight.startswith("2 ranks, steps 0 to 40: ")
+    assert resumed.startswith("2 ranks, steps 20 to 40: ")
+    assert straight.split(": ")[1] == resumed.split(": ")[1]
+    assert run(3, "broken", 50).startswith("3 ranks, steps 40 to 50: ")
+
+
+def test_accumulation_mixed_precision_and_a_policy_go_together(tmp_path: Path) -> None:
+    printed = torchrun(2, "mixed_precision.py", folder=tmp_path)
+    assert losses(printed)[-1] < losses(printed)[0]
+    assert "skipped" not in printed
+
+
+def test_every_example_is_run() -> None:
+    assert EXAMPLES == ["ddp.py", "mixed_precision.py", "resume.py"]
