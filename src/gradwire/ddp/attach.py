@@ -52,7 +52,7 @@ def attach(
     """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
 
     Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
-    under the backward pass, where DDP would broadcast them before the next forward pass (`docs/design.md`).
+    under the backward pass, where DDP would broadcast them before the next forward pass (`docs/training.md`).
 
     - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
       gradient follows from it, and recipes that apply momentum themselves (`dgc`, `signum`) check it.
