@@ -36,12 +36,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire import emulate
-from gradwire.bench.statistics import mixed, paired
 from gradwire.codec import chunk_top_k, sparse, top_k
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange import Exchange, ar_topk, gather, leader, run
 from gradwire.kernels import prepare, put, take, topk_indices
+from gradwire.lab import emulate
+from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure import Observed
 from gradwire.moment import Moment
 
@@ -258,7 +258,7 @@ def worker(arguments: argparse.Namespace) -> None:
 
 def launch(arguments: argparse.Namespace, world: int, rest: list[str]) -> int:
     """The ranks of one network."""
-    command = [sys.executable, "-m", "gradwire.cli", "net", "run", "--workers", str(world)]
+    command = [sys.executable, "-m", "gradwire", "net", "run", "--workers", str(world)]
     command += ["--rate", arguments.rate, "--delay", arguments.delay, "--", sys.executable, __file__, *rest]
     return subprocess.run(command, check=False).returncode
 

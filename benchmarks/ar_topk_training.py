@@ -28,14 +28,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire import emulate
-from gradwire.bench.entries import parse_entry
-from gradwire.bench.settings import Task
-from gradwire.bench.statistics import mixed, paired
-from gradwire.bench.trainer import Trainer, build
 from gradwire.comm import Comm
 from gradwire.exchange import Exchange, Finish
 from gradwire.kernels import prepare
+from gradwire.lab import emulate
+from gradwire.lab.bench.entries import parse_entry
+from gradwire.lab.bench.settings import Task
+from gradwire.lab.bench.statistics import mixed, paired
+from gradwire.lab.bench.trainer import Trainer, build
 from gradwire.moment import Moment
 
 METHODS = ("star_topk", "var_topk", "ar_topk", "lwtopk", "mstopk")
@@ -261,7 +261,7 @@ def report(rows: list[Row], times: dict[str, list[float]], arguments: argparse.N
 
 def launch(arguments: argparse.Namespace, part: str, rate: str, path: Path) -> Any:
     """One part on ranks of its own."""
-    command = [sys.executable, "-m", "gradwire.cli", "net", "run", "--workers", str(arguments.workers)]
+    command = [sys.executable, "-m", "gradwire", "net", "run", "--workers", str(arguments.workers)]
     command += ["--rate", rate, "--", sys.executable, __file__, *sys.argv[1:]]
     subprocess.run([*command, "--part", part, "--part-json", str(path)], check=True)
     return json.loads(path.read_text())

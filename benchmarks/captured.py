@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.bench import workloads
+from gradwire.lab import workloads
 
 
 @dataclass(frozen=True)

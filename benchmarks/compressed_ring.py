@@ -34,14 +34,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire import emulate
 from gradwire.arena import Lane, specs_of
-from gradwire.bench import workloads
-from gradwire.bench.statistics import mixed, paired
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange import Finish, forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.kernels import prepare
+from gradwire.lab import emulate, workloads
+from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure import Observed
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Replicated
@@ -276,7 +275,7 @@ def main() -> None:
     if "RANK" in os.environ:
         worker(arguments)
         return
-    command = [sys.executable, "-m", "gradwire.cli", "net", "run", "--workers", str(arguments.workers)]
+    command = [sys.executable, "-m", "gradwire", "net", "run", "--workers", str(arguments.workers)]
     command += ["--rate", arguments.rate, "--", sys.executable, __file__, *sys.argv[1:]]
     raise SystemExit(subprocess.run(command, check=False).returncode)
 

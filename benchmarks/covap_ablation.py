@@ -20,7 +20,7 @@ import torch
 from lockstep import Outcome, Setting, spread, train
 from methods import bench
 
-from gradwire.bench import workloads
+from gradwire.lab import workloads
 
 WORLD = 4
 INTERVALS = range(1, 9)

@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.bench import workloads
+from gradwire.lab import workloads
 
 WARM_UP = 5
 """PowerSGD's dense start, DDP's rebuilt buckets, and caches."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from methods import bench
 
-from gradwire.bench.workloads.catalogue import workload
-from gradwire.bench.workloads.emulated import EmulatedWorkload
+from gradwire.lab.workloads.catalogue import workload
+from gradwire.lab.workloads.emulated import EmulatedWorkload
 
 WORLD = 4
 GPUS = 64

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradwire.bench.statistics import Ratio, paired
+from gradwire.lab.bench.statistics import Ratio, paired
 
 DDP, AGAIN, DENSE = "ddp", "ddp()", "dense"
 
@@ -28,7 +28,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """One `gradwire bench` run with DDP twice; its JSON document."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.json"
-        command = [sys.executable, "-m", "gradwire.cli", "bench", "--workers", str(arguments.workers)]
+        command = [sys.executable, "-m", "gradwire", "bench", "--workers", str(arguments.workers)]
         command += ["--rate", "unlimited", "--workload", arguments.workload, "--recipes", DENSE]
         command += ["--peers", f"{DDP};{AGAIN}", "--rounds", str(arguments.rounds)]
         command += ["--steps", str(arguments.steps), "--json", str(path)]

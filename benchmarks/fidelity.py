@@ -24,11 +24,11 @@ from torch import Tensor
 
 from gradwire import recipes
 from gradwire.arena import Lane, ParameterSpec, specs_of
-from gradwire.bench import workloads
-from gradwire.bench.report import svg
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.layout import TINY_ELEMENTS
 from gradwire.exchange import forget, run
+from gradwire.lab import workloads
+from gradwire.lab.report import svg
 from gradwire.measure import Observed
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment

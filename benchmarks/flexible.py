@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import emulate
-from gradwire.bench.report import svg
-from gradwire.bench.workloads.catalogue import workload
+from gradwire.lab import emulate
+from gradwire.lab.report import svg
+from gradwire.lab.workloads.catalogue import workload
 from gradwire.plan import candidate_ratios
 
 HIGH, LOW, MIDDLE = 500e6, 20e6, 200e6

@@ -35,12 +35,12 @@ from torch import Tensor
 
 from gradwire import recipes
 from gradwire.arena import Lane, Unit, specs_of
-from gradwire.bench import workloads
 from gradwire.codec.gcomp import Key, Table, frame, histogram
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange import forget, run
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels import mantissa_levels
+from gradwire.lab import workloads
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated

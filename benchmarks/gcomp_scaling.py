@@ -24,7 +24,7 @@ import torch
 from curves import draw
 from methods import bench
 
-from gradwire.bench import workloads
+from gradwire.lab import workloads
 
 RECIPES = ("gcomp", "gcomp(mode='levels')", "gcomp(mode='lossless')", "dense")
 

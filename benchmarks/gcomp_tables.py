@@ -30,7 +30,6 @@ from captured import snapshots
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.bench.statistics import mixed
 from gradwire.codec.gcomp import (
     SYMBOLS,
     Table,
@@ -40,6 +39,7 @@ from gradwire.codec.gcomp import (
     symbols_of,
 )
 from gradwire.kernels import cpu
+from gradwire.lab.bench.statistics import mixed
 
 LEAST = 1 << 14
 """Elements of a block; smaller layers are left out."""

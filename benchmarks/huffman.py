@@ -39,7 +39,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.bench.statistics import mixed, paired
 from gradwire.codec.gcomp import (
     Key,
     Table,
@@ -54,6 +53,7 @@ from gradwire.codec.gcomp import (
 )
 from gradwire.kernels import Lookups, count_symbols
 from gradwire.kernels.huffman import encoded_words
+from gradwire.lab.bench.statistics import mixed, paired
 
 KEY = Key(step=0, unit=0, hop=0)
 

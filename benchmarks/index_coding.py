@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.bench.statistics import mixed, paired
 from gradwire.codec import elias_fano, indices
 from gradwire.kernels import reference_elias_fano, topk_indices
+from gradwire.lab.bench.statistics import mixed, paired
 
 SHARES = (0.001, 0.01, 0.03, 0.1, 0.3)
 TIMED_SHARES = (0.01, 0.1)

@@ -27,12 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire import emulate
-from gradwire.bench.statistics import mixed, paired
 from gradwire.codec import blocks
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange import Exchange, Finish, scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind, prepare
+from gradwire.lab import emulate
+from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure import Observed
 from gradwire.moment import Moment
 
@@ -195,7 +195,7 @@ def main() -> None:
     if "RANK" in os.environ:
         worker(arguments)
         return
-    command = [sys.executable, "-m", "gradwire.cli", "net", "run", "--workers", str(arguments.workers)]
+    command = [sys.executable, "-m", "gradwire", "net", "run", "--workers", str(arguments.workers)]
     command += ["--rate", arguments.rate, "--", sys.executable, __file__, *sys.argv[1:]]
     raise SystemExit(subprocess.run(command, check=False).returncode)
 

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import emulate
-from gradwire.bench.workloads.catalogue import workload
+from gradwire.lab import emulate
+from gradwire.lab.workloads.catalogue import workload
 from gradwire.measure import LinkMonitor, Sample
 
 START = emulate.Link(200e6, 0.001)

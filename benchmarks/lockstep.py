@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.arena import Lane, specs_of
-from gradwire.bench import workloads
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
 from gradwire.ddp.layout import by_size
 from gradwire.exchange import forget, run
+from gradwire.lab import workloads
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, recipe

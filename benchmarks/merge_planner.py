@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.bench.statistics import mixed, paired
-from gradwire.bench.workloads import profile
-from gradwire.bench.workloads.ready import backward_of
 from gradwire.codec import qsgd, sign, sparse, top_k, truncate
 from gradwire.codec.base import Codec
 from gradwire.kernels import prepare
+from gradwire.lab.bench.statistics import mixed, paired
+from gradwire.lab.workloads import profile
+from gradwire.lab.workloads.ready import backward_of
 from gradwire.moment import Moment
 from gradwire.plan import (
     Backward,

@@ -40,9 +40,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.bench.machine import machine
-from gradwire.bench.statistics import mixed, paired
-from gradwire.bench.workloads import workload
+from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.statistics import mixed, paired
+from gradwire.lab.workloads import workload
 
 GOAL, DENSE_STEPS, ONE_BUCKET_MB = 1.6, 2, 1000
 NOTHING, TORCH, BATCHED, OURS, ACP = "no hook", "torch", "torch, batched", "powersgd", "acpsgd"
@@ -248,7 +248,7 @@ def launch(argv: Iterable[str], arguments: argparse.Namespace) -> dict[str, Any]
     """Two ranks on the link."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "gradwire.cli", "net", "run", "--workers", "2"]
+        command = [sys.executable, "-m", "gradwire", "net", "run", "--workers", "2"]
         command += ["--rate", arguments.rate, "--", sys.executable, __file__, *argv, "--inside", str(path)]
         subprocess.run(command, check=True)
         document: dict[str, Any] = json.loads(path.read_text())

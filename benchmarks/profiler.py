@@ -31,9 +31,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import emulate
-from gradwire.bench.workloads.catalogue import workload
-from gradwire.bench.workloads.emulated import EmulatedWorkload
+from gradwire.lab import emulate
+from gradwire.lab.workloads.catalogue import workload
+from gradwire.lab.workloads.emulated import EmulatedWorkload
 from gradwire.plan.facts import Times, facts_of_step
 
 LINKS = ("100mbit,0", "200mbit,0", "200mbit,1ms", "400mbit,0")
@@ -178,7 +178,7 @@ def on_link(link: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rate, delay = link.split(",")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "gradwire.cli", "net", "run", "--workers", str(arguments.workers)]
+        command = [sys.executable, "-m", "gradwire", "net", "run", "--workers", str(arguments.workers)]
         command += ["--rate", rate, "--delay", delay, "--", sys.executable, __file__, "--links", link]
         command += ["--repetitions", str(arguments.repetitions), "--workload", arguments.workload]
         subprocess.run([*command, "--json", str(path)], check=True)

@@ -31,10 +31,10 @@ from torch import Tensor
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as hooks
 
-from gradwire.bench.machine import machine
-from gradwire.bench.statistics import mixed, paired
 from gradwire.codec import Codec, qsgd
 from gradwire.kernels import prepare, random_words
+from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.moment import Moment
 
 GOAL, STRETCH, BUCKET = 5.0, 10.0, 512

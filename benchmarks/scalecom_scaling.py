@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from lockstep import Outcome, Setting, spread, train
 
-from gradwire.bench import workloads
+from gradwire.lab import workloads
 from gradwire.measure import layer_rates
 
 SCALES = (1, 8)

@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from gradwire.bench.machine import machine
-from gradwire.bench.statistics import mixed, paired
 from gradwire.kernels import Blocks, feedback_signs, fold, pack_signs, prepare
+from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.statistics import mixed, paired
 
 GOAL, STRETCH, BLOCK = 8.0, 15.0, 2**16
 Coded = tuple[NDArray[np.floating], NDArray[np.uint8]]  # scales and packed bits

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from gradwire.bench.machine import machine
-from gradwire.bench.statistics import mixed, paired
 from gradwire.kernels import feedback_topk, fold, prepare, take, topk_indices
+from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.statistics import mixed, paired
 
 HEADLINE, GOAL = "Gaussian", 12.0
 Chosen = tuple[Tensor, Tensor]  # indices and values

@@ -8,7 +8,7 @@ from pathlib import Path
 import sequence
 import vision
 
-PROFILES = Path(__file__).parents[2] / "src/gradwire/bench/workloads/profiles"
+PROFILES = Path(__file__).parents[2] / "src/gradwire/lab/workloads/profiles"
 MODELS = {
     "alexnet": vision.alexnet,
     "bert_base": sequence.bert_base,

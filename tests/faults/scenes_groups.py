@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.emulate import Link, delayed_group
-from gradwire.emulate.rank_env import WIRE_VARIABLE
-from gradwire.emulate.wire_file import WireFile
 from gradwire.exchange.gcomp import Frames
 from gradwire.integrations import lossless_group
+from gradwire.lab.emulate import Link, delayed_group
+from gradwire.lab.emulate.rank_env import WIRE_VARIABLE
+from gradwire.lab.emulate.wire_file import WireFile
 
 UNLUCKY = 1
 NUMEL = 30_000  # large enough for frames

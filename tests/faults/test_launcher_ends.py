@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gradwire import emulate
+from gradwire.lab import emulate
 from tests.process.net_support import COMMAND, eventually, gradwire, namespaces, processes
 
 pytestmark = [pytest.mark.network, pytest.mark.process]

@@ -12,7 +12,7 @@ from tests.house.source import MODULES, imports
 NUMBERS = {"plan", "adapt"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
-EVERYTHING = UPPER | {"ddp", "version", "emulate", ""}
+EVERYTHING = UPPER | {"ddp", "version", ""}
 
 # What a part may import of ours, beside itself. "" is the public surface, `import gradwire`.
 ALLOWED: dict[str, set[str]] = {
@@ -41,16 +41,28 @@ ALLOWED: dict[str, set[str]] = {
     },
     "recipes": {"adapt", "arena", "codec", "comm.base", "exchange", "kernels", "memory", "moment", "plan"},
     "ddp": UPPER | {"version"},
-    "emulate": {"comm.carried", "errors"},
-    "bench": EVERYTHING,
-    "cli": EVERYTHING | {"bench"},
-    "integrations": EVERYTHING - {"emulate"},
+    "integrations": EVERYTHING,
+    "cli": EVERYTHING,
+    "__main__": {"cli"},
+    # The laboratory is a user of all that is above, and no line above names it.
+    "lab": set(),
+    "lab.emulate": {"comm.carried", "errors"},
+    "lab.data": set(),
+    "lab.workloads": {"ddp.layout", "lab.data", "plan"},
+    "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},
+    "lab.demo": EVERYTHING | {"lab.bench", "lab.emulate", "lab.workloads"},
+    "lab.report": {"lab.bench", "lab.demo"},
+    "lab.cli": {"cli.paths", "lab.bench", "lab.demo", "lab.emulate", "lab.report"},
 }
 
 
 def part_of(name: str) -> str:
-    """The part of the package that a module belongs to: `codec` for gradwire.codec.cast."""
-    return ".".join(name.split(".")[1:2])
+    """The part of the package that a module belongs to: `codec` for gradwire.codec.cast.
+
+    The laboratory has parts of its own: `lab.demo` for gradwire.lab.demo.race.
+    """
+    parts = name.split(".")[1:]
+    return ".".join(parts[: 2 if parts[:1] == ["lab"] else 1])
 
 
 def is_allowed(target: str, allowed: set[str]) -> bool:
@@ -91,19 +103,27 @@ def imported_outside(parts: set[str], unwanted: Callable[[str], bool]) -> list[s
     ]
 
 
-TALK_TO_PEERS = {"comm", "ddp", "emulate", "bench", "cli", "integrations"}
+LAB = {part for part in ALLOWED if part.startswith("lab")}
+TALK_TO_PEERS = LAB | {"comm", "ddp", "cli", "integrations"}
 
 
 def test_only_one_part_below_the_hook_talks_to_peers() -> None:
     assert not imported_outside(TALK_TO_PEERS, lambda target: target.startswith("torch.distributed"))
 
 
-READ_CLOCKS = {"measure", "bench", "emulate", "cli"}
+READ_CLOCKS = LAB | {"measure"}
 
 
 def test_only_measuring_code_reads_a_clock() -> None:
     clocks = {"time", "timeit", "datetime"}
     assert not imported_outside(READ_CLOCKS, lambda target: target.split(".")[0] in clocks)
+
+
+def test_only_the_table_of_commands_names_the_laboratory() -> None:
+    inside = [module for module in MODULES if part_of(module.name) in LAB]
+    naming = {module.name for module in MODULES if "gradwire.lab" in module.path.read_text(encoding="utf-8")}
+    assert len(inside) > 10
+    assert naming - {module.name for module in inside} == {"gradwire.cli.main"}
 
 
 def test_imports_are_absolute() -> None:
@@ -122,4 +142,8 @@ def test_the_rule_can_be_broken() -> None:
     assert not is_allowed("gradwire.comm", ALLOWED["exchange"])
     assert not is_allowed("gradwire", ALLOWED["codec"])
     assert is_allowed("gradwire.comm.base", ALLOWED["exchange"])
+    assert not is_allowed("gradwire.lab.emulate", ALLOWED["ddp"])
+    assert not is_allowed("gradwire.lab", ALLOWED["cli"])
+    assert part_of("gradwire.lab.demo.race") == "lab.demo"
+    assert part_of("gradwire.lab") == "lab"
     assert imported_outside(set(), lambda target: target == "time")

@@ -7,9 +7,9 @@ from statistics import mean
 
 import pytest
 
-from gradwire.bench.workloads import profile
-from gradwire.bench.workloads.ready import backward_of
-from gradwire.bench.workloads.timing import timing
+from gradwire.lab.workloads import profile
+from gradwire.lab.workloads.ready import backward_of
+from gradwire.lab.workloads.timing import timing
 from gradwire.plan import (
     Backward,
     Network,

@@ -8,11 +8,11 @@ from itertools import combinations
 import pytest
 import torch
 
-from gradwire.bench.workloads import profile
 from gradwire.codec import chunk_top_k
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange import leader, run
 from gradwire.kernels import topk_indices
+from gradwire.lab.workloads import profile
 from gradwire.memory import LowPass
 from gradwire.moment import Moment
 from gradwire.plan import overall_rate

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from gradwire import emulate
+from gradwire.lab import emulate
 
 MEGABYTE = 1_000_000
 SLOW, FAST = emulate.Link(100e6), emulate.Link(400e6)

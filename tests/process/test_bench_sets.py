@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gradwire.bench.entries import parse_entry
-from gradwire.bench.process_set import ProcessSet, SettingFailed
-from gradwire.bench.runner import run
-from gradwire.bench.setting import Setting
-from gradwire.bench.settings import Network as LinkSettings
-from gradwire.bench.settings import Schedule, Settings, Task
-from gradwire.emulate import Counters
+from gradwire.lab.bench.entries import parse_entry
+from gradwire.lab.bench.process_set import ProcessSet, SettingFailed
+from gradwire.lab.bench.runner import run
+from gradwire.lab.bench.setting import Setting
+from gradwire.lab.bench.settings import Network as LinkSettings
+from gradwire.lab.bench.settings import Schedule, Settings, Task
+from gradwire.lab.emulate import Counters
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire import emulate
+from gradwire.lab import emulate
 
 pytestmark = [pytest.mark.network, pytest.mark.process]
 SCENE = Path(__file__).with_name("net_scene.py")

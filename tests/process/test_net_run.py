@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gradwire import emulate
-from gradwire.cli.net import net
+from gradwire.lab import emulate
+from gradwire.lab.cli.net import net
 from tests.process.net_support import gradwire
 
 pytestmark = [pytest.mark.network, pytest.mark.process]

@@ -22,7 +22,7 @@ def test_two_ranks_probe_their_link_and_the_first_tells(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "gradwire.cli",
+        "gradwire",
         "probe",
         "--verbs",
         "all_reduce,shift",

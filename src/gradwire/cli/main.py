@@ -7,17 +7,25 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-NAMES = ("net", "recipes", "bench", "demo", "probe", "warmup")
-"""In the order of the help text; each is a function, or a `Typer`, in the module of its name."""
+COMMANDS = {
+    "net": "gradwire.lab.cli.net",
+    "recipes": "gradwire.cli.recipes",
+    "bench": "gradwire.lab.cli.bench",
+    "demo": "gradwire.lab.cli.demo",
+    "probe": "gradwire.cli.probe",
+    "warmup": "gradwire.cli.warmup",
+}
+"""The module of each command, in the order of the help text; the command there, a function or a `Typer`, has its
+name. Outside of the laboratory this table alone names modules of it, as text."""
 
 
 class _OnDemand(Mapping[str, Any]):
     """Commands by name: each is imported when it is called, because torch takes seconds to import."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in NAMES:
+        if name not in COMMANDS:
             raise KeyError(name)
-        found = getattr(import_module(f"gradwire.cli.{name}"), name)
+        found = getattr(import_module(COMMANDS[name]), name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False)
             alone.command(name)(found)
@@ -28,13 +36,13 @@ class _OnDemand(Mapping[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """As of any mapping, but a `KeyError` within a command's module is not a missing command."""
-        return self[name] if name in NAMES else default
+        return self[name] if name in COMMANDS else default
 
     def __iter__(self) -> Iterator[str]:
-        return iter(NAMES)
+        return iter(COMMANDS)
 
     def __len__(self) -> int:
-        return len(NAMES)
+        return len(COMMANDS)
 
 
 class _Group(TyperGroup):

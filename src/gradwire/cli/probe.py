@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire import emulate, recipe
+from gradwire import recipe
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.comm import ProcessGroupComm
 from gradwire.measure import Probed
@@ -24,8 +24,8 @@ from gradwire.recipes import Composition
 
 _ALONE = (
     "a link needs ranks: start the command on each, with\n"
-    "torchrun --nproc-per-node 2 -m gradwire.cli probe, or\n"
-    "gradwire net run --workers 2 --rate 200mbit -- python -m gradwire.cli probe.\n"
+    "torchrun --nproc-per-node 2 -m gradwire probe, or\n"
+    "gradwire net run --workers 2 --rate 200mbit -- python -m gradwire probe.\n"
     "With --codecs it needs none."
 )
 
@@ -41,7 +41,7 @@ def probe(
 ) -> None:
     """Fit latency and bandwidth of every collective, on the ranks that torchrun or `gradwire net` started.
 
-    Example: gradwire net run --workers 4 --rate 200mbit -- python -m gradwire.cli probe
+    Example: gradwire net run --workers 4 --rate 200mbit -- python -m gradwire probe
     """
     try:
         if codecs is not None:
@@ -65,7 +65,7 @@ def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], int,
     if "RANK" not in os.environ:
         raise ValueError(_ALONE)
     torch.set_num_threads(1)
-    dist.init_process_group(emulate.backend())
+    dist.init_process_group("gloo")
     try:
         assert dist.group.WORLD is not None
         comm = ProcessGroupComm(dist.group.WORLD)

@@ -7,18 +7,18 @@ import sys
 
 from typer.testing import CliRunner
 
-from gradwire.cli.main import NAMES, app
+from gradwire.cli.main import COMMANDS, app
 
 
 def test_help_names_every_command_and_no_other_is_known() -> None:
     found = CliRunner().invoke(app, ["--help"]).output
-    assert all(f" {name} " in found for name in NAMES)
+    assert all(f" {name} " in found for name in COMMANDS)
     refused = CliRunner().invoke(app, ["bnech"])
     assert refused.exit_code == 2
 
 
 def test_what_runs_others_starts_without_torch() -> None:
-    modules = "gradwire.cli.main, gradwire.cli.net, gradwire.cli.bench, gradwire.cli.demo, gradwire.emulate"
+    modules = "gradwire.cli.main, gradwire.lab.cli.net, gradwire.lab.cli.bench, gradwire.lab.cli.demo"
     code = f"import {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

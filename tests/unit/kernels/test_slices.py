@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from gradwire.emulate import rank_env
 from gradwire.kernels import count_sketch, count_sketch_estimates, fold, fold_momentum, reference, slices
+from gradwire.lab.emulate import rank_env
 from tests.unit.kernels.flags import folded
 from tests.unit.kernels.inputs import KINDS
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.bench.workloads.models.resnet import resnet_demo
 from gradwire.codec import rated_chunks
+from gradwire.lab.workloads.models.resnet import resnet_demo
 from gradwire.measure import layer_rates, multiply_adds
 from gradwire.measure.multiply_adds import FirstForward
 from gradwire.moment import Moment, Part

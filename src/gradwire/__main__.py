@@ -1,0 +1,5 @@
+"""`python -m gradwire`: the command line where the script is not on the path."""
+
+from gradwire.cli.main import app
+
+app(prog_name="gradwire")

@@ -1,5 +1,0 @@
-"""The demonstration's document as one self-contained HTML page."""
-
-from gradwire.bench.report.render import render
-
-__all__ = ["render"]

@@ -1,5 +1,0 @@
-"""`python -m gradwire.cli`: the command line where the script is not on the path."""
-
-from gradwire.cli.main import app
-
-app(prog_name="gradwire")

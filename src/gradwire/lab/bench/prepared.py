@@ -1,0 +1,19 @@
+"""For the process that workers are forked from: what each of them would take seconds to load for itself."""
+
+import signal
+from importlib import import_module
+
+import torch
+from torch import nn
+
+from gradwire import kernels
+
+# Ctrl-C is for the launcher, which ends everything; a worker listens again once it has left the terminal.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+torch.set_num_threads(1)
+import_module("gradwire.lab.bench.worker")
+import_module("gradwire.ddp.attach")
+# The first optimizer imports a compiler that nobody uses here.
+torch.optim.SGD(nn.Linear(1, 1).parameters())
+# Numba loads most of itself at the first kernel. The others are compiled where somebody's recipe needs them.
+kernels.mask_zeros(torch.zeros(1), torch.zeros(1))

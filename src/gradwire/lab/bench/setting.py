@@ -1,0 +1,154 @@
+"""One setting of a bench run, from its start to its last figure; a failure ends this setting alone."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gradwire.lab.bench.channel import Message
+from gradwire.lab.bench.entries import Entry
+from gradwire.lab.bench.process_set import Answers, Network, OnStep, ProcessSet, SettingFailed
+from gradwire.lab.bench.samples import StepSample
+from gradwire.lab.bench.settings import Task
+
+# Joining the group and the first broadcast over a slow link take a while; so do imports where nobody forks.
+_SETUP_TIMEOUT_S = 180.0
+# One answer, after all of a test set.
+_EVALUATE_TIMEOUT_S = 900.0
+
+
+@dataclass
+class Measured:
+    """All that was learnt about one setting; the lists by rank hold counted steps only."""
+
+    entry: Entry
+    rounds: list[list[list[StepSample]]] = field(default_factory=list)  # round, rank, step
+    # Per round, at the interface: per step, mean over ranks.
+    sent_bytes: list[float] = field(default_factory=list)
+    sent_packets: list[float] = field(default_factory=list)
+    setup: Message = field(default_factory=dict)
+    report: Message | None = None
+    fingerprints: list[str] = field(default_factory=list)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int | None = None
+    failure: SettingFailed | None = None
+
+    def steps(self) -> list[list[StepSample]]:
+        """Samples by rank, rounds joined."""
+        if not self.rounds:
+            return []
+        return [[step for part in self.rounds for step in part[rank]] for rank in range(len(self.rounds[0]))]
+
+
+class Setting:
+    """The process set of an entry and what was measured with it.
+
+    After a failure every method does nothing: the other settings of the run go on.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        task: Task,
+        network: Network,
+        workers: int,
+        timeout_s: float,
+        start: Callable[..., ProcessSet] = ProcessSet,
+    ) -> None:
+        self.measured = Measured(entry)
+        self._task = task
+        self._network = network
+        self._timeout_s = timeout_s
+        self._set: ProcessSet | None = None
+        with self._contained():
+            self._set = start(entry.name, network, workers, timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        """False from the first failure on, and after `end`."""
+        return self._set is not None and self.measured.failure is None
+
+    def greet(self) -> None:
+        """Wait until all ranks have started."""
+        self._ask({"op": "hello"}, timeout_s=_SETUP_TIMEOUT_S)
+
+    def setup(self, seed: int, entry: Entry | None = None) -> None:
+        """Build (or rebuild) everything from `seed`, by default for the setting's own entry."""
+        entry = entry or self.measured.entry
+        # Of what was built before: whoever fails from here on must not show it.
+        self.measured.fingerprints, self.measured.evaluation = [], {}
+        command = {
+            "op": "setup",
+            "entry": entry.name if entry.kind != "bound" else entry.stem,
+            "kind": entry.kind,
+            "task": asdict(self._task),
+            "seed": seed,
+        }
+        answers = self._ask(command, timeout_s=max(_SETUP_TIMEOUT_S, self._timeout_s))
+        if answers is not None:
+            self.measured.setup = answers.closing[0]
+
+    def train(
+        self, count: int, *, counted: bool = True, on_step: OnStep | None = None
+    ) -> list[list[StepSample]]:
+        """`count` steps on every rank; samples by rank (none after a failure). Only counted ones are kept."""
+        before = self._network.counters()
+        answers = self._ask({"op": "steps", "count": count}, on_step=on_step)
+        if answers is None:
+            return []
+        self.measured.report = answers.closing[0].get("report")
+        self.measured.peak_bytes = max(closing["peak_bytes"] for closing in answers.closing)
+        if counted:
+            self.measured.rounds.append(answers.steps)
+            after = self._network.counters()
+            self.measured.sent_bytes += _per_step(before, after, count, "tx_bytes")
+            self.measured.sent_packets += _per_step(before, after, count, "tx_packets")
+        return answers.steps
+
+    def check(self) -> None:
+        """Compare the replicas."""
+        answers = self._ask({"op": "check"})
+        if answers is not None:
+            self.measured.fingerprints = [closing["fingerprint"] for closing in answers.closing]
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures of merit of rank 0's model (whose BatchNorm statistics DDP makes everybody's)."""
+        answers = self._ask({"op": "evaluate"}, only=0, timeout_s=max(_EVALUATE_TIMEOUT_S, self._timeout_s))
+        if answers is not None:
+            self.measured.evaluation = answers.closing[0]["evaluation"]
+        return self.measured.evaluation
+
+    def trace(self, steps: int = 2) -> list[dict[str, Any]]:
+        """Rank 0's spans of the last of `steps` more steps; do it last."""
+        answers = self._ask({"op": "trace", "steps": steps})
+        return [] if answers is None else list(answers.closing[0]["spans"])
+
+    def end(self) -> None:
+        """End the processes."""
+        if self._set is not None:
+            self._set.end()
+            self._set = None
+
+    def _ask(self, command: Message, **options: Any) -> Answers | None:
+        """The answers, or None when the setting has failed (now or before)."""
+        answers = None
+        if self._set is not None:
+            with self._contained():
+                answers = self._set.ask(command, **options)
+        return answers
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        try:
+            yield
+        except SettingFailed as failure:
+            self.measured.failure = failure
+            self._set = None
+
+
+def _per_step(before: Any, after: Any, count: int, field: str) -> list[float]:
+    """What was sent per step, mean over ranks; empty where the network cannot count."""
+    if before is None or after is None:
+        return []
+    sent = [getattr(late - early, field) for early, late in zip(before, after, strict=True)]
+    return [sum(sent) / len(sent) / count]

@@ -1,0 +1,102 @@
+"""The bench document as tables for the terminal: what it gives, then where the time goes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from gradwire.lab.bench.modes import mode_text
+from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
+
+Document = dict[str, Any]
+Column = tuple[str, Callable[[Document], str]]
+
+_REPLICAS: dict[bool | None, str] = {None: "-", True: "identical", False: "[red]DIFFER[/red]"}
+
+_RESULTS: tuple[Column, ...] = (
+    ("step", lambda row: seconds_text(row["step_s"])),
+    ("scaling", lambda row: ratio_text(row["scaling"], percent=True)),
+    ("vs ddp", lambda row: ratio_text((row["speedup_over_ddp"] or {}).get("ratio"))),
+    ("sent", lambda row: bytes_text(row["wire_bytes_per_step"])),
+    ("counted", lambda row: bytes_text(row["interface_bytes_per_step"])),
+    ("loss", lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}"),
+    ("replicas", lambda row: _REPLICAS[row["replicas_identical"]]),
+)
+_COSTS: tuple[Column, ...] = (
+    ("backward", lambda row: seconds_text(row["backward_s"])),
+    ("compress", lambda row: seconds_text(row["compress_s"])),
+    ("exposed", lambda row: seconds_text(row["exposed_comm_s"])),
+    ("data", lambda row: seconds_text(row["data_s"])),
+    ("CPU", lambda row: seconds_text(row["cpu_s"])),
+    ("peak", lambda row: bytes_text(row["peak_bytes"])),
+)
+
+
+def tables(document: Document) -> Group:
+    """Both tables, a title above and how to read them below."""
+    return Group(
+        title(document["settings"]), _table(document, _RESULTS), _table(document, _COSTS), caption(document)
+    )
+
+
+def title(settings: Document) -> str:
+    """What was trained over which link, and the recipes' policy where it is not the default."""
+    delay = f", delay {settings['delay']}" if settings["delay"] not in ("", "0", "0s", "0ms") else ""
+    policy = settings["policy"] or settings["workload_facts"].get("suggested_policy")
+    return (
+        f"[bold]{escape(settings['workload'])}[/bold] · {settings['workers']} workers · "
+        f"{settings['rate']}{delay} · {mode_text(settings['mode'])}"
+        + (f" · policy {escape(policy)}" if policy else "")
+    )
+
+
+def caption(document: Document) -> str:
+    """How to read it, and the A/A spread that every ratio must be held against."""
+    spread, settings = document["spread"], document["settings"]
+    repeat = (
+        "The bound was not measured twice."
+        if spread is None
+        else f"The bound against itself: {spread['ratio']:.3f} ({spread['low']:.3f} to {spread['high']:.3f})."
+    )
+    return (
+        f"[dim]{repeat} Medians per step over {settings['rounds']} x {settings['steps']} steps, settings "
+        "alternating.\nbound: the same step without communication; scaling: speed relative to it.\n"
+        "sent: predicted bytes per rank and step; counted: at the interface.\ncompress: encoding and "
+        "decoding; of a peer, the time inside its hook.\nexposed: what backward waited at its end.\n"
+        "peak: resident memory, torch included; kernels that a first run must compile add some 60 MB.[/dim]"
+    )
+
+
+def failures(document: Document) -> list[str]:
+    """A paragraph per failed setting, tracebacks included."""
+    return [
+        f"{row['name']} ({row['kind']}) failed: {row['failed']}\n{row['failure_detail'] or ''}".rstrip()
+        for row in document["rows"]
+        if row["failed"]
+    ]
+
+
+def exit_code(document: Document) -> int:
+    """1 when a recipe or a bound failed, or replicas of a recipe differ; a failing peer is its own affair."""
+    bad = [
+        row
+        for row in document["rows"]
+        if row["kind"] != "peer" and (row["failed"] or row["replicas_identical"] is False)
+    ]
+    return 1 if bad else 0
+
+
+def _table(document: Document, columns: tuple[Column, ...]) -> Table:
+    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    view.add_column("setting", overflow="fold")
+    for head, _ in columns:
+        view.add_column(head, justify="right", no_wrap=True)
+    for row in document["rows"]:
+        # What a setting measured before it failed would look like a result: the JSON has it.
+        name = escape(row["name"]) + ("\n[red]failed, see below[/red]" if row["failed"] else "")
+        texts = ["-" if row["failed"] else text(row) for _, text in columns]
+        view.add_row(name, *texts, style="dim" if row["kind"] == "bound" else None)
+    return view

@@ -1,0 +1,170 @@
+"""One rank of one setting: builds the model as a user would, and measures its training steps."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.ddp.layout import Policy
+from gradwire.lab.bench import peers
+from gradwire.lab.bench.clock import GradientClock
+from gradwire.lab.bench.entries import Entry
+from gradwire.lab.bench.policy import policy_of
+from gradwire.lab.bench.samples import StepSample
+from gradwire.lab.bench.settings import Task
+from gradwire.lab.workloads import Workload, workload
+from gradwire.lab.workloads.shards import Shards
+from gradwire.recipes import Composition
+
+
+@dataclass
+class Trainer:
+    """A model, its data and its optimizer; `module` is DDP, or the bare model for the bound."""
+
+    workload: Workload
+    model: torch.nn.Module
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    batches: Iterator[Any]
+    clock: GradientClock
+    wire: gradwire.Wire | None
+    hook_clock: peers.HookClock | None
+
+    def step(self) -> StepSample:
+        """One training step with its timings (seconds)."""
+        cpu = time.process_time()
+        start = time.perf_counter()
+        batch = next(self.batches)
+        data = time.perf_counter()
+        loss = self.workload.loss(self.module, batch)
+        forward = time.perf_counter()
+        # A cut graph (every parameter unused) would leave the mark of an earlier step.
+        self.clock.last_s = forward
+        loss.backward()  # type: ignore[no-untyped-call]
+        backward = time.perf_counter()
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        stop = time.perf_counter()
+        return StepSample(
+            step_s=stop - start,
+            data_s=data - start,
+            forward_s=forward - data,
+            backward_s=self.clock.last_s - forward,
+            exposed_comm_s=backward - self.clock.last_s,
+            optimizer_s=stop - backward,
+            cpu_s=time.process_time() - cpu,
+            loss=float(loss.detach()),
+            hook_s=None if self.hook_clock is None else self.hook_clock.take(),
+        )
+
+    def fingerprint(self) -> str:
+        """A hash over every parameter's bytes: equal on two ranks exactly when their replicas are."""
+        digest = hashlib.blake2b(digest_size=16)
+        for parameter in self.model.parameters():
+            flat = parameter.detach().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def report(self, *, timeline: bool = False) -> dict[str, Any] | None:
+        """The account of `wire`, None without one; the last step's spans only on request."""
+        if self.wire is None:
+            return None
+        account: dict[str, Any] = {**self.wire.report().as_dict(), "settled": self.wire.settled}
+        if not timeline:
+            del account["timeline"]
+        return account
+
+
+def build(entry: Entry, task: Task, seed: int) -> Trainer:
+    """Model, data and optimizer from `seed` on this rank; a collective unless the entry is a bound."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    work = workload(
+        task.workload,
+        data=None if task.data is None else Path(task.data),
+        shards=cast(Shards, task.shards),
+        batch_size=task.batch_size,
+    )
+    model = work.model(seed)
+    # Dropout and the like draw from the global generator: reproducible, and different on every rank.
+    torch.manual_seed(seed * 1009 + rank)
+    module = model if entry.kind == "bound" else _data_parallel(model, entry, task, work)
+    optimizer = work.optimizer(list(model.parameters()))
+    wire, hook_clock = _synchronise(entry, task, work, module, optimizer, seed)
+    return Trainer(
+        workload=work,
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.LambdaLR(
+            optimizer, partial(learning_rate_factor, task.decay_steps)
+        ),
+        batches=iter(work.batches(rank, world, seed)),
+        clock=GradientClock(model.parameters()),
+        wire=wire,
+        hook_clock=hook_clock,
+    )
+
+
+def learning_rate_factor(decay_steps: int | None, step: int) -> float:
+    """Full for a fifth of the steps, then linearly down to zero; full throughout without an end in sight.
+
+    >>> [learning_rate_factor(100, step) for step in (0, 20, 60, 100, 120)]
+    [1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+    if decay_steps is None:
+        return 1.0
+    return min(1.0, max(0.0, 1.25 * (1 - step / decay_steps)))
+
+
+def _data_parallel(
+    model: torch.nn.Module, entry: Entry, task: Task, work: Workload
+) -> DistributedDataParallel:
+    """The same arguments for everybody, except a peer's own `bucket_cap_mb`, which shows in its name."""
+    wanted = entry.options.get(peers.BUCKET_OPTION) if entry.kind == "peer" else None
+    usual = work.bucket_cap_mb if task.bucket_cap_mb is None else task.bucket_cap_mb
+    cap_mb = usual if wanted is None else float(cast("float", wanted))
+    # The view saves DDP a copy of all gradients per step; everybody gets it.
+    return DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
+
+
+def _synchronise(
+    entry: Entry,
+    task: Task,
+    work: Workload,
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    seed: int,
+) -> tuple[gradwire.Wire | None, peers.HookClock | None]:
+    if not isinstance(module, DistributedDataParallel):
+        return None, None
+    if entry.kind == "peer":
+        return None, peers.install(entry, module)
+    _leave_momentum(entry, optimizer)
+    wire = gradwire.attach(module, optimizer, entry.name, policy=policy_for(task, work), seed=seed)
+    wire.overlap = task.overlap
+    return wire, None
+
+
+def policy_for(task: Task, work: Workload) -> Policy | None:
+    """Of all recipes: the one that was asked for, else the workload's; `None` is the default."""
+    text = work.policy if task.policy is None else task.policy
+    return None if text is None else policy_of(text)
+
+
+def _leave_momentum(entry: Entry, optimizer: torch.optim.Optimizer) -> None:
+    """A recipe that applies momentum before gradients are sent takes over SGD's, so that all train alike."""
+    built = gradwire.recipe(entry.name).build()
+    memory = built.exchange.memory if isinstance(built, Composition) else None
+    if memory is not None and memory.covers_momentum and isinstance(optimizer, torch.optim.SGD):
+        for group in optimizer.param_groups:
+            group["momentum"] = 0.0

@@ -1,0 +1,108 @@
+"""`gradwire bench`: recipes beside torch's own hooks on an emulated network."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gradwire.cli.paths import check_folder
+from gradwire.lab import emulate
+from gradwire.lab.bench.entries import parse_entries
+from gradwire.lab.bench.memory import TooLarge
+from gradwire.lab.bench.process_set import prepare_workers
+from gradwire.lab.bench.settings import Network, Schedule, Settings, Task
+from gradwire.lab.bench.table import exit_code, failures, tables
+
+
+def bench(
+    workload: Annotated[
+        str, typer.Option(help="resnet18, convnet, chargpt, emulated(vgg19), …")
+    ] = "resnet18",
+    recipes: Annotated[str, typer.Option(help="Recipes, semicolons between them.")] = "dense;fp16;covap",
+    peers: Annotated[
+        str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
+    ] = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)",
+    workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
+    rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
+    delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
+    steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds; settings alternate within each.")] = 7,
+    warmup: Annotated[
+        int, typer.Option(help="Uncounted first steps; auto needs about 25, mergecomp 30.")
+    ] = 25,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without a step after which a setting is ended.")
+    ] = 60.0,
+    overlap: Annotated[
+        str, typer.Option(help="on, or off: recipes exchange after the backward pass.")
+    ] = "on",
+    data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
+    shards: Annotated[str, typer.Option(help="iid, or skewed: split by class.")] = "iid",
+    batch_size: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
+    bucket_cap_mb: Annotated[
+        float | None, typer.Option(help="DDP's bucket size for everybody; DDP's own default is 25.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Of recipes: none, by_size(smallest=256), or pattern=recipe; pattern=recipe."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of models, batches and random choices.")] = 0,
+    mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the document to a file.")] = None,
+) -> None:
+    """Compare recipes with torch's own hooks, and with the same step without communication."""
+    console = Console(stderr=True)
+    try:
+        check_folder(json_path)
+        task = Task(
+            workload, _text(data), shards, batch_size, seed, _on(overlap), bucket_cap_mb, policy=policy
+        )
+        schedule = Schedule(steps, rounds, warmup, timeout)
+        entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
+        link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
+        entered = emulate.enter(mode)
+        settings = Settings(task, schedule, Network(workers, rate, delay, entered), entries)
+        prepare_workers()
+        from gradwire.lab.bench import runner  # not before: outside of the sandbox nobody needs torch
+
+        runner.check(settings)
+        network = emulate.Network(workers, link, entered)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    document = _measured(settings, network, console)
+    _show(document, json_path, console)
+    raise typer.Exit(exit_code(document))
+
+
+def _measured(settings: Settings, network: emulate.Network, console: Console) -> dict[str, Any]:
+    from gradwire.lab.bench import runner
+
+    try:
+        with network, console.status("starting") as status:
+            return runner.run(settings, network, status.update)
+    except KeyboardInterrupt:
+        console.print("gradwire bench: interrupted; all workers have been ended")
+        raise typer.Exit(130) from None
+    except TooLarge as error:
+        console.print(f"gradwire bench: {error}")
+        raise typer.Exit(2) from None
+
+
+def _show(document: dict[str, Any], json_path: Path | None, console: Console) -> None:
+    Console().print(tables(document))
+    for text in failures(document):
+        console.print(text, style="red", markup=False)
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _on(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(f"overlap is {text!r}: expected on or off")
+    return text == "on"

@@ -1,0 +1,83 @@
+"""`gradwire demo`: plain DDP and gradwire side by side on a slow link, with a report."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gradwire.cli.paths import check_folder
+from gradwire.lab import emulate
+from gradwire.lab.bench.process_set import prepare_workers
+from gradwire.lab.demo.live import live_progress
+from gradwire.lab.demo.plan import AUTO_RATE, Plan, text_plan
+from gradwire.lab.demo.show import exit_code, show, show_failures
+from gradwire.lab.report import render
+
+
+def demo(
+    text: Annotated[bool, typer.Option("--text", help="Train a small transformer on Shakespeare.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps of each contestant.")] = Plan.steps,
+    workers: Annotated[int, typer.Option(help="Number of ranks.")] = Plan.workers,
+    rate: Annotated[
+        str, typer.Option(help="Link per rank, such as 100mbit; auto: 4.25 times too slow for this machine.")
+    ] = Plan.rate,
+    delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = Plan.delay,
+    seeds: Annotated[
+        int, typer.Option(help="Runs of each, for the spread of the final figure.")
+    ] = Plan.seeds,
+    recipe_text: Annotated[str, typer.Option("--recipe", help="What gradwire uses.")] = Plan.recipe,
+    data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
+    budget: Annotated[
+        float, typer.Option(help="Seconds; after the race, what does not fit is shortened.")
+    ] = Plan.budget_s,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="60 steps, one seed, whatever else is said: a look, not a result.")
+    ] = False,
+    mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path("gradwire-demo.html"),
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures.")] = None,
+) -> None:
+    """Watch plain DDP crawl and gradwire keep up, training a real model over a slow link."""
+    console = Console()
+    try:
+        check_folder(report, json_path)
+        plan = Plan(
+            workers=workers,
+            steps=steps,
+            seeds=seeds,
+            rate=rate,
+            delay=delay,
+            recipe=recipe_text,
+            data=None if data is None else str(data),
+            budget_s=budget,
+        )
+        plan = text_plan(plan) if text else plan
+        plan = plan.quick() if quick else plan
+        emulate.Link(None if rate == AUTO_RATE else emulate.parse_rate(rate), emulate.parse_delay(delay))
+        entered = emulate.enter(mode)
+        prepare_workers()
+        from gradwire.lab.demo import director  # not before: outside of the sandbox nobody needs torch
+
+        director.check(plan)
+        network = emulate.Network(workers, emulate.Link(), entered)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        with network, live_progress(console) as live:
+            document = director.Director(plan, network, live).run()
+    except KeyboardInterrupt:
+        console.print("gradwire demo: interrupted; all workers have been ended")
+        raise typer.Exit(130) from None
+    console.print(show(document))
+    show_failures(document, console)
+    _write(document, report, json_path)
+    console.print(f"Report: {report.resolve().as_uri()}", soft_wrap=True)
+    raise typer.Exit(exit_code(document))
+
+
+def _write(document: dict[str, Any], report: Path, json_path: Path | None) -> None:
+    report.write_text(render(document), encoding="utf-8")
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,111 @@
+"""`gradwire net`: run a command on an emulated network, or say which kinds are possible here."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradwire.cli.paths import check_folder
+from gradwire.lab import emulate
+from gradwire.lab.emulate.launch import Outcome, run_on_all
+
+net = typer.Typer(help="A slow network on this machine.", no_args_is_help=True, add_completion=False)
+
+
+@net.command("check")
+def check() -> None:
+    """Say which modes are possible on this machine, and why the others are not."""
+    best = next(mode for mode in emulate.MODES if emulate.why_not(mode) is None)
+    for mode in emulate.MODES:
+        reason = emulate.why_not(mode)
+        verdict = "possible" if reason is None else f"not possible: {reason}"
+        print(f"{mode:8}{verdict}{' (used by --mode auto)' if mode == best else ''}")
+
+
+@net.command("run", context_settings={"ignore_unknown_options": True})
+def run(
+    command: Annotated[list[str], typer.Argument(help="What to run on every rank, after --.")],
+    workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
+    rate: Annotated[
+        str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")
+    ] = "unlimited",
+    delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
+    mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    grace: Annotated[float, typer.Option(help="Seconds that other ranks get after one has failed.")] = 5.0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the account to a file.")] = None,
+) -> None:
+    """Run a command on every rank of an emulated network, with torchrun's environment.
+
+    Example: gradwire net run --workers 4 --rate 200mbit --delay 5ms -- python train.py
+    """
+    try:
+        check_folder(json_path)
+        link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
+        entered = emulate.enter(mode)
+        network = emulate.Network(workers, link, entered)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        with network:
+            before = network.counters()
+            outcome = run_on_all(network, command, grace)
+            account = _account(network, outcome, before, network.counters())
+    except KeyboardInterrupt:
+        print("gradwire net: interrupted; all ranks have been ended", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except (OSError, ValueError) as error:
+        print(f"gradwire net: {error}", file=sys.stderr)
+        raise typer.Exit(127) from None
+    _tell(account, outcome)
+    if json_path is not None:
+        json_path.write_text(json.dumps(account, indent=2) + "\n", encoding="utf-8")
+    raise typer.Exit(outcome.exit_code)
+
+
+def _account(
+    network: emulate.Network,
+    outcome: Outcome,
+    before: list[emulate.Counters] | None,
+    after: list[emulate.Counters] | None,
+) -> dict[str, Any]:
+    ranks: list[dict[str, Any]] = [
+        {"rank": rank, "exit_code": code} for rank, code in enumerate(outcome.exit_codes)
+    ]
+    for row, first, last in zip(ranks, before or [], after or [], strict=False):
+        moved = last - first
+        row["before"] = {"rx_bytes": first.rx_bytes, "tx_bytes": first.tx_bytes}
+        row["after"] = {"rx_bytes": last.rx_bytes, "tx_bytes": last.tx_bytes}
+        row["rx_bytes"], row["tx_bytes"] = moved.rx_bytes, moved.tx_bytes
+    return {
+        "mode": network.mode,
+        "workers": network.workers,
+        "rate_bit_per_s": network.link.rate_bit_per_s,
+        "delay_s": network.link.delay_s,
+        "seconds_s": outcome.seconds_s,
+        "failed_rank": outcome.failed_rank,
+        "exit_code": outcome.exit_code,
+        "ranks": ranks,
+    }
+
+
+def _tell(account: dict[str, Any], outcome: Outcome) -> None:
+    """On stderr, so that the command's own output stays clean."""
+    seconds = account["seconds_s"]
+    print(
+        f"gradwire net: {account['workers']} ranks, mode {account['mode']}, {seconds:.2f} s", file=sys.stderr
+    )
+    for row in account["ranks"]:
+        if "before" in row:
+            told = [
+                f"{verb} {row[key]:,} bytes ({row['before'][key]:,} → {row['after'][key]:,})"
+                for verb, key in (("received", "rx_bytes"), ("sent", "tx_bytes"))
+            ]
+            print(f"  rank {row['rank']}: {', '.join(told)}", file=sys.stderr)
+    if outcome.failed_rank is not None:
+        print(
+            f"gradwire net: rank {outcome.failed_rank} failed with exit code {outcome.exit_code}; "
+            "the others have been ended",
+            file=sys.stderr,
+        )

@@ -1,0 +1,29 @@
+"""Slow networks on one machine: namespaces that the kernel shapes, or a process group that waits.
+
+    mode = emulate.enter()                       # the command continues inside of a sandbox
+    with emulate.Network(4, emulate.Link(emulate.parse_rate("200mbit")), mode) as network:
+        ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(4)]
+
+Nothing here imports torch, except `backend`, and ranks, where the delaying process group is needed.
+"""
+
+from gradwire.lab.emulate.forked import prepare_ranks
+from gradwire.lab.emulate.inside import backend, counters
+from gradwire.lab.emulate.link import Counters, Link, parse_delay, parse_rate
+from gradwire.lab.emulate.modes import MODES, why_not
+from gradwire.lab.emulate.network import Network
+from gradwire.lab.emulate.sandbox import enter
+
+__all__ = [
+    "MODES",
+    "Counters",
+    "Link",
+    "Network",
+    "backend",
+    "counters",
+    "enter",
+    "parse_delay",
+    "parse_rate",
+    "prepare_ranks",
+    "why_not",
+]

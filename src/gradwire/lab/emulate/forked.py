@@ -1,0 +1,160 @@
+"""Ranks forked from a process that has imported what they need, which takes longer than many a run.
+
+As with all of `multiprocessing`, a rank runs the main module of its launcher once more, under another name: a
+script needs its `if __name__ == "__main__"`, and ranks may not start `multiprocessing` processes themselves.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess, parent_process
+from multiprocessing.reduction import DupFd
+from threading import Thread
+from typing import Any, cast
+
+from gradwire.lab.emulate.kernel import enter_netns
+from gradwire.lab.emulate.rank_env import WIRE_VARIABLE
+
+_IS_LINUX = sys.platform == "linux"
+# Elsewhere system libraries do not like to be forked.
+_CONTEXT = multiprocessing.get_context("forkserver") if _IS_LINUX else multiprocessing.get_context("spawn")
+
+
+def prepare_ranks(*modules: str) -> None:
+    """Begin to import `modules` in the process that ranks will be forked from; returns at once.
+
+    To be called once, before the first fork: later it changes nothing. Whoever forks without, and everybody
+    where there is no such process, gets ranks that import by themselves.
+    """
+    if _IS_LINUX:
+        _CONTEXT.set_forkserver_preload(list(modules))
+        forkserver.ensure_running()
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a new rank becomes before it calls anything: its environment, its cores, its network.
+
+    Where the environment names a wire, the delaying process group takes the place of gloo. `output` receives
+    what it prints.
+    """
+
+    variables: Mapping[str, str]
+    cores: frozenset[int]
+    netns: Any
+    output: Any
+
+    def happen(self) -> None:
+        """In the new process."""
+        os.setsid()  # so that Ctrl-C reaches the launcher only
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        output = self.output.detach()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        os.environ.clear()
+        os.environ.update(self.variables)
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        if self.netns is not None:
+            netns = self.netns.detach()
+            enter_netns(netns)
+            os.close(netns)
+        if WIRE_VARIABLE in self.variables:
+            from gradwire.lab.emulate.shim import take_the_place_of_gloo
+
+            take_the_place_of_gloo()
+        Thread(target=_end_with_launcher, daemon=True).start()
+
+
+def _end_with_launcher() -> None:
+    """The launcher is no parent of ours, but it alone holds the other end of this pipe."""
+    launcher = parent_process()
+    assert launcher is not None, "only a forked rank has one"
+    wait([launcher.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Forked:
+    """A forked rank, as far as needed like a `subprocess.Popen`."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self._code: int | None = None
+        assert process.pid is not None, "it has been started"
+        self.pid: int = process.pid
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended; minus the signal's number if one ended it."""
+        if self._code is None and (code := self._process.exitcode) is not None:
+            self._code = code
+            self._process.close()  # which holds two descriptors
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        if self._code is None:
+            self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self._process.name, cast(float, timeout))
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """To this process alone; none if it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def fork(
+    target: str,
+    descriptors: Sequence[int],
+    *,
+    variables: Mapping[str, str],
+    cores: set[int],
+    netns: int | None,
+    output: int,
+) -> Forked:
+    """A process that calls `target` ("module:function") with copies of the file `descriptors`.
+
+    Raises `EOFError` or `OSError` where the process that it would be forked from has ended.
+    """
+    home = None if netns is None else _Copied(netns)
+    birth = Birth(dict(variables), frozenset(cores), home, _Copied(output))
+    copies = [_Copied(each) for each in descriptors]
+    process = _CONTEXT.Process(target=_live, args=(target, birth, copies), name=target, daemon=True)
+    process.start()
+    return Forked(process)
+
+
+class _Copied:
+    """A descriptor that is copied into the new process when it is pickled for it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> Any:
+        return _itself, (DupFd(self._descriptor),)
+
+
+def _itself(copy: Any) -> Any:
+    return copy
+
+
+def _live(target: str, birth: Birth, descriptors: Sequence[Any]) -> None:
+    birth.happen()
+    module, _, name = target.partition(":")
+    getattr(import_module(module), name)(*(each.detach() for each in descriptors))

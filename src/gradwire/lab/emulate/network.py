@@ -1,0 +1,184 @@
+"""A network of ranks on this machine, and the processes that run on it."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from gradwire.lab.emulate import rank_env, topology
+from gradwire.lab.emulate.cores import cores_of, on_cores_of, sharing
+from gradwire.lab.emulate.forked import Forked, fork
+from gradwire.lab.emulate.kernel import in_netns
+from gradwire.lab.emulate.link import Counters, Link
+from gradwire.lab.emulate.names import LARGEST_WORLD, address
+from gradwire.lab.emulate.wire_file import WireFile
+from gradwire.lab.emulate.wrap import through_shim
+
+Process = subprocess.Popen[Any] | Forked
+DEFAULT_PORT = 29500
+_GRACE_S = 2.0
+
+
+class Network:
+    """`workers` ranks, each behind a `link` of its own, for as long as the `with` block lasts.
+
+    `mode` is what `enter` returned. In `root` and `user` mode every rank is a network namespace; in `backend`
+    mode ranks share the machine's loopback and a delaying process group slows what they send, so only Python
+    programs can be run and there are no counters. Several sets of workers may use the network at once, each
+    with its own `master_port`. Leaving the block ends everything that was started through it.
+
+    Example::
+
+        with Network(2, Link(200e6), enter()) as network:
+            ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
+    """
+
+    def __init__(self, workers: int, link: Link, mode: str) -> None:
+        if not 1 <= workers <= LARGEST_WORLD:
+            raise ValueError(f"workers={workers}: must lie between 1 and {LARGEST_WORLD}")
+        if mode not in ("root", "user", "backend"):
+            raise ValueError(f"mode={mode!r}: must be root, user or backend, as returned by enter()")
+        self.workers, self.mode = workers, mode
+        self.link = link
+        self._processes: list[Process] = []
+        self._topology: topology.Topology | None = None
+        self._wire: WireFile | None = None
+        self._default_port = DEFAULT_PORT
+        if mode == "backend":
+            self._wire = WireFile.create(link)
+            self._default_port = _free_port()
+        else:
+            self._topology = topology.Topology(workers, link)
+
+    def popen(
+        self,
+        rank: int,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        master_port: int | None = None,
+        **popen_kwargs: Any,
+    ) -> "subprocess.Popen[Any]":
+        """Start a program as `rank`; like `subprocess.Popen`, with the rank's variables added to `env`.
+
+        The process has its share of the cores to itself. It leads a session
+        of its own, so that Ctrl-C reaches the launcher only and its whole family can be ended. Raises
+        `ValueError` in backend mode if the program is not Python.
+        """
+        self._check(rank)
+        base = dict(os.environ if env is None else env)
+        popen_kwargs.setdefault("start_new_session", True)
+        port = self._default_port if master_port is None else master_port
+
+        variables = self._variables(base, rank, port)
+
+        def start(command: Sequence[str]) -> "subprocess.Popen[Any]":
+            with on_cores_of(rank, self.workers):
+                return subprocess.Popen(command, env=variables, **popen_kwargs)
+
+        if self._topology is None:
+            process = start(through_shim(argv))
+        else:
+            process = in_netns(self._topology.ranks[rank], lambda: start(argv))
+        self._processes.append(process)
+        return process
+
+    def fork(
+        self, rank: int, target: str, descriptors: Sequence[int], *, output: int, master_port: int
+    ) -> Forked:
+        """Call `target` ("module:function") as `rank`, with copies of the file `descriptors`.
+
+        The process is forked from one that has imported its modules (`forked.py`), and is
+        otherwise what `popen` starts; what it prints goes to the file descriptor `output`.
+        """
+        self._check(rank)
+        forked = fork(
+            target,
+            descriptors,
+            variables=self._variables(os.environ, rank, master_port),
+            cores=cores_of(rank, self.workers),
+            netns=None if self._topology is None else self._topology.ranks[rank],
+            output=output,
+        )
+        self._processes.append(forked)
+        return forked
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.workers:
+            raise ValueError(f"rank={rank}: must lie between 0 and {self.workers - 1}")
+
+    def _variables(self, base: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
+        """The environment of a rank."""
+        if self._topology is None:
+            assert self._wire is not None
+            variables = rank_env.backend(base, rank, self.workers, port, self._wire.path)
+        else:
+            variables = rank_env.namespace(base, rank, self.workers, port, address(0), topology.INTERFACE)
+        return {**variables, rank_env.RANKS_VARIABLE: str(sharing(self.workers))}
+
+    def counters(self) -> list[Counters] | None:
+        """Bytes at every rank's interface since the network exists; None in backend mode."""
+        return None if self._topology is None else self._topology.counters()
+
+    def reshape(self, link: Link) -> None:
+        """Change rate and delay for all ranks while processes run."""
+        if self._topology is not None:
+            self._topology.reshape(link)
+        else:
+            assert self._wire is not None
+            self._wire.write(link)
+        self.link = link
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what still runs (SIGTERM, two seconds, SIGKILL) and take the network down."""
+        try:
+            end_all(self._processes)
+        finally:
+            if self._topology is not None:
+                self._topology.close()
+            if self._wire is not None:
+                self._wire.close()
+
+
+def end_all(processes: Sequence[Process], grace_s: float = _GRACE_S) -> None:
+    """End the processes that still run, with their sessions; returns when all of them have been reaped."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        running = [process for process in processes if process.poll() is None]
+        for process in running:
+            _signal_family(process, number)
+        deadline_s = time.monotonic() + grace_s
+        for process in running:
+            try:
+                process.wait(timeout=max(deadline_s - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def _signal_family(process: Process, number: int) -> None:
+    try:
+        # Nobody has reaped a process of ours, so its id cannot have gone to anybody else. One that was forked
+        # has been alive a moment ago.
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+    except ProcessLookupError:
+        pass  # it ended by itself meanwhile
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,164 @@
+"""Running a command where it may build networks, and where nothing can outlive it.
+
+The command runs itself again as the first process of a process namespace of its own. When that process
+ends, for whatever reason, the kernel kills every other process in there, and the network namespaces vanish
+with the processes that held them. `kill -9` of what the user started takes the same way: the kernel is
+asked beforehand to kill the child with its parent.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from gradwire.lab.emulate.kernel import die_with_parent
+from gradwire.lab.emulate.modes import choose, sandbox_command
+from gradwire.lab.emulate.names import show_rank_names
+
+INSIDE = "GRADWIRE_SANDBOX"
+"""Environment variable that names the mode inside of the sandbox."""
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PATIENCE_S = 20.0
+
+
+def enter(mode: str = "auto") -> str:
+    """Make the current command run where it may build networks; returns `root`, `user` or `backend`.
+
+    The first call runs the same command line again inside the sandbox, waits for it and exits with its
+    code, so code before the call runs twice: call early. Inside, and in backend mode, it returns at once,
+    any number of times. Raises `ValueError` where the requested mode is not possible, with the reason.
+    """
+    inside = os.environ.get(INSIDE)
+    if inside is not None:
+        if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            _behave_as_first_process()
+        return "backend" if mode == "backend" else inside
+    chosen = choose(mode)
+    if chosen != "backend":
+        raise SystemExit(_run_again(chosen))
+    return chosen
+
+
+def _behave_as_first_process() -> None:
+    """The kernel drops signals to the first process of a namespace unless it has a handler for them."""
+    die_with_parent()
+    with contextlib.suppress(OSError):  # names only; without them gloo warns and goes on
+        show_rank_names()
+    last_s = float("-inf")
+
+    def once(number: int, frame: FrameType | None) -> None:
+        # Ctrl-C reaches the whole foreground group and is forwarded as well: the echo must not interrupt
+        # cleanup.
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s < 1.0:
+            return
+        last_s = now_s
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    _handle(once)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Take all signals that are not ignored: `nohup` and background jobs must stay what they are."""
+    for number in _FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _same_command() -> list[str]:
+    words = sys.orig_argv[1:]
+    if not words or sys.argv[0] in ("", "-"):
+        raise ValueError("a program typed or piped into python cannot be run again: save it to a file")
+    return [sys.executable, *words]
+
+
+def _run_again(mode: str) -> int:
+    """Exit code of the same command inside of the sandbox."""
+    launcher = os.getpid()
+
+    def bind_to_launcher() -> None:
+        die_with_parent()
+        if os.getppid() != launcher:  # it died before the kernel was asked
+            os._exit(128 + signal.SIGKILL)
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = subprocess.Popen(
+        [*sandbox_command(mode), *_same_command()],
+        env={**os.environ, INSIDE: mode},
+        preexec_fn=bind_to_launcher,
+        close_fds=False,
+    )
+    return _wait_and_forward(child)
+
+
+def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
+    """Exit code of the sandbox; signals to this process go to the one inside, and after a while harder."""
+    received: list[int] = []
+    deadline_s: float | None = None
+    killed = False
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal deadline_s, killed
+        received.append(number)
+        deadline_s = time.monotonic() + _PATIENCE_S
+        inner = _only_child(child.pid)
+        # Who has not said yet what to do about it has built nothing, and as first process would not notice.
+        if inner is None or not minds(inner, number) or len(received) > 2:
+            killed = True
+            child.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(inner, number)
+
+    _handle(forward)
+    while True:
+        try:
+            code = child.wait(timeout=None if deadline_s is None else 1.0)
+        except subprocess.TimeoutExpired:
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                killed = True
+                child.kill()
+            continue
+        if code < 0:
+            return 128 + (received[0] if killed else -code)
+        return code
+
+
+def minds(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for a signal, or ignores it.
+
+    >>> minds(os.getpid(), signal.SIGINT), minds(os.getpid(), signal.SIGKILL)
+    (True, False)
+    """
+    minded = 0
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status,
+    ):
+        for line in status:
+            if line.startswith(("SigIgn:", "SigCgt:")):
+                minded |= int(line.split()[1], 16)
+    return bool(minded >> (number - 1) & 1)
+
+
+def _only_child(pid: int) -> int | None:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
+                    fields = stat.read().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended while we looked
+            if int(fields[1]) == pid:
+                return int(entry)
+    return None

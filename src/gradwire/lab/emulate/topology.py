@@ -1,0 +1,186 @@
+"""A switch and one namespace per rank, joined by cables (veth pairs) that are shaped at both ends.
+
+The switch routes between point-to-point cables instead of bridging: a packet that arrives from a rank can
+then be sent through the delaying relay by a routing rule, while processes run, without touching the cables.
+"""
+
+import os
+from pathlib import Path
+
+from gradwire.lab.emulate.kernel import in_netns, new_netns
+from gradwire.lab.emulate.link import Counters, Link
+from gradwire.lab.emulate.names import address
+from gradwire.lab.emulate.relay_host import Relay
+from gradwire.lab.emulate.tools import ToolFailed, batch
+
+INTERFACE = "eth0"
+MTU_BYTES = 9000  # jumbo frames: TCP, IP and Ethernet headers stay below 1 % of the payload
+_GATEWAY = "10.119.255.254"
+_BURST_S = 1e-3
+_TABLE = 119
+_MOST_AT_ONCE = 65536  # the kernel's own limit
+_MOST_WINDOW = 2**30 - 1  # twice that must be an int of the kernel's
+
+
+def burst_bytes(rate_bit_per_s: float) -> int:
+    """What tbf may send at once: a millisecond's worth, but a frame at least, or it drops them.
+
+    Whatever rests long enough sends so much for nothing, which favours who sends little: no more than needed.
+    """
+    return int(max(rate_bit_per_s / 8 * _BURST_S, 1.1 * MTU_BYTES))
+
+
+def pieces_bytes(rate_bit_per_s: float | None) -> int:
+    """The largest piece of a stream that TCP hands to an interface, to be cut into frames on the way.
+
+    What tbf may send at once goes through it whole, as through a network card, and wakes the receiver once.
+    More than that it cuts up itself; where a frame is all that may leave there is nothing to gain. The rate
+    holds for the headers of all frames, the interface counts those of a piece once.
+    """
+    at_once = _MOST_AT_ONCE if rate_bit_per_s is None else burst_bytes(rate_bit_per_s)
+    return _MOST_AT_ONCE if at_once < 2 * MTU_BYTES else min(at_once, _MOST_AT_ONCE)
+
+
+class Topology:
+    """Owns the namespaces (as descriptors) and the relay; `close` makes all of it vanish."""
+
+    def __init__(self, workers: int, link: Link) -> None:
+        self.switch = new_netns()
+        self.ranks = [new_netns() for _ in range(workers)]
+        self._relay: Relay | None = None
+        self._netem: bool | None = None  # None: not tried yet
+        try:
+            self._wire()
+            self._link = Link()
+            self.reshape(link)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wire(self) -> None:
+        holder = os.getpid()
+        switch = ["link set lo up"]
+        for rank, netns in enumerate(self.ranks):
+            port = f"port{rank}"
+            switch += [
+                f"link add {port} mtu {MTU_BYTES} type veth "
+                f"peer name {INTERFACE} mtu {MTU_BYTES} netns /proc/{holder}/fd/{netns}",
+                f"address add {_GATEWAY}/32 dev {port}",
+                f"link set {port} up",
+                f"route add {address(rank)}/32 dev {port}",
+            ]
+        in_netns(self.switch, lambda: self._configure_switch(switch))
+        for rank, netns in enumerate(self.ranks):
+            lines = [
+                "link set lo up",
+                f"address add {address(rank)}/32 dev {INTERFACE}",
+                f"link set {INTERFACE} up",
+                f"route add {_GATEWAY}/32 dev {INTERFACE}",
+                f"route add default via {_GATEWAY} dev {INTERFACE}",
+            ]
+            in_netns(netns, lambda lines=lines: batch("ip", lines))  # type: ignore[misc]
+
+    @staticmethod
+    def _configure_switch(lines: list[str]) -> None:
+        ipv4 = Path("/proc/sys/net/ipv4")
+        (ipv4 / "ip_forward").write_text("1")
+        # A packet that comes back from the relay has a sender who lives behind another interface.
+        for scope in ("all", "default"):
+            (ipv4 / "conf" / scope / "rp_filter").write_text("0")
+        batch("ip", lines)
+
+    def reshape(self, link: Link) -> None:
+        """Give every cable a new rate and delay while traffic flows; lifting a rate drops what is queued."""
+        window = _window_bytes(link)
+        queue_bytes = window * max(len(self.ranks) - 1, 1)
+        for netns in self.ranks:
+            in_netns(netns, lambda: _allow_windows(window))
+            in_netns(netns, lambda: self._shape([INTERFACE], link, queue_bytes))
+        ports = [f"port{rank}" for rank in range(len(self.ranks))]
+        in_netns(self.switch, lambda: self._shape(ports, link, queue_bytes))
+        self._set_delay(link)
+        self._link = link
+
+    def _shape(self, interfaces: list[str], link: Link, queue_bytes: int) -> None:
+        rate, old = link.rate_bit_per_s, self._link.rate_bit_per_s
+        at_once = pieces_bytes(rate)
+        batch("ip", [f"link set {interface} gso_max_size {at_once}" for interface in interfaces])
+        lines = []
+        for interface in interfaces:
+            if rate is not None:
+                lines.append(
+                    f"qdisc replace dev {interface} root handle 1: tbf rate {rate:.0f}bit "
+                    f"burst {burst_bytes(rate)} limit {queue_bytes}"
+                )
+            elif old is not None:
+                lines.append(f"qdisc del dev {interface} root")
+        if lines:
+            batch("tc", lines)
+
+    def _set_delay(self, link: Link) -> None:
+        delay_s = link.delay_s
+        if self._netem is None and delay_s > 0:
+            self._netem = self._try_netem(link)
+        elif self._netem:
+            self._apply_netem(link)
+        if self._netem is False:
+            self._through_relay(delay_s)
+
+    def _try_netem(self, link: Link) -> bool:
+        try:
+            self._apply_netem(link)
+        except ToolFailed:  # the kernel was built without it
+            return False
+        return True
+
+    def _apply_netem(self, link: Link) -> None:
+        parent = "root" if link.rate_bit_per_s is None else "parent 1:1"
+        delay_us = round(link.delay_s * 1e6)
+        line = f"qdisc replace dev {INTERFACE} {parent} handle 10: netem delay {delay_us}us limit 100000"
+        for netns in self.ranks:
+            in_netns(netns, lambda: batch("tc", [line]))
+
+    def _through_relay(self, delay_s: float) -> None:
+        if self._relay is None:
+            self._relay = in_netns(self.switch, lambda: Relay(MTU_BYTES))
+            rules = [f"rule add iif port{rank} lookup {_TABLE}" for rank in range(len(self.ranks))]
+            lines = [f"route add default dev {self._relay.interface} table {_TABLE}", *rules]
+            in_netns(self.switch, lambda: batch("ip", lines))
+        self._relay.set_delay(delay_s)
+
+    def counters(self) -> list[Counters]:
+        """What every rank's interface has counted so far."""
+        return [in_netns(netns, lambda: read_counters(INTERFACE)) for netns in self.ranks]
+
+    def close(self) -> None:
+        """Let go of the namespaces; they vanish once no process lives in them."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        for netns in (*self.ranks, self.switch):
+            os.close(netns)
+        self.ranks = []
+
+
+def _window_bytes(link: Link) -> int:
+    """TCP's largest window: four bandwidth-delay products, so that the rate can be reached."""
+    product = (link.rate_bit_per_s or 1e9) / 8 * 2 * link.delay_s
+    return int(min(max(4 * 1024**2, 4 * product), _MOST_WINDOW))
+
+
+def _allow_windows(window_bytes: int) -> None:
+    # Per namespace since Linux 4.15. Receive buffers count bookkeeping too, hence twice the window.
+    ipv4 = Path("/proc/sys/net/ipv4")
+    (ipv4 / "tcp_rmem").write_text(f"4096 131072 {2 * window_bytes}")
+    (ipv4 / "tcp_wmem").write_text(f"4096 131072 {2 * window_bytes}")
+
+
+def read_counters(interface: str) -> Counters:
+    """Bytes counted at an interface of the calling thread's namespace, since the interface exists."""
+    with open("/proc/thread-self/net/dev", encoding="ascii") as table:
+        for line in table:
+            name, _, numbers = line.partition(":")
+            if name.strip() == interface:
+                fields = numbers.split()
+                return Counters(int(fields[0]), int(fields[8]), int(fields[9]))
+    raise ValueError(f"interface={interface!r}: no such interface in this network namespace")

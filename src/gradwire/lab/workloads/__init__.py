@@ -1,0 +1,11 @@
+"""What a bench run trains: real models on real data, and emulated ones of published sizes.
+
+>>> from gradwire.lab.workloads import workload
+>>> workload("resnet18").batch_size
+16
+"""
+
+from gradwire.lab.workloads.base import Batch, Workload
+from gradwire.lab.workloads.catalogue import names, workload
+
+__all__ = ["Batch", "Workload", "names", "workload"]

@@ -1,0 +1,87 @@
+"""What a rank finds in its environment, and what is refused before anything is built."""
+
+import signal
+
+import pytest
+
+from gradwire.lab.emulate import Link, Network, counters, modes, rank_env, sandbox, why_not
+from gradwire.lab.emulate.inside import backend
+from gradwire.lab.emulate.launch import shell_code
+from gradwire.lab.emulate.topology import MTU_BYTES, burst_bytes, pieces_bytes
+
+
+def test_every_rank_looks_like_a_node_of_its_own():
+    found = rank_env.namespace({"GRADWIRE_SANDBOX": "root"}, 2, 4, 29501, "10.0.0.1", "eth0")
+    assert found["RANK"] == found["GROUP_RANK"] == "2"
+    assert (found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("4", "0", "1")
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "29501")
+    assert (found["GLOO_SOCKET_IFNAME"], found["OMP_NUM_THREADS"]) == ("eth0", "1")
+    assert "GRADWIRE_SANDBOX" not in found  # a rank may build a sandbox of its own
+
+
+def test_the_users_thread_count_is_kept():
+    assert rank_env.backend({"OMP_NUM_THREADS": "3"}, 0, 1, 1, "/w")["OMP_NUM_THREADS"] == "3"
+
+
+def test_outside_of_a_network_there_is_gloo_and_nothing_to_count(monkeypatch):
+    monkeypatch.delenv(rank_env.INTERFACE_VARIABLE, raising=False)
+    monkeypatch.delenv(rank_env.WIRE_VARIABLE, raising=False)
+    assert backend() == "gloo"
+    assert counters() is None
+
+
+@pytest.mark.parametrize(("workers", "mode"), [(0, "root"), (251, "root"), (2, "auto"), (2, "magic")])
+def test_networks_that_cannot_be_are_refused(workers, mode):
+    with pytest.raises(ValueError, match="must"):
+        Network(workers, Link(), mode)
+
+
+def test_a_rank_beyond_the_world_is_refused():
+    with Network(2, Link(), "backend") as network, pytest.raises(ValueError, match="rank=2"):
+        network.popen(2, ["python", "x.py"])
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="must be one of auto, root, user, backend"):
+        modes.choose("sudo")
+
+
+def test_what_is_missing_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(modes, "find", lambda tool: None)
+    why_not.cache_clear()
+    try:
+        assert modes.choose("auto") == "backend"
+        assert "unshare, ip, tc" in capsys.readouterr().err
+        with pytest.raises(ValueError, match="iproute2"):
+            modes.choose("root")
+    finally:
+        why_not.cache_clear()
+
+
+def test_bursts_hold_a_frame_and_not_two_or_a_millisecond():
+    assert MTU_BYTES + 14 <= burst_bytes(1e6) < 2 * MTU_BYTES
+    assert burst_bytes(1e9) == 125_000
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(None, 65_536), (1e9, 65_536), (200e6, 25_000), (144e6, 18_000), (100e6, 65_536)]
+)
+def test_pieces_are_what_may_leave_at_once_if_that_is_more_than_a_frame(rate, expected):
+    assert pieces_bytes(rate) == expected
+
+
+def test_exit_codes_are_those_of_a_shell():
+    assert [shell_code(0), shell_code(3), shell_code(-9)] == [0, 3, 137]
+
+
+def test_signals_that_are_ignored_stay_ignored():
+    before = {number: signal.getsignal(number) for number in sandbox._FORWARDED}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sandbox._handle(print)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is print
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

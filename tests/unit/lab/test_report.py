@@ -1,0 +1,197 @@
+"""The demonstration's page: whole, self-contained, and honest about what was not measured."""
+
+import html.parser
+import math
+import re
+
+import pytest
+
+from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire.lab.report import render, svg
+from gradwire.lab.report.lines import Series, line_chart, smooth, thin
+from gradwire.lab.report.pictures import on_slow_link
+
+
+def row(kind, step_s, **fields):
+    values = dict.fromkeys(
+        ("data_s", "forward_s", "backward_s", "exposed_comm_s", "optimizer_s", "cpu_s"), step_s / 5
+    )
+    values |= {"name": kind, "kind": kind, "step_s": step_s, "scaling": 0.1 / step_s, "report": None}
+    values |= {"wire_bytes_per_step": 1e6, "interface_bytes_per_step": 1.01e6, "compress_s": None}
+    return values | {"speedup_over_ddp": {"ratio": 3.0, "low": 2.9, "high": 3.1}} | fields
+
+
+def course(name, seed, shaped=30):
+    losses = [2.3 * math.exp(-step / 20) for step in range(40)]
+    return {
+        "name": name,
+        "seed": seed,
+        "losses": losses,
+        "step_s": [0.1] * 40,
+        "shaped": shaped,
+        "evaluation": {"test_accuracy": 0.8 + seed / 100},
+        "replicas_identical": True,
+    }
+
+
+def document(**fields):
+    spans = [
+        {"what": "backward", "unit": "", "start_s": 0.0, "stop_s": 0.1},
+        {"what": "wire", "unit": "u1", "start_s": 0.05, "stop_s": 0.3},
+    ]
+    report = {"recipe": "topk(ratio=0.1)", "why": "CCR > 4 & so on"}
+    return {
+        "settings": {
+            "workload": "resnet_demo",
+            "workers": 2,
+            "steps": 40,
+            "seeds": 2,
+            "warmup": 10,
+            "delay": "0",
+            "rate_bit_per_s": 1.2e8,
+            "rate_chosen_here": True,
+            "mode": "root",
+            "workload_facts": {"parameters": 2_700_000, "data": "Fashion-MNIST", "batch_size": 32},
+        },
+        "machine": {
+            "processor": "a chip <b>",
+            "cores": 2,
+            "memory_bytes": 8e9,
+            "gradwire": "0",
+            "torch": "2",
+            "python": "3",
+            "system": "Linux",
+            "date": "today",
+        },
+        "rows": [row("bound", 0.1), row("peer", 0.4), row("recipe", 0.12, report=report, compress_s=0.01)],
+        "courses": [course(name, seed) for seed in (0, 1) for name in ("ddp", "gradwire")],
+        "at_same_time": {"ddp": {"test_accuracy": 0.5}, "gradwire": {"test_accuracy": 0.8}},
+        "timelines": {"ddp": spans, "gradwire": spans},
+        "checks": [{"claim": "c", "found": "f", "wanted": "w", "passed": None}],
+        "notes": ["a note"],
+        "seconds": 100.0,
+        "failures": [],
+    } | fields
+
+
+class Balanced(html.parser.HTMLParser):
+    """Fails on a tag that is closed out of order."""
+
+    VOID = frozenset({"meta", "br", "link"})
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_asks_nobody_for_anything():
+    page = render(document())
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert not re.search(r"(?:src|href)\s*=|url\(|@import|<script", page)
+    assert page.count('role="img"') == 5
+
+
+def test_words_from_outside_are_escaped():
+    page = render(document())
+    assert "a chip &lt;b&gt;" in page
+    assert "CCR &gt; 4 &amp; so on" in page
+
+
+def test_the_fallback_is_said_aloud():
+    settings = document()["settings"] | {"mode": "backend"}
+    page = render(document(settings=settings))
+    assert "the link was not shaped" in page
+    assert "NO SHAPED LINK" in page
+
+
+def test_a_failure_shows_its_traceback():
+    page = render(document(failures=[{"name": "auto", "reason": "taken to hang", "detail": "line 7"}]))
+    assert "auto failed: taken to hang" in page
+    assert "line 7" in page
+
+
+def test_a_run_that_broke_off_still_makes_a_page():
+    nothing = row("recipe", 1.0) | {"step_s": None, "speedup_over_ddp": None, "scaling": None}
+    page = render(document(rows=[row("bound", 0.1), row("peer", 0.4), nothing], courses=[], timelines={}))
+    assert "did not finish" in page
+    assert "nothing was measured" in page
+    assert "nothing was recorded" in page
+
+
+def test_projected_steps_are_dashed_and_explained():
+    page = render(document())
+    assert "curve dashed ddp" in page
+    assert "Dashed: losses from an unshaped link" in page
+    whole = [course(name, 0, shaped=40) for name in ("ddp", "gradwire")]
+    assert "Dashed" not in render(document(courses=whole))
+
+
+def test_the_projection_uses_the_median_after_the_warm_up():
+    times = [9.0, 9.0, 1.0, 3.0, 2.0, 0.5, 0.5]
+    assert on_slow_link({"step_s": times, "shaped": 5}, 2) == [9.0, 9.0, 1.0, 3.0, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 237.0), (-3.0, 1e-3), (0.0, 7e-6)])
+def test_ticks_are_round_and_inside(low, high):
+    values = svg.ticks(low, high)
+    assert 3 <= len(values) <= 11
+    assert all(low - 1e-12 <= value <= high + 1e-12 for value in values)
+
+
+def test_ticks_of_an_empty_range():
+    assert svg.ticks(2.0, 2.0) == [2.0]
+
+
+def test_smoothing_skips_what_is_not_known():
+    assert smooth([1.0, None, 3.0], window=2) == [1.0, 1.0, 3.0]
+
+
+def test_a_loss_that_diverges_stays_at_its_step_and_leaves_the_picture():
+    found = smooth([1.0, None, None, 2.0], window=2)
+    assert found[:2] == [1.0, 1.0]
+    assert math.isnan(found[2])
+    assert found[3] == 2.0
+    points = tuple(enumerate(found))
+    assert "nan" not in line_chart([Series(points, "ddp")], "steps", "loss")
+
+
+def test_thinning_keeps_the_last_point():
+    points = thin([(float(index), 0.0) for index in range(1000)], most=100)
+    assert len(points) <= 102
+    assert points[-1] == (999.0, 0.0)
+
+
+def test_a_spike_does_not_flatten_the_chart():
+    points = tuple((float(step), 1e9 if step == 50 else 1.0) for step in range(100))
+    picture = line_chart([Series(points, "ddp")], "steps", "loss")
+    heights = [float(pair.split(",")[1]) for pair in re.search(r'points="([^"]+)"', picture)[1].split()]
+    assert min(heights) >= 0
+    assert len({round(height) for height in heights}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (seconds_text(0.0421), "42.1 ms"),
+        (seconds_text(2.2), "2.20 s"),
+        (seconds_text(231.0), "231 s"),
+        (bytes_text(44.7e6), "44.7 MB"),
+        (bytes_text(0), "0 B"),
+        (ratio_text(0.934, percent=True), "93.4 %"),
+        (ratio_text(None), "-"),
+    ],
+)
+def test_numbers_carry_units(text, expected):
+    assert text == expected

@@ -1,0 +1,94 @@
+"""Reading the lists of the command line."""
+
+import pytest
+
+from gradwire.lab.bench.entries import parse_entries, parse_entry
+from gradwire.lab.bench.peers import check_peer, wire_bytes
+from gradwire.lab.bench.runner import check
+from gradwire.lab.bench.settings import Network as LinkSettings
+from gradwire.lab.bench.settings import Schedule, Settings, Task
+
+
+def test_names_are_kept_as_typed():
+    entries = parse_entries(" dense; covap( interval = 4 ) ;", "recipe")
+    assert [entry.name for entry in entries] == ["dense", "covap( interval = 4 )"]
+    assert [entry.stem for entry in entries] == ["dense", "covap"]
+    assert dict(entries[1].options) == {"interval": 4}
+
+
+def test_bare_words_are_text():
+    assert dict(parse_entry("leader_topk(ratio=0.1, elect=norm)", "recipe").options) == {
+        "ratio": 0.1,
+        "elect": "norm",
+    }
+
+
+def test_tuples_and_dictionaries_of_options_are_read():
+    text = "covap(interval=4, edges=(0.5, 0.9)); scalecom(rates={'a.*': 25, 'b': 400})"
+    covap, scalecom = parse_entries(text, "recipe")
+    assert dict(covap.options) == {"interval": 4, "edges": (0.5, 0.9)}
+    assert dict(scalecom.options) == {"rates": {"a.*": 25, "b": 400}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk(0.1)",
+        "topk(ratio=",
+        "top k",
+        "topk(ratio=[1])",
+        "topk(ratio=(1, [2]))",
+        "3",
+        "x(a=1, a=2)",
+        "x(a={[]: 1})",
+    ],
+)
+def test_what_cannot_be_read_is_refused(text):
+    with pytest.raises(ValueError, match=r"expected|option|number"):
+        parse_entry(text, "recipe")
+
+
+def test_the_same_entry_twice_is_refused():
+    with pytest.raises(ValueError, match="twice: dense"):
+        parse_entries("dense;fp16;dense", "recipe")
+
+
+def test_an_unknown_peer_names_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'fp16_hook'"):
+        check_peer(parse_entry("fp16hook", "peer"))
+
+
+@pytest.mark.parametrize("text", ["powersgd_hook(rnak=2)", "fp16_hook(rank=2)"])
+def test_an_option_that_a_peer_does_not_have_is_refused_before_anything_starts(text):
+    with pytest.raises(ValueError, match="unexpected keyword"):
+        check_peer(parse_entry(text, "peer"))
+    check_peer(parse_entry("powersgd_hook(rank=2, bucket_cap_mb=100)", "peer"))
+
+
+def test_bytes_of_a_ring_all_reduce():
+    # 2 (N - 1) / N payloads leave every rank
+    assert wire_bytes(parse_entry("ddp", "peer"), 1000, 4) == 6000
+    assert wire_bytes(parse_entry("fp16_hook", "peer"), 1000, 2) == 2000
+    assert wire_bytes(parse_entry("powersgd_hook", "peer"), 1000, 2) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Task("convnet", shards="odd"),
+        lambda: Task("convnet", batch_size=0),
+        lambda: Schedule(steps=0),
+        lambda: Schedule(timeout_s=0.0),
+        lambda: LinkSettings(1, "1gbit", "0", "root"),
+    ],
+)
+def test_impossible_settings_are_refused(make):
+    with pytest.raises(ValueError, match=r"expected|needs at least"):
+        make()
+
+
+@pytest.mark.parametrize("kind", ["peer", "recipe"])
+def test_a_run_with_an_unknown_name_is_refused(kind):
+    link = LinkSettings(2, "1gbit", "0", "root")
+    with pytest.raises(ValueError, match="nosuch"):
+        check(Settings(Task("convnet"), Schedule(), link, parse_entries("nosuch", kind)))
