@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(PIP) "torch==2.13.0" -e .
+	$(PIP) "torch==2.13.0" -e ".[lab]"
 	touch $@
 
 $(STAMP): $(RUNS)

@@ -32,8 +32,7 @@ from gradwire.comm import Comm
 from gradwire.exchange import Exchange, Finish
 from gradwire.kernels import prepare
 from gradwire.lab import emulate
-from gradwire.lab.bench.entries import parse_entry
-from gradwire.lab.bench.settings import Task
+from gradwire.lab.bench.settings import Task, parse_entry
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.bench.trainer import Trainer, build
 from gradwire.moment import Moment

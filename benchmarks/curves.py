@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gradwire.lab.report import svg
-from gradwire.lab.report.lines import HEIGHT, WIDTH, Series, line_chart
+from gradwire.lab.report.charts import HEIGHT, WIDTH, Series, line_chart
 
 COLOURS = ("#3465a4", "#cc0000", "#4e9a06", "#f57900", "#75507b", "#888a85")
 LINE = 16.0

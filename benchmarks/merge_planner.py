@@ -37,7 +37,7 @@ from gradwire.codec.base import Codec
 from gradwire.kernels import prepare
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import profile
-from gradwire.lab.workloads.ready import backward_of
+from gradwire.lab.workloads.profile import backward_of
 from gradwire.moment import Moment
 from gradwire.plan import (
     Backward,

@@ -40,7 +40,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import workload
 

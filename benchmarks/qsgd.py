@@ -33,7 +33,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as ho
 
 from gradwire.codec import Codec, qsgd
 from gradwire.kernels import prepare, random_words
-from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.moment import Moment
 

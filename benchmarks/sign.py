@@ -32,7 +32,7 @@ from rich.table import Table
 from torch import Tensor
 
 from gradwire.kernels import Blocks, feedback_signs, fold, pack_signs, prepare
-from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
 
 GOAL, STRETCH, BLOCK = 8.0, 15.0, 2**16

@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from gradwire.kernels import feedback_topk, fold, prepare, take, topk_indices
-from gradwire.lab.bench.machine import machine
+from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
 
 HEADLINE, GOAL = "Gaussian", 12.0

@@ -16,8 +16,8 @@ import gradwire
 from gradwire.exchange.gcomp import Frames
 from gradwire.integrations import lossless_group
 from gradwire.lab.emulate import Link, delayed_group
-from gradwire.lab.emulate.rank_env import WIRE_VARIABLE
-from gradwire.lab.emulate.wire_file import WireFile
+from gradwire.lab.emulate.link import WireFile
+from gradwire.lab.emulate.ranks import WIRE_VARIABLE
 
 UNLUCKY = 1
 NUMEL = 30_000  # large enough for frames

@@ -19,8 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "": {"ddp", "recipes", "errors", "version"},
     "version": set(),
     "errors": set(),
+    "environment": set(),
     "moment": set(),
-    "kernels": set(),
+    "kernels": {"environment"},
     "codec": {"errors", "kernels", "moment"},
     "comm": {"errors"},
     "memory": {"kernels"},
@@ -46,13 +47,13 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     # The laboratory is a user of all that is above, and no line above names it.
     "lab": set(),
-    "lab.emulate": {"comm.carried", "errors"},
+    "lab.emulate": {"comm.carried", "environment", "errors"},
     "lab.data": set(),
     "lab.workloads": {"ddp.layout", "lab.data", "plan"},
     "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},
     "lab.demo": EVERYTHING | {"lab.bench", "lab.emulate", "lab.workloads"},
     "lab.report": {"lab.bench", "lab.demo"},
-    "lab.cli": {"cli.paths", "lab.bench", "lab.demo", "lab.emulate", "lab.report"},
+    "lab.cli": {"cli.beforehand", "lab.bench", "lab.demo", "lab.emulate", "lab.report"},
 }
 
 

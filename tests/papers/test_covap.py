@@ -8,8 +8,7 @@ from statistics import mean
 import pytest
 
 from gradwire.lab.workloads import profile
-from gradwire.lab.workloads.ready import backward_of
-from gradwire.lab.workloads.timing import timing
+from gradwire.lab.workloads.profile import backward_of, timing
 from gradwire.plan import (
     Backward,
     Network,

@@ -15,8 +15,8 @@ COMMANDS = {
     "probe": "gradwire.cli.probe",
     "warmup": "gradwire.cli.warmup",
 }
-"""The module of each command, in the order of the help text; the command there, a function or a `Typer`, has its
-name. Outside of the laboratory this table alone names modules of it, as text."""
+"""The module of each command, in the order of the help text. The function or `Typer` of that name is
+the command. Outside of the laboratory, only this table names modules of it, as text."""
 
 
 class _OnDemand(Mapping[str, Any]):

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire import recipe
+from gradwire.cli.beforehand import check_extra
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.comm import ProcessGroupComm
 from gradwire.measure import Probed
@@ -43,6 +44,8 @@ def probe(
 
     Example: gradwire net run --workers 4 --rate 200mbit -- python -m gradwire probe
     """
+    if picture is not None:
+        check_extra("matplotlib", "a picture")
     try:
         if codecs is not None:
             _tell_codecs(_measured(codecs, budget), picture, json_path)

@@ -18,13 +18,12 @@ from typing import TypeVar
 
 import torch
 
+from gradwire.environment import RANKS_HERE
+
 T = TypeVar("T")
 
 SMALLEST = 1 << 20
 """Elements below which a slice is not worth the hand-over: some 0.2 ms of the fastest kernel."""
-RANKS_HERE = "GRADWIRE_RANKS_HERE"
-"""Ranks on the same cores, where LOCAL_WORLD_SIZE is not the truth: an emulated network makes every rank a
-node, and gives it cores of its own where there are enough."""
 MOST = 4
 """Threads beyond which one socket's memory is busy anyway."""
 
@@ -32,8 +31,8 @@ MOST = 4
 def free_threads() -> int:
     """How many threads a kernel may use: this rank's share of the cores, less what torch computes with.
 
-    How many ranks share this machine is what the environment says (an emulated network's, or torchrun's);
-    where it does not say, nobody knows what is free, and one thread has to do.
+    The environment says how many ranks share these cores (`RANKS_HERE`, or torchrun's variable). Without
+    it the number of free cores is unknown, and one thread is used.
     """
     ranks = os.environ.get(RANKS_HERE) or os.environ.get("LOCAL_WORLD_SIZE")
     if ranks is None:

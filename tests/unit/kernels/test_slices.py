@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.kernels import count_sketch, count_sketch_estimates, fold, fold_momentum, reference, slices
-from gradwire.lab.emulate import rank_env
+from gradwire.lab.emulate import ranks as launched
 from tests.unit.kernels.flags import folded
 from tests.unit.kernels.inputs import KINDS
 
@@ -76,8 +76,7 @@ def test_threads_are_the_cores_that_neither_ranks_nor_torch_use(
 
 
 def test_an_emulated_network_says_how_many_ranks_there_are() -> None:
-    assert rank_env.RANKS_VARIABLE == slices.RANKS_HERE
-    assert rank_env.backend({}, 0, 4, 1234, "wire")[slices.RANKS_HERE] == "4"
+    assert launched.backend_variables({}, 0, 4, 1234, "wire")[slices.RANKS_HERE] == "4"
 
 
 def test_one_thread_where_nobody_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

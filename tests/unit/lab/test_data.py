@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.lab.data import fashion, load_images, load_text
+from gradwire.lab.data import images, load_images, load_text
 from gradwire.lab.data import text as texts
 from gradwire.lab.data.cifar import unpickle
-from gradwire.lab.data.fashion import VENDORED
-from gradwire.lab.data.idx import read_idx, write_idx
+from gradwire.lab.data.images import VENDORED, read_idx, write_idx
 
 
 def test_vendored_images_are_balanced_and_small():
@@ -36,7 +35,7 @@ def test_vendored_text_decodes_to_what_was_written():
 
 
 def test_an_installed_full_set_is_used_unless_told_otherwise(tmp_path, monkeypatch):
-    monkeypatch.setattr(fashion, "INSTALLED", tmp_path)
+    monkeypatch.setattr(images, "INSTALLED", tmp_path)
     assert "vendored" in load_images().source
     for path in VENDORED.glob("*.xz"):
         if path.name.endswith("ubyte.xz"):
@@ -62,7 +61,7 @@ def test_the_slice_is_the_first_images_of_every_class(tmp_path):
             full / f"{part}-images-idx3-ubyte.xz",
             np.arange(20_000, dtype=np.uint32).view(np.uint8).reshape(-1, 2, 2),
         )
-    fashion.write_slice(full, target)
+    images.write_slice(full, target)
     kept = read_idx(target / "t10k-images-idx3-ubyte.xz").reshape(-1).view(np.uint32)
     assert kept.tolist() == list(range(2000))
 

@@ -5,10 +5,10 @@ import torch
 
 from gradwire.arena import ParameterSpec
 from gradwire.ddp.layout import build, settled
-from gradwire.lab.bench.policy import policy_of
 from gradwire.lab.bench.runner import check
 from gradwire.lab.bench.settings import Network, Schedule, Settings, Task
 from gradwire.lab.bench.table import title
+from gradwire.lab.bench.trainer import policy_of
 from gradwire.recipes import recipe
 
 SPECS = tuple(

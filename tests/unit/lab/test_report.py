@@ -7,9 +7,9 @@ import re
 import pytest
 
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
-from gradwire.lab.report import render, svg
-from gradwire.lab.report.lines import Series, line_chart, smooth, thin
-from gradwire.lab.report.pictures import on_slow_link
+from gradwire.lab.report import svg
+from gradwire.lab.report.charts import Series, line_chart, smooth, thin
+from gradwire.lab.report.page import on_slow_link, render
 
 
 def row(kind, step_s, **fields):

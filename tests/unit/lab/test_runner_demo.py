@@ -5,15 +5,15 @@ import math
 import pytest
 
 from gradwire.lab.bench.process_set import Answers, SettingFailed
-from gradwire.lab.bench.samples import StepSample
 from gradwire.lab.bench.setting import Setting
-from gradwire.lab.demo import checks
-from gradwire.lab.demo.course import Course
+from gradwire.lab.bench.statistics import StepSample
+from gradwire.lab.demo import findings
 from gradwire.lab.demo.director import Director
-from gradwire.lab.demo.plan import Plan, rate_for_ccr, text_plan
-from gradwire.lab.demo.show import exit_code, show
+from gradwire.lab.demo.plans import Plan, rate_for_ccr, text_plan
+from gradwire.lab.demo.race import Course
+from gradwire.lab.demo.terminal import exit_code, show
 from gradwire.lab.emulate import Counters
-from gradwire.lab.report import render
+from gradwire.lab.report.page import render
 
 
 def course(name, seed, accuracy, length=100):
@@ -28,26 +28,26 @@ def test_the_rate_makes_communication_last():
 def test_the_unshaped_steps_of_ddp_are_shown_beside():
     ddp = Course("ddp", 0, [1.0] * 4, [0.3, 0.3, 0.1, 0.1], shaped=2)
     wire = Course("gradwire", 0, [1.0] * 4, [0.125] * 4, shaped=4)
-    check = checks.beside_free_ddp({"step_s": 0.125}, [ddp, wire])
+    check = findings.beside_free_ddp({"step_s": 0.125}, [ddp, wire])
     assert check.found == "80.0 %"
-    assert checks.beside_free_ddp({"step_s": 0.125}, [wire]).found == "not measured"
+    assert findings.beside_free_ddp({"step_s": 0.125}, [wire]).found == "not measured"
 
 
 def test_quality_holds_inside_the_spread_of_ddp():
     ddp = [course("ddp", seed, value) for seed, value in enumerate((0.80, 0.82, 0.84))]
     good = [course("gradwire", seed, value) for seed, value in enumerate((0.79, 0.81, 0.83))]
     bad = [course("gradwire", seed, value) for seed, value in enumerate((0.79, 0.79, 0.81))]
-    assert checks.quality(ddp + good, 100).passed is True
-    assert checks.quality(ddp + bad, 100).passed is False
+    assert findings.quality(ddp + good, 100).passed is True
+    assert findings.quality(ddp + bad, 100).passed is False
 
 
 def test_one_seed_has_no_spread_to_judge_by():
-    assert checks.quality([course("ddp", 0, 0.8), course("gradwire", 0, 0.1)], 100).passed is None
+    assert findings.quality([course("ddp", 0, 0.8), course("gradwire", 0, 0.1)], 100).passed is None
 
 
 def test_a_course_that_broke_off_does_not_count():
     short = [course("ddp", 0, 0.8), course("ddp", 1, 0.9), course("gradwire", 0, 0.1, length=50)]
-    assert checks.quality(short, 100).passed is None
+    assert findings.quality(short, 100).passed is None
 
 
 def test_a_loss_is_better_when_lower():
@@ -55,7 +55,7 @@ def test_a_loss_is_better_when_lower():
         Course(name, 0, evaluation={"test_loss": value}) for name, value in (("ddp", 2.0), ("gradwire", 1.0))
     ]
     at_same_time = {item.name: item.evaluation for item in losses}
-    assert checks.same_time(at_same_time, losses).passed is True
+    assert findings.same_time(at_same_time, losses).passed is True
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_a_loss_is_better_when_lower():
 def test_counted_bytes_are_held_against_the_prediction(counted, buffers, passed):
     row = {"name": "x", "wire_bytes_per_step": 1e6, "interface_bytes_per_step": counted}
     row |= {"interface_packets_per_step": 100, "buffer_bytes_per_step": buffers}
-    assert checks.counted_bytes(row).passed is passed
+    assert findings.counted_bytes(row).passed is passed
 
 
 def test_packet_headers_are_shown_beside_the_excess_and_not_taken_off():
     row = {"name": "x", "wire_bytes_per_step": 1e6, "interface_bytes_per_step": 1.02e6}
     row |= {"interface_packets_per_step": 100, "buffer_bytes_per_step": 0.0}
-    assert checks.counted_bytes(row).found == "+2.0 %, of which 0.7 % packet headers"
+    assert findings.counted_bytes(row).found == "+2.0 %, of which 0.7 % packet headers"
 
 
 def test_impossible_plans_are_refused():
@@ -213,7 +213,7 @@ def test_who_fails_does_not_show_what_was_found_before():
 def test_nothing_is_said_of_the_same_time_when_the_race_broke_off():
     document, _ = direct(fail_at=50)
     assert document["at_same_time"] == {}
-    assert checks.replicas([Course("gradwire", 0)]).passed is None
+    assert findings.replicas([Course("gradwire", 0)]).passed is None
 
 
 def test_what_does_not_fit_is_shortened_and_said():

@@ -2,11 +2,10 @@
 
 import pytest
 
-from gradwire.lab.bench.entries import parse_entries, parse_entry
 from gradwire.lab.bench.peers import check_peer, wire_bytes
 from gradwire.lab.bench.runner import check
 from gradwire.lab.bench.settings import Network as LinkSettings
-from gradwire.lab.bench.settings import Schedule, Settings, Task
+from gradwire.lab.bench.settings import Schedule, Settings, Task, parse_entries, parse_entry
 
 
 def test_names_are_kept_as_typed():

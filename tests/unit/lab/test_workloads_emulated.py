@@ -17,8 +17,7 @@ from gradwire.lab.bench.settings import Task
 from gradwire.lab.bench.trainer import policy_for
 from gradwire.lab.workloads import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload
-from gradwire.lab.workloads.profile import PROFILES, load, models, shrunk
-from gradwire.lab.workloads.timing import timing
+from gradwire.lab.workloads.profile import PROFILES, load, models, shrunk, timing
 from gradwire.recipes import recipe
 
 PUBLISHED = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.codec import rated_chunks
-from gradwire.lab.workloads.models.resnet import resnet_demo
+from gradwire.lab.workloads.models import resnet_demo
 from gradwire.measure import layer_rates, multiply_adds
 from gradwire.measure.multiply_adds import FirstForward
 from gradwire.moment import Moment, Part

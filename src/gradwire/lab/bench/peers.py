@@ -14,7 +14,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.lab.bench.entries import Entry
+from gradwire.lab.bench.settings import Entry
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 

@@ -1,19 +1,85 @@
-"""The worker processes of one setting: started together, told what to do together, ended alone."""
+"""The worker processes of one setting: started together, told what to do together, ended alone.
 
+Launcher and worker exchange JSON lines: commands on one pipe, answers on another. Standard output stays free
+for whatever a workload prints: it cannot corrupt an answer.
+"""
+
+import json
 import os
 import selectors
-import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import IO, Any, Protocol
 
-from gradwire.lab.bench.channel import Lines, Message, encode
-from gradwire.lab.bench.samples import StepSample
-from gradwire.lab.emulate import prepare_ranks
+from gradwire.lab.bench.statistics import StepSample
+from gradwire.lab.emulate import free_port, prepare_ranks
+
+Message = dict[str, Any]
+
+
+def encode(message: Message) -> bytes:
+    """One line of UTF-8; NaN and infinities become null, which JSON can carry."""
+    return (json.dumps(_finite(message), separators=(",", ":")) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return (
+            value if value - value == 0.0 else None
+        )  # NaN and ±Inf are the floats that differ from themselves
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+class Lines:
+    """Reassembles lines from a non-blocking descriptor; owns the descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.closed = False
+        self._rest = b""
+
+    def read(self) -> list[Message]:
+        """All complete messages available now; sets `closed` when the other side is gone."""
+        try:
+            chunk = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return []
+        self.closed = not chunk
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [json.loads(line) for line in lines if line]
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.fd)
+
+
+class WorkerEnd:
+    """The worker's side: iterate over commands, `send` answers."""
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands = os.fdopen(commands, encoding="utf-8")
+        self._answers = answers
+
+    def __iter__(self) -> Iterator[Message]:
+        """Commands until the launcher closes its side: a worker never outlives its launcher while idle."""
+        for line in self._commands:
+            yield json.loads(line)
+
+    def send(self, message: Message) -> None:
+        """Write one whole line (blocking)."""
+        data = encode(message)
+        while data:
+            data = data[os.write(self._answers, data) :]
+
 
 WORKER = "gradwire.lab.bench.worker"
 
@@ -178,14 +244,6 @@ class _Conversation:
             words = [message["traceback"] for message in rank.answers.read() if "traceback" in message]
             parts += [f"rank {index}:\n{text.strip()}" for text in (*words, rank.tail()) if text.strip()]
         raise SettingFailed(reason, "\n".join(part for part in parts if part))
-
-
-def free_port() -> int:
-    """A port that nothing on this machine listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def prepare_workers() -> None:

@@ -1,22 +1,80 @@
 """Runs all settings side by side, alternating, and returns what was measured."""
 
+import os
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.bench.entries import Entry
-from gradwire.lab.bench.machine import machine
-from gradwire.lab.bench.memory import Room
+import torch
+
 from gradwire.lab.bench.peers import check_peer
-from gradwire.lab.bench.policy import policy_of
 from gradwire.lab.bench.process_set import Network
 from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.setting import Setting
-from gradwire.lab.bench.settings import Settings
+from gradwire.lab.bench.settings import Entry, Settings
 from gradwire.lab.bench.statistics import mixed
+from gradwire.lab.bench.trainer import policy_of
 from gradwire.lab.workloads import workload
+from gradwire.measure.machine import cores, processor
 from gradwire.recipes import recipe
+from gradwire.version import __version__
+
+MARGIN = 0.1
+"""Share of what was free that stays free, for what training takes beyond set-up."""
+
+
+def available_bytes() -> int | None:
+    """What could be taken without swapping, where the system says so."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+class TooLarge(ValueError):
+    """What is asked for does not fit into this machine."""
+
+
+class Room:
+    """Watches memory while `settings` settings, whose workers have all started, are set up one by one."""
+
+    def __init__(self, settings: int, available: Callable[[], int | None] = available_bytes) -> None:
+        self._available, self._left = available, settings
+        self._first = self._before = available()
+        self._most = 0
+
+    def after_one(self) -> None:
+        """One more is set up. `TooLarge` if those left will not fit, each as large as the largest so far."""
+        now, self._left = self._available(), self._left - 1
+        if now is None or self._first is None or self._before is None:
+            return
+        self._most, self._before = max(self._most, self._before - now), now
+        left = self._left
+        if left and self._most * left > now - MARGIN * self._first:
+            raise TooLarge(
+                f"all ranks of a setting take about {self._most / 1e9:.1f} GB, and {now / 1e9:.1f} GB are "
+                f"left for {left} more settings: take fewer of them, or fewer workers"
+            )
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory (bytes), versions and the date (UTC)."""
+    return {
+        "processor": processor(),
+        "cores": cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gradwire": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
 
 Say = Callable[[str], None]
 

@@ -5,11 +5,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradwire.lab.bench.channel import Message
-from gradwire.lab.bench.entries import Entry
-from gradwire.lab.bench.process_set import Answers, Network, OnStep, ProcessSet, SettingFailed
-from gradwire.lab.bench.samples import StepSample
-from gradwire.lab.bench.settings import Task
+from gradwire.lab.bench.process_set import Answers, Message, Network, OnStep, ProcessSet, SettingFailed
+from gradwire.lab.bench.settings import Entry, Task
+from gradwire.lab.bench.statistics import StepSample
 
 # Joining the group and the first broadcast over a slow link take a while; so do imports where nobody forks.
 _SETUP_TIMEOUT_S = 180.0

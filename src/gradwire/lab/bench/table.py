@@ -8,8 +8,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from gradwire.lab.bench.modes import mode_text
-from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire.lab.bench.units import bytes_text, mode_text, ratio_text, seconds_text
 
 Document = dict[str, Any]
 Column = tuple[str, Callable[[Document], str]]

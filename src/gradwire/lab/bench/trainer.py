@@ -1,8 +1,12 @@
-"""One rank of one setting: builds the model as a user would, and measures its training steps."""
+"""One rank of one setting: builds the model as a user would, and measures its training steps.
+
+Recipes, peers, plain DDP and the bound read the clock in the same places.
+"""
 
 import hashlib
+import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +17,84 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.ddp.layout import Policy
+from gradwire.ddp.layout import TINY, TINY_ELEMENTS, Policy, by_size, fixed
 from gradwire.lab.bench import peers
-from gradwire.lab.bench.clock import GradientClock
-from gradwire.lab.bench.entries import Entry
-from gradwire.lab.bench.policy import policy_of
-from gradwire.lab.bench.samples import StepSample
-from gradwire.lab.bench.settings import Task
+from gradwire.lab.bench.settings import Entry, Task, parse_entry
+from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.workloads import Workload, workload
-from gradwire.lab.workloads.shards import Shards
+from gradwire.lab.workloads.base import Shards
 from gradwire.recipes import Composition
+
+
+class GradientClock:
+    """Notes when the last local gradient was computed.
+
+    A tensor hook on every parameter fires when autograd hands over its gradient, *before* DDP's own hook sees
+    it; the last to fire ends the local computation. One attribute write per parameter and step.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self.last_s = 0.0
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, gradient: torch.Tensor) -> None:
+        self.last_s = time.perf_counter()
+
+
+def peak_bytes() -> int:
+    """Largest resident size so far; a forked process starts with the modules that it was born with.
+
+    From /proc where there is one: `ru_maxrss` survives exec, so a child starts with its launcher's figure.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+_FORMS = "expected none, by_size(smallest=256), or pattern=recipe; pattern=recipe"
+
+
+def policy_of(text: str) -> Policy:
+    """What `attach` takes as `policy`, from one of three forms.
+
+    `none`: every parameter by the recipe. `by_size(smallest=256)`: vectors and tensors of fewer elements as
+    the recipe sends its tiny ones, or by `recipe=…`. `pattern=recipe; pattern=recipe`: glob patterns over
+    names, of which the first match counts. `ValueError` for anything else, and for recipes that a policy
+    cannot name.
+
+    >>> policy_of("*.bias=dense; head.*=topk(ratio=0.1)")
+    {'*.bias': 'dense', 'head.*': 'topk(ratio=0.1)'}
+    """
+    if text.strip() == "none":
+        return {}
+    if text.strip().startswith("by_size"):
+        return _by_size(parse_entry(text, "policy"))
+    pairs = [piece.partition("=") for piece in text.split(";") if piece.strip()]
+    patterns = {pattern.strip(): recipe.strip() for pattern, _, recipe in pairs}
+    if not pairs or not all(pattern and recipe for pattern, recipe in patterns.items()):
+        raise ValueError(f"policy {text!r}: {_FORMS}")
+    if len(patterns) < len(pairs):
+        raise ValueError(f"policy {text!r}: a pattern is given twice")
+    for recipe in patterns.values():
+        fixed(recipe)
+    return patterns
+
+
+def _by_size(entry: Entry) -> Policy:
+    options = {"smallest": TINY_ELEMENTS, "recipe": TINY, **entry.options}
+    smallest, recipe = options.pop("smallest"), options.pop("recipe")
+    if entry.stem != "by_size" or options:
+        raise ValueError(f"policy {entry.name!r}: {_FORMS}")
+    if not isinstance(smallest, int) or smallest < 0:
+        raise ValueError(f"policy {entry.name!r}: smallest={smallest!r} must be a number of elements")
+    if recipe != TINY:
+        fixed(str(recipe))
+    return by_size(smallest, str(recipe))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Numbers with their units, for people."""
+"""Numbers with their units, and how the network was emulated, for people."""
 
 
 def seconds_text(value: float | None) -> str:
@@ -36,3 +36,16 @@ def ratio_text(value: float | None, *, percent: bool = False) -> str:
     if value is None:
         return "-"
     return f"{value * 100:.1f} %" if percent else f"{value:.2f}x"
+
+
+# A reader must never take the fallback for a shaped link.
+_MODES = {
+    "root": "link shaped by the kernel (network namespaces)",
+    "user": "link shaped by the kernel (network namespaces, unprivileged)",
+    "backend": "NO SHAPED LINK: collectives are delayed in the process group, nothing is counted",
+}
+
+
+def mode_text(mode: str) -> str:
+    """One phrase for tables and reports."""
+    return _MODES.get(mode, mode)

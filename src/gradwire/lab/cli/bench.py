@@ -7,12 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gradwire.cli.paths import check_folder
+from gradwire.cli.beforehand import check_folder
 from gradwire.lab import emulate
-from gradwire.lab.bench.entries import parse_entries
-from gradwire.lab.bench.memory import TooLarge
 from gradwire.lab.bench.process_set import prepare_workers
-from gradwire.lab.bench.settings import Network, Schedule, Settings, Task
+from gradwire.lab.bench.settings import Network, Schedule, Settings, Task, parse_entries
 from gradwire.lab.bench.table import exit_code, failures, tables
 
 
@@ -85,7 +83,7 @@ def _measured(settings: Settings, network: emulate.Network, console: Console) ->
     except KeyboardInterrupt:
         console.print("gradwire bench: interrupted; all workers have been ended")
         raise typer.Exit(130) from None
-    except TooLarge as error:
+    except runner.TooLarge as error:
         console.print(f"gradwire bench: {error}")
         raise typer.Exit(2) from None
 

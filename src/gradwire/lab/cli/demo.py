@@ -7,13 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gradwire.cli.paths import check_folder
+from gradwire.cli.beforehand import check_extra, check_folder
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
-from gradwire.lab.demo.live import live_progress
-from gradwire.lab.demo.plan import AUTO_RATE, Plan, text_plan
-from gradwire.lab.demo.show import exit_code, show, show_failures
-from gradwire.lab.report import render
+from gradwire.lab.demo.plans import AUTO_RATE, Plan, text_plan
+from gradwire.lab.demo.terminal import exit_code, live_progress, show, show_failures
 
 
 def demo(
@@ -41,6 +39,7 @@ def demo(
 ) -> None:
     """Watch plain DDP crawl and gradwire keep up, training a real model over a slow link."""
     console = Console()
+    check_extra("jinja2", "the report")
     try:
         check_folder(report, json_path)
         plan = Plan(
@@ -78,6 +77,8 @@ def demo(
 
 
 def _write(document: dict[str, Any], report: Path, json_path: Path | None) -> None:
+    from gradwire.lab.report.page import render  # not at the top: without jinja2 the help still has to work
+
     report.write_text(render(document), encoding="utf-8")
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

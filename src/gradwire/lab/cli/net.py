@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.paths import check_folder
+from gradwire.cli.beforehand import check_folder
 from gradwire.lab import emulate
-from gradwire.lab.emulate.launch import Outcome, run_on_all
+from gradwire.lab.emulate.network import Outcome, run_on_all
 
 net = typer.Typer(help="A slow network on this machine.", no_args_is_help=True, add_completion=False)
 

@@ -8,10 +8,15 @@
 from pathlib import Path
 
 from gradwire.lab.data.cifar import cifar, is_cifar
-from gradwire.lab.data.fashion import fashion_mnist, idx_files, idx_folder
-from gradwire.lab.data.folder import image_folder
-from gradwire.lab.data.text import shakespeare, text_file
-from gradwire.lab.data.types import Examples, ImageSet, TextSet
+from gradwire.lab.data.images import (
+    Examples,
+    ImageSet,
+    fashion_mnist,
+    idx_files,
+    idx_folder,
+    image_folder,
+)
+from gradwire.lab.data.text import TextSet, shakespeare, text_file
 
 __all__ = ["Examples", "ImageSet", "TextSet", "load_images", "load_text"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.lab.data.types import Examples, ImageSet
+from gradwire.lab.data.images import Examples, ImageSet
 
 _LABELS = (b"fine_labels", b"labels")
 

@@ -2,17 +2,27 @@
 
 import importlib.util
 import lzma
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
-
-from gradwire.lab.data.types import TextSet
+from torch import Tensor
 
 VENDORED = Path(__file__).parent / "vendored" / "shakespeare.txt.xz"
 PLAYS = ("hamlet", "julius_caesar", "lear", "macbeth", "midsummer_nights_dream", "othello", "tempest")
 PLAYS_AT_THE_END = ("romeo_and_juliet",)  # the last tenth of the text is the test set
 _TEST_SHARE = 10
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """Two disjoint stretches of text as character codes (1-D uint8), indices into `vocabulary`."""
+
+    train: Tensor
+    test: Tensor
+    vocabulary: str
+    source: str
 
 
 def shakespeare(*, full: bool = True) -> TextSet:

@@ -1,26 +1,64 @@
-"""The course of the demonstration: calibrate, race, finish, repeat with other seeds, look inside one step."""
+"""The course of the demonstration: calibrate, race, finish, repeat with other seeds, look inside one step.
+
+Its result is one JSON-able value; table and report read nothing else.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from gradwire.lab.bench.entries import Entry, parse_entry
 from gradwire.lab.bench.process_set import Network
 from gradwire.lab.bench.rows import rows
-from gradwire.lab.bench.setting import Setting
-from gradwire.lab.bench.settings import BOUND
-from gradwire.lab.demo import race as racing
-from gradwire.lab.demo.budget import Budget
-from gradwire.lab.demo.course import Course
-from gradwire.lab.demo.document import document
-from gradwire.lab.demo.plan import AUTO_RATE, Plan, rate_for_ccr
-from gradwire.lab.demo.race import Contestants, Live, Result
+from gradwire.lab.bench.runner import machine
+from gradwire.lab.bench.setting import Measured, Setting
+from gradwire.lab.bench.settings import BOUND, Entry, parse_entry
+from gradwire.lab.demo.findings import checks
+from gradwire.lab.demo.plans import AUTO_RATE, Plan, rate_for_ccr
+from gradwire.lab.demo.race import Budget, Contestants, Course, Live, Result, finish, race, timed
 from gradwire.lab.emulate import Link, parse_delay, parse_rate
 from gradwire.lab.workloads import workload
 from gradwire.recipes import recipe
+
+
+def document(
+    plan: Plan,
+    mode: str,
+    link: Link,
+    result: Result,
+    measured_rows: list[dict[str, Any]],
+    setup: dict[str, Any],
+    everybody: list[Measured],
+) -> dict[str, Any]:
+    """Settings, machine, rows (as in a bench), courses of all runs, timelines, checks, notes, failures."""
+    return {
+        "settings": {
+            **asdict(plan),
+            "rate": f"{link}" if plan.rate == AUTO_RATE else plan.rate,
+            "rate_bit_per_s": link.rate_bit_per_s,
+            "rate_chosen_here": plan.rate == AUTO_RATE,
+            "mode": mode,
+            "workload_facts": {"parameters": setup.get("parameters"), **(setup.get("workload") or {})},
+        },
+        "machine": machine(),
+        "rows": measured_rows,
+        "courses": [course.as_dict() for course in result.courses],
+        "at_same_time": result.at_same_time,
+        "timelines": result.timelines,
+        "checks": [check.as_dict() for check in checks(plan, result, measured_rows)],
+        "notes": result.notes,
+        "seconds": result.seconds,
+        "failures": [_failure(item) for item in everybody if item.failure is not None],
+    }
+
+
+def _failure(item: Measured) -> dict[str, str]:
+    assert item.failure is not None
+    return {"name": item.entry.name, "reason": item.failure.reason, "detail": item.failure.detail}
+
 
 _FREE = Link(None, 0.0)
 
@@ -59,7 +97,7 @@ class Director:
         start_s = time.monotonic()
         with self._contestants(make or self._make) as contestants:
             self._calibrate(contestants)
-            ddp, wire = racing.race(contestants, self._plan, self._live)
+            ddp, wire = race(contestants, self._plan, self._live)
             self._result.courses += [ddp, wire]
             measured_rows = self._after_race(contestants, ddp, wire)
             self._finish_ddp(contestants, ddp)
@@ -115,9 +153,9 @@ class Director:
         """Compare both after the same time, and freeze the figures measured on the slow link."""
         self._live.say("gradwire has finished; evaluating both after the same training time")
         completed = contestants.alive
-        racing.finish(contestants.gradwire, wire, self._plan, self._live, shaped=True)
+        finish(contestants.gradwire, wire, self._plan, self._live, shaped=True)
         contestants.ddp.check()
-        self._budget.evaluation_s = racing.timed(contestants.ddp.evaluate)
+        self._budget.evaluation_s = timed(contestants.ddp.evaluate)
         reached = dict(contestants.ddp.measured.evaluation)
         if completed:
             self._result.at_same_time = {"ddp": reached, "gradwire": dict(wire.evaluation)}
@@ -146,7 +184,7 @@ class Director:
         self._live.say(
             "Plain DDP finishes its steps " + ("on the slow link" if fits else "on an unshaped link")
         )
-        racing.finish(contestants.ddp, ddp, plan, self._live, shaped=fits)
+        finish(contestants.ddp, ddp, plan, self._live, shaped=fits)
 
     def _other_seeds(self, contestants: Contestants) -> None:
         """The spread of DDP over seeds, then of gradwire, as far as there is time.
@@ -178,7 +216,7 @@ class Director:
         self._result.courses.append(course)
         with self._budget.timing_a_seed():
             setting.setup(seed, entry)
-            racing.finish(setting, course, self._plan, self._live, shaped=False)
+            finish(setting, course, self._plan, self._live, shaped=False)
 
     def _trace(self, contestants: Contestants) -> None:
         """What happened when within one step on the slow link."""

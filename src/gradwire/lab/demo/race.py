@@ -1,15 +1,50 @@
-"""Both contestants and the bound take turns on the slow link, in slices of equal time."""
+"""Both contestants and the bound take turns on the slow link, in slices of equal time.
+
+A `Course` is what one contestant did with one seed; the `Budget` says what still fits into the time.
+"""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from statistics import median
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
+from typing import Any, Protocol
 
 from gradwire.lab.bench.process_set import OnStep
 from gradwire.lab.bench.setting import Setting
-from gradwire.lab.demo.course import Course
-from gradwire.lab.demo.plan import Plan
+from gradwire.lab.bench.statistics import StepSample, slowest
+from gradwire.lab.demo.plans import Plan
+
+
+@dataclass
+class Course:
+    """Step by step; `shaped` of the first steps ran on the slow link, the rest on an unshaped one."""
+
+    name: str
+    seed: int
+    losses: list[float | None] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    shaped: int = 0
+    evaluation: dict[str, float] = field(default_factory=dict)
+    replicas_identical: bool | None = None
+
+    def add(self, per_rank: list[list[StepSample]], *, shaped: bool) -> None:
+        """Append the steps of one slice; the loss is the mean over ranks."""
+        if not per_rank:
+            return
+        self.step_s += slowest(per_rank)
+        for samples in zip(*per_rank, strict=True):
+            values = [sample.loss for sample in samples if sample.loss is not None]
+            self.losses.append(fmean(values) if values else None)
+        if shaped:
+            self.shaped = len(self.step_s)
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
 
 
 class Live(Protocol):
@@ -104,3 +139,49 @@ def _steps_within(slice_s: float, course: Course) -> int:
     """
     recent = course.step_s[-10:]
     return max(1, round(slice_s / median(recent))) if recent else 1
+
+
+# An unshaped step of DDP or gradwire against one without communication: copies and system calls remain.
+_UNSHAPED_FACTOR = 1.2
+# Tracing, writing the report.
+_CODA_S = 5.0
+
+
+class Budget:
+    """Starts to run when it is made."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end_s = time.monotonic() + seconds
+        self.evaluation_s = 0.0
+        self._seed_s: float | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; negative when overdrawn."""
+        return self._end_s - time.monotonic() - _CODA_S
+
+    def fits_on_slow_link(self, plan: Plan, contestants: Contestants, ddp: Course) -> bool:
+        """Whether DDP can do its other steps at the slow link's pace, with all seeds still to come."""
+        slow_s = (plan.steps - len(ddp)) * median(ddp.step_s[plan.warmup :] or ddp.step_s)
+        return slow_s + 2 * (plan.seeds - 1) * self._expected_seed_s(plan, contestants) < self.left_s
+
+    def fits_another_seed(self, plan: Plan, contestants: Contestants) -> bool:
+        """Whether one contestant can run once more, unshaped."""
+        expected_s = self._seed_s if self._seed_s is not None else self._expected_seed_s(plan, contestants)
+        return expected_s < self.left_s
+
+    @contextmanager
+    def timing_a_seed(self) -> Iterator[None]:
+        """Learn what a seed really takes."""
+        start_s = time.monotonic()
+        yield
+        self._seed_s = time.monotonic() - start_s
+
+    def _expected_seed_s(self, plan: Plan, contestants: Contestants) -> float:
+        bound_s = _step_s(contestants.bound)
+        return plan.steps * bound_s * _UNSHAPED_FACTOR + self.evaluation_s
+
+
+def _step_s(setting: Setting) -> float:
+    times = slowest(setting.measured.steps())
+    return median(times) if times else 0.0

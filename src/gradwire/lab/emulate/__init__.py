@@ -8,11 +8,10 @@ Nothing here imports torch, except `backend`, and ranks, where the delaying proc
 """
 
 from gradwire.lab.emulate.forked import prepare_ranks
-from gradwire.lab.emulate.inside import backend, counters
 from gradwire.lab.emulate.link import Counters, Link, parse_delay, parse_rate
-from gradwire.lab.emulate.modes import MODES, why_not
-from gradwire.lab.emulate.network import Network
-from gradwire.lab.emulate.sandbox import enter
+from gradwire.lab.emulate.network import Network, free_port
+from gradwire.lab.emulate.ranks import backend, counters
+from gradwire.lab.emulate.sandbox import MODES, enter, why_not
 
 __all__ = [
     "MODES",
@@ -22,6 +21,7 @@ __all__ = [
     "backend",
     "counters",
     "enter",
+    "free_port",
     "parse_delay",
     "parse_rate",
     "prepare_ranks",

@@ -1,4 +1,4 @@
-"""The few kernel calls that the standard library lacks, and running code in a network namespace.
+"""The few kernel calls that the standard library lacks, running code in a network namespace, and iproute2.
 
 Linux gives every *thread* its own network namespace. So a launcher enters a namespace by a short-lived
 thread: what that opens or starts belongs there, and the rest of the process never leaves home. A namespace
@@ -7,9 +7,11 @@ made so has no name; it lives as long as a descriptor or a process holds it, and
 
 import ctypes
 import os
+import shutil
 import signal
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -78,3 +80,27 @@ def in_netns(netns: int, work: Callable[[], T]) -> T:
         return work()
 
     return _in_thread(inside)
+
+
+# Ordinary users often lack the sbin directories in their PATH although they may run what is in there.
+_SBIN = "/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin"
+
+
+def find(tool: str) -> str | None:
+    """Path of `ip`, `tc` or `unshare`, or None."""
+    return shutil.which(tool) or shutil.which(tool, path=_SBIN)
+
+
+class ToolFailed(OSError):
+    """`ip` or `tc` refused; the text is what it printed."""
+
+
+def batch(tool: str, lines: Sequence[str]) -> None:
+    """Run many `ip` or `tc` commands by one process, stopping at the first that fails."""
+    path = find(tool)
+    if path is None:
+        raise ToolFailed(f"{tool} (iproute2) is not installed")
+    text = "".join(line + "\n" for line in lines)
+    done = subprocess.run([path, "-batch", "-"], input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ToolFailed(f"{tool}: {done.stderr.strip() or done.returncode}")

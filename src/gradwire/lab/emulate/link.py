@@ -1,8 +1,13 @@
 """What a link is: its rate, its delay, and the bytes that went through it."""
 
 import math
+import mmap
+import os
 import re
+import struct
+import tempfile
 from dataclasses import dataclass
+from typing import Self
 
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?:bit(?:/s|ps)?|bps)")
@@ -82,3 +87,51 @@ def parse_delay(text: str | None) -> float:
     if match is None:
         raise ValueError(f"delay={text!r}: expected a number with us, ms or s, such as 5ms")
     return Link(None, float(match["number"]) * _SECONDS[match["unit"]]).delay_s
+
+
+_FORMAT = struct.Struct("dd")  # bits per second (infinite: unshaped), seconds
+
+
+class WireFile:
+    """A small mapped file.
+
+    Two doubles are written one after the other; a reader may see the new rate with the old delay once, which
+    is as harmless as having started a moment earlier.
+    """
+
+    def __init__(self, path: str, *, owner: int | None = None) -> None:
+        self.path, self._owner = path, owner
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+
+    @classmethod
+    def create(cls, link: Link) -> Self:
+        """A new file that workers open by its `path` while the owner lives."""
+        if hasattr(os, "memfd_create"):  # has no name on disk, so that a killed owner leaves nothing
+            descriptor = os.memfd_create("gradwire-wire")
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        else:
+            descriptor, path = tempfile.mkstemp(prefix="gradwire-wire-")
+        os.write(descriptor, bytes(_FORMAT.size))
+        wire = cls(path, owner=descriptor)
+        wire.write(link)
+        return wire
+
+    def write(self, link: Link) -> None:
+        """Make `link` what every worker sees from its next transfer on."""
+        rate = math.inf if link.rate_bit_per_s is None else link.rate_bit_per_s
+        _FORMAT.pack_into(self._memory, 0, rate, link.delay_s)
+
+    def read(self) -> tuple[float, float]:
+        """Rate in bit/s (may be infinite) and delay in seconds."""
+        rate, delay_s = _FORMAT.unpack_from(self._memory)
+        return rate, delay_s
+
+    def close(self) -> None:
+        """Unmap, and give the file up if it is ours."""
+        self._memory.close()
+        if self._owner is not None:
+            os.close(self._owner)
+            if not self.path.startswith("/proc/"):
+                os.unlink(self.path)
+            self._owner = None

@@ -1,4 +1,4 @@
-"""A network of ranks on this machine, and the processes that run on it."""
+"""A network of ranks on this machine, the processes that run on it, and one command run on all of them."""
 
 import os
 import signal
@@ -6,17 +6,23 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from gradwire.lab.emulate import rank_env, topology
-from gradwire.lab.emulate.cores import cores_of, on_cores_of, sharing
+from gradwire.environment import RANKS_HERE
 from gradwire.lab.emulate.forked import Forked, fork
 from gradwire.lab.emulate.kernel import in_netns
-from gradwire.lab.emulate.link import Counters, Link
-from gradwire.lab.emulate.names import LARGEST_WORLD, address
-from gradwire.lab.emulate.wire_file import WireFile
-from gradwire.lab.emulate.wrap import through_shim
+from gradwire.lab.emulate.link import Counters, Link, WireFile
+from gradwire.lab.emulate.ranks import (
+    backend_variables,
+    cores_of,
+    namespace_variables,
+    on_cores_of,
+    sharing,
+    through_shim,
+)
+from gradwire.lab.emulate.topology import INTERFACE, LARGEST_WORLD, Topology, address
 
 Process = subprocess.Popen[Any] | Forked
 DEFAULT_PORT = 29500
@@ -45,14 +51,14 @@ class Network:
         self.workers, self.mode = workers, mode
         self.link = link
         self._processes: list[Process] = []
-        self._topology: topology.Topology | None = None
+        self._topology: Topology | None = None
         self._wire: WireFile | None = None
         self._default_port = DEFAULT_PORT
         if mode == "backend":
             self._wire = WireFile.create(link)
-            self._default_port = _free_port()
+            self._default_port = free_port()
         else:
-            self._topology = topology.Topology(workers, link)
+            self._topology = Topology(workers, link)
 
     def popen(
         self,
@@ -115,10 +121,10 @@ class Network:
         """The environment of a rank."""
         if self._topology is None:
             assert self._wire is not None
-            variables = rank_env.backend(base, rank, self.workers, port, self._wire.path)
+            variables = backend_variables(base, rank, self.workers, port, self._wire.path)
         else:
-            variables = rank_env.namespace(base, rank, self.workers, port, address(0), topology.INTERFACE)
-        return {**variables, rank_env.RANKS_VARIABLE: str(sharing(self.workers))}
+            variables = namespace_variables(base, rank, self.workers, port, address(0), INTERFACE)
+        return {**variables, RANKS_HERE: str(sharing(self.workers))}
 
     def counters(self) -> list[Counters] | None:
         """Bytes at every rank's interface since the network exists; None in backend mode."""
@@ -178,7 +184,57 @@ def _signal_family(process: Process, number: int) -> None:
         pass  # it ended by itself meanwhile
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing on this machine listens on right now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: exit codes as a shell reports them, and the first rank that failed, if any did."""
+
+    exit_codes: tuple[int, ...]
+    failed_rank: int | None
+    seconds_s: float
+
+    @property
+    def exit_code(self) -> int:
+        """The failed rank's code, or 0."""
+        return 0 if self.failed_rank is None else self.exit_codes[self.failed_rank]
+
+
+def shell_code(returncode: int) -> int:
+    """`subprocess` counts a death by signal n as -n, a shell as 128 + n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def run_on_all(network: Network, argv: Sequence[str], grace_s: float = 5.0) -> Outcome:
+    """Start `argv` on every rank and wait; when a rank fails, the others are ended after `grace_s`.
+
+    The grace is for them to notice the failure, and to say so themselves.
+    """
+    start_s = time.monotonic()
+    ranks = [network.popen(rank, argv) for rank in range(network.workers)]
+    failed = _wait(ranks, None)
+    if failed is not None:
+        _wait(ranks, time.monotonic() + grace_s)
+        end_all(ranks)
+    codes = tuple(shell_code(process.wait()) for process in ranks)
+    return Outcome(codes, failed, time.monotonic() - start_s)
+
+
+def _wait(ranks: "list[subprocess.Popen[Any]]", deadline_s: float | None) -> int | None:
+    """The first failed rank: once all have ended, at `deadline_s`, or (without one) when one fails."""
+    while True:
+        codes = [process.poll() for process in ranks]
+        failed = next((rank for rank, code in enumerate(codes) if code not in (None, 0)), None)
+        if all(code is not None for code in codes) or (failed is not None and deadline_s is None):
+            return failed
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            return failed
+        time.sleep(_POLL_S)

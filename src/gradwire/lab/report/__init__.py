@@ -1,5 +1,1 @@
-"""The demonstration's document as one self-contained HTML page."""
-
-from gradwire.lab.report.render import render
-
-__all__ = ["render"]
+"""Charts as SVG, and the page of the demonstration. Only `page` needs jinja2 (of the extra `lab`)."""

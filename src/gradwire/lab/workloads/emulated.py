@@ -6,6 +6,7 @@ emulated accelerator runs on while the host is busy: what a communication hook d
 nothing unless it takes longer than the compute that it hides behind.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +18,46 @@ from torch import Tensor, nn
 
 from gradwire.ddp.layout import TINY_ELEMENTS
 from gradwire.lab.workloads.base import Batch, Parameters, check_rank, seeded
-from gradwire.lab.workloads.draws import Draws
-from gradwire.lab.workloads.profile import Profile, shrunk
-from gradwire.lab.workloads.timing import Timing
+from gradwire.lab.workloads.profile import Profile, Timing, shrunk
+
+_LENGTH = 1 << 22
+_WINDOW = 1 << 18
+_SCALE = 1e-2
+_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_WORD = (1 << 64) - 1
+
+
+class Draws:
+    """A buffer of products of two normal numbers (kurtosis 9, where a normal number has 3).
+
+    It is drawn from torch's global generator, so build it inside `seeded`.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.randn(_LENGTH).mul_(torch.randn(_LENGTH))
+
+    def gradient(self, shape: torch.Size, key: tuple[int, ...]) -> Tensor:
+        """Fresh memory of `shape`, a function of `key` alone; small where many weights share an output."""
+        out = torch.empty(shape)
+        flat, scale = out.view(-1), _SCALE / math.sqrt(max(out[0].numel(), 1) if out.dim() > 1 else 1)
+        state = 0
+        for part in key:
+            state = mixed(state ^ (part & _WORD))
+        for start in range(0, flat.numel(), _WINDOW):
+            length = min(_WINDOW, flat.numel() - start)
+            state = mixed(state)
+            place = state % (_LENGTH - length)
+            torch.mul(self._buffer[place : place + length], scale, out=flat[start : start + length])
+        return out
+
+
+def mixed(state: int) -> int:
+    """One step of splitmix64 (Steele, Lea, Flood 2014): every bit in moves every bit out."""
+    state = (state + _MIX[0]) & _WORD
+    state = ((state ^ (state >> 30)) * _MIX[1]) & _WORD
+    state = ((state ^ (state >> 27)) * _MIX[2]) & _WORD
+    return state ^ (state >> 31)
+
 
 _BUCKET_MB = 25.0  # DDP's default
 _LEARNING_RATE = 1e-3

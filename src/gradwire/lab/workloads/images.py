@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradwire.lab.data import Examples, ImageSet
-from gradwire.lab.workloads.base import Batch, Parameters, check_rank, generator, seeded
-from gradwire.lab.workloads.shards import Shards, shard
+from gradwire.lab.workloads.base import Batch, Parameters, Shards, check_rank, generator, seeded, shard
 
 SIDE = 32  # smaller images are padded to this height and width
 _TEST_BATCH = 250

@@ -1,10 +1,18 @@
-"""Shape profiles: what a published network looks like to the wire, without its memory."""
+"""Published networks in numbers: parameter shapes, and how long they compute and communicate.
+
+Times are from the papers, else estimated, and say so. COVAP's Table I is measured on 64 V100 behind 30 Gbit/s
+per node of eight; "before" is everything that precedes the backward pass. MergeComp, section 3, gives one
+iteration on one GPU and the all-reduce of two over PCIe.
+"""
 
 import json
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
+
+from gradwire.plan import Backward
 
 PROFILES = Path(__file__).parent / "profiles"
 _THIN = 16
@@ -91,3 +99,82 @@ def _smaller(shape: Shape, divisor: float) -> Shape:
     share = divisor if rows <= _THIN else 1.0 if columns <= _THIN else math.sqrt(divisor)
     thin = max(1, round(columns / share))
     return (max(1, round(rows * columns / divisor / thin)), thin, *rest)
+
+
+# An estimate takes what Table I implies: VGG-19's 210 ms and ResNet-101's 135 ms backward at batch 32 are
+# 12 and 7 TFLOP/s, and its three all-reduces run at 640 to 840 MB of gradient per second.
+_FLOP_PER_S = 8e12
+_LAYER_S = 1e-4  # a kernel's launch and its small work, which dominate thin layers
+_GRADIENT_BYTES_PER_S = 0.68e9
+_BACKWARD_FLOP_PER_MAC = 4  # gradients by input and by weight, two operations each
+_BATCH = {"mask_rcnn": 1, "transformer_base": 140, "gpt2": 1}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one step on one worker: until backward begins, backward, and a dense all-reduce.
+
+    `compute_from` and `link_from` say where the figures are from.
+    """
+
+    before_s: float
+    backward_s: float
+    allreduce_s: float
+    compute_from: str
+    link_from: str
+
+
+_COVAP = "COVAP, Table I"
+_CLUSTER = "COVAP, Table I: 64 V100, 30 Gbit/s"
+_PUBLISHED = {
+    "resnet101": Timing(0.055, 0.135, 0.280, _COVAP, _CLUSTER),
+    "vgg19": Timing(0.105, 0.210, 0.842, _COVAP, _CLUSTER),
+    "bert_base": Timing(0.080, 0.170, 0.520, _COVAP, _CLUSTER),
+    "resnet50": Timing(
+        64e-3 / 3,
+        64e-3 * 2 / 3,
+        66e-3,
+        "MergeComp, section 3: 64 ms per iteration; one third of it before backward is assumed",
+        "MergeComp, section 3: 2 GPUs over PCIe",
+    ),
+}
+_GPT2_CCR = 3.5
+
+
+def timing(profile: Profile) -> Timing:
+    """Published times of `profile.model`, or an estimate from its multiply-adds and bytes."""
+    if profile.model in _PUBLISHED:
+        return _PUBLISHED[profile.model]
+    allreduce_s = 4 * profile.parameters / _GRADIENT_BYTES_PER_S
+    link = "estimated: gradient bytes at the 0.68 GB/s that COVAP's Table I implies (64 V100, 30 Gbit/s)"
+    if profile.model == "gpt2":
+        backward_s = allreduce_s / _GPT2_CCR
+        compute = (
+            "estimated: all-reduce time over the CCR of 3.5 in COVAP, section IV.C; before = backward / 2"
+        )
+    else:
+        batch = _BATCH.get(profile.model, 32)
+        flop = _BACKWARD_FLOP_PER_MAC * profile.macs * batch
+        backward_s = flop / _FLOP_PER_S + _LAYER_S * len(profile.layers)
+        compute = (
+            f"estimated: multiply-adds of batch {batch} at 8 TFLOP/s, 0.1 ms per layer; before = backward / 2"
+        )
+    return Timing(backward_s / 2, backward_s, allreduce_s, compute, link)
+
+
+def backward_of(profile: Profile) -> Backward:
+    """Tensors in reverse order; a layer's are ready together, when its share of the multiply-adds is done.
+
+    >>> from gradwire.lab.workloads.profile import load
+    >>> len(backward_of(load("resnet101")).numel)
+    314
+    """
+    times, layers = timing(profile), profile.layers[::-1]
+    done = list(accumulate(layer.macs for layer in layers))
+    tensors = [
+        (times.backward_s * macs / max(done[-1], 1), math.prod(shape))
+        for layer, macs in zip(layers, done, strict=True)
+        for shape in layer.shapes[::-1]
+    ]
+    ready_s, numel = zip(*tensors, strict=True)
+    return Backward(times.before_s, ready_s, numel, times.backward_s)

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradwire.lab.data import TextSet
-from gradwire.lab.workloads.base import Batch, Parameters, check_rank, generator, seeded
-from gradwire.lab.workloads.models.chargpt import CharGPT
-from gradwire.lab.workloads.shards import Shards
+from gradwire.lab.workloads.base import Batch, Parameters, Shards, check_rank, generator, seeded
+from gradwire.lab.workloads.models import CharGPT
 
 _TEST_WINDOWS = 64
 

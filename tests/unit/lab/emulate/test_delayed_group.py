@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.lab.emulate import Link
-from gradwire.lab.emulate.delayed_group import DelayedGroup
-from gradwire.lab.emulate.wire import Wire
-from gradwire.lab.emulate.wire_file import WireFile
+from gradwire.lab.emulate.delayed_group import DelayedGroup, Wire
+from gradwire.lab.emulate.link import WireFile
 
 
 @pytest.fixture

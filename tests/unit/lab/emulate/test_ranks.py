@@ -4,14 +4,14 @@ import signal
 
 import pytest
 
-from gradwire.lab.emulate import Link, Network, counters, modes, rank_env, sandbox, why_not
-from gradwire.lab.emulate.inside import backend
-from gradwire.lab.emulate.launch import shell_code
+from gradwire.lab.emulate import Link, Network, counters, ranks, sandbox, why_not
+from gradwire.lab.emulate.network import shell_code
+from gradwire.lab.emulate.ranks import backend
 from gradwire.lab.emulate.topology import MTU_BYTES, burst_bytes, pieces_bytes
 
 
 def test_every_rank_looks_like_a_node_of_its_own():
-    found = rank_env.namespace({"GRADWIRE_SANDBOX": "root"}, 2, 4, 29501, "10.0.0.1", "eth0")
+    found = ranks.namespace_variables({"GRADWIRE_SANDBOX": "root"}, 2, 4, 29501, "10.0.0.1", "eth0")
     assert found["RANK"] == found["GROUP_RANK"] == "2"
     assert (found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("4", "0", "1")
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "29501")
@@ -20,12 +20,12 @@ def test_every_rank_looks_like_a_node_of_its_own():
 
 
 def test_the_users_thread_count_is_kept():
-    assert rank_env.backend({"OMP_NUM_THREADS": "3"}, 0, 1, 1, "/w")["OMP_NUM_THREADS"] == "3"
+    assert ranks.backend_variables({"OMP_NUM_THREADS": "3"}, 0, 1, 1, "/w")["OMP_NUM_THREADS"] == "3"
 
 
 def test_outside_of_a_network_there_is_gloo_and_nothing_to_count(monkeypatch):
-    monkeypatch.delenv(rank_env.INTERFACE_VARIABLE, raising=False)
-    monkeypatch.delenv(rank_env.WIRE_VARIABLE, raising=False)
+    monkeypatch.delenv(ranks.INTERFACE_VARIABLE, raising=False)
+    monkeypatch.delenv(ranks.WIRE_VARIABLE, raising=False)
     assert backend() == "gloo"
     assert counters() is None
 
@@ -43,17 +43,17 @@ def test_a_rank_beyond_the_world_is_refused():
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="must be one of auto, root, user, backend"):
-        modes.choose("sudo")
+        sandbox.choose("sudo")
 
 
 def test_what_is_missing_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(modes, "find", lambda tool: None)
+    monkeypatch.setattr(sandbox, "find", lambda tool: None)
     why_not.cache_clear()
     try:
-        assert modes.choose("auto") == "backend"
+        assert sandbox.choose("auto") == "backend"
         assert "unshare, ip, tc" in capsys.readouterr().err
         with pytest.raises(ValueError, match="iproute2"):
-            modes.choose("root")
+            sandbox.choose("root")
     finally:
         why_not.cache_clear()
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from gradwire.lab.emulate import Link
+from gradwire.lab.emulate.delayed_group import BOTH, Wire
+from gradwire.lab.emulate.link import WireFile
 from gradwire.lab.emulate.relay import Line
-from gradwire.lab.emulate.wire import BOTH, Wire
-from gradwire.lab.emulate.wire_file import WireFile
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from gradwire.lab.emulate.ranks import through_shim
 from gradwire.lab.emulate.shim import resolve
-from gradwire.lab.emulate.wrap import through_shim
 
 SHIM = ["-m", "gradwire.lab.emulate.shim"]
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from gradwire.lab.bench.entries import Entry, parse_entry
-from gradwire.lab.bench.settings import Task
+from gradwire.lab.bench.settings import Entry, Task, parse_entry
 
 AUTO_RATE = "auto"
 

@@ -1,1 +1,0 @@
-"""Small models in plain torch, one per file."""
