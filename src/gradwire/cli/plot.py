@@ -62,7 +62,7 @@ def text_plot(curves: Sequence[Curve], axes: Axes, width: int = WIDTH, height: i
 
 
 def draw(curves: Sequence[Curve], axes: Axes, title: str, path: Path) -> None:
-    """Write a picture; the suffix decides (svg, png, pdf). Raises `ValueError` for one that nobody knows."""
+    """Write a picture; the suffix decides (svg, png, pdf). Raises `ValueError` for an unknown one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 torch.set_num_threads(1)
 import_module("gradwire.lab.bench.worker")
 import_module("gradwire.ddp.attach")
-# The first optimizer imports a compiler that nobody uses here.
+# The first optimizer imports a compiler, which nothing here uses.
 torch.optim.SGD(nn.Linear(1, 1).parameters())
-# Numba loads most of itself at the first kernel. The others are compiled where somebody's recipe needs them.
+# Numba loads most of itself at the first kernel. A recipe's own kernels are compiled by its workers.
 kernels.mask_zeros(torch.zeros(1), torch.zeros(1))

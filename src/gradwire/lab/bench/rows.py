@@ -10,7 +10,7 @@ from gradwire.lab.bench.setting import Measured
 from gradwire.lab.bench.settings import BOUND, BOUND_AGAIN
 from gradwire.lab.bench.statistics import mean_over_ranks, median_over_steps, paired, slowest, spread
 
-# The loss is the mean over ranks of so many last counted steps: single batches jump.
+# The loss is the mean over ranks of the last counted steps, this many: single batches jump.
 LOSS_WINDOW = 10
 
 _TIMES = ("data_s", "forward_s", "backward_s", "exposed_comm_s", "optimizer_s", "cpu_s")

@@ -41,7 +41,10 @@ class TooLarge(ValueError):
 
 
 class Room:
-    """Watches memory while `settings` settings, whose workers have all started, are set up one by one."""
+    """Watches memory while `settings` settings, whose workers have all started, are set up one by one.
+
+    A setting that is swapped out or killed would measure nothing.
+    """
 
     def __init__(self, settings: int, available: Callable[[], int | None] = available_bytes) -> None:
         self._available, self._left = available, settings
@@ -77,7 +80,6 @@ def machine() -> dict[str, Any]:
 
 
 Say = Callable[[str], None]
-
 MakeSetting = Callable[[Entry], Setting]
 
 
@@ -94,28 +96,28 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings, network: Network, say: Say, make: MakeSetting | None = None) -> dict[str, Any]:
-    """Measure every entry and both bounds; the JSON document of the issue (settings, machine, rows).
+    """Measure every entry and both bounds; the JSON document (settings, machine, rows).
 
     All process sets are alive at once and take turns: idle ones block in a read. Turning the order
     from round to round and pairing within rounds keeps the machine's slow drifts out of the ratios.
     """
-    with everyone(settings, network, say, make) as everybody:
-        measure(everybody, settings, say)
-        for setting in everybody:
+    with started(settings, network, say, make) as running:
+        measure(running, settings, say)
+        for setting in running:
             if setting.measured.entry.kind != "bound":
                 say(f"{setting.measured.entry.name}: comparing replicas, evaluating")
                 setting.check()
                 setting.evaluate()
-        measured = [setting.measured for setting in everybody]
+        measured = [setting.measured for setting in running]
     return {
-        "settings": {**settings.as_dict(), "workload_facts": _workload_facts(everybody)},
+        "settings": {**settings.as_dict(), "workload_facts": _workload_facts(running)},
         "machine": machine(),
         **rows(measured, settings.network.workers),
     }
 
 
 @contextmanager
-def everyone(
+def started(
     settings: Settings, network: Network, say: Say, make: MakeSetting | None = None
 ) -> Iterator[list[Setting]]:
     """Start and set up every setting; end them all on the way out, whatever happened.
@@ -124,30 +126,30 @@ def everyone(
     """
     start = make or _starter(settings, network)
     with ExitStack() as stack:
-        everybody: list[Setting] = []
+        running: list[Setting] = []
         for entry in settings.every_entry:
             say(f"starting {entry.name}")
-            everybody.append(start(entry))
-            stack.callback(everybody[-1].end)
-        for setting in everybody:
+            running.append(start(entry))
+            stack.callback(running[-1].end)
+        for setting in running:
             setting.greet()
-        room = Room(len(everybody))
-        for setting in everybody:
+        room = Room(len(running))
+        for setting in running:
             say(f"setting up {setting.measured.entry.name}")
             setting.setup(settings.task.seed)
             room.after_one()
-        yield everybody
+        yield running
 
 
-def measure(everybody: list[Setting], settings: Settings, say: Say) -> None:
+def measure(running: list[Setting], settings: Settings, say: Say) -> None:
     """Warm up, then alternate."""
     schedule = settings.schedule
     if schedule.warmup:
-        for setting in everybody:
+        for setting in running:
             say(f"{setting.measured.entry.name}: {schedule.warmup} warm-up steps")
             setting.train(schedule.warmup, counted=False)
     for number in range(schedule.rounds):
-        for setting in mixed(everybody, number):
+        for setting in mixed(running, number):
             if setting.alive:
                 say(f"round {number + 1}/{schedule.rounds}: {setting.measured.entry.name}")
                 setting.train(schedule.steps)
@@ -160,9 +162,9 @@ def _starter(settings: Settings, network: Network) -> MakeSetting:
     return start
 
 
-def _workload_facts(everybody: list[Setting]) -> dict[str, Any]:
+def _workload_facts(running: list[Setting]) -> dict[str, Any]:
     """What the workload says about itself, from the first setting that got so far."""
-    for setting in everybody:
+    for setting in running:
         if setting.measured.setup:
             return {
                 "parameters": setting.measured.setup.get("parameters"),

@@ -9,7 +9,7 @@ from gradwire.lab.bench.process_set import Answers, Message, Network, OnStep, Pr
 from gradwire.lab.bench.settings import Entry, Task
 from gradwire.lab.bench.statistics import StepSample
 
-# Joining the group and the first broadcast over a slow link take a while; so do imports where nobody forks.
+# Joining the group and the first broadcast over a slow link take a while; so do imports without a fork.
 _SETUP_TIMEOUT_S = 180.0
 # One answer, after all of a test set.
 _EVALUATE_TIMEOUT_S = 900.0
@@ -73,7 +73,7 @@ class Setting:
     def setup(self, seed: int, entry: Entry | None = None) -> None:
         """Build (or rebuild) everything from `seed`, by default for the setting's own entry."""
         entry = entry or self.measured.entry
-        # Of what was built before: whoever fails from here on must not show it.
+        # Both belong to what was built before: a setting that fails from here on must not show them.
         self.measured.fingerprints, self.measured.evaluation = [], {}
         command = {
             "op": "setup",
@@ -110,7 +110,7 @@ class Setting:
             self.measured.fingerprints = [closing["fingerprint"] for closing in answers.closing]
 
     def evaluate(self) -> dict[str, float]:
-        """Figures of merit of rank 0's model (whose BatchNorm statistics DDP makes everybody's)."""
+        """Figures of merit of rank 0's model (DDP broadcasts its BatchNorm statistics to all ranks)."""
         answers = self._ask({"op": "evaluate"}, only=0, timeout_s=max(_EVALUATE_TIMEOUT_S, self._timeout_s))
         if answers is not None:
             self.measured.evaluation = answers.closing[0]["evaluation"]

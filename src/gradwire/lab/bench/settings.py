@@ -99,9 +99,9 @@ BOUND_AGAIN = Entry("bound again", "bound", "bound")
 class Task:
     """What every setting trains, identical for all of them.
 
-    `bucket_cap_mb` goes to `DistributedDataParallel` for everybody. With `decay_steps` the learning rate
-    falls linearly to zero over the last four fifths of so many steps. `policy` is that of all recipes, as
-    `policy_of` reads it; without one it is the workload's.
+    `bucket_cap_mb` goes to `DistributedDataParallel` in all settings. With `decay_steps` the learning rate
+    falls linearly to zero over the last four fifths of that number of steps. `policy` is that of all recipes,
+    in the form that `policy_of` reads; without one it is the workload's.
     """
 
     workload: str

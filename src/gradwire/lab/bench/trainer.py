@@ -201,11 +201,11 @@ def learning_rate_factor(decay_steps: int | None, step: int) -> float:
 def _data_parallel(
     model: torch.nn.Module, entry: Entry, task: Task, work: Workload
 ) -> DistributedDataParallel:
-    """The same arguments for everybody, except a peer's own `bucket_cap_mb`, which shows in its name."""
+    """The same arguments in all settings, except a peer's own `bucket_cap_mb`, which shows in its name."""
     wanted = entry.options.get(peers.BUCKET_OPTION) if entry.kind == "peer" else None
     usual = work.bucket_cap_mb if task.bucket_cap_mb is None else task.bucket_cap_mb
     cap_mb = usual if wanted is None else float(cast("float", wanted))
-    # The view saves DDP a copy of all gradients per step; everybody gets it.
+    # The view saves DDP a copy of all gradients per step; all settings get it.
     return DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
 
 

@@ -25,7 +25,7 @@ start of the step's backward pass."""
 
 
 def record(trainer: Trainer, steps: int) -> list[Span]:
-    """Train `steps` more steps ; the spans of the last one. Every rank must call it."""
+    """Train `steps` more steps; returns the spans of the last one. Every rank must call it."""
     if trainer.wire is not None:
         _train(trainer, steps)
         account = trainer.report(timeline=True) or {}

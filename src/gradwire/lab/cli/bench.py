@@ -40,7 +40,7 @@ def bench(
     shards: Annotated[str, typer.Option(help="iid, or skewed: split by class.")] = "iid",
     batch_size: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
     bucket_cap_mb: Annotated[
-        float | None, typer.Option(help="DDP's bucket size for everybody; DDP's own default is 25.")
+        float | None, typer.Option(help="DDP's bucket size in all settings; DDP's own default is 25.")
     ] = None,
     policy: Annotated[
         str | None,
@@ -63,7 +63,7 @@ def bench(
         entered = emulate.enter(mode)
         settings = Settings(task, schedule, Network(workers, rate, delay, entered), entries)
         prepare_workers()
-        from gradwire.lab.bench import runner  # not before: outside of the sandbox nobody needs torch
+        from gradwire.lab.bench import runner  # not before: what runs outside of the sandbox needs no torch
 
         runner.check(settings)
         network = emulate.Network(workers, link, entered)

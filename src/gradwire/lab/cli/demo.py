@@ -57,7 +57,7 @@ def demo(
         emulate.Link(None if rate == AUTO_RATE else emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
         prepare_workers()
-        from gradwire.lab.demo import director  # not before: outside of the sandbox nobody needs torch
+        from gradwire.lab.demo import director  # not before: what runs outside of the sandbox needs no torch
 
         director.check(plan)
         network = emulate.Network(workers, emulate.Link(), entered)

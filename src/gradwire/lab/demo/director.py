@@ -31,7 +31,7 @@ def document(
     result: Result,
     measured_rows: list[dict[str, Any]],
     setup: dict[str, Any],
-    everybody: list[Measured],
+    measured: list[Measured],
 ) -> dict[str, Any]:
     """Settings, machine, rows (as in a bench), courses of all runs, timelines, checks, notes, failures."""
     return {
@@ -51,7 +51,7 @@ def document(
         "checks": [check.as_dict() for check in checks(plan, result, measured_rows)],
         "notes": result.notes,
         "seconds": result.seconds,
-        "failures": [_failure(item) for item in everybody if item.failure is not None],
+        "failures": [_failure(item) for item in measured if item.failure is not None],
     }
 
 
@@ -124,17 +124,17 @@ class Director:
                 stack.callback(setting.end)
                 return setting
 
-            everybody = [start(entry) for entry in (BOUND, self._plan.ddp, self._plan.gradwire)]
-            for setting in everybody:
+            settings = [start(entry) for entry in (BOUND, self._plan.ddp, self._plan.gradwire)]
+            for setting in settings:
                 setting.setup(0)
-            yield Contestants(*everybody)
+            yield Contestants(*settings)
 
     def _calibrate(self, contestants: Contestants) -> None:
         """Shape the link: as asked, or so slow that communication takes `TARGET_CCR` backward passes."""
         plan = self._plan
         rate = None if plan.rate == AUTO_RATE else parse_rate(plan.rate)
         if plan.rate == AUTO_RATE:
-            # DDP's own backward pass: whoever waits for peers computes more slowly than the bound.
+            # DDP's own backward pass: a rank that waits for peers computes more slowly than the bound.
             steps = contestants.ddp.train(plan.calibration, counted=False)
             contestants.ddp.setup(0)
             if steps:
@@ -161,8 +161,8 @@ class Director:
             self._result.at_same_time = {"ddp": reached, "gradwire": dict(wire.evaluation)}
         if len(ddp) >= self._plan.steps:
             ddp.evaluation = reached
-        everybody = [item.measured for item in (contestants.bound, contestants.ddp, contestants.gradwire)]
-        return list(rows(everybody, self._plan.workers)["rows"])
+        measured = [item.measured for item in (contestants.bound, contestants.ddp, contestants.gradwire)]
+        return list(rows(measured, self._plan.workers)["rows"])
 
     def _finish_ddp(self, contestants: Contestants, ddp: Course) -> None:
         """The steps that DDP did not manage in time; its loss over steps does not depend on the link."""

@@ -48,7 +48,7 @@ class Course:
 
 
 class Live(Protocol):
-    """Whoever shows progress."""
+    """Shows progress."""
 
     def say(self, text: str) -> None: ...
 
@@ -107,11 +107,6 @@ def finish(setting: Setting, course: Course, plan: Plan, live: Live, *, shaped: 
     compared = setting.measured.fingerprints
     course.replicas_identical = len(set(compared)) == 1 if compared else None
     course.evaluation = dict(setting.evaluate())
-
-
-def median_step_s(course: Course, warmup: int) -> float:
-    """Of the steps on the slow link, seconds."""
-    return median(course.step_s[warmup : course.shaped] or course.step_s)
 
 
 def timed(work: Callable[[], object]) -> float:

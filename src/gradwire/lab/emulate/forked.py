@@ -31,8 +31,8 @@ _CONTEXT = multiprocessing.get_context("forkserver") if _IS_LINUX else multiproc
 def prepare_ranks(*modules: str) -> None:
     """Begin to import `modules` in the process that ranks will be forked from; returns at once.
 
-    To be called once, before the first fork: later it changes nothing. Whoever forks without, and everybody
-    where there is no such process, gets ranks that import by themselves.
+    Call it once, before the first fork: later it changes nothing. Without it, and on systems without such a
+    process, ranks import these modules themselves.
     """
     if _IS_LINUX:
         _CONTEXT.set_forkserver_preload(list(modules))

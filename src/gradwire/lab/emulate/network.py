@@ -174,8 +174,8 @@ def end_all(processes: Sequence[Process], grace_s: float = _GRACE_S) -> None:
 
 def _signal_family(process: Process, number: int) -> None:
     try:
-        # Nobody has reaped a process of ours, so its id cannot have gone to anybody else. One that was forked
-        # has been alive a moment ago.
+        # Only we reap our processes, so the id of one cannot belong to another process yet. Forked ones are
+        # reaped by the fork server; `poll` has just found this one alive.
         if os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, number)
         else:

@@ -59,7 +59,7 @@ def take_the_place_of_gloo() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End with the launcher: asked for twice a second, since without namespaces nobody else sees to it."""
+    """End with the launcher: looks twice a second, because without namespaces the kernel does not do it."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -115,7 +115,7 @@ _MOST_WINDOW = 2**30 - 1  # twice that must be an int of the kernel's
 def burst_bytes(rate_bit_per_s: float) -> int:
     """What tbf may send at once: a millisecond's worth, but a frame at least, or it drops them.
 
-    Whatever rests long enough sends so much for nothing, which favours who sends little: no more than needed.
+    A sender that has rested gets this much for free, which favours small senders: no more than needed.
     """
     return int(max(rate_bit_per_s / 8 * _BURST_S, 1.1 * MTU_BYTES))
 

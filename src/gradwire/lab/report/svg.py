@@ -23,7 +23,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers within [low, high], `about` so many.
+    """About `about` round numbers within [low, high].
 
     >>> ticks(0.0, 2.3)
     [0.0, 0.5, 1.0, 1.5, 2.0]
