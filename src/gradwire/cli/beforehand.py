@@ -1,4 +1,4 @@
-"""What commands look at before the minutes that they take: where results go, and what has to be installed."""
+"""Checks before a command that takes minutes: the folders of its results, and the packages that it needs."""
 
 import sys
 from importlib import import_module

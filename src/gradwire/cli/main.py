@@ -35,7 +35,7 @@ class _OnDemand(Mapping[str, Any]):
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of any mapping, but a `KeyError` within a command's module is not a missing command."""
+        """Like `dict.get`, but a `KeyError` inside a command's module is not taken for a missing command."""
         return self[name] if name in COMMANDS else default
 
     def __iter__(self) -> Iterator[str]:

@@ -23,7 +23,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axes:
-    """What the two axes count, with units."""
+    """The quantities on both axes, with units."""
 
     x: str
     y: str
@@ -82,7 +82,7 @@ def draw(curves: Sequence[Curve], axes: Axes, title: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values in [low, high] to cells 0 … cells - 1, by their logarithm."""
+    """Maps values in [low, high] to cells 0 … cells - 1, by their logarithm."""
 
     low: float
     high: float

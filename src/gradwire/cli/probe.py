@@ -64,7 +64,7 @@ def _known(text: str) -> list[str]:
 
 
 def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], int, int]:
-    """What was found, this rank's number and the world."""
+    """The fits, this rank's number and the world."""
     if "RANK" not in os.environ:
         raise ValueError(_ALONE)
     torch.set_num_threads(1)
@@ -80,7 +80,7 @@ def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], int,
 def _tell_links(
     probed: tuple[Probed, ...], rank: int, world: int, picture: Path | None, json_path: Path | None
 ) -> None:
-    """On rank 0, which has what all have."""
+    """Print and write the fits on rank 0; they are the same on all ranks."""
     if rank != 0:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""For the process that workers are forked from: what each of them would take seconds to load for itself."""
+"""Imported by the process that workers are forked from, because each would take seconds to load it all."""
 
 import signal
 from importlib import import_module

@@ -99,7 +99,7 @@ class Process(Protocol):
 
 
 class Network(Protocol):
-    """What the bench needs of an emulated network."""
+    """The part of an emulated network that the bench uses."""
 
     def fork(
         self, rank: int, target: str, descriptors: Sequence[int], *, output: int, master_port: int

@@ -59,7 +59,7 @@ def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: i
 
 
 def compare(slow: Measured | None, fast: Measured | None) -> dict[str, float] | None:
-    """How many times faster `fast` is than `slow`: paired by round, with a 95 % interval."""
+    """The speed of `fast` over that of `slow`: paired by round, with a 95 % interval."""
     if slow is None or fast is None or slow is fast:
         return None
     pairs = [(_round_s(a), _round_s(b)) for a, b in zip(slow.rounds, fast.rounds, strict=False)]

@@ -27,7 +27,7 @@ MARGIN = 0.1
 
 
 def available_bytes() -> int | None:
-    """What could be taken without swapping, where the system says so."""
+    """Memory that could be taken without swapping; None where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -37,7 +37,7 @@ def available_bytes() -> int | None:
 
 
 class TooLarge(ValueError):
-    """What is asked for does not fit into this machine."""
+    """The settings do not fit into this machine's memory."""
 
 
 class Room:
@@ -163,7 +163,7 @@ def _starter(settings: Settings, network: Network) -> MakeSetting:
 
 
 def _workload_facts(running: list[Setting]) -> dict[str, Any]:
-    """What the workload says about itself, from the first setting that got so far."""
+    """The workload's facts about itself, from the first setting that got as far as its set-up."""
     for setting in running:
         if setting.measured.setup:
             return {

@@ -145,7 +145,7 @@ class Setting:
 
 
 def _per_step(before: Any, after: Any, count: int, field: str) -> list[float]:
-    """What was sent per step, mean over ranks; empty where the network cannot count."""
+    """Bytes or packets sent per step, mean over ranks; empty where the network cannot count."""
     if before is None or after is None:
         return []
     sent = [getattr(late - early, field) for early, late in zip(before, after, strict=True)]

@@ -1,4 +1,4 @@
-"""What a bench run was asked to do: one frozen value that the JSON repeats in full.
+"""The settings of a bench run: one frozen value that the JSON repeats in full.
 
 The command line writes settings to compare as a list: `dense;topk(ratio=0.01);covap(interval=4)`.
 """
@@ -97,7 +97,7 @@ BOUND_AGAIN = Entry("bound again", "bound", "bound")
 
 @dataclass(frozen=True)
 class Task:
-    """What every setting trains, identical for all of them.
+    """The training that all settings share.
 
     `bucket_cap_mb` goes to `DistributedDataParallel` in all settings. With `decay_steps` the learning rate
     falls linearly to zero over the last four fifths of that number of steps. `policy` is that of all recipes,
@@ -123,7 +123,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How much is measured: `warmup` uncounted steps, then `rounds` rounds of `steps` steps per setting.
+    """The amount of measurement: `warmup` uncounted steps, then `rounds` rounds of `steps` steps per setting.
 
     `timeout_s` is the time without any finished step after which a setting is taken to hang.
     """

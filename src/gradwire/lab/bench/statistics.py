@@ -1,4 +1,4 @@
-"""What one rank measured in a step, and medians, spreads and paired comparisons of that."""
+"""Samples of single steps, and their medians, spreads and paired comparisons."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -42,7 +42,7 @@ def tables(document: Document) -> Group:
 
 
 def title(settings: Document) -> str:
-    """What was trained over which link, and the recipes' policy where it is not the default."""
+    """Workload, link, and the recipes' policy where it is not the default."""
     delay = f", delay {settings['delay']}" if settings["delay"] not in ("", "0", "0s", "0ms") else ""
     policy = settings["policy"] or settings["workload_facts"].get("suggested_policy")
     return (
@@ -53,7 +53,7 @@ def title(settings: Document) -> str:
 
 
 def caption(document: Document) -> str:
-    """How to read it, and the A/A spread that every ratio must be held against."""
+    """Explains the columns, and gives the A/A spread that every ratio must be held against."""
     spread, settings = document["spread"], document["settings"]
     repeat = (
         "The bound was not measured twice."

@@ -60,7 +60,7 @@ _FORMS = "expected none, by_size(smallest=256), or pattern=recipe; pattern=recip
 
 
 def policy_of(text: str) -> Policy:
-    """What `attach` takes as `policy`, from one of three forms.
+    """The `policy` argument of `attach`, from a text of one of three forms.
 
     `none`: every parameter by the recipe. `by_size(smallest=256)`: vectors and tensors of fewer elements as
     the recipe sends its tiny ones, or by `recipe=…`. `pattern=recipe; pattern=recipe`: glob patterns over
@@ -228,7 +228,7 @@ def _synchronise(
 
 
 def policy_for(task: Task, work: Workload) -> Policy | None:
-    """Of all recipes: the one that was asked for, else the workload's; `None` is the default."""
+    """The policy of all recipes: the task's, else the workload's; None is the default of `attach`."""
     text = work.policy if task.policy is None else task.policy
     return None if text is None else policy_of(text)
 

@@ -91,7 +91,7 @@ def _account(
 
 
 def _tell(account: dict[str, Any], outcome: Outcome) -> None:
-    """On stderr, so that the command's own output stays clean."""
+    """Print the account to stderr, so that the command's own output stays clean."""
     seconds = account["seconds_s"]
     print(
         f"gradwire net: {account['workers']} ranks, mode {account['mode']}, {seconds:.2f} s", file=sys.stderr

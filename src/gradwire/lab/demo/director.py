@@ -219,7 +219,7 @@ class Director:
             finish(setting, course, self._plan, self._live, shaped=False)
 
     def _trace(self, contestants: Contestants) -> None:
-        """What happened when within one step on the slow link."""
+        """Record spans of one step on the slow link."""
         if not contestants.alive:
             return
         self._live.say("Looking inside one step of each on the slow link")
@@ -229,7 +229,7 @@ class Director:
 
 
 def _settled_recipe(setting: Setting, plan: Plan) -> Entry:
-    """What an adaptive recipe chose, as an entry of its own."""
+    """The recipe that an adaptive one has chosen, as an entry of its own."""
     report = setting.measured.report or {}
     text = report.get("recipe") if report.get("settled", True) else None
     return parse_entry(text or plan.recipe, "recipe")

@@ -1,4 +1,4 @@
-"""What the demonstration claims, whether this run bears it out, and its result in figures and words."""
+"""Claims of the demonstration, checked against this run, and its result in figures and words."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -41,7 +41,7 @@ class Metric:
     percent: bool
 
     def text(self, value: float | None) -> str:
-        """With its unit."""
+        """The value with its unit."""
         if value is None:
             return "-"
         return f"{value * 100:.2f} %" if self.percent else f"{value:.4f}"
@@ -80,7 +80,7 @@ def speed(row: dict[str, Any]) -> list[Check]:
 
 
 def beside_free_ddp(row: dict[str, Any], courses: Sequence[Course]) -> Check:
-    """What ranks that wait for each other reach on this machine when the link costs them next to nothing."""
+    """gradwire beside ranks that wait for each other over a link that costs them next to nothing."""
     claim = "share of the speed of plain DDP on an unshaped link"
     free = [time for course in courses if course.name == "ddp" for time in course.step_s[course.shaped :]]
     if not free or not row["step_s"]:
@@ -191,7 +191,7 @@ def headline(document: Document) -> str:
 
 
 def lead(document: Document) -> str:
-    """What was trained, in a phrase."""
+    """A phrase that names model, workers and data."""
     settings = document["settings"]
     facts = settings["workload_facts"]
     size = f"{(facts.get('parameters') or 0) / 1e6:.2f} M parameters"

@@ -1,4 +1,4 @@
-"""What the demonstration runs, and how it spends its time."""
+"""Sizes and time budget of the demonstration."""
 
 from dataclasses import dataclass, replace
 
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def task(self) -> Task:
-        """What every contestant trains."""
+        """The training that all contestants share."""
         return Task(
             self.workload,
             self.data,

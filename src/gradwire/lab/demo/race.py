@@ -128,7 +128,7 @@ def _train(setting: Setting, course: Course, count: int, plan: Plan, live: Live,
 
 
 def _steps_within(slice_s: float, course: Course) -> int:
-    """How many steps of this contestant fit into a slice, at least one.
+    """The number of this contestant's steps that fit into a slice, at least one.
 
     Ranks could not agree on a duration without a message; they can on a number.
     """

@@ -41,7 +41,7 @@ def prepare_ranks(*modules: str) -> None:
 
 @dataclass(frozen=True)
 class Birth:
-    """What a new rank becomes before it calls anything: its environment, its cores, its network.
+    """A new rank's environment, cores and network, which it takes on before it calls anything.
 
     Where the environment names a wire, the delaying process group takes the place of gloo. `output` receives
     what it prints.
@@ -53,7 +53,7 @@ class Birth:
     output: Any
 
     def happen(self) -> None:
-        """In the new process."""
+        """Take them on; called in the new process."""
         os.setsid()  # so that Ctrl-C reaches the launcher only
         signal.signal(signal.SIGINT, signal.default_int_handler)
         output = self.output.detach()
@@ -109,7 +109,7 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """To this process alone; none if it has ended."""
+        """Send a signal to this process alone; does nothing if it has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)

@@ -1,4 +1,4 @@
-"""What a link is: its rate, its delay, and the bytes that went through it."""
+"""A link: its rate, its delay, and the bytes that went through it."""
 
 import math
 import mmap
@@ -44,7 +44,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Counters:
-    """What one rank's interface has received and sent since it exists; bytes include headers."""
+    """Traffic of one rank's interface since it exists; bytes include headers."""
 
     rx_bytes: int
     tx_bytes: int

@@ -98,8 +98,8 @@ class Network:
     ) -> Forked:
         """Call `target` ("module:function") as `rank`, with copies of the file `descriptors`.
 
-        The process is forked from one that has imported its modules (`forked.py`), and is
-        otherwise what `popen` starts; what it prints goes to the file descriptor `output`.
+        The process is forked from one that has imported its modules (`forked.py`). Otherwise it is what
+        `popen` starts; its output goes to the file descriptor `output`.
         """
         self._check(rank)
         forked = fork(
@@ -196,7 +196,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: exit codes as a shell reports them, and the first rank that failed, if any did."""
+    """The end of a run: exit codes as a shell reports them, and the first rank that failed, if any did."""
 
     exit_codes: tuple[int, ...]
     failed_rank: int | None

@@ -1,4 +1,4 @@
-"""What a rank is started with (environment, cores, command), and what it may ask about its network."""
+"""A rank's environment, cores and command, and its questions about the network it lives in."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def share(rank: int, workers: int, cores: Sequence[int]) -> set[int]:
 
 
 def sharing(workers: int) -> int:
-    """How many ranks the cores of one rank have to serve, when this process starts `workers` of them."""
+    """The number of ranks that share one rank's cores, when this process starts `workers` of them."""
     if not hasattr(os, "sched_getaffinity"):
         return workers
     return 1 if len(os.sched_getaffinity(0)) >= workers else workers

@@ -63,7 +63,7 @@ def why_not(mode: str) -> str | None:
 
 
 def choose(mode: str = "auto") -> str:
-    """The mode to use: the requested one, or the first that is possible. A delaying backend is said aloud."""
+    """The mode to use: the requested one, or the first that is possible. Prints why, if that is `backend`."""
     if mode not in ("auto", *MODES):
         raise ValueError(f"mode={mode!r}: must be one of auto, {', '.join(MODES)}")
     if mode == "auto":

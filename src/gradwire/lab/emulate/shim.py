@@ -50,7 +50,7 @@ def _resolving(function: Callable[..., Any], default: str | None) -> Callable[..
 
 
 def take_the_place_of_gloo() -> None:
-    """From here on, groups of this process are delayed."""
+    """Make `init_process_group` and `new_group` of this process create delayed groups."""
     register()
     for name, default in (("init_process_group", "gloo"), ("new_group", None)):
         wrapped = _resolving(getattr(distributed_c10d, name), default)

@@ -113,7 +113,7 @@ _MOST_WINDOW = 2**30 - 1  # twice that must be an int of the kernel's
 
 
 def burst_bytes(rate_bit_per_s: float) -> int:
-    """What tbf may send at once: a millisecond's worth, but a frame at least, or it drops them.
+    """Bytes that tbf may send at once: a millisecond's worth, but at least a frame, or it drops frames.
 
     A sender that has rested gets this much for free, which favours small senders: no more than needed.
     """
@@ -174,7 +174,7 @@ class Topology:
     def _configure_switch(lines: list[str]) -> None:
         ipv4 = Path("/proc/sys/net/ipv4")
         (ipv4 / "ip_forward").write_text("1")
-        # A packet that comes back from the relay has a sender who lives behind another interface.
+        # A packet that comes back from the relay has the address of a sender behind another interface.
         for scope in ("all", "default"):
             (ipv4 / "conf" / scope / "rp_filter").write_text("0")
         batch("ip", lines)
@@ -239,7 +239,7 @@ class Topology:
         self._relay.set_delay(delay_s)
 
     def counters(self) -> list[Counters]:
-        """What every rank's interface has counted so far."""
+        """The counters of every rank's interface."""
         return [in_netns(netns, lambda: read_counters(INTERFACE)) for netns in self.ranks]
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ _ROW_COLOURS = {"bound": "bound", "peer": "ddp", "recipe": "gradwire"}
 
 
 def loss_over_time(document: Document) -> str:
-    """Of seed 0; where DDP's steps ran on an unshaped link, their place in time is projected and dashed."""
+    """Curves of seed 0. Steps of DDP on an unshaped link are placed at projected times and dashed."""
     warmup = document["settings"]["warmup"]
     series = []
     for course in document["courses"]:
@@ -67,7 +67,7 @@ def step_timeline(document: Document) -> str:
 
 
 def bytes_beside(document: Document) -> str:
-    """What the cost model predicts, what the interface counted."""
+    """Bytes that the cost model predicts beside those that the interface counted."""
     return byte_pairs(
         [
             (

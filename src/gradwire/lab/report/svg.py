@@ -39,7 +39,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """As short as it is exact.
+    """The shortest exact text.
 
     >>> tick_text(0.5), tick_text(100.0)
     ('0.5', '100')

@@ -1,4 +1,4 @@
-"""What a bench run trains: real models on real data, and emulated ones of published sizes.
+"""Workloads of a bench run: real models on real data, and emulated ones of published sizes.
 
 >>> from gradwire.lab.workloads import workload
 >>> workload("resnet18").batch_size

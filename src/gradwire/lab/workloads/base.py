@@ -1,4 +1,4 @@
-"""What every workload offers to a bench run, its random numbers, and who trains on which shard."""
+"""The interface of a workload, its random numbers, and the shards of its data."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol, get_args
@@ -31,7 +31,7 @@ class Workload(Protocol):
 
     @property
     def policy(self) -> str | None:
-        """Of all recipes, as `gradwire bench` takes it, where the default would not suit the model."""
+        """The policy of all recipes, as `gradwire bench` takes it, where the default would not suit."""
         ...
 
     def model(self, seed: int) -> nn.Module:
@@ -55,7 +55,7 @@ class Workload(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What a report has to say about this workload, ready for JSON."""
+        """Facts about this workload for a report, ready for JSON."""
         ...
 
 

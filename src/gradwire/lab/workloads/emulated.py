@@ -85,7 +85,7 @@ class EmulatedWorkload:
 
     @property
     def policy(self) -> str | None:
-        """What counts as tiny, shrunk like the model: the same tensors as in the published one."""
+        """The limit of tiny tensors, shrunk like the model: the same tensors as in the published one."""
         return None if self._shrink == 1 else f"by_size(smallest={round(TINY_ELEMENTS / self._shrink)})"
 
     @property
@@ -100,7 +100,7 @@ class EmulatedWorkload:
 
     @property
     def allreduce_s(self) -> float:
-        """What a dense all-reduce takes on the published link, times `time_scale`."""
+        """Time of a dense all-reduce on the published link, times `time_scale`."""
         return self._timing.allreduce_s * self._time_scale
 
     def suggested_rate_bit_per_s(self, world: int) -> float:
@@ -157,7 +157,7 @@ class EmulatedWorkload:
 
 @dataclass(frozen=True)
 class _Step:
-    """What one backward pass has to know; `started` holds its start time as soon as it has begun."""
+    """Input of one backward pass; `started` holds its start time as soon as it has begun."""
 
     key: tuple[int, int, int]
     draws: Draws
@@ -212,7 +212,7 @@ class EmulatedNetwork(nn.Module):
     def __init__(self, profile: Profile, before_s: float, backward_s: float, seed: int) -> None:
         super().__init__()
         self.before_s = before_s
-        # backward visits the layers in reverse: a layer is ready when it and all behind it are done
+        # backward visits the layers in reverse: a layer is ready when it and all after it are done
         behind = list(accumulate(layer.macs for layer in reversed(profile.layers)))[::-1]
         first = list(accumulate((len(layer.shapes) for layer in profile.layers), initial=0))
         with seeded(seed):
