@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
-from tests.house.source import MODULES, imports
+from tests.house.source import MODULES, ROOT, Module, imports
 
 NUMBERS = {"plan", "adapt"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena"}
@@ -148,3 +150,16 @@ def test_the_rule_can_be_broken() -> None:
     assert part_of("gradwire.lab.demo.race") == "lab.demo"
     assert part_of("gradwire.lab") == "lab"
     assert imported_outside(set(), lambda target: target == "time")
+
+
+BENCHMARKS = tuple(Module(path) for path in sorted((ROOT / "benchmarks").glob("*.py")))
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.path.stem)
+def test_what_benchmarks_import_of_ours_exists(benchmark: Module) -> None:
+    # No test runs them, so a name that moves would be missed there until somebody measures again.
+    for node in ast.walk(benchmark.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradwire":
+            module = import_module(str(node.module))
+            for alias in node.names:
+                assert hasattr(module, alias.name) or find_spec(f"{node.module}.{alias.name}"), alias.name
