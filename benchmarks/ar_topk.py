@@ -36,9 +36,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.codec import chunk_top_k, sparse, top_k
+from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.comm import ProcessGroupComm
-from gradwire.exchange import Exchange, ar_topk, gather, leader, run
+from gradwire.exchange.ar_topk import ar_topk
+from gradwire.exchange.base import Exchange, run
+from gradwire.exchange.gather import gather
+from gradwire.exchange.leader import leader
 from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm import Comm
-from gradwire.exchange import Exchange, Finish
+from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.settings import Task, parse_entry

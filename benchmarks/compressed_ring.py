@@ -36,7 +36,8 @@ from torch import Tensor
 
 from gradwire.arena import Lane, specs_of
 from gradwire.comm import ProcessGroupComm
-from gradwire.exchange import Finish, forget
+from gradwire.exchange.base import Finish
+from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.kernels import prepare
 from gradwire.lab import emulate, workloads

@@ -26,7 +26,8 @@ from gradwire import recipes
 from gradwire.arena import Lane, ParameterSpec, specs_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.layout import TINY_ELEMENTS
-from gradwire.exchange import forget, run
+from gradwire.exchange.base import run
+from gradwire.exchange.compose import forget
 from gradwire.lab import workloads
 from gradwire.lab.report import svg
 from gradwire.measure import Observed

@@ -37,7 +37,8 @@ from gradwire import recipes
 from gradwire.arena import Lane, Unit, specs_of
 from gradwire.codec.gcomp import Key, Table, frame, histogram
 from gradwire.comm import Comm, run_ranks
-from gradwire.exchange import forget, run
+from gradwire.exchange.base import run
+from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels import mantissa_levels
 from gradwire.lab import workloads

@@ -27,9 +27,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.codec import blocks
+from gradwire.codec.blocks import blocks
 from gradwire.comm import ProcessGroupComm
-from gradwire.exchange import Exchange, Finish, scatter_reduce
+from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired

@@ -16,7 +16,8 @@ from gradwire.arena import Lane, specs_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
 from gradwire.ddp.layout import by_size
-from gradwire.exchange import forget, run
+from gradwire.exchange.base import run
+from gradwire.exchange.compose import forget
 from gradwire.lab import workloads
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment

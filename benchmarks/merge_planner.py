@@ -32,8 +32,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.codec import qsgd, sign, sparse, top_k, truncate
 from gradwire.codec.base import Codec
+from gradwire.codec.qsgd import qsgd
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sign import sign
+from gradwire.codec.sparse import sparse
+from gradwire.codec.truncate import truncate
 from gradwire.kernels import prepare
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import profile

@@ -31,7 +31,8 @@ from torch import Tensor
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as hooks
 
-from gradwire.codec import Codec, qsgd
+from gradwire.codec.base import Codec
+from gradwire.codec.qsgd import qsgd
 from gradwire.kernels import prepare, random_words
 from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired

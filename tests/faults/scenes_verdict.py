@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.codec.select import TopK
+from gradwire.codec.select.topk import TopK
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, train
 
 RECIPE = "topk(ratio=0.05)"

@@ -8,55 +8,46 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec import (
-    Codec,
-    Selector,
-    ada_comp,
-    blocks,
-    cast,
-    chunk_top_k,
-    everything,
-    layer_top_k,
-    ms_top_k,
-    one_bit,
-    qsgd,
-    random_k,
-    rated_chunks,
-    reused_threshold,
-    sampled_top_k,
-    sidco,
-    sign,
-    sparse,
-    sparse_coded,
-    tern_grad,
-    top_k,
-    truncate,
-    values,
-)
-from gradwire.codec.base import CodecLaws
-from gradwire.codec.select import RandomK, ramp
-from gradwire.exchange import (
-    Exchange,
-    acp_sgd,
-    agreed,
-    ar_topk,
-    dense,
-    every,
-    forget,
-    gather,
-    gcomp,
-    gtop_k,
-    leader,
-    majority_vote,
-    ok_topk,
-    power_sgd,
-    reduce,
-    remember,
-    scatter_reduce,
-    sketch,
-    warm,
-)
-from gradwire.exchange.gcomp import Gcomp
+from gradwire.codec.base import Codec, CodecLaws
+from gradwire.codec.blocks import blocks
+from gradwire.codec.cast import cast
+from gradwire.codec.one_bit import one_bit
+from gradwire.codec.qsgd import qsgd
+from gradwire.codec.select.adacomp import ada_comp
+from gradwire.codec.select.base import Selector
+from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.everything import everything
+from gradwire.codec.select.layers import layer_top_k
+from gradwire.codec.select.mstopk import ms_top_k
+from gradwire.codec.select.ramp import ramp
+from gradwire.codec.select.random import RandomK, random_k
+from gradwire.codec.select.rated import rated_chunks
+from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.sampled import sampled_top_k
+from gradwire.codec.select.sidco import sidco
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sign import sign
+from gradwire.codec.sparse import sparse, values
+from gradwire.codec.sparse_coded import sparse_coded
+from gradwire.codec.tern_grad import tern_grad
+from gradwire.codec.truncate import truncate
+from gradwire.exchange.acp_sgd import acp_sgd
+from gradwire.exchange.agreed import agreed
+from gradwire.exchange.ar_topk import ar_topk
+from gradwire.exchange.base import Exchange
+from gradwire.exchange.compose import forget, remember, warm
+from gradwire.exchange.dense import dense
+from gradwire.exchange.every import every
+from gradwire.exchange.gather import gather
+from gradwire.exchange.gcomp import Gcomp, gcomp
+from gradwire.exchange.gtop_k import gtop_k
+from gradwire.exchange.leader import leader
+from gradwire.exchange.majority import majority_vote
+from gradwire.exchange.ok_topk import ok_topk
+from gradwire.exchange.power_sgd import power_sgd
+from gradwire.exchange.reduce import reduce
+from gradwire.exchange.scatter_reduce import scatter_reduce
+from gradwire.exchange.sketch import sketch
 from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual, Signum
 from gradwire.moment import Moment

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
-from gradwire.exchange import run
+from gradwire.exchange.base import run
 from gradwire.measure import Observed
 from gradwire.moment import Moment, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase

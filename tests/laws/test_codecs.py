@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec
+from gradwire.codec.base import Codec
 from gradwire.moment import Moment
 from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
 from tests.laws.inputs import KINDS, Kind, coded, generator

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
-from gradwire.exchange import run
+from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
 from gradwire.measure import Observed
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase

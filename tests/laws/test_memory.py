@@ -9,24 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import blocks, qsgd, random_k, sparse, tern_grad, top_k, values
+from gradwire.codec.blocks import blocks
+from gradwire.codec.qsgd import qsgd
+from gradwire.codec.select.random import random_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse, values
+from gradwire.codec.tern_grad import tern_grad
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.exchange import (
-    Exchange,
-    ar_topk,
-    dense,
-    every,
-    gather,
-    gtop_k,
-    leader,
-    ok_topk,
-    reduce,
-    remember,
-    run,
-    scatter_reduce,
-    sketch,
-)
-from gradwire.exchange.compose import Remember
+from gradwire.exchange.ar_topk import ar_topk
+from gradwire.exchange.base import Exchange, run
+from gradwire.exchange.compose import Remember, remember
+from gradwire.exchange.dense import dense
+from gradwire.exchange.every import every
+from gradwire.exchange.gather import gather
+from gradwire.exchange.gtop_k import gtop_k
+from gradwire.exchange.leader import leader
+from gradwire.exchange.ok_topk import ok_topk
+from gradwire.exchange.reduce import reduce
+from gradwire.exchange.scatter_reduce import scatter_reduce
+from gradwire.exchange.sketch import sketch
 from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gradwire import recipes
-from gradwire.codec import cast
+from gradwire.codec.cast import cast
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.history import History
-from gradwire.exchange import reduce, remember
-from gradwire.exchange.compose import Remember
+from gradwire.exchange.compose import Remember, remember
+from gradwire.exchange.reduce import reduce
 from gradwire.kernels import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition

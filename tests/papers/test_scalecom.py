@@ -8,9 +8,10 @@ from itertools import combinations
 import pytest
 import torch
 
-from gradwire.codec import chunk_top_k
+from gradwire.codec.select.chunks import chunk_top_k
 from gradwire.comm import Comm, run_ranks
-from gradwire.exchange import leader, run
+from gradwire.exchange.base import run
+from gradwire.exchange.leader import leader
 from gradwire.kernels import topk_indices
 from gradwire.lab.workloads import profile
 from gradwire.memory import LowPass

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm import ProcessGroupComm
-from gradwire.exchange import run
+from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import gcomp
 from gradwire.moment import Moment
 from tests.ring_order import ring_sum

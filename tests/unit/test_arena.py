@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from gradwire.arena import Lane, ParameterSpec, layout_hash, specs_of
-from gradwire.codec import sparse, top_k
-from gradwire.exchange import gather, remember
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.exchange.base import ExchangeLaws
-from gradwire.exchange.gather import Gather
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import Gather, gather
 from gradwire.memory import UNSENT
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradwire.arena import ParameterSpec, Slot, _units
-from gradwire.exchange import WHOLE
+from gradwire.exchange.base import WHOLE
 from gradwire.moment import Kept, Moment, Part
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import sparse, top_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.exchange import gather, run
+from gradwire.exchange.base import run
+from gradwire.exchange.gather import gather
 from gradwire.memory import MOMENTUM, Gradients, LowPass, Memory, MomentumCorrection
 from gradwire.moment import Moment
 from tests.laws.folding import Folding

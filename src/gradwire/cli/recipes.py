@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire.exchange import Exchange
+from gradwire.exchange.base import Exchange
 from gradwire.exchange.late import CYCLE, LATE
 from gradwire.memory import UNSENT
 from gradwire.moment import Moment

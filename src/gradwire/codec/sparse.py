@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.buffer import Chosen, chosen
 from gradwire.codec.narrow import check_narrow, narrowed, wire_type
-from gradwire.codec.select import Selector, check_fixed_size
+from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels import take
 from gradwire.moment import Moment
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.codec import indices as places
 from gradwire.codec.base import Codec, CodecLaws
-from gradwire.codec.select import Selector, check_fixed_size
+from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels import add_at
 from gradwire.moment import Moment
 
@@ -88,7 +88,9 @@ def _alone(at: Moment) -> Moment:
 def sparse_coded(selector: Selector, codec: Codec) -> SparseCoded:
     """Send the chosen values in `codec`, with their indices.
 
-    >>> from gradwire.codec import blocks, sparse, top_k
+    >>> from gradwire.codec.blocks import blocks
+    >>> from gradwire.codec.select.topk import top_k
+    >>> from gradwire.codec.sparse import sparse
     >>> at = Moment(step=0, unit=0, rank=0, world=1)
     >>> sparse(top_k(0.01)).payload(1_000_000, torch.float32, at)[0]
     50576

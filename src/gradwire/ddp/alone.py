@@ -12,7 +12,8 @@ import torch
 
 from gradwire.comm import Comm
 from gradwire.ddp.layout import Layout, build, plain
-from gradwire.exchange import dense, remember
+from gradwire.exchange.compose import remember
+from gradwire.exchange.dense import dense
 from gradwire.memory import Residual
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import Lane, Unit
-from gradwire.codec import Selector
+from gradwire.codec.select.base import Selector
 from gradwire.comm import Comm
 from gradwire.ddp.agree import require_agreement
 from gradwire.exchange.base import Exchange, parts
@@ -162,8 +162,11 @@ def _choice(selector: Selector, each: Seen, mean: Tensor) -> Tensor:
 def selector_of(exchange: Exchange) -> Selector | None:
     """The selector within an exchange, however deep; `None` where elements are not chosen.
 
-    >>> from gradwire.codec import sparse, top_k
-    >>> from gradwire.exchange import dense, gather, remember
+    >>> from gradwire.codec.select.topk import top_k
+    >>> from gradwire.codec.sparse import sparse
+    >>> from gradwire.exchange.compose import remember
+    >>> from gradwire.exchange.dense import dense
+    >>> from gradwire.exchange.gather import gather
     >>> selector_of(remember(gather(sparse(top_k(0.01))))), selector_of(dense())
     (TopK(ratio=0.01), None)
     """

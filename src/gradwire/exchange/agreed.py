@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gradwire.codec.buffer import Chosen
 from gradwire.codec.narrow import check_narrow, wire_type
-from gradwire.codec.select import Selector, filled
+from gradwire.codec.select.base import Selector
+from gradwire.codec.select.room import filled
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.base import ExchangeLaws, Finish

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.narrow import check_narrow, wire_type
-from gradwire.codec.select import Selector, check_fixed_size
+from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Round, check_algorithm
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.election import Election, election_round, gain, in_turn, note, strongest
@@ -94,7 +94,7 @@ def ar_topk(
 
     `dtype` (float16 or bfloat16) shortens the values on the wire; `algorithm` is how they are summed.
 
-    >>> from gradwire.codec import top_k
+    >>> from gradwire.codec.select.topk import top_k
     >>> exchange = ar_topk(top_k(0.1), "variance", algorithm="tree")
     >>> [each.verb for each in exchange.rounds(1000, torch.float32, Moment(0, 0, 0, world=4))]
     ['all_gather', 'all_reduce', 'all_reduce']

@@ -78,8 +78,10 @@ def parts(whole: object) -> Iterator[object]:
 
     A part is whatever promises something: a value of a dataclass field that has `laws`.
 
-    >>> from gradwire.codec import sparse, top_k
-    >>> from gradwire.exchange import gather, remember
+    >>> from gradwire.codec.select.topk import top_k
+    >>> from gradwire.codec.sparse import sparse
+    >>> from gradwire.exchange.compose import remember
+    >>> from gradwire.exchange.gather import gather
     >>> [type(part).__name__ for part in parts(remember(gather(sparse(top_k(0.01)))))]
     ['Remember', 'Gather', 'Sparse', 'TopK']
     """

@@ -71,8 +71,9 @@ class Warm:
 def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
     """Add error feedback to `inner`; refuses what is not contractive, because it diverges.
 
-    >>> from gradwire.codec import sparse, top_k
-    >>> from gradwire.exchange import gather
+    >>> from gradwire.codec.select.topk import top_k
+    >>> from gradwire.codec.sparse import sparse
+    >>> from gradwire.exchange.gather import gather
     >>> remember(gather(sparse(top_k(0.01)))).memory
     Residual(start=1.0, rise=0.0, every=1)
     """
@@ -89,7 +90,7 @@ def forget(inner: Exchange, memory: Memory | None = None) -> Remember:
 
     A `memory` may keep other things, such as a momentum, but nothing that is unsent.
 
-    >>> from gradwire.exchange import dense
+    >>> from gradwire.exchange.dense import dense
     >>> forget(dense()).memory
     Forgetful(as_arrived=False)
     """

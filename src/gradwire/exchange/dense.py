@@ -55,7 +55,7 @@ class Dense:
 def dense(algorithm: Algorithm = "library") -> Dense:
     """Plain all-reduce, as the library does it or by hops of our own.
 
-    >>> from gradwire.exchange import dense
+    >>> from gradwire.exchange.dense import dense
     >>> dense().laws.contractive
     True
     """

@@ -251,7 +251,8 @@ def prior(dtype: torch.dtype) -> Table:
 def gcomp(mode: Mode = "near", bits: int = 18, tables: Tables = "dynamic", refresh: int = REFRESH) -> Gcomp:
     """A ring all-reduce of compressed frames. For all modes but "lossless" wrap it in `forget`.
 
-    >>> from gradwire.exchange import forget, gcomp
+    >>> from gradwire.exchange.compose import forget
+    >>> from gradwire.exchange.gcomp import gcomp
     >>> forget(gcomp("near")).laws.conserves, gcomp("lossless").laws.conserves
     (False, True)
     """

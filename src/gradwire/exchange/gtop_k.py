@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.buffer import Chosen
-from gradwire.codec.select import check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.spread import spread_indices, spread_round

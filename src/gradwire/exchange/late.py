@@ -17,7 +17,8 @@ CYCLE = 840
 def sent(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:
     """What a unit sends behind every warm-up, in a step in which it does not rest.
 
-    >>> from gradwire.exchange import dense, every
+    >>> from gradwire.exchange.dense import dense
+    >>> from gradwire.exchange.every import every
     >>> [each.verb for each in sent(every(4, dense()), 1000, 2)]
     ['all_reduce']
     """

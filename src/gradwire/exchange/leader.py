@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.narrow import check_narrow, wire_type
-from gradwire.codec.select import Selector, check_fixed_size
+from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.shares import take_share

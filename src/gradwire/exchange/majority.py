@@ -137,7 +137,7 @@ def majority_vote(scale: Scale = "none") -> MajorityVote:
 
     Nothing is remembered of what a rank wanted and did not get: wrap it in `forget`.
 
-    >>> from gradwire.exchange import forget
+    >>> from gradwire.exchange.compose import forget
     >>> from gradwire.moment import Moment
     >>> rounds = forget(majority_vote()).rounds(2**20, torch.float32, Moment(0, 0, 0, world=8))
     >>> [(round_.verb, round_.payload_bytes) for round_ in rounds]

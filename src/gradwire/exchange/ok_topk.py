@@ -24,7 +24,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gradwire.codec.select import Selector
+from gradwire.codec.select.base import Selector
 from gradwire.codec.slots import Slots
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
@@ -166,7 +166,7 @@ def ok_topk(selector: Selector, slack: float = 2.0) -> OkTopK:
     `slack` is how many times its even share a rank may send to one owner; what does not fit stays unsent.
     At 1 everything uneven waits, at N nothing does.
 
-    >>> from gradwire.codec import top_k
+    >>> from gradwire.codec.select.topk import top_k
     >>> ok_topk(top_k(0.01)).slack
     2.0
     """

@@ -242,7 +242,7 @@ def scatter_reduce(codec: Codec, second_stage: bool = True, segment: int = SEGME
     Units go in pieces of `segment` elements. `second_stage` keeps what the owners' codes drop in the owners'
     own `unsent`.
 
-    >>> from gradwire.codec import blocks
+    >>> from gradwire.codec.blocks import blocks
     >>> rounds = scatter_reduce(blocks("int8")).rounds(1024, torch.float32, Moment(0, 0, rank=0, world=4))
     >>> [(each.verb, each.payload_bytes) for each in rounds]
     [('all_to_all', 1040), ('all_gather', 260)]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.codec.select import check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.kernels import count_sketch, count_sketch_estimates, put, topk_indices

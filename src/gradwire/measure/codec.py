@@ -104,8 +104,11 @@ def payloads(exchange: Exchange, numel: int, world: int, step: int = LATE) -> fl
 
     Where ranks gather shards of 1/N each, that is 1 too.
 
-    >>> from gradwire.codec import cast, sparse, top_k
-    >>> from gradwire.exchange import gather, reduce
+    >>> from gradwire.codec.cast import cast
+    >>> from gradwire.codec.select.topk import top_k
+    >>> from gradwire.codec.sparse import sparse
+    >>> from gradwire.exchange.gather import gather
+    >>> from gradwire.exchange.reduce import reduce
     >>> payloads(gather(sparse(top_k(0.01))), 1000, 4), payloads(reduce(cast(torch.float16)), 1000, 4)
     (4.0, 1.0)
     """

@@ -3,7 +3,8 @@
 See `gradwire.exchange.acp_sgd` for how it differs from the paper. Vectors and tiny tensors travel densely.
 """
 
-from gradwire.exchange import acp_sgd, remember, warm
+from gradwire.exchange.acp_sgd import acp_sgd
+from gradwire.exchange.compose import remember, warm
 from gradwire.recipes.base import Composition, register
 
 

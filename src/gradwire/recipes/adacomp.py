@@ -5,8 +5,9 @@ Differences from the paper: see `gradwire.codec.select.adacomp`; values travel a
 than a stated share.
 """
 
-from gradwire.codec import ada_comp
-from gradwire.exchange import agreed, remember
+from gradwire.codec.select.adacomp import ada_comp
+from gradwire.exchange.agreed import agreed
+from gradwire.exchange.compose import remember
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 

@@ -5,7 +5,7 @@ server is one of the ranks here, and keeps no parameters: it sums gradients.
 """
 
 from gradwire.comm.base import Algorithm
-from gradwire.exchange import dense
+from gradwire.exchange.dense import dense
 from gradwire.recipes.base import Composition, register
 
 

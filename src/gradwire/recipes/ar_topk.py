@@ -7,10 +7,10 @@ densely beside what is fused; a tree is not pipelined; `ar_topk` chooses between
 
 from collections.abc import Sequence
 
-from gradwire.codec import top_k
+from gradwire.codec.select.topk import top_k
 from gradwire.comm.base import Algorithm, Broadcasting
-from gradwire.exchange import ar_topk as exchange_of
-from gradwire.exchange import remember
+from gradwire.exchange.ar_topk import ar_topk as exchange_of
+from gradwire.exchange.compose import remember
 from gradwire.exchange.election import Election
 from gradwire.plan import ramped_cuts
 from gradwire.recipes.base import Composition, register

@@ -1,4 +1,4 @@
-"""What a recipe is, and the one list of all of them."""
+"""What a recipe is, and how a function becomes one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from gradwire.arena import Cutter
-from gradwire.exchange import Exchange
+from gradwire.exchange.base import Exchange
 from gradwire.plan import Facts, Observed, Watched, ramped_cuts
+from gradwire.recipes.catalogue import MODULES
 
 Judge = Callable[[Observed], "Composition | None"]
 """Takes what each step has shown, in turn; returns what should run from now on, or `None` to go on."""
@@ -126,6 +127,7 @@ class Entry:
 
 
 REGISTRY: dict[str, Entry] = {}
+"""Recipes whose module has been imported, and those of users."""
 
 
 B = TypeVar("B", bound=Builder)
@@ -136,8 +138,10 @@ def register(build: B) -> B:
 
     Its docstring says in a line each what "Travels", from which "Paper", and "Use when".
 
-    >>> from gradwire.codec import sparse, top_k
-    >>> from gradwire.exchange import gather, remember, warm
+    >>> from gradwire.codec.select.topk import top_k
+    >>> from gradwire.codec.sparse import sparse
+    >>> from gradwire.exchange.compose import remember, warm
+    >>> from gradwire.exchange.gather import gather
     >>> @register
     ... def gentle_topk(ratio: float = 0.05, steps: int = 100) -> Composition:
     ...     '''Top-k after some dense steps.'''
@@ -160,5 +164,7 @@ def register(build: B) -> B:
         inside = ", ".join(f"{key}={value!r}" for key, value in bound.arguments.items())
         return replace(built, text=f"{name}({inside})" if inside else name)
 
-    REGISTRY[name] = Entry(name, named)
+    # A user's recipe replaces one of ours, even if ours is imported after it.
+    if name not in REGISTRY or build.__module__ != MODULES.get(name):
+        REGISTRY[name] = Entry(name, named)
     return cast(B, named)

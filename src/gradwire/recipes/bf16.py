@@ -2,8 +2,8 @@
 
 import torch
 
-from gradwire.codec import cast
-from gradwire.exchange import reduce
+from gradwire.codec.cast import cast
+from gradwire.exchange.reduce import reduce
 from gradwire.recipes.base import Composition, register
 
 

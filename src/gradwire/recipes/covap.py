@@ -16,7 +16,10 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from gradwire.arena import Cutter
-from gradwire.exchange import Exchange, dense, every, forget, remember
+from gradwire.exchange.base import Exchange
+from gradwire.exchange.compose import forget, remember
+from gradwire.exchange.dense import dense
+from gradwire.exchange.every import every
 from gradwire.memory import Forgetful, Residual
 from gradwire.plan import Facts, interval_for, phased_cuts
 from gradwire.plan.collectives import Transfer, time_of

@@ -3,7 +3,7 @@
 Differences from DDP: none in value. One verdict of a few bytes follows the last bucket.
 """
 
-from gradwire.exchange import dense as plain
+from gradwire.exchange.dense import dense as plain
 from gradwire.recipes.base import Composition, register
 
 

@@ -13,9 +13,13 @@ the paper the momentum would decay and move the parameter.
 
 from functools import partial
 
-from gradwire.codec import sampled_top_k, sparse, top_k
-from gradwire.codec.select import ramp
-from gradwire.exchange import dense, gather, remember
+from gradwire.codec.select.ramp import ramp
+from gradwire.codec.select.sampled import sampled_top_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
+from gradwire.exchange.compose import remember
+from gradwire.exchange.dense import dense
+from gradwire.exchange.gather import gather
 from gradwire.memory import MomentumCorrection
 from gradwire.recipes.base import Composition, register
 

@@ -19,10 +19,14 @@ from torch import Tensor
 
 from gradwire.adapt.flexible import WAYS, Choice, Flexible, Rounds, Rule
 from gradwire.arena import Cutter
-from gradwire.codec import sparse, top_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.comm.base import Round
-from gradwire.exchange import Exchange, ar_topk, gather, remember
+from gradwire.exchange.ar_topk import ar_topk
+from gradwire.exchange.base import Exchange
+from gradwire.exchange.compose import remember
 from gradwire.exchange.election import Election
+from gradwire.exchange.gather import gather
 from gradwire.kernels import magnitude_edges, magnitude_histogram
 from gradwire.moment import Moment
 from gradwire.plan import Magnitudes, Observed, Watched, candidate_ratios, gains, ramped_cuts

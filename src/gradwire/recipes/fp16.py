@@ -6,8 +6,8 @@ overflow is agreed on by all ranks before anything is committed.
 
 import torch
 
-from gradwire.codec import cast
-from gradwire.exchange import reduce
+from gradwire.codec.cast import cast
+from gradwire.exchange.reduce import reduce
 from gradwire.recipes.base import Composition, register
 
 

@@ -5,7 +5,7 @@ all-gather (see `gradwire.exchange.scatter_reduce`). Error feedback is ours, and
 4 significant bits errs by 2.6 % in every step, four times as much as int8 on normal numbers.
 """
 
-from gradwire.codec import blocks
+from gradwire.codec.blocks import blocks
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.rounded import Collective, rounded
 

@@ -14,9 +14,9 @@ Numbers below the normal range of float32 and bfloat16 (2^-126) become zero: wit
 "near" and "levels" in every segment of which anything at all may be lost, with "lossless" never.
 """
 
-from gradwire.exchange import forget
-from gradwire.exchange import gcomp as compressed_ring
+from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, Mode, Tables
+from gradwire.exchange.gcomp import gcomp as compressed_ring
 from gradwire.memory import Forgetful
 from gradwire.recipes.base import Composition, register
 

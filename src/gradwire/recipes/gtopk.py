@@ -4,7 +4,8 @@ Differences from the paper: the tree elects places, and all ranks send what they
 is lost in a branch (see `gradwire.exchange.gtop_k`); per unit, not fused over the gradient.
 """
 
-from gradwire.exchange import gtop_k, remember
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gtop_k import gtop_k
 from gradwire.recipes.base import Composition, register
 
 

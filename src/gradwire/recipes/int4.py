@@ -5,7 +5,7 @@ Differences from the paper: gradients, not weights; integers -7 … 7; all-to-al
 normal numbers everything below a fifth of the standard deviation is 0.
 """
 
-from gradwire.codec import blocks
+from gradwire.codec.blocks import blocks
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.rounded import Collective, rounded
 

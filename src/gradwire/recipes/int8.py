@@ -6,7 +6,7 @@ and on: what is below 1/254 of its block's maximum would never be sent otherwise
 gradient-sized buffer, and 0.2 ns per element for the fold that reads it (5 ms for 25 M elements).
 """
 
-from gradwire.codec import blocks
+from gradwire.codec.blocks import blocks
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.rounded import Collective, rounded
 

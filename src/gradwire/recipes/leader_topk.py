@@ -5,9 +5,9 @@ Differences from the papers: per unit, not fused over the gradient; indices are 
 low-pass filter is off (β = 1) by default; values may travel in 16 bits.
 """
 
-from gradwire.codec import top_k
-from gradwire.exchange import leader, remember
-from gradwire.exchange.leader import Elect
+from gradwire.codec.select.topk import top_k
+from gradwire.exchange.compose import remember
+from gradwire.exchange.leader import Elect, leader
 from gradwire.memory import LowPass, Residual
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of

@@ -5,7 +5,9 @@ is stepped all the same and sees zeros in between, so the learning rate's schedu
 arrives is the sum over the k steps, as error feedback has it, not their mean.
 """
 
-from gradwire.exchange import dense, every, remember
+from gradwire.exchange.compose import remember
+from gradwire.exchange.dense import dense
+from gradwire.exchange.every import every
 from gradwire.recipes.base import Composition, register
 
 

@@ -4,8 +4,9 @@ Differences from the papers: layers that share a unit share one collective; a la
 chosen from in parts.
 """
 
-from gradwire.codec import layer_top_k
-from gradwire.exchange import gather, remember
+from gradwire.codec.select.layers import layer_top_k
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 

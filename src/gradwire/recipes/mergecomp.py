@@ -19,7 +19,8 @@ from functools import partial
 from typing import Literal, get_args
 
 from gradwire.adapt.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
-from gradwire.exchange import Exchange, forget
+from gradwire.exchange.base import Exchange
+from gradwire.exchange.compose import forget
 from gradwire.exchange.late import sent
 from gradwire.plan import (
     Backward,

@@ -4,8 +4,9 @@ training of deep learning on public cloud clusters", section III).
 Differences from the paper: see `gradwire.codec.select.mstopk`; per unit; one all-gather, no hierarchy.
 """
 
-from gradwire.codec import ms_top_k
-from gradwire.exchange import gather, remember
+from gradwire.codec.select.mstopk import ms_top_k
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 

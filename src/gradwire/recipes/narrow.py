@@ -4,7 +4,11 @@ from typing import Literal, cast, get_args
 
 import torch
 
-from gradwire.codec import Codec, Selector, blocks, sparse, sparse_coded
+from gradwire.codec.base import Codec
+from gradwire.codec.blocks import blocks
+from gradwire.codec.select.base import Selector
+from gradwire.codec.sparse import sparse
+from gradwire.codec.sparse_coded import sparse_coded
 from gradwire.kernels import BlockKind
 
 Values = Literal["full", "fp16", "bf16"]
@@ -30,7 +34,7 @@ def dtype_of(values: Values) -> torch.dtype | None:
 def coded(selector: Selector, values: CodedValues) -> Codec:
     """Places and values, in 16, 8 or 4 bits each if asked for.
 
-    >>> from gradwire.codec import top_k
+    >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.moment import Moment
     >>> at = Moment(step=0, unit=0, rank=0, world=1)
     >>> [coded(top_k(0.01), v).payload(10**6, torch.float32, at)[0] for v in ("full", "fp16", "int8", "int4")]

@@ -7,8 +7,9 @@ Differences from the paper: fixed sizes, exact choices in each step and per unit
 `gradwire.exchange.ok_topk`). As in the paper, what a rank sent and the final choice leaves out stays with it.
 """
 
-from gradwire.codec import top_k
-from gradwire.exchange import ok_topk, remember
+from gradwire.codec.select.topk import top_k
+from gradwire.exchange.compose import remember
+from gradwire.exchange.ok_topk import ok_topk
 from gradwire.recipes.base import Composition, register
 
 

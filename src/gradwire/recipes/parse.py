@@ -5,10 +5,34 @@ from __future__ import annotations
 import ast
 import difflib
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
-from gradwire.recipes.base import REGISTRY, Composition, Decide
+from gradwire.recipes.base import REGISTRY, Composition, Decide, Entry
+from gradwire.recipes.catalogue import MODULES
+
+
+def names() -> tuple[str, ...]:
+    """Names of all recipes, ours and those that users have registered.
+
+    >>> "covap" in names()
+    True
+    """
+    return tuple(sorted({*MODULES, *REGISTRY}))
+
+
+def entries() -> tuple[Entry, ...]:
+    """All recipes with their options and one-line summaries. Imports the modules of all."""
+    return tuple(_entry(name) for name in names())
+
+
+def _entry(name: str) -> Entry:
+    """The recipe of that name, which is one of `names()`."""
+    if name not in REGISTRY:
+        import_module(MODULES[name])
+    return REGISTRY[name]
 
 
 @dataclass(frozen=True)
@@ -24,7 +48,7 @@ class Recipe:
 
     def build(self) -> Composition | Decide:
         """The composition, or the function that decides on one when facts have been measured."""
-        return REGISTRY[self.name].build(**self.options)
+        return _entry(self.name).build(**self.options)
 
 
 def recipe(text: str | Recipe) -> Recipe:
@@ -41,9 +65,9 @@ def recipe(text: str | Recipe) -> Recipe:
     ValueError: unknown recipe 'covapp'; did you mean 'covap'? Known: acpsgd, ...
     """
     name, options = (text.name, text.options) if isinstance(text, Recipe) else _split(text)
-    if name not in REGISTRY:
-        raise ValueError(f"unknown recipe {name!r}{_nearest(name, REGISTRY)}")
-    known = REGISTRY[name].options
+    if name not in names():
+        raise ValueError(f"unknown recipe {name!r}{_nearest(name, names())}")
+    known = _entry(name).options
     for key in options:
         if key not in known:
             raise ValueError(f"recipe {name!r} has no option {key!r}{_nearest(key, known)}")
@@ -89,7 +113,7 @@ def _literal(node: ast.expr, text: str) -> Any:
         raise ValueError(f"recipe {text!r}: {ast.unparse(node)!r} is not a plain value") from None
 
 
-def _nearest(word: str, known: dict[str, Any]) -> str:
+def _nearest(word: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"{hint} Known: {', '.join(sorted(known)) or 'none'}"

@@ -7,7 +7,8 @@ asks for one, as in the paper; torch's hook sends its first 1000 steps densely, 
 that needs compression, slow.
 """
 
-from gradwire.exchange import power_sgd, remember, warm
+from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.power_sgd import power_sgd
 from gradwire.recipes.base import Composition, register
 
 

@@ -6,8 +6,9 @@ needs a contraction, what is rounded off is remembered.
 
 from typing import Literal
 
-from gradwire.codec import qsgd as quantizer
-from gradwire.exchange import forget, gather, remember
+from gradwire.codec.qsgd import qsgd as quantizer
+from gradwire.exchange.compose import forget, remember
+from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register
 
 

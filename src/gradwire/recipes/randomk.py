@@ -3,8 +3,10 @@
 (Stich et al. 2018, "Sparsified SGD with memory".) Differences from the paper: the choice is made per unit.
 """
 
-from gradwire.codec import random_k, values
-from gradwire.exchange import reduce, remember
+from gradwire.codec.select.random import random_k
+from gradwire.codec.sparse import values
+from gradwire.exchange.compose import remember
+from gradwire.exchange.reduce import reduce
 from gradwire.recipes.base import Composition, register
 
 

@@ -2,8 +2,10 @@
 
 from typing import Literal, get_args
 
-from gradwire.codec import Codec
-from gradwire.exchange import forget, gather, remember, scatter_reduce
+from gradwire.codec.base import Codec
+from gradwire.exchange.compose import forget, remember
+from gradwire.exchange.gather import gather
+from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.recipes.base import Composition
 
 Collective = Literal["all_reduce", "all_gather"]
@@ -15,7 +17,7 @@ def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce")
     Between two ranks an all-gather costs the same bytes in one round instead of two, and rounds once.
     Even without feedback it lives in a lane: blocks follow parameters, and never DDP's buckets.
 
-    >>> from gradwire.codec import truncate
+    >>> from gradwire.codec.truncate import truncate
     >>> rounded(truncate(18), feedback=False).exchange.memory
     Forgetful(as_arrived=False)
     """

@@ -15,8 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from gradwire.codec import rated_chunks
-from gradwire.exchange import leader, remember, warm
+from gradwire.codec.select.rated import rated_chunks
+from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.leader import leader
 from gradwire.memory import LowPass
 from gradwire.plan import Facts
 from gradwire.plan.layer_rates import rates_of

@@ -4,9 +4,10 @@ gradient compression technique for distributed training systems").
 Differences from the paper: see `gradwire.codec.select.sidco`; per unit.
 """
 
-from gradwire.codec import sidco as by_fit
 from gradwire.codec.select.sidco import Fit
-from gradwire.exchange import gather, remember
+from gradwire.codec.select.sidco import sidco as by_fit
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 

@@ -6,7 +6,7 @@ gradient, so that learning rates, clipping and the parameters that travel densel
 step of every parameter: take a thousandth of SGD's, or Adam's.
 """
 
-from gradwire.exchange import forget
+from gradwire.exchange.compose import forget
 from gradwire.exchange.majority import Scale, majority_vote
 from gradwire.recipes.base import Composition, register
 

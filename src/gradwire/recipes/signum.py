@@ -5,7 +5,7 @@ momentum to them. A parameter whose gradient is exactly zero on a rank keeps its
 and does not vote; in the paper the momentum would decay and vote.
 """
 
-from gradwire.exchange import forget
+from gradwire.exchange.compose import forget
 from gradwire.exchange.majority import Scale, majority_vote
 from gradwire.memory import Signum
 from gradwire.recipes.base import Composition, register

@@ -4,7 +4,8 @@ Differences from the paper: all-reduces instead of a server, so that every rank 
 `gradwire.exchange.sketch`); per unit; the memory is of elements, and momentum is the optimizer's.
 """
 
-from gradwire.exchange import remember, sketch
+from gradwire.exchange.compose import remember
+from gradwire.exchange.sketch import sketch
 from gradwire.recipes.base import Composition, register
 
 

@@ -5,8 +5,9 @@ Differences from the paper: ranks do not share a scale, as every rank decodes ev
 vectors and tiny tensors travel densely, where the paper has a scale for each of them.
 """
 
-from gradwire.codec import tern_grad
-from gradwire.exchange import forget, gather
+from gradwire.codec.tern_grad import tern_grad
+from gradwire.exchange.compose import forget
+from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register
 
 

@@ -5,8 +5,9 @@ Differences from the paper: values travel as they are, not as plus or minus the 
 than a stated share.
 """
 
-from gradwire.codec import fixed_threshold
-from gradwire.exchange import agreed, remember
+from gradwire.codec.select.fixed import fixed_threshold
+from gradwire.exchange.agreed import agreed
+from gradwire.exchange.compose import remember
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 

@@ -5,8 +5,10 @@ indices and values share one buffer, so there is one collective per unit; values
 bits; with `reuse` the threshold is taken from what the last step left.
 """
 
-from gradwire.codec import reused_threshold, top_k
-from gradwire.exchange import gather, remember
+from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.topk import top_k
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 

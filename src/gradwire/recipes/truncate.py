@@ -5,7 +5,7 @@ and an all-gather (see `gradwire.exchange.scatter_reduce`) where the paper cuts 
 Without error feedback, as there, it is biased: 1 % of the magnitude is lost at 18 bits, twice.
 """
 
-from gradwire.codec import truncate as upper_bits
+from gradwire.codec.truncate import truncate as upper_bits
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.rounded import rounded
 

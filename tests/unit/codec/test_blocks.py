@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec import blocks
+from gradwire.codec.blocks import blocks
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of
 

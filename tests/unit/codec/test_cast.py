@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec import cast
+from gradwire.codec.cast import cast
 from gradwire.moment import Moment
 
 AT = Moment(0, 0, 0, 1)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec, qsgd, tern_grad
+from gradwire.codec.base import Codec
+from gradwire.codec.qsgd import qsgd
+from gradwire.codec.tern_grad import tern_grad
 from gradwire.kernels import Norm
 from gradwire.moment import Moment
 from gradwire.recipes import Composition, recipe

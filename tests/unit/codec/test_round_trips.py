@@ -7,9 +7,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.codec import Codec, blocks, one_bit, qsgd, sign, truncate
+from gradwire.codec.base import Codec
+from gradwire.codec.blocks import blocks
 from gradwire.codec.buffer import Chosen
+from gradwire.codec.one_bit import one_bit
+from gradwire.codec.qsgd import qsgd
+from gradwire.codec.sign import sign
 from gradwire.codec.slots import Slots
+from gradwire.codec.truncate import truncate
 from gradwire.codec.two_levels import TwoLevels
 from gradwire.kernels import Blocks
 from gradwire.moment import Moment

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec, one_bit, sign
+from gradwire.codec.base import Codec
+from gradwire.codec.one_bit import one_bit
+from gradwire.codec.sign import sign
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec import everything, random_k, sparse, top_k, values
+from gradwire.codec.select.everything import everything
+from gradwire.codec.select.random import random_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse, values
 from gradwire.moment import Moment
 
 AT = Moment(step=4, unit=1, rank=0, world=3)

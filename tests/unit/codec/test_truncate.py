@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec import truncate
+from gradwire.codec.truncate import truncate
 from gradwire.moment import Moment
 
 AT = Moment(step=0, unit=0, rank=0, world=1)

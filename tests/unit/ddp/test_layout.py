@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gradwire.arena import ParameterSpec
-from gradwire.codec import random_k, values
+from gradwire.codec.select.random import random_k
+from gradwire.codec.sparse import values
 from gradwire.ddp import layout as layouts
 from gradwire.ddp.layout import Layout, build, by_size, settled
-from gradwire.exchange import reduce
-from gradwire.exchange.reduce import Reduce
+from gradwire.exchange.reduce import Reduce, reduce
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 

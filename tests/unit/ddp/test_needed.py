@@ -19,7 +19,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp.layout import build, by_size, plain
 from gradwire.ddp.needed import kernels_for, kernels_of
-from gradwire.exchange import Exchange, run
+from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.late import LATE
 from gradwire.kernels import cpu, prepare, preparing, sample_indices, topk_indices
 from gradwire.moment import Moment, Part, Replicated

@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import sparse, top_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp import state
 from gradwire.ddp.momentum import check_momentum
 from gradwire.errors import RanksDisagree
-from gradwire.exchange import gather, remember
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
 from gradwire.memory import LowPass
 from tests.unit.ddp.rig import EVERY_RECIPE, REMEMBERING, REVERSED, SHUFFLED, Rig, gradients
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from gradwire.arena import Lane, ParameterSpec
-from gradwire.codec import sparse, top_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.step import Step
-from gradwire.exchange import gather, remember
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
 
 
 def _lane(*sizes: int) -> Lane:

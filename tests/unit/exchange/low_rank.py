@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.exchange import Exchange, run
+from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.low_rank import Factors
 from gradwire.moment import Kept, Moment, Part
 

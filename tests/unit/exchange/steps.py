@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
-from gradwire.exchange import Exchange, run
+from gradwire.exchange.base import Exchange, run
 from gradwire.measure import Observed
 from gradwire.moment import Moment
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import fixed_threshold
 from gradwire.codec.select.base import SelectorLaws
+from gradwire.codec.select.fixed import fixed_threshold
 from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import WireError
-from gradwire.exchange import agreed, run
+from gradwire.exchange.agreed import agreed
+from gradwire.exchange.base import run
 from gradwire.measure import Observed
 from gradwire.moment import Moment
 

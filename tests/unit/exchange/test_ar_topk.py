@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import sparse, top_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.comm import Round, ThreadComm, run_ranks
-from gradwire.exchange import ar_topk, gather, run
+from gradwire.exchange.ar_topk import ar_topk
+from gradwire.exchange.base import run
 from gradwire.exchange.election import times_led
+from gradwire.exchange.gather import gather
 from gradwire.measure import Observed
 from gradwire.moment import Kept, Moment
 from tests.unit.exchange.steps import step

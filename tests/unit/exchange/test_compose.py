@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec import sparse, top_k
-from gradwire.exchange import dense, gather, remember, warm
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
+from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.dense import dense
+from gradwire.exchange.gather import gather
 from gradwire.memory import Residual
 from tests.unit.exchange.steps import step
 

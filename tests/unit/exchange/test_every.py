@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.exchange import dense, every
+from gradwire.exchange.dense import dense
+from gradwire.exchange.every import every
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.codec import sparse, top_k
-from gradwire.exchange import gather
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
+from gradwire.exchange.gather import gather
 from tests.unit.exchange.steps import step
 
 

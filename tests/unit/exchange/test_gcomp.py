@@ -13,8 +13,8 @@ from torch import Tensor
 from gradwire.codec.gcomp import SYMBOLS, Table, table_of
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
-from gradwire.exchange import gcomp, run
-from gradwire.exchange.gcomp import Gcomp
+from gradwire.exchange.base import run
+from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.measure import Observed
 from gradwire.metric import SHARE, numerators, thresholds
 from gradwire.moment import Kept, Moment, Part, Replicated

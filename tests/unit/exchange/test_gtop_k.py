@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.codec import indices as places
 from gradwire.comm import Round
-from gradwire.exchange import gtop_k
+from gradwire.exchange.gtop_k import gtop_k
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import top_k
+from gradwire.codec.select.topk import top_k
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.exchange import forget, leader, majority_vote, remember, run
-from gradwire.exchange.majority import MajorityVote
+from gradwire.exchange.base import run
+from gradwire.exchange.compose import forget, remember
+from gradwire.exchange.leader import leader
+from gradwire.exchange.majority import MajorityVote, majority_vote
 from gradwire.memory import Forgetful, Residual, Signum
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of

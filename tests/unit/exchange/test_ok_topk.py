@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import random_k, top_k
+from gradwire.codec.select.random import random_k
+from gradwire.codec.select.topk import top_k
 from gradwire.comm import Round
-from gradwire.exchange import ok_topk
+from gradwire.exchange.ok_topk import ok_topk
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec import cast, random_k, sparse, top_k, values
-from gradwire.exchange import reduce
+from gradwire.codec.cast import cast
+from gradwire.codec.select.random import random_k
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse, values
+from gradwire.exchange.reduce import reduce
 from tests.unit.exchange.steps import step
 
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import Codec, blocks, truncate
+from gradwire.codec.base import Codec
+from gradwire.codec.blocks import blocks
+from gradwire.codec.truncate import truncate
 from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
-from gradwire.exchange import Exchange, run, scatter_reduce
-from gradwire.exchange.scatter_reduce import parts_within, shards_of
+from gradwire.exchange.base import Exchange, run
+from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
 from gradwire.measure import Observed
 from gradwire.moment import Moment, Part
 from tests.laws.cases import Raw

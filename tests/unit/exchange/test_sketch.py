@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Round
-from gradwire.exchange import sketch
+from gradwire.exchange.sketch import sketch
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
 

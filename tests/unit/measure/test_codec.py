@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
-from gradwire.exchange import Finish
+from gradwire.exchange.base import Finish
 from gradwire.measure import cache, codec_cost
 from gradwire.measure.codec import SIZES, measure_codec, payloads
 from gradwire.measure.echo import EchoComm

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 
 import pytest
 
-from gradwire.recipes import Composition, Entry, Recipe, entries, names, recipe
+from gradwire.exchange.dense import dense
+from gradwire.recipes import Composition, Entry, Recipe, entries, names, recipe, register
+from gradwire.recipes.base import REGISTRY
 
 
 @pytest.mark.parametrize(
@@ -118,3 +121,23 @@ def test_threads_may_parse_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_a_users_recipe_replaces_ours_of_the_same_name_even_where_ours_is_imported_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe("bf16")
+    ours = REGISTRY["bf16"]
+    monkeypatch.delitem(REGISTRY, "bf16")  # as before its first use
+
+    @register
+    def bf16(scale: float = 2.0) -> Composition:
+        """Not ours."""
+        return Composition(dense())
+
+    monkeypatch.setitem(REGISTRY, "mine", Entry("mine", bf16))
+    register(inspect.unwrap(ours.build))
+    built = recipe("bf16(scale=3.0)").build()
+    assert isinstance(built, Composition)
+    assert built.text == "bf16(scale=3.0)"
+    assert "mine" in names()

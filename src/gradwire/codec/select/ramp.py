@@ -51,7 +51,7 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 def ramp(make: Callable[[float], Selector], ratio: float, steps: int) -> Ramp:
     """`make(ratio)` after `steps` steps in which the ratio falls to it in the paper's stages.
 
-    >>> from gradwire.codec.select import top_k
+    >>> from gradwire.codec.select.topk import top_k
     >>> ramp(top_k, 0.001, steps=400).starts
     (0, 100, 200, 300, 400)
     >>> [choice.ratio for choice in ramp(top_k, 0.01, steps=300).selectors]

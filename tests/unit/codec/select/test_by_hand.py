@@ -8,20 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.codec import (
-    Selector,
-    ada_comp,
-    chunk_top_k,
-    fixed_threshold,
-    layer_top_k,
-    ms_top_k,
-    sampled_top_k,
-    sidco,
-    sparse,
-    values,
-)
-from gradwire.codec.select.base import SelectorLaws
-from gradwire.exchange import leader
+from gradwire.codec.select.adacomp import ada_comp
+from gradwire.codec.select.base import Selector, SelectorLaws
+from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.fixed import fixed_threshold
+from gradwire.codec.select.layers import layer_top_k
+from gradwire.codec.select.mstopk import ms_top_k
+from gradwire.codec.select.sampled import sampled_top_k
+from gradwire.codec.select.sidco import sidco
+from gradwire.codec.sparse import sparse, values
+from gradwire.exchange.leader import leader
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import sampled_top_k, sidco
-from gradwire.codec.select.sampled import threshold_of_sample
-from gradwire.codec.select.sidco import Sidco, mean_logarithm, pareto_threshold, stage_ratios
+from gradwire.codec.select.sampled import sampled_top_k, threshold_of_sample
+from gradwire.codec.select.sidco import Sidco, mean_logarithm, pareto_threshold, sidco, stage_ratios
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 from tests.unit.kernels.inputs import generator, normal

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import (
-    Selector,
-    ada_comp,
-    chunk_top_k,
-    everything,
-    fixed_threshold,
-    layer_top_k,
-    ms_top_k,
-    random_k,
-    rated_chunks,
-    reused_threshold,
-    sampled_top_k,
-    select,
-    sidco,
-    top_k,
-)
-from gradwire.codec.select import count_kept, ramp
+from gradwire.codec.select.adacomp import ada_comp
+from gradwire.codec.select.base import Selector, count_kept
+from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.everything import everything
+from gradwire.codec.select.fixed import fixed_threshold
+from gradwire.codec.select.layers import layer_top_k
+from gradwire.codec.select.mstopk import ms_top_k
+from gradwire.codec.select.ramp import ramp
+from gradwire.codec.select.random import random_k
+from gradwire.codec.select.rated import rated_chunks
+from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.sampled import sampled_top_k
+from gradwire.codec.select.sidco import sidco
+from gradwire.codec.select.topk import top_k
 from gradwire.moment import Moment
+from tests.house.source import MODULES
 from tests.laws.inputs import KINDS as LAW_KINDS
 from tests.laws.inputs import generator
 from tests.laws.parts import parts_of
@@ -225,8 +224,20 @@ def test_parts_that_do_not_make_up_the_unit_are_a_mistake_of_ours() -> None:
 
 def test_cases_name_every_selector() -> None:
     named = {type(case.selector) for case in CASES} | {type(random_k(0.1))}
-    classes = {value for value in vars(select).values() if isinstance(value, type) and value is not Selector}
-    assert named == classes
+    assert named == selectors()
+
+
+def selectors() -> set[type]:
+    """The classes of the package that select."""
+    homes = ("gradwire.codec.select.", "gradwire.contrib.")
+    values = {
+        value
+        for module in MODULES
+        if module.name.startswith(homes)
+        for value in vars(import_module(module.name)).values()
+        if isinstance(value, type) and value.__module__.startswith("gradwire.")
+    }
+    return {value for value in values if hasattr(value, "select")} - {Selector}
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.1])

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import ms_top_k
 from gradwire.codec.select import mstopk
-from gradwire.codec.select.mstopk import Bracket, bisect
+from gradwire.codec.select.mstopk import Bracket, bisect, ms_top_k
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 from tests.unit.kernels.inputs import FINITE, normal

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.codec import sparse, top_k
-from gradwire.codec.select import ramp
+from gradwire.codec.select.ramp import ramp
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.exchange import gather, run
+from gradwire.exchange.base import run
+from gradwire.exchange.gather import gather
 from gradwire.memory import MomentumCorrection, Residual
 from gradwire.moment import Moment
 from tests.laws.folding import Folding

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradwire.codec import reused_threshold, top_k
+from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.topk import top_k
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 
