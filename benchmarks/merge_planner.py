@@ -33,11 +33,11 @@ import numpy as np
 import torch
 
 from gradwire.codec.base import Codec
-from gradwire.codec.qsgd import qsgd
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sign import sign
 from gradwire.codec.sparse import sparse
-from gradwire.codec.truncate import truncate
+from gradwire.contrib.stochastic_levels import qsgd_codec
+from gradwire.contrib.truncate import upper_bits
 from gradwire.kernels import prepare
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import profile
@@ -65,9 +65,9 @@ from gradwire.plan.merge_worker import WorkerSeconds
 from gradwire.recipes.mergecomp import dearer
 
 CODECS: dict[str, Callable[[], Codec]] = {
-    "truncate": lambda: truncate(16),
+    "truncate": lambda: upper_bits(16),
     "efsignsgd": lambda: sign(None),
-    "qsgd": lambda: qsgd(8),
+    "qsgd": lambda: qsgd_codec(8),
     "topk": lambda: sparse(top_k(0.01)),
 }
 SIZES = tuple(2**power for power in range(8, 21, 2))

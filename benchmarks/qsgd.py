@@ -32,7 +32,7 @@ from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as hooks
 
 from gradwire.codec.base import Codec
-from gradwire.codec.qsgd import qsgd
+from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.kernels import prepare, random_words
 from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
@@ -198,7 +198,7 @@ def jobs() -> dict[str, Job]:
     hook = Job(hook_encode, hook_decode, within(lambda payload: float(payload[1][0]) / 2))
     found = {"hook": hook, "hook again": hook}
     for bits in (8, 4):
-        codec, check = qsgd(bits, BUCKET), exact(bits)
+        codec, check = qsgd_codec(bits, BUCKET), exact(bits)
         ours = Job(lambda x, codec=codec: codec.encode(x, AT), ours_decode(codec), check)
         taking = Job(lambda x, codec=codec: codec.take(x, AT), ours_decode(codec), check)
         eager = Job(eager_encode(bits), eager_decode(bits), within(lambda payload: payload[0]))

@@ -19,7 +19,8 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.ddp import state
 from gradwire.ddp.report import Report
 from tests.golden import steps
-from tests.unit.ddp.rig import EVERY_RECIPE, Rig, gradients
+from tests.support.recipes import EVERY_RECIPE
+from tests.unit.ddp.rig import Rig, gradients
 
 HERE = Path(__file__).parent / "shape"
 

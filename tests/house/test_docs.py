@@ -8,7 +8,6 @@ import functools
 import importlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -89,6 +88,13 @@ def test_examples_run(module: Module) -> None:
 def test_the_guide_to_choosing_has_a_line_for_every_recipe() -> None:
     guide = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     assert [name for name in recipes.names() if f"\n| `{name}` | " not in guide] == []
+
+
+def test_the_page_on_adding_a_method_quotes_what_is_there() -> None:
+    page = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"`([\w/.-]+)`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
+    assert len(quoted) == page.count("```") / 2
+    assert [path for path, block in quoted if block not in (ROOT / path).read_text(encoding="utf-8")] == []
 
 
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]

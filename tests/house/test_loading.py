@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 
 from gradwire import recipes
 from gradwire.recipes.catalogue import MODULES as HOMES
@@ -50,4 +51,7 @@ def test_dense_loads_no_other_recipe() -> None:
 
 
 def test_every_recipe_is_where_the_catalogue_says() -> None:
+    for module in MODULES:
+        if module.name.startswith(("gradwire.recipes.", "gradwire.contrib.")):
+            import_module(module.name)
     assert {entry.name: entry.build.__module__ for entry in recipes.entries()} == HOMES

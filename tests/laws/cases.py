@@ -1,4 +1,4 @@
-"""The tables: a new method is tested by a line here."""
+"""The tables of codecs and exchanges; recipes have theirs in `tests/support/recipes.py`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from gradwire.codec.base import Codec, CodecLaws
 from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.one_bit import one_bit
-from gradwire.codec.qsgd import qsgd
-from gradwire.codec.select.adacomp import ada_comp
 from gradwire.codec.select.base import Selector
 from gradwire.codec.select.chunks import chunk_top_k
 from gradwire.codec.select.everything import everything
-from gradwire.codec.select.layers import layer_top_k
-from gradwire.codec.select.mstopk import ms_top_k
-from gradwire.codec.select.ramp import ramp
-from gradwire.codec.select.random import RandomK, random_k
 from gradwire.codec.select.rated import rated_chunks
 from gradwire.codec.select.reuse import reused_threshold
-from gradwire.codec.select.sampled import sampled_top_k
-from gradwire.codec.select.sidco import sidco
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sign import sign
 from gradwire.codec.sparse import sparse, values
 from gradwire.codec.sparse_coded import sparse_coded
-from gradwire.codec.tern_grad import tern_grad
-from gradwire.codec.truncate import truncate
+from gradwire.contrib.adacomp import ada_comp
+from gradwire.contrib.dgc import ramp, sampled_top_k
+from gradwire.contrib.gtopk import gtop_k
+from gradwire.contrib.lwtopk import layer_top_k
+from gradwire.contrib.mstopk import ms_top_k
+from gradwire.contrib.oktopk import ok_topk
+from gradwire.contrib.randomk import RandomK, random_k
+from gradwire.contrib.sidco import sidco_top_k
+from gradwire.contrib.signs_by_vote import Signum, majority_vote
+from gradwire.contrib.sketchsgd import sketch
+from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
+from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.ar_topk import ar_topk
@@ -40,21 +42,18 @@ from gradwire.exchange.dense import dense
 from gradwire.exchange.every import every
 from gradwire.exchange.gather import gather
 from gradwire.exchange.gcomp import Gcomp, gcomp
-from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
-from gradwire.exchange.majority import majority_vote
-from gradwire.exchange.ok_topk import ok_topk
 from gradwire.exchange.power_sgd import power_sgd
 from gradwire.exchange.reduce import reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
-from gradwire.exchange.sketch import sketch
 from gradwire.kernels import LARGEST, BlockKind
-from gradwire.memory import Residual, Signum
+from gradwire.memory import Residual
 from gradwire.moment import Moment
 from gradwire.plan import Facts
 from gradwire.recipes import Composition, recipe
+from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
 
-F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+F32, F64 = torch.float32, torch.float64
 AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
 
 
@@ -235,7 +234,7 @@ CODECS = (
         exact=False,
     ),
     CodecCase(
-        "sparse top 30% qsgd 4", sparse_coded(top_k(0.3), qsgd(4)), left_by_levels(4, 512), exact=False
+        "sparse top 30% qsgd 4", sparse_coded(top_k(0.3), qsgd_codec(4)), left_by_levels(4, 512), exact=False
     ),
     CodecCase("sparse ramp", sparse(ramp(top_k, 0.01, 8)), left_by(ramp(top_k, 0.01, 8))),
     CodecCase("sparse layers 5%", sparse(layer_top_k(0.05)), left_by(layer_top_k(0.05))),
@@ -246,9 +245,13 @@ CODECS = (
     CodecCase("sparse ms 30%, 3 rounds", sparse(ms_top_k(0.3, 3)), left_by_bracket(ms_top_k(0.3, 3))),
     CodecCase("sparse sampled 1%", sparse(sampled_top_k(0.01)), left_by_half(sampled_top_k(0.01))),
     CodecCase("sparse sampled 30%", sparse(sampled_top_k(0.3)), left_by_half(sampled_top_k(0.3))),
-    CodecCase("sparse sidco 1%", sparse(sidco(0.01)), left_by_half(sidco(0.01))),
-    CodecCase("sparse sidco gamma 5%", sparse(sidco(0.05, 2, "gamma")), left_by_half(sidco(0.05))),
-    CodecCase("sparse sidco pareto 1%", sparse(sidco(0.01, 3, "pareto")), left_by_half(sidco(0.01))),
+    CodecCase("sparse sidco 1%", sparse(sidco_top_k(0.01)), left_by_half(sidco_top_k(0.01))),
+    CodecCase(
+        "sparse sidco gamma 5%", sparse(sidco_top_k(0.05, 2, "gamma")), left_by_half(sidco_top_k(0.05))
+    ),
+    CodecCase(
+        "sparse sidco pareto 1%", sparse(sidco_top_k(0.01, 3, "pareto")), left_by_half(sidco_top_k(0.01))
+    ),
     CodecCase("sparse random 10%", sparse(random_k(0.1)), left_by(random_k(0.1)), in_mean=True),
     CodecCase("sparse everything", sparse(everything()), left_by(everything())),
     CodecCase("values random 1%", values(random_k(0.01)), left_by(random_k(0.01)), in_mean=True),
@@ -265,16 +268,16 @@ CODECS = (
         for kind, n in BLOCKS
     ),
     # A relative 2^(bits − 23) at most, below the normal range 2^bits subnormal steps.
-    CodecCase("truncate 18", truncate(18), lambda numel: 4.0**-5, 2.0**18 * 2 * half_smallest(F32)),
-    CodecCase("truncate 20", truncate(20), lambda numel: 4.0**-3, 2.0**20 * 2 * half_smallest(F32)),
-    CodecCase("truncate 1", truncate(1), lambda numel: 4.0**-22, 2.0 * 2 * half_smallest(F32)),
-    CodecCase("qsgd 8", qsgd(8), left_by_levels(8, 512), LEVEL_FLOOR, exact=False),
-    CodecCase("qsgd 8 max 100", qsgd(8, 100, "max"), left_by_levels(8, 100), LEVEL_FLOOR, exact=False),
-    CodecCase("qsgd 4", qsgd(4), left_by_levels(4, 512), exact=False),
-    CodecCase("qsgd 4 of 30", qsgd(4, 30), left_by_levels(4, 30), LEVEL_FLOOR, exact=False),
-    CodecCase("qsgd 4 max of 45", qsgd(4, 45, "max"), left_by_levels(4, 45), LEVEL_FLOOR, exact=False),
-    CodecCase("qsgd 2", qsgd(2), left_by_levels(2, 512), exact=False),
-    CodecCase("qsgd 2 max", qsgd(2, 512, "max"), left_by_levels(2, 512), exact=False),
+    CodecCase("truncate 18", upper_bits(18), lambda numel: 4.0**-5, 2.0**18 * 2 * half_smallest(F32)),
+    CodecCase("truncate 20", upper_bits(20), lambda numel: 4.0**-3, 2.0**20 * 2 * half_smallest(F32)),
+    CodecCase("truncate 1", upper_bits(1), lambda numel: 4.0**-22, 2.0 * 2 * half_smallest(F32)),
+    CodecCase("qsgd 8", qsgd_codec(8), left_by_levels(8, 512), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 8 max 100", qsgd_codec(8, 100, "max"), left_by_levels(8, 100), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 4", qsgd_codec(4), left_by_levels(4, 512), exact=False),
+    CodecCase("qsgd 4 of 30", qsgd_codec(4, 30), left_by_levels(4, 30), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 4 max of 45", qsgd_codec(4, 45, "max"), left_by_levels(4, 45), LEVEL_FLOOR, exact=False),
+    CodecCase("qsgd 2", qsgd_codec(2), left_by_levels(2, 512), exact=False),
+    CodecCase("qsgd 2 max", qsgd_codec(2, 512, "max"), left_by_levels(2, 512), exact=False),
     CodecCase("tern_grad", tern_grad(), left_by_levels(2, 512), exact=False),
     CodecCase("tern_grad clipped", tern_grad(2.5), left_by_levels(2, 512), exact=False),
 )
@@ -295,17 +298,6 @@ class ExchangeCase:
 
     def __str__(self) -> str:
         return self.name
-
-
-def low_rank_coarse(rank: int) -> int:
-    """Roundings of a low-rank exchange relative to a unit's largest element, for matrices of up to 225 rows.
-
-    A factor's error on its way is that of 1/W, W − 1 sums and r products and sums in the mean and in what is
-    left: W + 2r + 3, relative to Σ_k |P_ik·Q_jk| ≤ ‖M_j‖ ≤ √rows·max|M|, as P is orthonormal (in ACP-SGD's
-    even steps likewise by the columns). In the mean over ranks ‖M_j‖ is at most √(W·rows) times the largest
-    mean magnitude, of which the law grants W times, and (W + 2r + 3)·√(rows/W) is largest for W = 1.
-    """
-    return (2 * rank + 4) * 15
 
 
 _EXCHANGES = (
@@ -340,7 +332,7 @@ _EXCHANGES = (
     ExchangeCase("leader top 25% norm", leader(top_k(0.25), "norm")),
     ExchangeCase("leader chunks 1%", leader(chunk_top_k(0.01))),
     ExchangeCase("leader rated 30", leader(rated_chunks(30, keep=2))),
-    ExchangeCase("leader sidco 5% norm", leader(sidco(0.05), "norm")),
+    ExchangeCase("leader sidco 5% norm", leader(sidco_top_k(0.05), "norm")),
     ExchangeCase("leader random 10%", leader(random_k(0.1))),
     ExchangeCase("leader everything", leader(everything(), "norm")),
     ExchangeCase("leader top 30% f16", leader(top_k(0.3), dtype=F16), F16),
@@ -363,7 +355,7 @@ _EXCHANGES = (
     ExchangeCase("sketch 30%, three rows", sketch(0.3, rows=3, table=1.0, candidates=2)),
     ExchangeCase("sketch all", sketch(1.0, rows=1, table=0.1, candidates=1)),
     ExchangeCase("gather int8", gather(blocks("int8")), coarse=4),
-    ExchangeCase("gather truncate 12", gather(truncate(12))),
+    ExchangeCase("gather truncate 12", gather(upper_bits(12))),
     ExchangeCase("scatter raw", scatter_reduce(Raw())),
     ExchangeCase("scatter int8", scatter_reduce(blocks("int8")), coarse=4),
     ExchangeCase("scatter int8, one stage", scatter_reduce(blocks("int8"), second_stage=False), coarse=4),
@@ -371,7 +363,7 @@ _EXCHANGES = (
     ExchangeCase("scatter int8 in segments", scatter_reduce(blocks("int8"), segment=500), coarse=4),
     ExchangeCase("scatter raw in segments", scatter_reduce(Raw(), segment=90)),
     ExchangeCase("scatter fp8", scatter_reduce(blocks("fp8")), coarse=4),
-    ExchangeCase("scatter truncate 18", scatter_reduce(truncate(18))),
+    ExchangeCase("scatter truncate 18", scatter_reduce(upper_bits(18))),
     ExchangeCase("scatter top 30%", scatter_reduce(sparse(top_k(0.3)))),
     ExchangeCase("scatter random 10%", scatter_reduce(values(random_k(0.1)))),
     ExchangeCase("power 1", power_sgd(), coarse=low_rank_coarse(1)),
@@ -403,13 +395,13 @@ _EXCHANGES = (
     ExchangeCase("majority", majority_vote()),
     ExchangeCase("forget majority l1", forget(majority_vote("l1"))),
     ExchangeCase("warm signum", warm(4, forget(majority_vote("l1"), Signum()))),
-    ExchangeCase("gather qsgd 8", gather(qsgd(8)), coarse=2),
-    ExchangeCase("gather qsgd 4 max", gather(qsgd(4, 64, "max")), coarse=11),
-    ExchangeCase("gather qsgd 2", gather(qsgd(2, 100)), coarse=110),
+    ExchangeCase("gather qsgd 8", gather(qsgd_codec(8)), coarse=2),
+    ExchangeCase("gather qsgd 4 max", gather(qsgd_codec(4, 64, "max")), coarse=11),
+    ExchangeCase("gather qsgd 2", gather(qsgd_codec(2, 100)), coarse=110),
     ExchangeCase("gather tern_grad", gather(tern_grad()), coarse=11),
     ExchangeCase("gather tern_grad clipped", gather(tern_grad(2.5)), coarse=11),
-    ExchangeCase("every 2 qsgd", every(2, gather(qsgd(8))), coarse=2),
-    ExchangeCase("remember qsgd", remember(gather(qsgd(8))), coarse=2),
+    ExchangeCase("every 2 qsgd", every(2, gather(qsgd_codec(8))), coarse=2),
+    ExchangeCase("remember qsgd", remember(gather(qsgd_codec(8))), coarse=2),
     ExchangeCase("gcomp lossless", gcomp("lossless", refresh=2)),
     ExchangeCase("gcomp lossless, short segments", Gcomp("lossless", segment=100)),
     ExchangeCase("gcomp near", gcomp("near")),
@@ -419,108 +411,6 @@ _EXCHANGES = (
 )
 
 
-IN_BLOCKS = (
-    "int8",
-    "int8(feedback=False)",
-    "int8(collective='all_gather')",
-    "int8(feedback=False, collective='all_gather')",
-    "int4",
-    "int4(block=33)",
-    "int4(collective='all_gather')",
-    "fp8",
-)
-
-RECIPES = {
-    "dense": None,
-    "fp16": F16,
-    "bf16": BF16,
-    "topk(ratio=0.05)": None,
-    "topk(ratio=0.3, values='int8')": None,
-    "randomk(ratio=0.05)": None,
-    "leader_topk(ratio=0.05, elect='round_robin')": None,
-    "leader_topk(ratio=0.05, elect='norm')": None,
-    "leader_topk(ratio=0.3, values='fp16')": F16,
-    "leader_topk(ratio=0.3, beta=0.25)": None,
-    "scalecom(rate=20, warmup_steps=2)": None,
-    "scalecom(rate=400, rates={'*.weight': 5}, warmup_steps=0, beta=0.25, keep=2)": None,
-    "scalecom(rate=4, warmup_steps=0, values='fp16')": F16,
-    "star_topk": None,
-    "star_topk(ratio=0.05, fused=False, algorithm='tree')": None,
-    "var_topk": None,
-    "var_topk(ratio=0.3, values='bf16', algorithm='ring')": BF16,
-    "ar_topk(ratio=0.05)": None,
-    "allreduce": None,
-    "allreduce(algorithm='tree')": None,
-    "flexible(every=2)": None,
-    "flexible(ratio=0.05, way='all_gather', fused=False)": None,
-    "mergecomp(inner='topk(ratio=0.05)', split='layers')": None,
-    "mergecomp(inner='randomk(ratio=0.2)', split='even', groups=3)": None,
-    "covap(interval=4)": None,
-    "covap(interval=3, sharding='paper', feedback='full', unit_mb=0.01)": None,
-    "covap(interval=2, sharding='off', feedback='none')": None,
-    "topk(ratio=0.05, reuse=True)": None,
-    "local_every(interval=2)": None,
-    "lwtopk(ratio=0.05)": None,
-    "lwtopk(ratio=0.3, values='bf16')": BF16,
-    "mstopk(ratio=0.05)": None,
-    "mstopk(ratio=0.3, values='int4')": None,
-    "sidco(ratio=0.05)": None,
-    "dgc(ratio=0.05, warmup_steps=8)": None,
-    "dgc(ratio=1.0)": None,
-    "threshold(threshold=3.0)": None,
-    "threshold(threshold=1e30)": None,
-    "adacomp(bin_elements=50)": None,
-    "adacomp(values='fp16')": F16,
-    "oktopk(ratio=0.05)": None,
-    "gtopk(ratio=0.05)": None,
-    "sketchsgd(ratio=0.05)": None,
-    "efsignsgd": None,
-    "efsignsgd(block=64)": None,
-    "onebit": None,
-    "signsgd": None,
-    "signsgd(scale='none')": None,
-    "signum": None,
-    "truncate": None,
-    "truncate(bits=10, feedback=True)": None,
-    **dict.fromkeys(IN_BLOCKS),
-    "gcomp": None,
-    "gcomp(mode='levels')": None,
-    "gcomp(mode='lossless')": None,
-    "gcomp(mode='truncate', tables='static')": None,
-    "powersgd(rank=2)": None,
-    "acpsgd(rank=2)": None,
-    "qsgd": None,
-    "qsgd(feedback=True)": None,
-    "qsgd(bits=4)": None,
-    "qsgd(bits=2, norm='max')": None,
-    "terngrad": None,
-    "terngrad(clip=2.5)": None,
-}
-"""Each with the type in which its payloads are summed."""
-
-COARSE = {
-    "topk(ratio=0.3, values='int8')": 4,
-    "mstopk(ratio=0.3, values='int4')": 4,
-    "efsignsgd": 2,
-    "efsignsgd(block=64)": 2,
-    "onebit": 2,
-    "powersgd(rank=2)": low_rank_coarse(2),
-    "acpsgd(rank=2)": low_rank_coarse(2),
-    **dict.fromkeys(IN_BLOCKS, 4),
-    "qsgd": 2,
-    "qsgd(feedback=True)": 2,
-    "qsgd(bits=4)": 36,
-    "qsgd(bits=2, norm='max')": 11,
-    "terngrad": 11,
-    "terngrad(clip=2.5)": 11,
-}
-"""Of recipes that round elements together: see `ExchangeCase`. Of stochastic levels W + 4 = 11 roundings
-of a step, √d/s (Euclidean) or 1/s of the largest element."""
-
-ADAPTIVE = {"auto": (0.5, 1.5, 2.3, 4.0, 8.0), "covap": (0.5, 3.3)}
-"""Recipes that decide, and ratios of communication to computation at which they decide differently."""
-
-
 def decided(text: str, ratio: float, world: int = 3) -> Composition:
     """What an adaptive recipe makes of a ratio of communication to computation."""
     decide = recipe(text).build()
@@ -528,17 +418,7 @@ def decided(text: str, ratio: float, world: int = 3) -> Composition:
     return decide(Facts(backward_s=1.0, allreduce_s=ratio, world=world))
 
 
-def composed(text: str) -> Composition:
-    """A recipe that needs no measurement."""
-    composition = recipe(text).build()
-    assert isinstance(composition, Composition), f"{text} decides later: list it under ADAPTIVE"
-    return composition
-
-
 EXCHANGES = (
     *_EXCHANGES,
-    *(
-        ExchangeCase(f"recipe {text}", composed(text).exchange, sums, COARSE.get(text, 0))
-        for text, sums in RECIPES.items()
-    ),
+    *(ExchangeCase(f"recipe {text}", composed(text).exchange, *sums) for text, sums in LAWS.items()),
 )

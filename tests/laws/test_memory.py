@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.blocks import blocks
-from gradwire.codec.qsgd import qsgd
-from gradwire.codec.select.random import random_k
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
-from gradwire.codec.tern_grad import tern_grad
 from gradwire.comm import ThreadComm, run_ranks
+from gradwire.contrib.gtopk import gtop_k
+from gradwire.contrib.oktopk import ok_topk
+from gradwire.contrib.randomk import random_k
+from gradwire.contrib.sketchsgd import sketch
+from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.compose import Remember, remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.every import every
 from gradwire.exchange.gather import gather
-from gradwire.exchange.gtop_k import gtop_k
 from gradwire.exchange.leader import leader
-from gradwire.exchange.ok_topk import ok_topk
 from gradwire.exchange.reduce import reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
-from gradwire.exchange.sketch import sketch
 from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
@@ -158,7 +157,7 @@ LARGE = 2048
 
 @pytest.mark.parametrize("bits", [2, 4])
 def test_qsgd_of_few_bits_is_refused_and_would_diverge(bits: int) -> None:
-    exchange = gather(qsgd(bits))
+    exchange = gather(qsgd_codec(bits))
     with pytest.raises(ValueError, match="not contractive"):
         remember(exchange)
     for history in feed_back(Remember(exchange, Residual()), Residual(), size=LARGE):
@@ -167,7 +166,7 @@ def test_qsgd_of_few_bits_is_refused_and_would_diverge(bits: int) -> None:
 
 
 def test_qsgd_of_8_bits_stays_where_its_contraction_keeps_it() -> None:
-    exchange = remember(gather(qsgd(8)))
+    exchange = remember(gather(qsgd_codec(8)))
     # γ = d/s² in every draw, and at most √γ/(1 − √γ) of the largest gradient waits; 1 % for roundings.
     root = 512**0.5 / 127
     for history in feed_back(exchange, Residual(), size=LARGE):

@@ -6,15 +6,17 @@ import pytest
 
 from gradwire import recipes
 from gradwire.exchange.base import Exchange, parts
-from tests.laws.cases import ADAPTIVE, EXCHANGES, RECIPES, decided
+from tests.laws.cases import EXCHANGES, decided
+from tests.support.recipes import DECIDES, EVERY_RECIPE, LAWS, ROWS, TRAINS
 
 
-def test_every_recipe_is_in_the_tables_of_the_laws() -> None:
-    listed = {recipes.recipe(text).name for text in (*RECIPES, *ADAPTIVE)}
-    assert listed == set(recipes.names())
+def test_every_recipe_has_a_row_and_is_tried_in_every_way() -> None:
+    assert set(ROWS) == set(recipes.names())
+    for texts in ((*LAWS, *DECIDES), EVERY_RECIPE.values(), TRAINS):
+        assert {recipes.recipe(text).name for text in texts} == set(ROWS)
 
 
-@pytest.mark.parametrize(("text", "ratio"), [(text, ratio) for text in ADAPTIVE for ratio in ADAPTIVE[text]])
+@pytest.mark.parametrize(("text", "ratio"), [(text, ratio) for text in DECIDES for ratio in DECIDES[text]])
 @pytest.mark.parametrize("world", [2, 3])
 def test_what_an_adaptive_recipe_decides_is_of_a_kind_the_laws_know(
     text: str, ratio: float, world: int

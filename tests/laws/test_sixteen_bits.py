@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.moment import Replicas, Replicated
-from tests.unit.ddp.rig import EVERY_RECIPE, Rig
+from tests.support.recipes import EVERY_RECIPE
+from tests.unit.ddp.rig import Rig
 
 BF16, F16 = torch.bfloat16, torch.float16
 SHAPES = {

@@ -21,18 +21,8 @@ from gradwire.kernels import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
 from tests.laws.pairwise import FULL, all_pairs
-from tests.unit.ddp.rig import (
-    BUCKETS,
-    EVERY_RECIPE,
-    FORGETTING,
-    NAMES,
-    REMEMBERING,
-    REVERSED,
-    Outcome,
-    Rig,
-    flat,
-    gradients,
-)
+from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
+from tests.unit.ddp.rig import BUCKETS, NAMES, REVERSED, Outcome, Rig, flat, gradients
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 SEVERAL = 389 if FULL else 1000
@@ -77,10 +67,6 @@ def _memory(name: str) -> Residual:
 
 def _average(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.double() for part in parts]).mean(0)
-
-
-def test_the_table_has_every_recipe() -> None:
-    assert {text.split("(")[0] for text in EVERY_RECIPE.values()} == set(recipes.names())
 
 
 def _missing(name: str, step: int, outcomes: list[list[Outcome]]) -> Tensor:
@@ -297,7 +283,8 @@ def test_a_mean_too_large_for_the_gradients_type_commits_nothing() -> None:
     run_ranks(2, rank)
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+# PowerSGD makes an idle parameter's Q orthonormal again, which changes its last bits if it has several rows.
+@pytest.mark.parametrize("name", [name for name in REMEMBERING if name != "powersgd, rank 3"])
 @pytest.mark.parametrize("buckets", ["one", "shuffled"])
 def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets: str) -> None:
     def rank(comm: Comm) -> tuple[dict[str, Tensor], Tensor, Tensor]:

@@ -20,7 +20,8 @@ from gradwire.memory import Gradients, Memory, Planes
 from gradwire.moment import Moment
 from gradwire.plan import even_cuts
 from gradwire.recipes import recipe
-from tests.unit.ddp.rig import EVERY_RECIPE, REMEMBERING, Outcome, Rig, gradients
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.unit.ddp.rig import Outcome, Rig, gradients
 
 BREAKS_IN_STEP = 1
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire import recipes
 from tests.process.ranks import Results, perform_in_halves, value
-from tests.process.scenes_train import DENSE, RECIPES
+from tests.process.scenes_train import DENSE
+from tests.support.recipes import TRAINS
 
 # The first test waits for all scenes.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -18,10 +18,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return perform_in_halves("tests.process.scenes_train", 3, tmp_path_factory.mktemp("three"))
 
 
-def test_every_recipe_is_tried() -> None:
-    assert {text.split("(")[0] for text in RECIPES} == set(recipes.names())
-
-
 @pytest.mark.parametrize("scene", DENSE)
 def test_dense_equals_plain_ddp_bit_for_bit(three: Results, scene: str) -> None:
     # On two ranks: see test_hazards.
@@ -29,7 +25,7 @@ def test_dense_equals_plain_ddp_bit_for_bit(three: Results, scene: str) -> None:
         assert found["gradwire"] == found["ddp"]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", TRAINS)
 def test_a_recipe_learns_and_its_replicas_are_identical(three: Results, recipe: str) -> None:
     found = value(three, recipe)
     assert all(each["last"] < 0.7 * each["first"] for each in found)
@@ -37,7 +33,7 @@ def test_a_recipe_learns_and_its_replicas_are_identical(three: Results, recipe: 
     assert all(each["step"] == 100 and each["settled"] for each in found)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", TRAINS)
 def test_predicted_bytes_are_metered_bytes(three: Results, recipe: str) -> None:
     for each in value(three, recipe):
         assert each["predicted"] == pytest.approx(each["metered"], rel=1e-12)
@@ -72,7 +68,7 @@ def test_what_was_measured_is_the_same_on_all_ranks(three: Results, recipe: str)
     assert all(link["alpha_s"] >= 0.0 and link["beta_s"] >= 0.0 for link in network["calibrated"].values())
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", TRAINS)
 def test_all_ranks_see_the_same_link(three: Results, recipe: str) -> None:
     # A line needs several steps whose tail ran alone, which is up to the clock; `None` is agreed on, too.
     found = value(three, recipe)
@@ -81,5 +77,5 @@ def test_all_ranks_see_the_same_link(three: Results, recipe: str) -> None:
 
 
 def test_most_recipes_show_what_the_link_is_like(three: Results) -> None:
-    seen = [value(three, recipe)[0]["link"] is not None for recipe in RECIPES]
-    assert sum(seen) > len(RECIPES) / 2
+    seen = [value(three, recipe)[0]["link"] is not None for recipe in TRAINS]
+    assert sum(seen) > len(TRAINS) / 2

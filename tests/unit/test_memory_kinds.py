@@ -11,9 +11,10 @@ from torch import Tensor
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import ThreadComm, run_ranks
+from gradwire.contrib.dgc import MomentumCorrection
 from gradwire.exchange.base import run
 from gradwire.exchange.gather import gather
-from gradwire.memory import MOMENTUM, Gradients, LowPass, Memory, MomentumCorrection
+from gradwire.memory import MOMENTUM, Gradients, LowPass, Memory
 from gradwire.moment import Moment
 from tests.laws.folding import Folding
 

@@ -43,16 +43,15 @@ class Blocks:
     laws = CodecLaws(contractive=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        """See `Codec.payload`. Bytes."""
+        """Bytes."""
         _blocks, layout = self._layout(numel, dtype, at)
         return layout.bytes, torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.encode`."""
         return self._encode(x, at, left=False)
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.take`. Where a code is not 0 the subtraction is exact, but at the block's maximum."""
+        """Where a code is not 0 the subtraction is exact, but at the block's maximum."""
         return self._encode(x, at, left=True)
 
     def _encode(self, x: Tensor, at: Moment, left: bool) -> Tensor:
@@ -62,7 +61,6 @@ class Blocks:
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         blocks, layout = self._layout(out.numel(), out.dtype, at)

@@ -19,21 +19,17 @@ class Cast:
     laws = CodecLaws(linear=True, contractive=True, covers=True, may_overflow=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        """See `Codec.payload`."""
         return numel, self.dtype
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.encode`."""
         return x.to(self.dtype, copy=True)
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.take`."""
         payload = self.encode(x, at)
         self.add_decoded(payload, x, -1.0, at)
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """See `Codec.add_decoded`."""
         out.add_(payload.to(out.dtype), alpha=weight)
 
 

@@ -27,20 +27,17 @@ class Values:
         return CodecLaws(linear=True, contractive=self.selector.laws.contractive)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        """See `Codec.payload`."""
         return self.selector.count(numel, at), dtype
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.encode`."""
         return x[self.selector.select(x, at)]
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.take`."""
         indices = self.selector.select(x, at)
         return take(x, indices)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """See `Codec.add_decoded`. The selector sees only `out`'s size: it is shared."""
+        """The selector sees only `out`'s size: it is shared."""
         indices = self.selector.select(out, at)
         out[indices] += weight * payload
 
@@ -62,20 +59,17 @@ class Sparse:
         return CodecLaws(contractive=self.selector.laws.contractive)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        """See `Codec.payload`. Bytes."""
+        """Bytes."""
         return self._layout(numel, dtype, at).buffer.bytes, torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.encode`."""
         indices, layout = self.selector.select(x, at), self._layout(x.numel(), x.dtype, at)
         return layout.write(indices, narrowed(x[indices], layout.dtype))
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.take`."""
         return self._layout(x.numel(), x.dtype, at).take(x, self.selector.select(x, at))
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         self._layout(out.numel(), out.dtype, at).add(payload, out, weight)

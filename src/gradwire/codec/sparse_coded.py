@@ -37,18 +37,16 @@ class SparseCoded:
         )
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        """See `Codec.payload`. Bytes."""
+        """Bytes."""
         count = self.selector.count(numel, at)
         size, kind = self.codec.payload(count, dtype, _alone(at))
         return _start(count, numel) + size * kind.itemsize, torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.encode`."""
         indices = self.selector.select(x, at)
         return self._join(x, indices, self.codec.encode(x[indices], _alone(at)), at)
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.take`."""
         indices = self.selector.select(x, at)
         values = x[indices]
         payload = self._join(x, indices, self.codec.take(values, _alone(at)), at)
@@ -56,7 +54,7 @@ class SparseCoded:
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """See `Codec.add_decoded`. Raises `WireError` for indices that cannot be."""
+        """Raises `WireError` for indices that cannot be."""
         count = self.selector.count(out.numel(), at)
         if count == 0:
             return
@@ -81,7 +79,7 @@ def _start(count: int, numel: int) -> int:
 
 
 def _alone(at: Moment) -> Moment:
-    """The chosen values are one part: how many are of which parameter nobody knows beforehand."""
+    """The chosen values are one part: how many are of which parameter is not known beforehand."""
     return replace(at, parts=(), unsent=None)
 
 

@@ -33,17 +33,16 @@ class TwoLevels:
         Blocks((), self.block)  # raises for a block of a size that does not do
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        """See `Codec.payload`. Bytes."""
+        """Bytes."""
         blocks, itemsize = self._blocks(numel, at), _level_type(dtype).itemsize
         bits = -(-blocks.bytes // itemsize) * itemsize  # so that every row of a gathered payload is aligned
         return blocks.count * self.levels * itemsize + bits, torch.uint8
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.encode`."""
         return self._pack(x, at, leave=False)
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Codec.take`. Two passes over x, or one where blocks stay in the caches."""
+        """Two passes over x, or one where blocks stay in the caches."""
         return self._pack(x, at, leave=True)
 
     def _pack(self, x: Tensor, at: Moment, leave: bool) -> Tensor:
@@ -53,7 +52,6 @@ class TwoLevels:
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """See `Codec.add_decoded`."""
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         blocks = self._blocks(out.numel(), at)

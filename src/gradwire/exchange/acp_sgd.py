@@ -30,14 +30,14 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class AcpSgd:
-    """One all-reduce: r·rows of every matrix in even steps, r·columns in odd ones, and whatever is raw."""
+    """One all-reduce: r·rows of every matrix in even steps, r·columns in odd ones, and what is raw."""
 
     rank: int
     laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. Reads and writes every matrix once in even steps, twice in odd ones."""
+        """Reads and writes every matrix once in even steps, twice in odd ones."""
         unit, dtype, weight = arrange(x.numel(), at.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
         even = at.step % 2 == 0
         sent, fixed = (unit.left, unit.right) if even else (unit.right, unit.left)
@@ -63,7 +63,6 @@ class AcpSgd:
         return finish
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         unit = arrange(numel, at.parts, self.rank)
         size = (unit.left if at.step % 2 == 0 else unit.right).numel + unit.raw_numel
         return (Round("all_reduce", size, factor_type(dtype)),) if size else ()

@@ -40,7 +40,6 @@ class Agreed:
         return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`."""
         failures: list[BaseException] = []
         chosen = self.selector.select(x, at)
         count = self._largest(chosen.numel(), x, comm, at)
@@ -71,7 +70,7 @@ class Agreed:
         return largest if int(counts.min()) >= 0 else 0
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`. The second is an upper bound."""
+        """The second is an upper bound."""
         layout = Chosen(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
         payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload

@@ -1,10 +1,10 @@
-"""AR-Topk: one rank's top-k places for everybody, values by an all-reduce of a chosen algorithm.
+"""AR-Topk: one rank's top-k places for all ranks, values by an all-reduce of a chosen algorithm.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 algorithm 1. Differences from the paper:
 
 - the sum is divided by N, which algorithm 1 forgets;
-- in turn, only the leader chooses: nobody else's choice would be looked at;
+- in turn, only the leader chooses: no other choice would be looked at;
 - places are coded (5 bits at c = 0.1, 8.5 at 0.01) instead of 32 or 64 bits each; of a leader whom all know
   beforehand they are broadcast, by a scatter and an all-gather unless told otherwise, while an elected
   one's are summed with zeros (see `gradwire.exchange.spread`);
@@ -47,7 +47,7 @@ class ArTopK:
         return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. A broadcast and an all-reduce, or all-gather and two all-reduces."""
+        """A broadcast and an all-reduce, or all-gather and two all-reduces."""
         indices, leader = self._lead(x, comm, at)
         norm = torch.linalg.vector_norm(x) if self.elect == "auto" else None
         message = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, at))
@@ -64,7 +64,7 @@ class ArTopK:
         return finish
 
     def _lead(self, x: Tensor, comm: Comm, at: Moment) -> tuple[Tensor, int]:
-        """The places where everybody sends, and who has chosen them."""
+        """The places where all ranks send, and the rank that has chosen them."""
         turn, count = at.step % comm.world, self.selector.count(x.numel(), at)
         if in_turn(self.elect, at):
             own = self.selector.select(x, at) if comm.rank == turn else None
@@ -74,7 +74,6 @@ class ArTopK:
         return spread_indices(own if comm.rank == leader else None, count, x, comm), leader
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         count, wire = self.selector.count(numel, at), wire_type(self.dtype, dtype, at)
         sent = count + (2 if self.elect == "auto" else 0)
         values = Round("all_reduce", sent, wire, algorithm=self.algorithm)

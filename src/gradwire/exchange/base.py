@@ -65,10 +65,10 @@ class Exchange(Protocol):
         """The collectives that `start` will issue, in order; a function of its arguments alone.
 
         Those marked `at_most` may come out shorter, as ranks agree on the way. Once a rank has issued what
-        they are agreed by, it issues them even if its own encode fails: nobody else knows their sizes.
+        they are agreed by, it issues them even if its own encode fails: no other rank knows their sizes.
 
-        None at all means that nothing travels: the mean is zero and `x` stays as it is, so whoever knows
-        need not call `start`.
+        None at all means that nothing travels: the mean is zero and `x` stays as it is, so a caller that
+        knows need not call `start`.
         """
         ...
 
@@ -76,7 +76,7 @@ class Exchange(Protocol):
 def parts(whole: object) -> Iterator[object]:
     """An exchange, codec or selector and, outermost first, all those that it is made of.
 
-    A part is whatever promises something: a value of a dataclass field that has `laws`.
+    A part is what has promises: a value of a dataclass field that has `laws`.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse
@@ -94,5 +94,5 @@ def parts(whole: object) -> Iterator[object]:
 
 
 def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> None:
-    """Start and finish in one go, for tests and for whoever has nothing to overlap."""
+    """Start and finish in one go, for tests and for callers that have nothing to overlap."""
     exchange.start(x, mean, comm, at)()

@@ -27,11 +27,9 @@ class Remember:
         return replace(self.inner.laws, in_place=False)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`."""
         return self.inner.start(x, mean, comm, at)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         return self.inner.rounds(numel, dtype, at)
 
 
@@ -60,11 +58,9 @@ class Warm:
         return self.dense if at.step < self.steps else self.inner
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`."""
         return self._now(at).start(x, mean, comm, at)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         return self._now(at).rounds(numel, dtype, at)
 
 

@@ -27,7 +27,7 @@ class Dense:
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. One all-reduce of `numel` elements."""
+        """One all-reduce of `numel` elements."""
         if (wire := wire_type(None, x.dtype, at)) != x.dtype:
             return self._start_narrow(x, mean, comm, wire)
         torch.mul(x, 1.0 / comm.world, out=mean)
@@ -48,7 +48,6 @@ class Dense:
         return finish
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         return (Round("all_reduce", numel, wire_type(None, dtype, at), algorithm=self.algorithm),)
 
 

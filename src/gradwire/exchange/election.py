@@ -53,7 +53,7 @@ def strongest(values: Tensor, comm: Comm) -> int:
     """The rank with the largest ‖values‖², the lowest among equals. One all-gather of a float, waited for."""
     norms = torch.empty(comm.world, 1, dtype=torch.float32, device=values.device)
     comm.all_gather(norms, torch.linalg.vector_norm(values).float().view(1)).wait()
-    # A rank with NaN leads to whatever; all ranks see the same norms, and the verdict rejects the step.
+    # With a NaN any rank may lead; all ranks see the same norms, and the verdict rejects the step.
     return int(norms.view(-1).argmax())
 
 
@@ -88,7 +88,7 @@ def note(at: Moment, leader: int, gained: float | None) -> None:
 
 
 def times_led(lanes: Iterable[Kept]) -> list[int] | None:
-    """How often each rank has led, lanes and units added up; `None` where nobody leads."""
+    """How often each rank has led, lanes and units added up; `None` where no rank leads."""
     counts = [
         tensor
         for kept in lanes

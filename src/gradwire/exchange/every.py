@@ -40,14 +40,12 @@ class Every:
         return (phase + at.step) % self.interval == 0
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`."""
         if self.sends(at):
             return self.inner.start(x, mean, comm, at)
         mean.zero_()
         return lambda: None
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         return self.inner.rounds(numel, dtype, at) if self.sends(at) else ()
 
 

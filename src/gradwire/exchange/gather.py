@@ -1,4 +1,4 @@
-"""All-gather of payloads: every rank decodes everybody's, in rank order."""
+"""All-gather of payloads: every rank decodes those of all ranks, in rank order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Gather:
         return ExchangeLaws(contractive=laws.contractive, may_overflow=laws.may_overflow)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. One all-gather of the payload, W decodes."""
+        """One all-gather of the payload, W decodes."""
         payload = self.codec.take(x, at)
         payloads = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(payloads, payload)
@@ -41,7 +41,6 @@ class Gather:
         return finish
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         return (Round("all_gather", *self.codec.payload(numel, dtype, at)),)
 
 

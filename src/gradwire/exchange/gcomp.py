@@ -89,7 +89,7 @@ class Gcomp:
         return self.mode in ("near", "levels")
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. Shifts of lengths and frames, sometimes an all-reduce of counts."""
+        """Shifts of lengths and frames, sometimes an all-reduce of counts."""
         if not self._goes_around(x.dtype, at):
             return dense().start(x, mean, comm, at)
         torch.mul(x, 1.0 / comm.world, out=mean)
@@ -126,7 +126,7 @@ class Gcomp:
         return self.tables == "dynamic" and (early or step % self.refresh == 0)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`. Frames are announced in the size of what is not compressed at all."""
+        """Frames are announced in the size of what is not compressed at all."""
         if not self._goes_around(dtype, at):
             return dense().rounds(numel, dtype, at)
         if numel == 0:
@@ -151,11 +151,9 @@ class Frames:
         self._states: dict[tuple[int, int], int] = {}
 
     def bound(self, numel: int) -> int:
-        """See `Framing.bound`."""
         return largest_frame(numel, self._dtype)
 
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
-        """See `Framing.encode`."""
         dropped, explicit, flush = self._dropped(x, start), self._mode == "levels", self._flushes(x, start)
         key = self._key(start, x.numel(), hop)
         data = frame(
@@ -164,13 +162,11 @@ class Frames:
         return data.numel()
 
     def settle(self, x: Tensor, start: int) -> None:
-        """See `Framing.settle`."""
         if self._mode != "lossless":
             dropped, flush = self._dropped(x, start), self._flushes(x, start)
             x.copy_(rounded(x, dropped, flush, explicit=self._mode == "levels"))
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
-        """See `Framing.decode`."""
         dropped = None if self._mode == "levels" else self._dropped(out, start)
         unframe(data, out, dropped, self._tables, self._key(start, out.numel(), hop), add=add)
 
@@ -244,7 +240,7 @@ def place_of(at: Moment) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def prior(dtype: torch.dtype) -> Table:
-    """The table for gradients that nobody has seen yet; built once."""
+    """The table for gradients of which nothing is known yet; built once."""
     return Table.prior(dtype)
 
 

@@ -11,7 +11,7 @@ from gradwire.moment import Kept, Moment, Part
 LATE = 1 << 20
 """A committed step behind every warm-up, in which rank 0 of four leads."""
 CYCLE = 840
-"""So many steps hold whole cycles of every interval up to 8."""
+"""The least number of steps that holds whole cycles of every interval up to 8."""
 
 
 def sent(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:

@@ -1,4 +1,4 @@
-"""One rank's choice of elements for everybody, then an all-reduce of the values alone.
+"""One rank's choice of elements for all ranks, then an all-reduce of the values alone.
 
 Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, section 3: CLT-k; AR-Topk in
 "Flexible communication …", Tyagi and Swany 2024, section III).
@@ -43,7 +43,7 @@ class Leader:
         return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. Two all-reduces (indices, values), three when norms elect the leader."""
+        """Two all-reduces (indices, values), three when norms elect the leader."""
         indices = self._spread(x, self._leader(x, comm, at), comm, at)
         values = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, at))
         pending = comm.all_reduce(values)
@@ -60,7 +60,7 @@ class Leader:
         norms = x.new_zeros(comm.world, dtype=torch.float32)
         norms[comm.rank] = torch.linalg.vector_norm(x)
         comm.all_reduce(norms).wait()
-        # A rank with NaN leads to whatever; all ranks see the same norms, and the verdict rejects the step.
+        # With a NaN any rank may lead; all ranks see the same norms, and the verdict rejects the step.
         return int(norms.argmax())
 
     def _spread(self, x: Tensor, leader: int, comm: Comm, at: Moment) -> Tensor:
@@ -68,7 +68,6 @@ class Leader:
         return spread_indices(own, self.selector.count(x.numel(), at), x, comm)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         count = self.selector.count(numel, at)
         election = () if self.elect == "round_robin" else (Round("all_reduce", at.world, torch.float32),)
         values = Round("all_reduce", count, wire_type(self.dtype, dtype, at))

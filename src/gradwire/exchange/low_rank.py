@@ -58,7 +58,7 @@ class Factors:
     def keep(self, flat: Tensor, before: Tensor, at: Moment) -> None:
         """Orthonormalise what all ranks have summed, in place, and keep it for the next step.
 
-        A column of which nothing is left (nobody had a gradient, or it was of a lower rank) would stay zero
+        A column of which nothing is left (no rank had a gradient, or it was of a lower rank) would stay zero
         for good, so it is taken from `before`, the columns that were kept until now.
         """
         orthonormalise(flat, self.spans, self.rank, before)

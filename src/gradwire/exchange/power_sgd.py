@@ -29,14 +29,14 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class PowerSgd:
-    """Two all-reduces: r·rows of every matrix with whatever travels raw, then r·columns of every matrix."""
+    """Two all-reduces: r·rows of every matrix with what travels raw, then r·columns of every matrix."""
 
     rank: int
     laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. Reads every matrix three times and writes it once."""
+        """Reads every matrix three times and writes it once."""
         unit, dtype, weight = arrange(x.numel(), at.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
         kept = unit.right.recall(at, dtype, x.device)
         buffer = x.new_empty(unit.left.numel + unit.raw_numel, dtype=dtype)
@@ -63,7 +63,6 @@ class PowerSgd:
         return finish
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         unit = arrange(numel, at.parts, self.rank)
         sizes = (unit.left.numel + unit.raw_numel, unit.right.numel)
         return tuple(Round("all_reduce", size, factor_type(dtype)) for size in sizes if size)

@@ -30,7 +30,7 @@ class Reduce:
         )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. One all-reduce of the payload."""
+        """One all-reduce of the payload."""
         # 1/W before the cast: the sum of W payloads then stays within the range of one.
         payload = self.codec.encode(x * (1.0 / comm.world), at)
         if mean.data_ptr() != x.data_ptr():
@@ -46,7 +46,6 @@ class Reduce:
         return finish
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         return (Round("all_reduce", *self.codec.payload(numel, dtype, at)),)
 
 

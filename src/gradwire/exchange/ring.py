@@ -252,7 +252,7 @@ class Lap:
         return flight
 
     def _arrived(self, message: int) -> Flight:
-        """A message that nobody else asks for any more."""
+        """A message that no other rank asks for any more."""
         self._land(message)
         return self._flights.pop(message)
 

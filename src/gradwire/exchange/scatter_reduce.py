@@ -1,4 +1,4 @@
-"""All-reduce in few bits: everybody's codes to the owner of each shard, and the owner's code to everybody.
+"""All-reduce in few bits: all ranks' codes go to the owner of each shard, and the owner's code to all ranks.
 
 All-to-all, sum in float32, all-gather: the two halves of a ring all-reduce with codes instead of numbers, as
 in "1-bit Adam" (Tang et al. 2021, section 4.2, its compressed all-reduce) and in DoubleSqueeze (Tang et al.
@@ -33,7 +33,7 @@ _MOST_SEGMENTS = 1 << 12
 class ScatterReduce:
     """Shard r of the unit belongs to rank r, which takes the mean of it and sends that to all.
 
-    The mean that everybody applies, the owner too, is the decoded one. With `second_stage`, what the owner's
+    The mean that all ranks apply, the owner too, is the decoded one. With `second_stage`, what the owner's
     code does not say of it is left in the owner's x, so that nothing is lost; without, it is dropped.
 
     With γ of the codec and S the sum over ranks of ‖x_r‖, what is left sums to at most (2√γ + γ)·S: the first
@@ -58,7 +58,7 @@ class ScatterReduce:
         )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """See `Exchange.start`. An all-to-all for every segment, then an all-gather for each.
+        """An all-to-all for every segment, then an all-gather for each.
 
         `mean` is scratch until `finish` has been called.
         """
@@ -75,7 +75,7 @@ class ScatterReduce:
             for lap in laps:
                 lap.gather()
         except BaseException:
-            # Buffers must outlive what is under way; peers issue all of it, whatever fails here.
+            # Buffers must outlive what is under way; peers issue all of it even if something fails here.
             for pending in issued:
                 pending.wait()
             raise
@@ -104,7 +104,6 @@ class ScatterReduce:
         return max(payloads, key=lambda payload: payload[0])
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """See `Exchange.rounds`."""
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         payloads = [
             self.longest(shards_of(seg.stop - seg.start, seg.at), wide)

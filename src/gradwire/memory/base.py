@@ -18,6 +18,9 @@ UNSENT = "unsent"
 """The plane of which every step has a working copy: what the exchange takes, and where it leaves what it does
 not send. Committed it is only where that is remembered."""
 
+MOMENTUM = "momentum"
+"""The plane of a momentum that a rank keeps by itself."""
+
 Planes = Mapping[str, Tensor]
 """Tensors (numel,) by the names of `Memory.planes`; working ones in float32 or float64, or
 in the gradient's own type (`Memory.as_arrived`)."""

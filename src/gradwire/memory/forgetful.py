@@ -26,8 +26,7 @@ class Forgetful:
     whole = False
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        """See `Memory.fold`."""
         return fold(working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def settle(self, working: Planes, committed: Planes) -> None:
-        """See `Memory.settle`. Nothing is kept."""
+        """Nothing is kept."""

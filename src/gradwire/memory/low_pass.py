@@ -36,15 +36,12 @@ class LowPass:
 
     @property
     def weight(self) -> float:
-        """See `Memory.weight`."""
         return 1.0 / self.beta
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        """See `Memory.fold`."""
         return fold(working[UNSENT], committed[UNSENT], grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def settle(self, working: Planes, committed: Planes) -> None:
-        """See `Memory.settle`."""
         if self.beta < 1.0:
             old = committed[UNSENT].to(working[UNSENT].dtype)
             torch.lerp(old, working[UNSENT], self.beta, out=working[UNSENT])

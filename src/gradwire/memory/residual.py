@@ -43,9 +43,8 @@ class Residual:
         return min(round(self.start + (step // self.every) * self.rise, 9), 1.0)
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        """See `Memory.fold`."""
         weights = self.coefficient(step), grads.scale
         return fold(working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
 
     def settle(self, working: Planes, committed: Planes) -> None:
-        """See `Memory.settle`. What is left is the memory."""
+        """What is left is the memory."""

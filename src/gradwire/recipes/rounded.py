@@ -17,8 +17,8 @@ def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce")
     Between two ranks an all-gather costs the same bytes in one round instead of two, and rounds once.
     Even without feedback it lives in a lane: blocks follow parameters, and never DDP's buckets.
 
-    >>> from gradwire.codec.truncate import truncate
-    >>> rounded(truncate(18), feedback=False).exchange.memory
+    >>> from gradwire.codec.blocks import blocks
+    >>> rounded(blocks("int8"), feedback=False).exchange.memory
     Forgetful(as_arrived=False)
     """
     if collective not in get_args(Collective):

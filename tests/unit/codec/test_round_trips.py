@@ -11,11 +11,11 @@ from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
 from gradwire.codec.buffer import Chosen
 from gradwire.codec.one_bit import one_bit
-from gradwire.codec.qsgd import qsgd
 from gradwire.codec.sign import sign
-from gradwire.codec.slots import Slots
-from gradwire.codec.truncate import truncate
 from gradwire.codec.two_levels import TwoLevels
+from gradwire.contrib.oktopk import Slots
+from gradwire.contrib.stochastic_levels import qsgd_codec
+from gradwire.contrib.truncate import upper_bits
 from gradwire.kernels import Blocks
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of
@@ -100,7 +100,7 @@ def test_qsgds_codes(sizes: list[int], bucket: int, bits: int, exponent: int, se
     # Buckets are no longer than the longest part.
     width = max(1, min(bucket, max(sizes)))
     x = whole_blocks(codes, levels, sizes, width) * 2.0**exponent
-    comes_back(qsgd(bits, bucket, "max"), x, sizes)
+    comes_back(qsgd_codec(bits, bucket, "max"), x, sizes)
 
 
 @few
@@ -129,7 +129,7 @@ def test_the_upper_bits(numbers: list[float], poisoned: bool, bits: int, dtype: 
     x = torch.tensor([*numbers, *([torch.nan] if poisoned else [])], dtype=torch.float32).to(dtype)
     # A zero that is added to loses its sign.
     x = torch.where(x.double().abs() < torch.finfo(torch.float32).smallest_normal, x.abs(), x)
-    codec, at = truncate(bits), at_parts([x.numel()])
+    codec, at = upper_bits(bits), at_parts([x.numel()])
     payload = codec.encode(x, at)
     out = decoded(codec, payload, x, at)
     assert torch.equal(out.isnan(), x.isnan())

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradwire.codec.select.everything import everything
-from gradwire.codec.select.random import random_k
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
+from gradwire.contrib.randomk import random_k
 from gradwire.moment import Moment
 
 AT = Moment(step=4, unit=1, rank=0, world=3)

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp import state
-from tests.unit.ddp.rig import EVERY_RECIPE, NAMES, REMEMBERING, Rig, flat, gradients
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.unit.ddp.rig import NAMES, Rig, flat, gradients
 
 MORE = {
     "dgc, momentum": EVERY_RECIPE["dgc, momentum"],

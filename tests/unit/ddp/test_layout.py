@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gradwire.arena import ParameterSpec
-from gradwire.codec.select.random import random_k
 from gradwire.codec.sparse import values
+from gradwire.contrib.randomk import random_k
 from gradwire.ddp import layout as layouts
 from gradwire.ddp.layout import Layout, build, by_size, settled
 from gradwire.exchange.reduce import Reduce, reduce

@@ -24,8 +24,8 @@ from gradwire.exchange.late import LATE
 from gradwire.kernels import cpu, prepare, preparing, sample_indices, topk_indices
 from gradwire.moment import Moment, Part, Replicated
 from gradwire.recipes import recipe
-from tests.laws.cases import RECIPES, composed
 from tests.laws.folding import Folding
+from tests.support.recipes import LAWS, composed
 
 Call = tuple[str, ...]
 """Name and types of what a kernel is compiled for."""
@@ -85,7 +85,7 @@ def train(exchange: Exchange, comm: Comm) -> None:
             folding.commit()
 
 
-@pytest.mark.parametrize("text", RECIPES)
+@pytest.mark.parametrize("text", LAWS)
 def test_steps_call_nothing_that_was_not_prepared(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = composed(text).exchange
     with calls(monkeypatch) as prepared:

@@ -21,7 +21,8 @@ from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import remember
 from gradwire.exchange.gather import gather
 from gradwire.memory import LowPass
-from tests.unit.ddp.rig import EVERY_RECIPE, REMEMBERING, REVERSED, SHUFFLED, Rig, gradients
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.unit.ddp.rig import REVERSED, SHUFFLED, Rig, gradients
 
 pytestmark = pytest.mark.filterwarnings("error")
 

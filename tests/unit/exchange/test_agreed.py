@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws
-from gradwire.codec.select.fixed import fixed_threshold
 from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
+from gradwire.contrib.threshold import fixed_threshold
 from gradwire.errors import WireError
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.base import run

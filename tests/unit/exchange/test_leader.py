@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec.select.random import random_k
 from gradwire.codec.select.topk import top_k
 from gradwire.comm import Round
+from gradwire.contrib.randomk import random_k
 from gradwire.exchange.leader import leader
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step

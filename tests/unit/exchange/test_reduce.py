@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradwire.codec.cast import cast
-from gradwire.codec.select.random import random_k
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
+from gradwire.contrib.randomk import random_k
 from gradwire.exchange.reduce import reduce
 from tests.unit.exchange.steps import step
 

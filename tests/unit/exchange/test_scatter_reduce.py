@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
-from gradwire.codec.truncate import truncate
 from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
+from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
 from gradwire.measure import Observed
@@ -136,7 +136,7 @@ def residuals(exchange: Exchange, draw: Callable[[torch.Generator], Tensor]) -> 
     [
         (blocks("int8"), 255 / (4 * 127**2 + 255)),
         (blocks("fp8"), 2.0**-8),
-        (truncate(18), 4.0**-5),
+        (upper_bits(18), 4.0**-5),
         (blocks("int4", 32), 31 / (4 * 7**2 + 31)),
         (blocks("int4", 128), None),
     ],

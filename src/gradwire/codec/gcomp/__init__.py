@@ -1,4 +1,4 @@
-"""GComp's codec: exponents by Huffman code, mantissas cut where nobody can see it, in one checked frame.
+"""GComp's codec: exponents by Huffman code, mantissas cut where it makes no difference, in one checked frame.
 
 Li et al., "Near-Lossless Gradient Compression for Data-Parallel Distributed DNN Training" (SoCC 2024),
 sections 4 to 6. `docs/wire-format.md` is the format, which `tests/golden/slow.py` reads in plain Python.

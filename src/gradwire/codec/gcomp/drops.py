@@ -2,8 +2,8 @@
 
 `dropped` says one of three things.
 
-- An int d, 0 … 23: so many bits of every value.
-- A tensor (numel,) of uint8 and `explicit`: so many bits of each, 0, 6, 12 or 18; this travels.
+- An int d, 0 … 23: d bits of every value.
+- A tensor (numel,) of uint8 and `explicit`: as many bits of each, 0, 6, 12 or 18; this travels.
 - A tensor (numel,) of uint8 and not `explicit`: a *threshold* t. A value is rounded to a multiple of the ulp
   of a number of its own type whose biased exponent is t, 2^(t − 150) in float32: one with exponent e loses
   t − e bits, and what is below half a step becomes zero. 0 drops nothing. It does not travel: the receiver

@@ -1,7 +1,7 @@
 """Tables in the making: on a thread of their own, so that no step waits for a code to be built.
 
-What ranks agree on and checkpoints hold is the counts. A table follows from them, so that whoever asks for it
-early waits for it, and nobody can get another. It lives as long as the tensor of its counts.
+What ranks agree on and checkpoints hold is the counts. A table follows from them, so that a caller that asks
+early waits for it, and none can get another. It lives as long as the tensor of its counts.
 """
 
 from __future__ import annotations

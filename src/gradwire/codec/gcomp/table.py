@@ -69,7 +69,7 @@ class Table:
 
     @staticmethod
     def prior(dtype: torch.dtype = torch.float32) -> Table:
-        """A table for gradients that nobody has seen: any scale, 2^-10 the likeliest.
+        """A table for gradients of which nothing is known: any scale, 2^-10 the likeliest.
 
         A normal distribution's exponents fall by half for each step down and by much more for each step up;
         of layers of different scale, and over a training run, the centre is uncertain by some 2^±6.

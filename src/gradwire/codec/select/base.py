@@ -16,7 +16,7 @@ class SelectorLaws:
 
     - `shared`: all ranks choose the same elements without talking to each other.
     - `contractive`: dropping what is not chosen shrinks the squared norm (in mean, if random).
-    - `fixed_size`: exactly `count` elements are chosen, whatever their values; else that is the most.
+    - `fixed_size`: exactly `count` elements are chosen for any values; else that is the most.
     """
 
     shared: bool = False
@@ -34,7 +34,7 @@ class Selector(Protocol):
         ...
 
     def count(self, numel: int, at: Moment) -> int:
-        """How many of `numel` elements are chosen, or at most; equal on all ranks, whatever the values."""
+        """How many of `numel` elements are chosen, or at most; equal on all ranks, for any values."""
         ...
 
     def select(self, x: Tensor, at: Moment) -> Tensor:

@@ -3,7 +3,7 @@
 ScaleCom (Chen et al. 2020, section 4: chunk-wise sorting). The paper leaves the number per chunk open: one
 of every 1/ratio elements is our reading, more than one of a longer chunk an option.
 
-Differences from the paper: chunks run through the whole unit, whatever parameters it consists of.
+Differences from the paper: chunks run through the whole unit, across parameters.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ class ChunkTopK:
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
-        """See `Selector.count`."""
         full, rest = divmod(numel, self.chunk)
         return full * self.keep + min(self.keep, rest)
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Selector.select`."""
         return chunk_topk_indices(x, self.chunk, self.keep)
 
 

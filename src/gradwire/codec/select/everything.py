@@ -18,11 +18,9 @@ class Everything:
     laws = SelectorLaws(shared=True, contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
-        """See `Selector.count`."""
         return numel
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Selector.select`."""
         return torch.arange(x.numel(), device=x.device)
 
 

@@ -35,11 +35,9 @@ class RatedChunks:
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
-        """See `Selector.count`."""
         return sum(chunks.count(size, at) for chunks, size in self._pieces(numel, at))
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Selector.select`."""
         start, parts = 0, []
         for chunks, size in self._pieces(x.numel(), at):
             parts.append(chunks.select(x[start : start + size], at) + start)

@@ -30,11 +30,10 @@ class ReusedThreshold:
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
-        """See `Selector.count`."""
         return count_kept(self.ratio, numel)
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Selector.select`. Reads `at.unsent`, which is (numel,)."""
+        """Reads `at.unsent`, which is (numel,)."""
         k = self.count(x.numel(), at)
         if at.unsent is None or k == 0:
             return topk_indices(x, k)

@@ -1,4 +1,4 @@
-"""Exactly k elements from a threshold that somebody guessed.
+"""Exactly k elements from a threshold that is a guess.
 
 Payloads have a size that all ranks know beforehand, and room that is paid for carries something: what a
 threshold leaves free takes further elements, and what it lets in beyond k is cut to the largest.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels import indices_reaching, topk_indices
+from gradwire.kernels import indices_reaching, stratified_indices, topk_indices
 from gradwire.moment import Moment
 
 
@@ -39,7 +39,7 @@ def filled_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
 
 
 def start_of(places: int, at: Moment) -> int:
-    """Any of so many places, all equally likely; this rank's alone."""
+    """One of `places` places, all equally likely; every rank draws its own."""
     return int(torch.randint(places, (), generator=at.private()))
 
 
@@ -80,3 +80,15 @@ def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:
     tensor([2])
     """
     return indices if indices.numel() <= k else indices[topk_indices(x[indices], k)]
+
+
+def threshold_of_sample(x: Tensor, size: int, rank: int, at: Moment) -> float:
+    """The `rank`-th largest magnitude of `size` random elements of x; the private generator draws them.
+
+    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> threshold_of_sample(torch.tensor([1.0, -3.0, 2.0]), size=3, rank=2, at=at)
+    2.0
+    """
+    seed = int(torch.randint(2**62, (1,), generator=at.private()))
+    drawn = x[stratified_indices(x.numel(), size, seed).to(x.device)]
+    return float(drawn[topk_indices(drawn, rank)].abs().nan_to_num(torch.inf, torch.inf).min())

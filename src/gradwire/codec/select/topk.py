@@ -19,11 +19,9 @@ class TopK:
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, at: Moment) -> int:
-        """See `Selector.count`."""
         return count_kept(self.ratio, numel)
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
-        """See `Selector.select`."""
         return topk_indices(x, self.count(x.numel(), at))
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.codec.select.adacomp import ada_comp
 from gradwire.codec.select.base import Selector, SelectorLaws
 from gradwire.codec.select.chunks import chunk_top_k
-from gradwire.codec.select.fixed import fixed_threshold
-from gradwire.codec.select.layers import layer_top_k
-from gradwire.codec.select.mstopk import ms_top_k
-from gradwire.codec.select.sampled import sampled_top_k
-from gradwire.codec.select.sidco import sidco
 from gradwire.codec.sparse import sparse, values
+from gradwire.contrib.adacomp import ada_comp
+from gradwire.contrib.dgc import sampled_top_k
+from gradwire.contrib.lwtopk import layer_top_k
+from gradwire.contrib.mstopk import ms_top_k
+from gradwire.contrib.sidco import sidco_top_k
+from gradwire.contrib.threshold import fixed_threshold
 from gradwire.exchange.leader import leader
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of
@@ -91,7 +91,7 @@ def test_adacomp_sends_less_once_residuals_have_grown() -> None:
     assert max(shares[-10:]) < 0.03
 
 
-@pytest.mark.parametrize("make", [layer_top_k, chunk_top_k, ms_top_k, sampled_top_k, sidco])
+@pytest.mark.parametrize("make", [layer_top_k, chunk_top_k, ms_top_k, sampled_top_k, sidco_top_k])
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, math.nan])
 def test_ratio_outside_its_range_raises(make, ratio: float) -> None:
     with pytest.raises(ValueError, match=r"outside \(0, 1\]"):

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.sampled import sampled_top_k, threshold_of_sample
-from gradwire.codec.select.sidco import Sidco, mean_logarithm, pareto_threshold, sidco, stage_ratios
+from gradwire.codec.select.room import threshold_of_sample
+from gradwire.contrib.dgc import sampled_top_k
+from gradwire.contrib.sidco import Sidco, mean_logarithm, pareto_threshold, sidco_top_k, stage_ratios
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 from tests.unit.kernels.inputs import generator, normal
@@ -40,20 +41,20 @@ def share_reaching(selector: Sidco, x: Tensor) -> float:
 def test_fit_of_an_exponential_finds_the_share(ratio: float, stages: int, fit) -> None:
     # 4000 elements or more are above: their number scatters by 2 %, and the fit's parameters by less; the
     # gamma's threshold is an approximation around shape 1.
-    assert share_reaching(sidco(ratio, stages, fit), exponential()) == pytest.approx(ratio, rel=0.08)
+    assert share_reaching(sidco_top_k(ratio, stages, fit), exponential()) == pytest.approx(ratio, rel=0.08)
 
 
 @pytest.mark.parametrize("shape", [-0.3, 0.2])
 def test_fit_of_a_generalised_pareto_finds_the_share_and_the_exponential_does_not(shape: float) -> None:
     x = pareto(shape)
-    assert share_reaching(sidco(0.01, 1, "pareto"), x) == pytest.approx(0.01, rel=0.1)
-    assert share_reaching(sidco(0.01, 1), x) != pytest.approx(0.01, rel=0.4)
+    assert share_reaching(sidco_top_k(0.01, 1, "pareto"), x) == pytest.approx(0.01, rel=0.1)
+    assert share_reaching(sidco_top_k(0.01, 1), x) != pytest.approx(0.01, rel=0.4)
 
 
 def test_stages_correct_a_wrong_fit() -> None:
     # Magnitudes of normal elements fall faster than an exponential of their mean.
     x = normal(N)
-    shares = [share_reaching(sidco(0.001, stages), x) for stages in (1, 2, 3, 4)]
+    shares = [share_reaching(sidco_top_k(0.001, stages), x) for stages in (1, 2, 3, 4)]
     assert shares[0] < 0.00002
     assert shares == sorted(shares)
     assert shares[2:] == [pytest.approx(0.001, rel=0.4)] * 2
@@ -62,7 +63,7 @@ def test_stages_correct_a_wrong_fit() -> None:
 def test_single_stage_of_the_exponential_is_its_formula() -> None:
     x = normal(1000)
     for ratio in (0.01, 0.25, 0.9):
-        assert sidco(ratio, 1).threshold(x) == pytest.approx(
+        assert sidco_top_k(ratio, 1).threshold(x) == pytest.approx(
             float(x.double().abs().mean()) * math.log(1 / ratio)
         )
 
@@ -93,7 +94,9 @@ def test_mean_of_logarithms_leaves_out_zeros_over_any_number_of_blocks() -> None
     assert mean_logarithm(torch.zeros(5)) == 0.0
 
 
-@pytest.mark.parametrize("select", [sidco(0.01), sidco(0.01, 3, "gamma"), sidco(0.01, 2, "pareto")], ids=str)
+@pytest.mark.parametrize(
+    "select", [sidco_top_k(0.01), sidco_top_k(0.01, 3, "gamma"), sidco_top_k(0.01, 2, "pareto")], ids=str
+)
 @pytest.mark.parametrize(
     "x", [torch.zeros(0), torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf])], ids=str
 )
@@ -103,9 +106,9 @@ def test_without_a_mean_there_is_no_threshold(select: Sidco, x: Tensor) -> None:
 
 def test_sidco_outside_its_range_raises() -> None:
     with pytest.raises(ValueError, match="stages=0"):
-        sidco(0.01, stages=0)
+        sidco_top_k(0.01, stages=0)
     with pytest.raises(ValueError, match="none of exponential, gamma, pareto"):
-        sidco(0.01, fit="normal")
+        sidco_top_k(0.01, fit="normal")
 
 
 @pytest.mark.parametrize("make", [normal, lambda n: torch.arange(n) * 1.0, lambda n: torch.ones(n)])
@@ -116,7 +119,7 @@ def test_all_as_a_sample_give_the_k_th_largest(make: Callable[[int], Tensor]) ->
 
 
 def test_sample_is_of_the_share_but_holds_two_that_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradwire.codec.select import sampled
+    from gradwire.contrib import dgc
 
     sizes = []
 
@@ -124,7 +127,7 @@ def test_sample_is_of_the_share_but_holds_two_that_are_wanted(monkeypatch: pytes
         sizes.append((size, rank))
         return threshold_of_sample(x, size, rank, at)
 
-    monkeypatch.setattr(sampled, "threshold_of_sample", noting)
+    monkeypatch.setattr(dgc, "threshold_of_sample", noting)
     for numel, ratio in ((100_000, 0.01), (100_000, 0.0001), (1000, 0.01), (100, 0.01)):
         sampled_top_k(ratio).select(normal(numel), AT)
     assert sizes == [(1000, 10), (20_000, 2), (200, 2), (100, 1)]

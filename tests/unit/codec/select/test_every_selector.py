@@ -11,20 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.adacomp import ada_comp
 from gradwire.codec.select.base import Selector, count_kept
 from gradwire.codec.select.chunks import chunk_top_k
 from gradwire.codec.select.everything import everything
-from gradwire.codec.select.fixed import fixed_threshold
-from gradwire.codec.select.layers import layer_top_k
-from gradwire.codec.select.mstopk import ms_top_k
-from gradwire.codec.select.ramp import ramp
-from gradwire.codec.select.random import random_k
 from gradwire.codec.select.rated import rated_chunks
 from gradwire.codec.select.reuse import reused_threshold
-from gradwire.codec.select.sampled import sampled_top_k
-from gradwire.codec.select.sidco import sidco
 from gradwire.codec.select.topk import top_k
+from gradwire.contrib.adacomp import ada_comp
+from gradwire.contrib.dgc import ramp, sampled_top_k
+from gradwire.contrib.lwtopk import layer_top_k
+from gradwire.contrib.mstopk import ms_top_k
+from gradwire.contrib.randomk import random_k
+from gradwire.contrib.sidco import sidco_top_k
+from gradwire.contrib.threshold import fixed_threshold
 from gradwire.moment import Moment
 from tests.house.source import MODULES
 from tests.laws.inputs import KINDS as LAW_KINDS
@@ -95,10 +94,10 @@ CASES = (
     *(Case(ms_top_k(0.05, rounds), bracketed(0.05)) for rounds in (1, 3)),
     *(Case(sampled_top_k(ratio), half(ratio)) for ratio in (0.001, 0.01, 0.3, 1.0)),
     Case(sampled_top_k(0.01, sample=1.0), half(0.01)),
-    *(Case(sidco(0.01, 3, fit), half(0.01)) for fit in ("exponential", "gamma", "pareto")),
-    *(Case(sidco(0.3, 3, fit), half(0.3)) for fit in ("exponential", "gamma", "pareto")),
-    *(Case(sidco(0.001, stages), half(0.001)) for stages in (1, 2, 5)),
-    Case(sidco(1.0), half(1.0)),
+    *(Case(sidco_top_k(0.01, 3, fit), half(0.01)) for fit in ("exponential", "gamma", "pareto")),
+    *(Case(sidco_top_k(0.3, 3, fit), half(0.3)) for fit in ("exponential", "gamma", "pareto")),
+    *(Case(sidco_top_k(0.001, stages), half(0.001)) for stages in (1, 2, 5)),
+    Case(sidco_top_k(1.0), half(1.0)),
     Case(fixed_threshold(1.0), exact(0.1), floor=1.0),
     Case(fixed_threshold(1e-3, at_most=1.0), lambda n: 0.0, floor=1e-3),
     Case(fixed_threshold(1e-42, at_most=0.01), exact(0.01), floor=1e-42),
@@ -243,7 +242,7 @@ def selectors() -> set[type]:
 @pytest.mark.parametrize("ratio", [0.01, 0.1])
 @pytest.mark.parametrize(
     "make",
-    [top_k, ms_top_k, sampled_top_k, sidco, reused_threshold],
+    [top_k, ms_top_k, sampled_top_k, sidco_top_k, reused_threshold],
     ids=lambda make: make.__name__,
 )
 def test_what_is_left_is_k_of_d_smaller_in_the_mean(make: Callable[[float], Selector], ratio: float) -> None:

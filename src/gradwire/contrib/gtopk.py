@@ -1,0 +1,123 @@
+"""gTop-k: a tree merges the ranks' own top-k two by two into one choice for all. Traffic grows with the
+logarithm of the number of ranks.
+
+Shi, Wang, Zhao, Tang, Wang, Huang and Chu 2019, "A distributed synchronous SGD algorithm with global top-k
+sparsification for low bandwidth networks", algorithm gTopKAllReduce: in each of log2 N rounds the partner's
+k sums are added to one's own, and the k largest of the merged set go on.
+
+Differences from the paper:
+
+- The tree elects the places alone, and an all-reduce adds up what *every* rank has there. The paper's mean
+  is the sum that reaches the root: where a place is dropped in one branch and survives through another, the
+  first branch's part is in no sum and, since the place is among the final ones, in no residual either. Here
+  nothing is lost, and places cost what places with the root's values would.
+- No rank keeps what others contributed, though a merging rank knows what it drops.
+- Places and values of a round are one message, places in their shortest form; the final places are spread
+  by an all-reduce of zeros, which needs no root. Any world: a rank without a partner waits.
+- The choice is made per unit, not over the fused gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.buffer import Chosen
+from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.compose import remember
+from gradwire.exchange.spread import spread_indices, spread_round
+from gradwire.kernels import put, take, topk_indices
+from gradwire.moment import Moment
+from gradwire.recipes.base import Composition, register
+
+
+@dataclass(frozen=True)
+class GTopK:
+    """Traffic per rank: log2 N times k places and values, then 2(N-1)/N times as much."""
+
+    ratio: float
+    """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. No share
+    of it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
+    among their k."""
+
+    laws = ExchangeLaws(contractive=True)
+    memory = None
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """ceil(log2 N) shifts (places and values), two all-reduces."""
+        count = count_kept(self.ratio, x.numel())
+        if count == 0:
+            return lambda: None
+        elected = self._elect(x, Chosen(count, x.numel(), x.dtype), comm)
+        indices = spread_indices(elected if comm.rank == 0 else None, count, x, comm)
+        values = take(x, indices, 1.0 / comm.world)
+        pending = comm.all_reduce(values)
+
+        def finish() -> None:
+            pending.wait()
+            put(mean, indices, values)
+
+        return finish
+
+    def _elect(self, x: Tensor, chosen: Chosen, comm: Comm) -> Tensor:
+        """The places that reached this rank; those of rank 0 are the choice of all."""
+        places = topk_indices(x, chosen.count)
+        # 1/N: a sum of N numbers near the end of the range must not be taken for Inf.
+        values = x[places] * (1.0 / comm.world)
+        for by in _strides(comm.world):
+            payload = chosen.write(places, values)
+            received = torch.empty_like(payload)
+            # All ranks take part, so that the order of rounds depends on no rank; only the merges that
+            # can reach rank 0 are made.
+            comm.shift(received, payload, -by).wait()
+            if comm.rank % (2 * by) == 0 and comm.rank + by < comm.world:
+                places, values = _merged(places, values, *chosen.read(received))
+        return places
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        count = count_kept(self.ratio, numel)
+        if count == 0:
+            return ()
+        size = Chosen(count, numel, dtype).buffer.bytes
+        tree = (Round("shift", size, torch.uint8, -by) for by in _strides(at.world))
+        return (*tree, spread_round(count, numel), Round("all_reduce", count, dtype))
+
+
+def _strides(world: int) -> tuple[int, ...]:
+    """1, 2, 4 … below `world`: how far partners are apart."""
+    return tuple(2**j for j in range((world - 1).bit_length()))
+
+
+def _merged(places: Tensor, values: Tensor, others: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """The as many largest of the sums, at ascending places (k,), of two sparse vectors of k values."""
+    union, at = torch.unique(torch.cat([places, others.long()]), return_inverse=True)
+    sums = values.new_zeros(union.numel())
+    sums.index_add_(0, at[: places.numel()], values)
+    sums.index_add_(0, at[places.numel() :], theirs)
+    kept = topk_indices(sums, places.numel())
+    return union[kept], sums[kept]
+
+
+def gtop_k(ratio: float) -> GTopK:
+    """A tree of merged top-k elects the share `ratio` of places; all ranks send their values there.
+
+    >>> from gradwire.moment import Moment
+    >>> [round_.by for round_ in gtop_k(0.01).rounds(1000, torch.float32, Moment(0, 0, 0, world=5))[:3]]
+    [-1, -2, -4]
+    """
+    return GTopK(check_ratio(ratio))
+
+
+@register
+def gtopk(ratio: float = 0.01) -> Composition:
+    """The top-k of a tree of merged top-k with error feedback: traffic grows with the world's logarithm.
+
+    Travels: merged choices of places up a tree, and everybody's values at the winner's.
+    Paper: Shi et al. 2019, "A distributed synchronous SGD algorithm with global top-k sparsification".
+    Use when: comparing with it: a leader's choice costs less and serves as well.
+    """
+    return Composition(remember(gtop_k(ratio)))

@@ -1,0 +1,68 @@
+"""LWTopk: every rank sends the largest magnitudes of each parameter alone. Every layer keeps its share, so
+that layers with small gradients are heard.
+
+Aji and Heafield 2017, "Sparse communication for distributed gradient descent"; compared with in Shi et al.
+2019, "A distributed synchronous SGD algorithm with global top-k sparsification", and in Tyagi and Swany
+2024, "Flexible communication for optimal distributed learning over unpredictable networks", section II.
+
+Differences from the papers:
+
+- Layers that share a unit share one collective.
+- A parameter that a cut divides keeps its share in each of the two units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
+from gradwire.kernels import topk_indices
+from gradwire.moment import Moment
+from gradwire.recipes.base import Composition, register
+from gradwire.recipes.narrow import CodedValues, coded
+
+
+@dataclass(frozen=True)
+class LayerTopK:
+    """The largest magnitudes of each piece, exactly, at least one of each; among equals the lowest index."""
+
+    ratio: float
+    laws = SelectorLaws(contractive=True, fixed_size=True)
+
+    def count(self, numel: int, at: Moment) -> int:
+        return sum(count_kept(self.ratio, size) for size in at.sizes(numel))
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        start, parts = 0, []
+        for piece in x.split_with_sizes(at.sizes(x.numel())):
+            parts.append(topk_indices(piece, count_kept(self.ratio, piece.numel())) + start)
+            start += piece.numel()
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def layer_top_k(ratio: float) -> LayerTopK:
+    """Keep the share `ratio` of each parameter, that with the largest magnitudes.
+
+    >>> x = torch.tensor([9.0, 8.0, 7.0, 0.1, 0.2])
+    >>> from gradwire.moment import Part
+    >>> parts = Part("weight", (3,), 0, 3), Part("bias", (2,), 0, 2)
+    >>> layer_top_k(0.4).select(x, Moment(step=0, unit=0, rank=0, world=1, parts=parts))
+    tensor([0, 4])
+    """
+    return LayerTopK(check_ratio(ratio))
+
+
+@register
+def lwtopk(ratio: float = 0.01, values: CodedValues = "full") -> Composition:
+    """Every rank's own top-k of each layer with error feedback, all-gathered.
+
+    Travels: places and values of every rank's own choice, a share of each layer.
+    Paper: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
+    Use when: layers differ so much in scale that a choice over all of them would starve some.
+    """
+    return Composition(remember(gather(coded(layer_top_k(ratio), values))))

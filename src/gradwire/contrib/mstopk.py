@@ -1,0 +1,163 @@
+"""MSTopk: two thresholds that bracket the k-th largest are found by bisection, without sorting. What reaches
+the upper one is sent, and so is a run of neighbours, from a random start, among those between the two.
+
+Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters", section
+III, algorithm 1: `rounds` thresholds between the mean and the largest of |x|, each followed by a count.
+
+Differences from the paper:
+
+- The counts are those over everything, but are made among a few candidates that reach a lower threshold
+  guessed from a sample. Every threshold of the bisection that matters lies above it.
+- The run goes on from the first after the last, so that all are equally likely: γ = 1 - k/numel in the
+  mean.
+- Where no threshold has k or fewer elements above it, none is chosen outright; the listing would choose
+  all.
+- Where the bracket is so wide that the run would be arbitrary (lower below half of the upper, and less than
+  half of k above), and where there are NaN or Inf, the exact top k is chosen.
+- Per unit; one all-gather, no hierarchy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.room import filled, start_of, threshold_of_sample
+from gradwire.exchange.compose import remember
+from gradwire.exchange.gather import gather
+from gradwire.kernels import indices_reaching, moments_reaching, topk_indices
+from gradwire.kernels.dispatch import rounded
+from gradwire.moment import Moment
+from gradwire.recipes.base import Composition, register
+from gradwire.recipes.narrow import CodedValues, coded
+
+_SAMPLE = 16384
+"""Elements drawn to guess where the candidates begin."""
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """At most k magnitudes reach `upper`, more than k reach `lower`; 0 where no round found such a one."""
+
+    lower: float
+    upper: float
+    above: int
+    """How many reach `upper`."""
+    largest: float
+    """Of all magnitudes."""
+
+
+@dataclass(frozen=True)
+class MSTopK:
+    """Nearly the largest magnitudes: what is left is at most 1 - k/(4·numel) of the squared norm.
+
+    Either half of k are the largest of all, or all chosen are at least half as large as any left.
+    """
+
+    ratio: float
+    rounds: int = 25
+    laws = SelectorLaws(contractive=True, fixed_size=True)
+
+    def count(self, numel: int, at: Moment) -> int:
+        return count_kept(self.ratio, numel)
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        k = self.count(x.numel(), at)
+        if k == x.numel():
+            return torch.arange(k, device=x.device)
+        mean = moments_reaching(x, 0.0).total / x.numel()
+        if not math.isfinite(mean):
+            return topk_indices(x, k)
+        indices, floor = _candidates(x, k, rounded(mean, x.dtype), at)
+        magnitudes = x[indices].abs()
+        bracket = bisect(magnitudes, k, mean, self.rounds)
+        if 2 * bracket.above < k and 2 * bracket.lower < min(bracket.upper, bracket.largest):
+            return topk_indices(x, k)
+        if 0.0 < bracket.lower < floor:
+            indices = indices_reaching(x, bracket.lower, x.numel())
+            magnitudes = x[indices].abs()
+        return _within(bracket, indices, magnitudes, k, x.numel(), at)
+
+
+def _candidates(x: Tensor, k: int, mean: float, at: Moment) -> tuple[Tensor, float]:
+    """Indices of all elements that reach some floor, ascending, and the floor.
+
+    They are more than k, or the floor is the mean, below which the bisection never looks.
+    """
+    size = min(_SAMPLE, x.numel())
+    expected = k / x.numel() * size
+    # Four standard deviations below the k-th largest, so that it fails about once in 10^4 calls.
+    rank = math.ceil(expected + 4 * expected**0.5) + 4
+    if rank < size:
+        floor = max(mean, threshold_of_sample(x, size, rank, at))
+        capacity = 2 * k + 16 * x.numel() // size + 64
+        found = indices_reaching(x, floor, capacity)
+        if k < found.numel() <= capacity:
+            return found, floor
+    return indices_reaching(x, mean, x.numel()), mean
+
+
+def bisect(magnitudes: Tensor, k: int, mean: float, rounds: int) -> Bracket:
+    """The bracket of k after `rounds` rounds between the mean of all elements and the largest.
+
+    `magnitudes` may leave out those below some floor, if the floor is at most the mean or more than k
+    reach it: a threshold below it then finds more than k all the same.
+
+    >>> bisect(torch.tensor([1.0, 2.0, 3.0, 9.0]), k=2, mean=3.75, rounds=25)
+    Bracket(lower=0.0, upper=6.375, above=1, largest=9.0)
+    >>> bisect(torch.tensor([4.0, 5.0, 8.0, 9.0]), k=1, mean=2.0, rounds=3)
+    Bracket(lower=7.25, upper=8.125, above=1, largest=9.0)
+    """
+    largest = float(magnitudes.max()) if magnitudes.numel() else mean
+    bracket, low, high = Bracket(0.0, math.inf, 0, largest), 0.0, 1.0
+    for _ in range(rounds):
+        share = (low + high) / 2
+        threshold = rounded(mean + share * (largest - mean), magnitudes.dtype)
+        count = int((magnitudes >= threshold).sum())
+        if count > k:
+            low, bracket = share, replace(bracket, lower=threshold)
+        else:
+            high = share
+            if count > bracket.above:
+                bracket = replace(bracket, upper=threshold, above=count)
+    return bracket
+
+
+def _within(bracket: Bracket, indices: Tensor, magnitudes: Tensor, k: int, numel: int, at: Moment) -> Tensor:
+    """All above the bracket, and a run of as many within it as are wanted, from a random one on."""
+    above = magnitudes >= bracket.upper
+    need = k - bracket.above
+    if need == 0:
+        return indices[above]
+    if bracket.lower == 0.0:  # everything lies within it
+        return filled(indices[above], k, numel, at)
+    within = ((magnitudes >= bracket.lower) & ~above).nonzero().view(-1)
+    above[within.roll(-start_of(within.numel(), at))[:need]] = True
+    return indices[above]
+
+
+def ms_top_k(ratio: float, rounds: int = 25) -> MSTopK:
+    """Keep about the share `ratio` with the largest magnitudes, after `rounds` rounds of bisection.
+
+    >>> x = torch.tensor([0.1, -3.0, 0.2, 2.0, 0.3, 0.1, 0.2, 0.1])
+    >>> ms_top_k(0.25).select(x, Moment(step=0, unit=0, rank=0, world=1))
+    tensor([1, 3])
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds} is not 1 or more; the paper takes 25")
+    return MSTopK(check_ratio(ratio), rounds)
+
+
+@register
+def mstopk(ratio: float = 0.01, rounds: int = 25, values: CodedValues = "full") -> Composition:
+    """Approximate top-k by bisection with error feedback, all-gathered.
+
+    Travels: places and values of every rank's own choice.
+    Paper: Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters".
+    Use when: comparing with it: on CPUs the exact choice is no slower.
+    """
+    return Composition(remember(gather(coded(ms_top_k(ratio, rounds), values))))

@@ -1,0 +1,55 @@
+"""Random-k: all ranks send the same random elements, drawn from a shared seed. No index travels.
+
+Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with memory".
+
+Differences from the paper:
+
+- The choice is made per unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.sparse import values
+from gradwire.exchange.compose import remember
+from gradwire.exchange.reduce import reduce
+from gradwire.kernels import sample_indices
+from gradwire.moment import Moment
+from gradwire.recipes.base import Composition, register
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """Uniformly random elements, the same on all ranks."""
+
+    ratio: float
+    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True)
+
+    def count(self, numel: int, at: Moment) -> int:
+        return count_kept(self.ratio, numel)
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        """Uniform without replacement."""
+        seed = int(torch.randint(2**62, (1,), generator=at.shared()))
+        return sample_indices(x.numel(), self.count(x.numel(), at), seed).to(x.device)
+
+
+def random_k(ratio: float) -> RandomK:
+    """Keep a uniformly random share `ratio`."""
+    return RandomK(check_ratio(ratio))
+
+
+@register
+def randomk(ratio: float = 0.01) -> Composition:
+    """Random elements from a shared seed with error feedback, all-reduced without indices.
+
+    Travels: values at random places that all ranks know.
+    Paper: Stich et al. 2018, "Sparsified SGD with memory".
+    Use when: as a baseline: it costs least to choose and loses most.
+    """
+    return Composition(remember(reduce(values(random_k(ratio)))))

@@ -1,0 +1,126 @@
+"""SketchedSGD: count sketches add up, so one all-reduce finds the elements with the largest sums over all
+ranks. A second one brings exactly these.
+
+Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora 2019, "Communication-efficient distributed SGD with
+sketching", algorithms HEAVYMIX and SKETCHED-SGD: add up the ranks' count sketches, take the elements that
+the sum says are largest, ask all ranks for exactly these, and keep the k largest.
+
+Differences from the paper:
+
+- No parameter server: both sums are all-reduces, and every rank reads the same table, so that no index
+  travels. The paper's server tells the workers which elements it wants.
+- One sketch per unit, of gradient plus memory. The memory is of elements, and momentum is the optimizer's.
+- What a NaN or Inf has poisoned in the table counts as Inf: it is asked for, and only its own element is
+  not finite when the exact values come.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.compose import remember
+from gradwire.kernels import count_sketch, count_sketch_estimates, put, topk_indices
+from gradwire.moment import Moment
+from gradwire.recipes.base import Composition, register
+
+TABLE = torch.float32
+"""The table elects, so that it need not be as exact as what it elects."""
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Traffic per rank: 2(N-1)/N times (`table` + `candidates`) · k numbers, on any world.
+
+    Of the energy of the largest 1 % of 2 million elements, 4 candidates and a table of 2, 5, 10 numbers per
+    element kept find 80, 87, 92 % where tails are heavy (Student's t of 2 degrees; the top has 81 % of all
+    energy), 36, 49, 62 % at 3 degrees (top: 36 %), and 36, 39, 44 % of normal numbers (top: 8 %).
+    """
+
+    ratio: float
+    rows: int = 5
+    table: float = 5.0
+    candidates: int = 4
+    """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. That these
+    are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what
+    cancels in the sum stays with the ranks, and grows while they disagree."""
+
+    laws = ExchangeLaws(contractive=True)
+    memory = None
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """Two all-reduces: the table, and the candidates' exact values.
+
+        `mean` is scratch until the end.
+        """
+        if x.numel() == 0:
+            return lambda: None
+        count, columns, asked = self._sizes(x.numel())
+        hashes = _hashes(self.rows, at).to(x.device)
+        table = count_sketch(x.to(TABLE), hashes, columns) * (1.0 / comm.world)
+        comm.all_reduce(table.view(-1)).wait()
+        scratch = mean if mean.dtype == TABLE else torch.empty_like(mean, dtype=TABLE)
+        indices = topk_indices(count_sketch_estimates(table, hashes, scratch), asked)
+        values = x[indices] * (1.0 / comm.world)
+        pending = comm.all_reduce(values)
+
+        def finish() -> None:
+            pending.wait()
+            kept = topk_indices(values, count)
+            x[indices[kept]] = 0.0
+            put(mean, indices[kept], values[kept])
+
+        return finish
+
+    def _sizes(self, numel: int) -> tuple[int, int, int]:
+        """Elements kept, columns of the table, and elements whose exact values are asked for."""
+        count = count_kept(self.ratio, numel)
+        return count, math.ceil(self.table * count / self.rows), min(numel, self.candidates * count)
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        if numel == 0:
+            return ()
+        _, columns, asked = self._sizes(numel)
+        return Round("all_reduce", self.rows * columns, TABLE), Round("all_reduce", asked, dtype)
+
+
+def _hashes(rows: int, at: Moment) -> Tensor:
+    """A multiplier and an addend (rows, 2) for each row: the same on all ranks and in all steps."""
+    bits = torch.iinfo(torch.int64)
+    return torch.randint(bits.min, bits.max, (rows, 2), generator=replace(at, step=0).shared())
+
+
+def sketch(ratio: float, rows: int = 5, table: float = 5.0, candidates: int = 4) -> Sketch:
+    """Find the share `ratio` of elements with the largest sums over all ranks in a sum of count sketches.
+
+    `table` is how many numbers it has per element kept, in an odd number of `rows`: more find more.
+    `candidates` is how many elements are asked for per element kept.
+
+    >>> from gradwire.moment import Moment
+    >>> [round_.numel for round_ in sketch(0.01).rounds(100_000, torch.float32, Moment(0, 0, 0, world=8))]
+    [5000, 4000]
+    """
+    if not isinstance(rows, int) or rows < 1 or rows % 2 == 0:
+        raise ValueError(f"rows={rows!r} must be odd and at least 1, so that there is a median; 5 is usual")
+    if not 0.0 < table < math.inf:
+        raise ValueError(f"table={table} must be above 0: numbers per element kept, e.g. 5")
+    if not isinstance(candidates, int) or candidates < 1:
+        raise ValueError(f"candidates={candidates!r} must be at least 1 per element kept, in whole elements")
+    return Sketch(check_ratio(ratio), rows, table, candidates)
+
+
+@register
+def sketchsgd(ratio: float = 0.01) -> Composition:
+    """The largest sums over all ranks, found by count sketches: no index travels, traffic constant.
+
+    Travels: a table of sums, and values of the largest estimates.
+    Paper: Ivkin et al. 2019, "Communication-efficient distributed SGD with sketching".
+    Use when: comparing with it: the table costs a pass per row in encoding and decoding.
+    """
+    return Composition(remember(sketch(ratio)))

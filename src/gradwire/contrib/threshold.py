@@ -1,0 +1,72 @@
+"""Everything above a fixed magnitude is sent. The number of elements follows the gradient, and may be none.
+
+Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing", section 4.
+
+Differences from the paper:
+
+- Values travel as they are. Strom sends only their signs, for ± threshold each, and leaves the rest to the
+  residual.
+- No rank sends more than a share `at_most` in one step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.exchange.agreed import agreed
+from gradwire.exchange.compose import remember
+from gradwire.kernels import indices_reaching, topk_indices
+from gradwire.moment import Moment
+from gradwire.recipes.base import Composition, register
+from gradwire.recipes.narrow import Values, dtype_of
+
+
+@dataclass(frozen=True)
+class FixedThreshold:
+    """All |x| >= threshold, which may be none; if they are more than the bound, the largest.
+
+    Not a contraction for small x, of which nothing is sent, but what is left is below the threshold in
+    every element: ‖left‖² <= (1 - bound/numel)‖x‖² + numel·threshold².
+    """
+
+    threshold: float
+    at_most: float = 0.1
+    laws = SelectorLaws(contractive=True)
+
+    def count(self, numel: int, at: Moment) -> int:
+        """The bound."""
+        return count_kept(self.at_most, numel)
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        bound = self.count(x.numel(), at)
+        found = indices_reaching(x, self.threshold, bound)
+        return found if found.numel() <= bound else topk_indices(x, bound)
+
+
+def fixed_threshold(threshold: float, at_most: float = 0.1) -> FixedThreshold:
+    """Keep what reaches `threshold`, but no more than the share `at_most`.
+
+    >>> import torch
+    >>> x = torch.tensor([0.5, -2.0, 1.0, 0.1])
+    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> fixed_threshold(1.0, at_most=0.5).select(x, at), fixed_threshold(0.5, at_most=0.25).select(x, at)
+    (tensor([1, 2]), tensor([1]))
+    """
+    if not 0.0 < threshold < math.inf:
+        raise ValueError(f"threshold={threshold} is outside (0, ∞); magnitudes are compared with it")
+    return FixedThreshold(threshold, check_ratio(at_most))
+
+
+@register
+def threshold(threshold: float = 0.001, at_most: float = 0.1, values: Values = "full") -> Composition:
+    """All elements above a fixed threshold with error feedback, all-gathered in the largest size.
+
+    Travels: counts; then places and values, as many as the rank with the most has.
+    Paper: Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing".
+    Use when: comparing with it: the right threshold differs between models, layers and epochs.
+    """
+    return Composition(remember(agreed(fixed_threshold(threshold, at_most), dtype_of(values))))
