@@ -8,6 +8,7 @@ import functools
 import importlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 

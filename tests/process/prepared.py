@@ -5,9 +5,10 @@ from importlib import import_module
 
 import torch
 
-from gradwire import kernels
+from gradwire import kernels, recipes
 
 import_module("gradwire.ddp.attach")
+recipes.entries()
 import_module("torch._dynamo")  # the first DDP, or optimizer, of a process drags it in
 torch.set_num_threads(1)
 kernels.prepare()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ EXACT = Sums()
 
 @dataclass(frozen=True)
 class Row:
-    """With which options a recipe is tried. What is not given is the recipe by its name alone.
+    """With which options a recipe is tried. What is not given is the recipe by its name alone, and `EXACT`.
 
     - `laws`: its exchange is held to the laws on tensors of many sizes (`tests/laws/test_exchanges.py`).
     - `steps`: it takes whole steps of an engine on a small model (`tests/laws/test_step.py`), by a label.
@@ -40,7 +40,7 @@ class Row:
     - `decides`: ratios of communication to computation at which an adaptive one decides differently.
     """
 
-    laws: Mapping[str, Sums] = field(default_factory=dict)
+    laws: Mapping[str, Sums] | None = None
     steps: Mapping[str, str] | None = None
     trains: tuple[str, ...] | None = None
     decides: tuple[float, ...] = ()
@@ -102,7 +102,7 @@ ROWS = {
         ),
         decides=(0.5, 3.3),
     ),
-    "dense": Row(laws={"dense": EXACT}),
+    "dense": Row(),
     "dgc": Row(
         laws={"dgc(ratio=0.05, warmup_steps=8)": EXACT, "dgc(ratio=1.0)": EXACT},
         steps={
@@ -291,7 +291,7 @@ ROWS = {
             "signsgd, units": "signsgd(scale='none')",
         },
     ),
-    "signum": Row(laws={"signum": EXACT}),
+    "signum": Row(),
     "sketchsgd": Row(
         laws={"sketchsgd(ratio=0.05)": EXACT},
         steps={"sketchsgd": "sketchsgd(ratio=0.1)"},
@@ -356,7 +356,12 @@ def composed(text: str) -> Composition:
     return composition
 
 
-LAWS = {text: sums for row in ROWS.values() for text, sums in row.laws.items()}
+def _laws(name: str, row: Row) -> Mapping[str, Sums]:
+    """One that decides has laws only with options with which it does not."""
+    return row.laws or ({} if row.decides else {name: EXACT})
+
+
+LAWS = {text: sums for name, row in ROWS.items() for text, sums in _laws(name, row).items()}
 EVERY_RECIPE = {
     label: text
     for name, row in ROWS.items()

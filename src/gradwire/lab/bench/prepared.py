@@ -6,13 +6,14 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from gradwire import kernels
+from gradwire import kernels, recipes
 
 # Ctrl-C is for the launcher, which ends everything; a worker listens again once it has left the terminal.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 torch.set_num_threads(1)
 import_module("gradwire.lab.bench.worker")
 import_module("gradwire.ddp.attach")
+recipes.entries()
 # The first optimizer imports a compiler, which nothing here uses.
 torch.optim.SGD(nn.Linear(1, 1).parameters())
 # Numba loads most of itself at the first kernel. A recipe's own kernels are compiled by its workers.
