@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec import elias_fano, indices
-from gradwire.kernels import reference_elias_fano, topk_indices
+from gradwire.kernels import reference, topk_indices
 from gradwire.lab.bench.statistics import mixed, paired
 
 SHARES = (0.001, 0.01, 0.03, 0.1, 0.3)
@@ -71,7 +71,7 @@ def check_against_reference(numel: int) -> None:
         for share in SHARES:
             chosen = draw(numel, round(share * numel))
             planes = elias_fano.planes(chosen.numel(), numel)
-            expected = reference_elias_fano.pack_elias_fano(chosen, planes)
+            expected = reference.pack_elias_fano(chosen, planes)
             assert torch.equal(elias_fano.pack(chosen, numel), expected)
 
 

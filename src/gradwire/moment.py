@@ -140,7 +140,7 @@ class Moment:
     def _generator(self, who: int) -> torch.Generator:
         key = f"{self.seed}/{self.step}/{self.lane}/{self.unit}/{who}".encode()
         digest = hashlib.blake2b(key, digest_size=8).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -7,30 +7,28 @@ import sys
 import pytest
 import torch
 
+from gradwire.kernels import cpu
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import KINDS
 from tests.laws.rows import Row, perform
 
 
 @pytest.fixture
-def no_fast_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every entrance of the kernels finds that nothing is fast; returns which ones there are."""
-    entrances = [
-        name for name in sys.modules if name.startswith("gradwire.") and hasattr(sys.modules[name], "is_fast")
-    ]
-    for name in entrances:
-        monkeypatch.setattr(sys.modules[name], "is_fast", lambda *_tensors: False)
-    for name in list(sys.modules):
-        if name.startswith("gradwire.") and hasattr(sys.modules[name], "is_native"):
-            monkeypatch.setattr(sys.modules[name], "is_native", lambda *_tensors: False)
-    return entrances
+def declined(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """No function for the CPU takes a tensor; returns in which modules they ask."""
+    asking = set()
+    for name, module in list(sys.modules.items()):
+        for question in ("is_fast", "is_native"):
+            if name.startswith(cpu.__name__ + ".") and hasattr(module, question):
+                monkeypatch.setattr(module, question, lambda *_tensors: False)
+                asking.add(name.rsplit(".", 1)[1])
+    return asking
 
 
-def test_every_entrance_asks_whether_it_is_fast(no_fast_kernels: list[str]) -> None:
-    assert {
-        f"gradwire.kernels.{name}"
-        for name in ("chunks", "folding", "topk", "places", "threshold", "sketches")
-    } <= set(no_fast_kernels)
+def test_all_functions_on_tensors_decline(declined: set[str]) -> None:
+    draws_and_votes = {"random_words", "sample_indices", "stratified_indices", "tally"}
+    files = {getattr(cpu, name).__module__.rsplit(".", 1)[1] for name in set(cpu.__all__) - draws_and_votes}
+    assert files <= declined
 
 
 @pytest.mark.parametrize("case", EXCHANGES, ids=str)
@@ -39,7 +37,7 @@ def test_the_reference_gives_what_the_kernels_give(
 ) -> None:
     row = Row(case, 3, 4097, F32, KINDS[1], (12, 0))
     fast = perform(row)
-    request.getfixturevalue("no_fast_kernels")
+    request.getfixturevalue("declined")
     slow = perform(row)
     largest = max(float(x.abs().max()) for x in row.inputs())
     for here, there in zip(fast.ranks, slow.ranks, strict=True):

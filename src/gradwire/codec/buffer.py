@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gradwire.codec import elias_fano
 from gradwire.codec import indices as places
-from gradwire.codec.narrow import narrowed
-from gradwire.kernels import Shape, add_at, add_chosen, is_fast, is_native, take_chosen
+from gradwire.kernels import Shape, add_at, add_chosen, take_chosen
 
 
 @dataclass(frozen=True)
@@ -83,22 +82,14 @@ class Chosen:
 
     def take(self, x: Tensor, indices: Tensor) -> Tensor:
         """A new payload of x (numel,) at ascending `indices` (count,); what it carries is taken out of x."""
-        if self._in_one_call(x, indices):
-            return take_chosen(x, indices, self.shape)
-        values = narrowed(x[indices], self.dtype)
-        payload = self.write(indices, values)
-        add_at(x, indices, values.to(x.dtype), -1.0)
-        return payload
+        return take_chosen(x, indices, self.shape)
 
     def add(self, payload: Tensor, out: Tensor, weight: float) -> None:
         """Add weight · values of a payload to `out` (numel,). Raises `WireError`, as `unpack` does."""
-        if self._in_one_call(out, payload) and add_chosen(payload, self.shape, out, weight):
+        if add_chosen(payload, self.shape, out, weight):
             return
         indices, values = self.read(payload)
         add_at(out, indices, values.to(out.dtype), weight)
-
-    def _in_one_call(self, x: Tensor, other: Tensor) -> bool:
-        return self.shape.is_known and is_fast(x) and is_native(other)
 
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.

@@ -35,7 +35,7 @@ class RandomK:
 
     def select(self, x: Tensor, at: Moment) -> Tensor:
         """Uniform without replacement."""
-        seed = int(torch.randint(2**62, (1,), generator=at.shared()))
+        seed = int(torch.randint(2**62, (1,), generator=at.shared(), device="cpu"))
         return sample_indices(x.numel(), self.count(x.numel(), at), seed).to(x.device)
 
 

@@ -93,7 +93,8 @@ class Sketch:
 def _hashes(rows: int, at: Moment) -> Tensor:
     """A multiplier and an addend (rows, 2) for each row: the same on all ranks and in all steps."""
     bits = torch.iinfo(torch.int64)
-    return torch.randint(bits.min, bits.max, (rows, 2), generator=replace(at, step=0).shared())
+    random = replace(at, step=0).shared()
+    return torch.randint(bits.min, bits.max, (rows, 2), generator=random, device="cpu")
 
 
 def sketch(ratio: float, rows: int = 5, table: float = 5.0, candidates: int = 4) -> Sketch:

@@ -72,7 +72,7 @@ class Levels:
         """A new payload (bytes,) uint8 of x (numel,), which keeps what is not in it if `subtract`."""
         payload = self._layout.empty(x.device)
         # One draw for all of a unit: elements differ by their index in it.
-        key = int(torch.randint(2**63 - 1, (), generator=at.private()))
+        key = int(torch.randint(2**63 - 1, (), generator=at.private(), device="cpu"))
         quantize(x, self.grid, key, *self._layout.split(payload), subtract=subtract)
         return payload
 

@@ -1,7 +1,7 @@
-"""Which kernels something may call: those whose wrappers its modules have imported.
+"""Which kernels something may call: those whose contracts its modules have imported.
 
-So nobody keeps a list of who calls what. It may name more than are called; what is imported inside functions
-is not found, and compiled when it is called.
+This follows from the code, so that no recipe keeps a list of what its parts call. It may name more kernels
+than are called. What is imported inside functions is not found, and compiled when it is called.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def kernels_for(layout: Layout) -> frozenset[str]:
 
 
 def kernels_of(*objects: object) -> frozenset[str]:
-    """The modules of `gradwire.kernels` that the code of `objects`, and of all they hold, may call.
+    """The subjects of the kernels that the code of `objects`, and of all they hold, may call.
 
-    By name, as `gradwire.kernels.prepare` takes them.
+    By name, as `gradwire.kernels.prepare` takes them: "topk" for what imports a contract of
+    `reference/topk.py`.
 
     >>> from gradwire.recipes import recipe
     >>> sorted(kernels_of(recipe("int4").build().exchange) & {"blocks", "folding", "topk"})
@@ -74,7 +75,7 @@ def kernels_of(*objects: object) -> frozenset[str]:
         name = left.pop()
         seen.add(name)
         if name.startswith(_KERNELS):
-            found.add(name.removeprefix(_KERNELS).split(".")[0])
+            found.add(name.rsplit(".", 1)[1])
         else:
             left |= {other for other in _imported(name) if _root(other) in followed} - seen
     return frozenset(found)

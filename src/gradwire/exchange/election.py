@@ -108,7 +108,7 @@ def _recall(kind: str, at: Moment, size: int) -> Tensor:
     """A copy of what is kept (size,), zeros at first and where it belongs to another world."""
     kept = at.kept.get(*_key(kind, at))
     if kept is None or kept.numel() != size:
-        return torch.zeros(size, dtype=torch.float64)
+        return torch.zeros(size, dtype=torch.float64, device="cpu")
     return kept.clone()
 
 

@@ -143,7 +143,7 @@ class Frames:
     """
 
     def __init__(self, how: Gcomp, numel: int, dtype: torch.dtype, at: Moment, refreshes: bool) -> None:
-        self.counts = torch.zeros(SYMBOLS, dtype=torch.int64) if refreshes else None
+        self.counts = torch.zeros(SYMBOLS, dtype=torch.int64, device="cpu") if refreshes else None
         self._mode, self._bits = how.mode, max(0, how.bits - BASES[dtype])
         self._numel, self._dtype, self._at = numel, dtype, at
         self._kind, self._name = place_of(at)
@@ -182,7 +182,7 @@ class Frames:
             case "near":
                 return self._thresholds[here]
             case "levels":
-                levels = torch.empty(x.numel(), dtype=torch.uint8)
+                levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
                 mantissa_levels(x.float(), self._numerators[here], levels)
                 return levels.clamp_(max=levels_of(self._dtype)[-1])
             case "truncate":
@@ -204,7 +204,9 @@ class Frames:
     def _key(self, start: int, numel: int, hop: int) -> Key:
         place = start, numel
         if place not in self._states:
-            held = self._thresholds[start : start + numel] if self._mode == "near" else torch.empty(0)
+            held = torch.empty(0, device="cpu")
+            if self._mode == "near":
+                held = self._thresholds[start : start + numel]
             # A partition that went astray is another state.
             self._states[place] = (fingerprint(held) + start) % 2**32
         unit = ((self._at.lane + 1) * 2**20 + self._at.unit) % 2**32

@@ -50,8 +50,8 @@ class Factors:
         for name, (_start, size) in zip(self.names, self.spans.tolist(), strict=True):
             kept = at.kept.get(self.kind, name)
             if kept is None or kept.shape != (self.rank, size):
-                kept = torch.randn(self.rank, size, generator=random, dtype=dtype)
-                orthonormalise(kept.view(-1), torch.tensor([[0, size]]), self.rank)
+                kept = torch.randn(self.rank, size, generator=random, dtype=dtype, device="cpu")
+                orthonormalise(kept.view(-1), torch.tensor([[0, size]], device="cpu"), self.rank)
             found.append(kept.to(device, dtype).view(-1))
         return torch.cat(found) if found else torch.empty(0, dtype=dtype, device=device)
 
@@ -116,7 +116,7 @@ def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
         elif part.numel:
             raw.append((start, start + part.numel))
         start += part.numel
-    table = torch.tensor(places, dtype=torch.int64).view(-1, PLACES)
+    table = torch.tensor(places, dtype=torch.int64, device="cpu").view(-1, PLACES)
     left, right = (
         Factors(kind, tuple(names), table[:, list(SIDES[side])].contiguous(), rank)
         for kind, side in ((LEFT, "left"), (RIGHT, "right"))

@@ -211,11 +211,11 @@ class Lap:
             made = self._encoded(part, start, hop)
         if hop == course.world - 1:
             self._own(made is None, part, start)
-        self._made[message] = made or (torch.zeros(TAIL_BYTES, dtype=torch.uint8), 0)
+        self._made[message] = made or (torch.zeros(TAIL_BYTES, dtype=torch.uint8, device="cpu"), 0)
 
     def _tell(self, messages: Sequence[int]) -> None:
         """Exchange the lengths of messages that no tail announces."""
-        told = torch.tensor([self._made[message][1] for message in messages])
+        told = torch.tensor([self._made[message][1] for message in messages], device="cpu")
         heard = torch.empty_like(told)
         self._comm.shift(heard, told).wait()
         self._lengths |= zip(messages, heard.tolist(), strict=True)
@@ -227,7 +227,8 @@ class Lap:
         _room, later_length = self._made.get(message + self._course.lead, (frame, 0))
         tail = frame[own_length : own_length + TAIL_BYTES].view(torch.int64)
         tail[0] = later_length
-        sent, room = frame[: own_length + TAIL_BYTES], torch.empty(length + TAIL_BYTES, dtype=torch.uint8)
+        sent = frame[: own_length + TAIL_BYTES]
+        room = torch.empty(length + TAIL_BYTES, dtype=torch.uint8, device="cpu")
         self._flights[message] = Flight(room, length, sent, self._comm.shift(room, sent))
         if message // self._course.segments >= self._course.world:
             self._read(message - self._course.segments, frame[:own_length])
@@ -258,7 +259,7 @@ class Lap:
 
     def _encoded(self, part: Tensor, start: int, hop: int) -> tuple[Tensor, int] | None:
         try:
-            room = torch.empty(self._bound + TAIL_BYTES, dtype=torch.uint8)
+            room = torch.empty(self._bound + TAIL_BYTES, dtype=torch.uint8, device="cpu")
             return room, self._framing.encode(part, start, hop, room)
         except BaseException as error:
             self._fail(error)

@@ -1,42 +1,80 @@
-"""Hot loops, each beside a plain-torch reference; callers need not know which one runs. One job per file."""
+"""The hot loops. Each has a contract in `reference/`, in plain torch, and implementations for devices.
+
+The functions here are the contracts, computed by the implementation that takes the tensors of the call
+(`dispatch`). What GComp does to bytes (`frames`, `huffman`, `checksums`) has one implementation, on the CPU:
+frames are made where they are sent from.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from gradwire.kernels import cpu, reference
 from gradwire.kernels.bit_blocks import Blocks
-from gradwire.kernels.blocks import (
-    LARGEST,
-    BlockKind,
-    ScaledBlocks,
-    add_blocks,
-    encode_blocks,
-    scale_type,
-)
 from gradwire.kernels.checksums import checksum
-from gradwire.kernels.chosen import Form, Shape, add_chosen, take_chosen
-from gradwire.kernels.chunks import chunk_topk_indices, indices_near_maxima
-from gradwire.kernels.coded import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.cpu.jit import compiled_s
-from gradwire.kernels.dispatch import is_fast, is_native
+from gradwire.kernels.dispatch import dispatched
 from gradwire.kernels.elias_fano import Planes
-from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
+from gradwire.kernels.grid import Grid, Norm, step_type
 from gradwire.kernels.huffman import Lookups, canonical_codes, count_symbols, decode_symbols, encode_symbols
-from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
-from gradwire.kernels.magnitudes import Histogram, magnitude_edges, magnitude_histogram
-from gradwire.kernels.noise import random_words
-from gradwire.kernels.numerators import mantissa_levels, numerator_exponents, numerators
+from gradwire.kernels.payload import Form, Shape
 from gradwire.kernels.pieces import Pieces, whole
-from gradwire.kernels.places import add_at, index_type, pack_bits, put, scatter, take, unpack_bits
 from gradwire.kernels.preparing import prepare
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
-from gradwire.kernels.sample import sample_indices
-from gradwire.kernels.signs import add_signs, feedback_signs, pack_signs
-from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
-from gradwire.kernels.stochastic import Grid, Norm, add_quantized, quantize, step_type
+from gradwire.kernels.reference.folding import Folded
+from gradwire.kernels.reference.magnitudes import Histogram, magnitude_edges
+from gradwire.kernels.reference.places import index_type
+from gradwire.kernels.reference.threshold import Moments
+from gradwire.kernels.reference.truncation import upper_words
+from gradwire.kernels.reference.votes import ballot_words, count_groups
+from gradwire.kernels.scaled_blocks import LARGEST, BlockKind, ScaledBlocks, scale_type
 from gradwire.kernels.terms import Terms
-from gradwire.kernels.threshold import Moments, indices_reaching, moments_reaching, stratified_indices
-from gradwire.kernels.topk import feedback_topk, take_topk, topk_indices
-from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
-from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
+
+add_at = dispatched(reference.add_at, cpu.add_at)
+add_blocks = dispatched(reference.add_blocks, cpu.add_blocks)
+add_chosen = dispatched(reference.add_chosen, cpu.add_chosen)
+add_quantized = dispatched(reference.add_quantized, cpu.add_quantized)
+add_signs = dispatched(reference.add_signs, cpu.add_signs)
+add_upper = dispatched(reference.add_upper, cpu.add_upper)
+apply_votes = dispatched(reference.apply_votes, cpu.apply_votes)
+cast_votes = dispatched(reference.cast_votes, cpu.cast_votes)
+chunk_topk_indices = dispatched(reference.chunk_topk_indices, cpu.chunk_topk_indices)
+count_sketch = dispatched(reference.count_sketch, cpu.count_sketch)
+count_sketch_estimates = dispatched(reference.count_sketch_estimates, cpu.count_sketch_estimates)
+encode_blocks = dispatched(reference.encode_blocks, cpu.encode_blocks)
+feedback_signs = dispatched(reference.feedback_signs, cpu.feedback_signs)
+feedback_topk = dispatched(reference.feedback_topk, cpu.feedback_topk)
+fold = dispatched(reference.fold, cpu.fold)
+fold_momentum = dispatched(reference.fold_momentum, cpu.fold_momentum)
+indices_near_maxima = dispatched(reference.indices_near_maxima, cpu.indices_near_maxima)
+indices_reaching = dispatched(reference.indices_reaching, cpu.indices_reaching)
+left_products = dispatched(reference.left_products, cpu.left_products)
+magnitude_histogram = dispatched(reference.magnitude_histogram, cpu.magnitude_histogram)
+mantissa_levels = dispatched(reference.mantissa_levels, cpu.mantissa_levels)
+mask_zeros = dispatched(reference.mask_zeros, cpu.mask_zeros)
+moments_reaching = dispatched(reference.moments_reaching, cpu.moments_reaching)
+numerator_exponents = dispatched(reference.numerator_exponents, cpu.numerator_exponents)
+numerators = dispatched(reference.numerators, cpu.numerators)
+orthonormalise = dispatched(reference.orthonormalise, cpu.orthonormalise)
+outer_products = dispatched(reference.outer_products, cpu.outer_products)
+pack_bits = dispatched(reference.pack_bits, cpu.pack_bits)
+pack_elias_fano = dispatched(reference.pack_elias_fano, cpu.pack_elias_fano)
+pack_signs = dispatched(reference.pack_signs, cpu.pack_signs)
+pack_upper = dispatched(reference.pack_upper, cpu.pack_upper)
+put = dispatched(reference.put, cpu.put)
+quantize = dispatched(reference.quantize, cpu.quantize)
+random_words = dispatched(reference.random_words, cpu.random_words)
+right_products = dispatched(reference.right_products, cpu.right_products)
+sample_indices = lru_cache(maxsize=32)(dispatched(reference.sample_indices, cpu.sample_indices))
+scatter = dispatched(reference.scatter, cpu.scatter)
+stratified_indices = dispatched(reference.stratified_indices, cpu.stratified_indices)
+take = dispatched(reference.take, cpu.take)
+take_chosen = dispatched(reference.take_chosen, cpu.take_chosen)
+take_topk = dispatched(reference.take_topk, cpu.take_topk)
+tally = dispatched(reference.tally, cpu.tally)
+topk_indices = dispatched(reference.topk_indices, cpu.topk_indices)
+unpack_bits = dispatched(reference.unpack_bits, cpu.unpack_bits)
+unpack_elias_fano = dispatched(reference.unpack_elias_fano, cpu.unpack_elias_fano)
 
 __all__ = [
     "LARGEST",
@@ -83,9 +121,7 @@ __all__ = [
     "index_type",
     "indices_near_maxima",
     "indices_reaching",
-    "is_fast",
     "is_finite",
-    "is_native",
     "left_products",
     "magnitude_edges",
     "magnitude_histogram",

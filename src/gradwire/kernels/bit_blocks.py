@@ -7,7 +7,9 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,10 @@ class Blocks:
     def bounds(self) -> NDArray[np.int64]:
         """Where parts start, and the end of the last (parts + 1,)."""
         return np.fromiter(accumulate(self.sizes, initial=0), np.int64, len(self.sizes) + 1)
+
+    def check(self, x: Tensor, levels: Tensor, packed: Tensor) -> None:
+        """Raise `ValueError` unless elements, levels (count, 1 or 2) and contiguous bytes fit."""
+        if x.shape != (self.numel,) or packed.shape != (self.bytes,) or packed.dtype != torch.uint8:
+            raise ValueError(f"{self} do not fit {tuple(x.shape)} elements and {tuple(packed.shape)} bytes")
+        if levels.shape not in ((self.count, 1), (self.count, 2)) or not packed.is_contiguous():
+            raise ValueError(f"{self} need levels (blocks, 1 or 2) and bytes in a row")

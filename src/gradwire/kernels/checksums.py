@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels import cpu
+from gradwire.kernels.cpu import checksums as cpu
 
 
 def checksum(data: Tensor) -> int:

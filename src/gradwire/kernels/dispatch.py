@@ -1,9 +1,79 @@
-"""Which tensors the kernels of the CPU take; all others go to the reference."""
+"""One contract, several implementations: which of them computes for the tensors of a call.
+
+`reference/` holds the contracts: docstring, example, and plain torch for every device and type. `cpu/`, and
+any other folder for a device, holds functions of the same names and signatures. A function that does not take
+the tensors of a call, because of their device, type or strides, returns `DECLINED`, and the reference
+computes. The reference also computes what a folder lacks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import Enum
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
+
+
+class Declined(Enum):
+    """What an implementation returns for tensors that it does not take; nothing has been changed then."""
+
+    DECLINED = "declined"
+
+
+DECLINED: Final = Declined.DECLINED
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Contract = TypeVar("Contract", bound=Callable[..., Any])
+Check = Callable[..., None]
+
+_CHECKS: dict[Callable[..., Any], Check] = {}
+
+
+def checked(check: Check) -> Callable[[Contract], Contract]:
+    """A decorator for a contract: every implementation is called only with what `check` lets pass.
+
+    Kernels check no bounds. `check` takes the contract's arguments and raises `ValueError` for those with
+    which a kernel would leave its memory. The contract itself stays as it is.
+    """
+
+    def declared(contract: Contract) -> Contract:
+        _CHECKS[contract] = check
+        return contract
+
+    return declared
+
+
+def dispatched(contract: Callable[P, R], implementation: Callable[P, R | Declined]) -> Callable[P, R]:
+    """`contract`, computed by `implementation` wherever that takes the tensors.
+
+    >>> def double(x: Tensor) -> Tensor:
+    ...     return x + x
+    >>> def double_float32(x: Tensor) -> Tensor | Declined:
+    ...     return x.mul(2.0) if is_fast(x) else DECLINED
+    >>> dispatched(double, double_float32)(torch.tensor([3]))
+    tensor([6])
+    """
+    check = _CHECKS.get(contract)
+
+    @wraps(contract)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        found = implementation(*args, **kwargs)
+        return contract(*args, **kwargs) if found is DECLINED else found
+
+    if check is None:
+        return plain
+
+    @wraps(contract)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        check(*args, **kwargs)
+        found = implementation(*args, **kwargs)
+        return contract(*args, **kwargs) if found is DECLINED else found
+
+    return guarded
 
 
 def is_fast(*tensors: Tensor) -> bool:
@@ -20,7 +90,10 @@ def is_fast(*tensors: Tensor) -> bool:
 
 def is_native(*tensors: Tensor) -> bool:
     """Whether all are contiguous tensors on the CPU, of any type: for kernels of integers."""
-    return all(t.is_cpu and t.is_contiguous() for t in tensors)
+    for t in tensors:  # noqa: SIM110 - as above
+        if not t.is_cpu or not t.is_contiguous():
+            return False
+    return True
 
 
 def rounded(threshold: float, dtype: torch.dtype) -> float:
@@ -32,4 +105,4 @@ def rounded(threshold: float, dtype: torch.dtype) -> float:
     if not threshold >= 0.0:
         raise ValueError(f"threshold={threshold} is not 0 or more; magnitudes are compared with it")
     # The absolute value turns -0.0, whose bits are those of the smallest integer, into 0.0.
-    return abs(float(torch.tensor(threshold, dtype=dtype)))
+    return abs(float(torch.tensor(threshold, dtype=dtype, device="cpu")))

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels import cpu
+from gradwire.kernels.cpu import huffman as cpu
 
 SYMBOLS = 256
 ESCAPE = 255
@@ -70,7 +70,7 @@ class Lookups:
     def encoding(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.bool_]]:
         """Pairs, singles, and which are escaped."""
         pairs = np.empty(1 << 16, np.uint32)
-        cpu.huffman.fill_pairs(self.singles, pairs)
+        cpu.fill_pairs(self.singles, pairs)
         return pairs, self.singles, self.escaped
 
     @cached_property
@@ -78,7 +78,7 @@ class Lookups:
         """What windows begin with, and lengths."""
         bits = int(self.lengths.max())
         windows = np.empty(1 << bits, np.uint64)
-        cpu.huffman.fill_windows(self.singles, self.lengths, bits, windows)
+        cpu.fill_windows(self.singles, self.lengths, bits, windows)
         return windows, self.lengths
 
 
@@ -89,7 +89,7 @@ def count_symbols(symbols: Tensor) -> Tensor:
     tensor([0, 1, 0, 2])
     """
     counts = np.zeros((4, SYMBOLS), np.int64)
-    cpu.huffman.count_symbols(symbols.numpy(), counts)
+    cpu.count_symbols(symbols.numpy(), counts)
     return torch.from_numpy(counts.sum(0))
 
 
@@ -109,14 +109,14 @@ def encode_symbols(
     """
     count = symbols.numel()
     padded = symbols if count % 4 == 0 else torch.nn.functional.pad(symbols, (0, -count % 4))
-    room = torch.empty(encoded_words(count), dtype=torch.int64) if room is None else room
+    room = torch.empty(encoded_words(count), dtype=torch.int64, device="cpu") if room is None else room
     if room.numel() < encoded_words(count):
         raise ValueError(f"{count} symbols need room for {encoded_words(count)} words, not {room.numel()}")
     marks, data = np.empty(count // 4 + 1, np.int32), room.numpy().view(np.uint8)
-    q, places = cpu.huffman.quarter(count), [np.uint64(0)]
+    q, places = cpu.quarter(count), [np.uint64(0)]
     for k in range(4):
         start, stop = min(k * q, count), min(k * q + q, count)
-        place, _ = cpu.huffman.encode_stream(
+        place, _ = cpu.encode_stream(
             padded.numpy(), start, stop, *lookups.encoding[:2], data, places[-1], marks, np.uint64(0)
         )
         places.append(np.uint64(place))
@@ -147,11 +147,11 @@ def decode_symbols(
     """
     if min(sizes) < 0 or sum(sizes) != words.numel():
         return None
-    out = torch.empty(count, dtype=torch.uint8) if out is None else out
+    out = torch.empty(count, dtype=torch.uint8, device="cpu") if out is None else out
     if out.shape != (count,):
         raise ValueError(f"{count} symbols do not fit into {tuple(out.shape)}")
     padded = np.zeros(words.numel() + 2, np.uint64)  # the kernel reads two more
     padded[:-2] = words.numpy().view(np.uint64)
     ends = np.cumsum([0, *sizes]).astype(np.uint64)
-    found = cpu.huffman.decode_streams(padded, ends, *lookups.decoding, out.numpy(), count)
+    found = cpu.decode_streams(padded, ends, *lookups.decoding, out.numpy(), count)
     return out if found else None

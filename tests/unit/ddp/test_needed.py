@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -13,6 +13,7 @@ import numba
 import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
+from numba.core.sigutils import normalize_signature
 from torch import Tensor
 
 from gradwire.arena import ParameterSpec
@@ -21,7 +22,8 @@ from gradwire.ddp.layout import build, by_size, plain
 from gradwire.ddp.needed import kernels_for, kernels_of
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.late import LATE
-from gradwire.kernels import cpu, prepare, preparing, sample_indices, topk_indices
+from gradwire.kernels import cpu, frames, prepare, sample_indices, topk_indices
+from gradwire.kernels.cpu.prepared import SIGNATURES
 from gradwire.moment import Moment, Part, Replicated
 from gradwire.recipes import recipe
 from tests.laws.folding import Folding
@@ -34,10 +36,10 @@ SHAPES = ((60, 100), (3,), (2_999,))
 
 
 def entrances() -> Iterator[tuple[ModuleType, str, Dispatcher]]:
-    """Where Python finds kernels: `cpu.fold`, `cpu.halves.widen`."""
-    for owner in (cpu, *(each for each in vars(cpu).values() if isinstance(each, ModuleType))):
+    """Where Python finds kernels: `_fold` in `cpu.folding`, `_encode_chunks` in `frames`."""
+    for owner in (frames, *(each for each in vars(cpu).values() if isinstance(each, ModuleType))):
         for name, value in list(vars(owner).items()):
-            if isinstance(value, Dispatcher) and not name.startswith("_"):
+            if isinstance(value, Dispatcher):
                 yield owner, name, value
 
 
@@ -59,6 +61,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Call]]:
         for owner, name, kernel in entrances():
             patch.setattr(owner, name, noting(kernel))
         yield noted
+
+
+def declared(subjects: Collection[str]) -> set[Call]:
+    """What `prepare` compiles for these subjects."""
+    return {
+        (kernel.__name__, *map(str, normalize_signature(f"({types},)")[0]))
+        for subject in subjects
+        for kernel, types in SIGNATURES.get(subject, [])
+    }
 
 
 def like_all(name: str) -> Replicated:
@@ -88,10 +99,8 @@ def train(exchange: Exchange, comm: Comm) -> None:
 @pytest.mark.parametrize("text", LAWS)
 def test_steps_call_nothing_that_was_not_prepared(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = composed(text).exchange
-    with calls(monkeypatch) as prepared:
-        monkeypatch.setattr(preparing, "_done", set())
-        sample_indices.cache_clear()
-        prepare(kernels_of(exchange))
+    prepared = declared(kernels_of(exchange))
+    sample_indices.cache_clear()
     for world in (2, 5):
         with calls(monkeypatch) as called:
             run_ranks(world, functools.partial(train, exchange))
@@ -99,14 +108,14 @@ def test_steps_call_nothing_that_was_not_prepared(text: str, monkeypatch: pytest
 
 
 def test_what_a_recipe_does_not_call_is_not_prepared() -> None:
-    assert kernels_of(composed("int4").exchange) & preparing._PARTS.keys() == {"blocks", "folding"}
-    assert kernels_of(composed("powersgd").exchange) & preparing._PARTS.keys() == {"folding", "low_rank"}
+    assert kernels_of(composed("int4").exchange) & SIGNATURES.keys() == {"blocks", "folding"}
+    assert kernels_of(composed("powersgd").exchange) & SIGNATURES.keys() == {"folding", "low_rank"}
 
 
 def prepared_for(text: str, *sizes: int) -> frozenset[str]:
     specs = [ParameterSpec(str(number), (size, 1), torch.float32, size) for number, size in enumerate(sizes)]
     main = recipe(text).build() if text else plain()
-    return kernels_for(build(specs, main, by_size(), torch.device("cpu"))) & preparing._PARTS.keys()
+    return kernels_for(build(specs, main, by_size(), torch.device("cpu"))) & SIGNATURES.keys()
 
 
 def test_layouts_without_memory_need_no_kernels() -> None:
@@ -153,7 +162,7 @@ def test_modules_of_users_are_looked_at_too(held: object) -> None:
 
 
 def test_what_is_held_is_looked_at() -> None:
-    assert kernels_of(sample_indices) == {"sample"}  # wrapped by a cache
+    assert kernels_of(sample_indices) == {"draws"}  # wrapped by a cache
     assert "blocks" in kernels_of(Plain([composed("int8").exchange]))
 
 

@@ -8,8 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import LARGEST, BlockKind, ScaledBlocks, add_blocks, encode_blocks
-from gradwire.kernels import reference_blocks as reference
+from gradwire.kernels import (
+    LARGEST,
+    BlockKind,
+    ScaledBlocks,
+    add_blocks,
+    encode_blocks,
+    reference,
+    scale_type,
+)
 from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, constant, half_zeros, normal
 
@@ -19,13 +26,15 @@ every_kind = pytest.mark.parametrize("kind", LARGEST)
 every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
 
 
-def encoded(x: Tensor, sizes: list[int], block: int, kind: BlockKind) -> tuple[Tensor, Tensor, Tensor]:
+def encoded(
+    x: Tensor, sizes: list[int], block: int, kind: BlockKind, encode: Callable[..., None] = encode_blocks
+) -> tuple[Tensor, Tensor, Tensor]:
     """Scales, codes, and what is left."""
     left = x.clone()
     blocks = ScaledBlocks(tuple(sizes), block, kind)
-    scales = torch.empty(blocks.count, dtype=reference.wide(x.dtype))
+    scales = torch.empty(blocks.count, dtype=scale_type(x.dtype))
     codes = torch.empty(blocks.code_bytes, dtype=torch.uint8)
-    encode_blocks(left, blocks, scales, codes, left=True)
+    encode(left, blocks, scales, codes, left=True)
     return scales, codes, left
 
 
@@ -46,11 +55,10 @@ def test_scales_codes_and_the_rest_are_those_of_the_reference(
     x = draw(sum(sizes))
     for block in (1, 3, 64, 256, 50_000):
         scales, codes, left = encoded(x, sizes, block, kind)
-        expected = x.clone()
-        found = reference.encode_blocks(expected, sizes, block, kind, LARGEST[kind], left=True)
-        assert same(scales, found[0])
-        assert torch.equal(codes, found[1])
-        assert same(left, expected)
+        expected = encoded(x, sizes, block, kind, reference.encode_blocks)
+        assert same(scales, expected[0])
+        assert torch.equal(codes, expected[1])
+        assert same(left, expected[2])
 
 
 @every_input
@@ -62,8 +70,9 @@ def test_decoded_sums_are_those_of_the_reference(kind: BlockKind, draw: Inputs, 
         scales, codes, _left = encoded(x, sizes, block, kind)
         for weight in (1.0, -1.0, 1 / 3):
             out, expected = normal(x.numel()), normal(x.numel())
-            add_blocks(scales, codes, ScaledBlocks(tuple(sizes), block, kind), out, weight)
-            reference.add_blocks(scales, codes, sizes, block, kind, expected, weight)
+            blocks = ScaledBlocks(tuple(sizes), block, kind)
+            add_blocks(scales, codes, blocks, out, weight)
+            reference.add_blocks(scales, codes, blocks, expected, weight)
             assert same(out, expected)
 
 
@@ -74,8 +83,9 @@ def test_any_code_decodes_as_in_the_reference(kind: BlockKind) -> None:
     numel = codes.numel() * (2 if kind == "int4" else 1)
     scales = torch.tensor([0.1, 3.0])
     out, expected = torch.zeros(numel), torch.zeros(numel)
-    add_blocks(scales, codes, ScaledBlocks((numel,), numel // 2, kind), out, 1.0)
-    reference.add_blocks(scales, codes, [numel], numel // 2, kind, expected, 1.0)
+    blocks = ScaledBlocks((numel,), numel // 2, kind)
+    add_blocks(scales, codes, blocks, out, 1.0)
+    reference.add_blocks(scales, codes, blocks, expected, 1.0)
     assert same(out, expected)
 
 
@@ -146,11 +156,10 @@ def test_a_parameter_does_not_depend_on_its_neighbours(kind: BlockKind) -> None:
 def test_other_types_take_the_reference_path(kind: BlockKind, dtype: torch.dtype) -> None:
     x = normal(1000).to(dtype)
     scales, codes, left = encoded(x, [1000], 64, kind)
-    expected = x.clone()
-    found = reference.encode_blocks(expected, [1000], 64, kind, LARGEST[kind], left=True)
-    assert torch.equal(scales, found[0])
-    assert torch.equal(codes, found[1])
-    assert torch.equal(left, expected)
+    expected = encoded(x, [1000], 64, kind, reference.encode_blocks)
+    assert torch.equal(scales, expected[0])
+    assert torch.equal(codes, expected[1])
+    assert torch.equal(left, expected[2])
     out = torch.zeros_like(x)
     add_blocks(scales, codes, ScaledBlocks((1000,), 64, kind), out, 1.0)
     assert torch.equal(x - out, left)

@@ -206,10 +206,9 @@ assert os.environ == before  # where a user's own kernels go is the user's busin
 
 def test_kernels_work_where_nothing_can_be_written(tmp_path: Path) -> None:
     kernels = tmp_path / "gradwire" / "kernels"
-    shutil.copytree(SRC / "gradwire" / "kernels" / "cpu", kernels / "cpu", ignore=lambda *_: ["__pycache__"])
+    shutil.copytree(SRC / "gradwire" / "kernels", kernels, ignore=lambda *_: ["__pycache__"])
     # Without the rest, which takes seconds to import.
-    for package in (kernels.parent, kernels):
-        (package / "__init__.py").touch()
+    (kernels.parent / "__init__.py").touch()
     # Root may write anywhere, but not below a file.
     for taken in (kernels / "cpu" / "__pycache__", tmp_path / "home"):
         taken.touch()

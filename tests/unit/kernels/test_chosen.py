@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.codec.buffer import Chosen
 from gradwire.codec.narrow import narrowed
 from gradwire.errors import WireError
-from gradwire.kernels import add_at, add_chosen, cpu, take_chosen
+from gradwire.kernels import add_at, add_chosen, cpu, reference, take_chosen
 from tests.looped import looped
 from tests.unit.kernels.inputs import KINDS
 
@@ -67,11 +67,18 @@ def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torc
     assert taken.shape == payload.shape
     assert poisoned or torch.equal(taken, payload)
     assert torch.equal(bits(x), bits(expected))
+    slow = kind(numel)
+    taken = reference.take_chosen(slow, indices, layout.shape)
+    assert poisoned or torch.equal(taken, payload)
+    assert torch.equal(bits(slow), bits(expected))
 
     out, mean = torch.ones(numel), torch.ones(numel)
     assert add_chosen(payload, layout.shape, out, 0.3)
     add_at(mean, indices, values.float(), 0.3)
     assert torch.equal(bits(out), bits(mean))
+    slow = torch.ones(numel)
+    assert reference.add_chosen(payload, layout.shape, slow, 0.3)
+    assert torch.equal(bits(slow), bits(mean))
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
@@ -95,8 +102,9 @@ def test_places_that_do_not_ascend_within_x_raise_and_leave_it(wrong: str, count
         case "descending":
             indices = indices.flip(0)
     x = torch.ones(numel)
-    with pytest.raises(ValueError, match="must ascend within 0"):
-        take_chosen(x, indices, Chosen(count, numel, torch.float16).shape)
+    for take in (take_chosen, reference.take_chosen):
+        with pytest.raises(ValueError, match="must ascend within 0"):
+            take(x, indices, Chosen(count, numel, torch.float16).shape)
     assert torch.equal(x, torch.ones(numel))
 
 

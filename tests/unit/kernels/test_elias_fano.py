@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Planes, cpu, pack_elias_fano, prepare, unpack_elias_fano
-from gradwire.kernels import reference_elias_fano as reference
+from gradwire.kernels import Planes, cpu, pack_elias_fano, prepare, reference, unpack_elias_fano
 from gradwire.kernels.elias_fano import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE
 
 SIZES = ((0, 0), (0, 50), (1, 1), (1, 2), (2, 1000), (31, 64), (32, 33), (33, 5000), (64, 64), (5000, 70_001))
@@ -174,10 +173,10 @@ def pattern_zeros(pattern: int, end: int) -> int:
 
 def test_prepare_leaves_nothing_to_compile() -> None:
     prepare()
-    before = len(cpu.elias_fano.split.signatures), len(cpu.elias_fano.decode_blocks.signatures)
+    before = len(cpu.chosen._split.signatures), len(cpu.chosen._decode_blocks.signatures)
     for numel, low_bits in ((1000, 3), (2**40, 32)):
         for dtype in (torch.int32, torch.int64):
             planes = Planes(10, numel, low_bits)
             unpack_elias_fano(pack_elias_fano(torch.arange(10, dtype=dtype), planes), planes)
-    assert before == (len(cpu.elias_fano.split.signatures), len(cpu.elias_fano.decode_blocks.signatures))
+    assert before == (len(cpu.chosen._split.signatures), len(cpu.chosen._decode_blocks.signatures))
     assert min(before) > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import left_products, orthonormalise, outer_products, reference_low_rank, right_products
+from gradwire.kernels import left_products, orthonormalise, outer_products, reference, right_products
 from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, generator, largest, normal, special
 
@@ -105,7 +105,7 @@ def test_outer_products_have_the_bits_of_the_reference(rank: int) -> None:
     left, right = normal(lefts), normal(rights)
     fast, slow = torch.full((numel,), 9.0), torch.full((numel,), 9.0)
     outer_products(fast, places, rank, left, right)
-    reference_low_rank.outer_products(slow, places, rank, left, right)
+    reference.outer_products(slow, places, rank, left, right)
     assert torch.equal(fast, slow)
     assert (fast[:GAP] == 9.0).all()
 
@@ -159,7 +159,7 @@ def test_columns_become_orthonormal_and_span_the_same(
     fast, slow = given.clone().view(-1), given.clone().view(-1)
     spans = torch.tensor([[0, size]])
     orthonormalise(fast, spans, rank)
-    reference_low_rank.orthonormalise(slow, spans, rank, None)
+    reference.orthonormalise(slow, spans, rank, None)
     # Sums in float64 in another order, then a rounding: two ulps of at most 1, and in float64 what
     # a column grows by that loses all but a millionth of itself.
     eps = torch.finfo(dtype).eps
@@ -198,7 +198,7 @@ def test_spare_columns_take_the_place_of_what_is_lost() -> None:
     assert torch.equal(factors[12:], spare[12:]), "all lost: the spare ones as they are"
     slow = torch.zeros(21)
     slow[:4], slow[8:12] = torch.tensor([0.0, 3.0, 0.0, 0.0]), torch.tensor([0.0, 1e-3, 0.0, 0.0])
-    reference_low_rank.orthonormalise(slow, spans, 3, spare)
+    reference.orthonormalise(slow, spans, 3, spare)
     assert torch.equal(slow, factors)
 
 

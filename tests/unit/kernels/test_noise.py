@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import random_words, reference_noise
+from gradwire.kernels import random_words, reference
 
 KEYS = (0, 1, 2**32, 2**63 - 1, 0x123456789ABCDEF)
 N = 2**18
@@ -26,7 +26,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 @every_key
 @pytest.mark.parametrize("start", [0, 1, 4097, 2**31 - 5, 2**32 - 5, 2**40 + 3])
 def test_words_are_those_of_the_reference(key: int, start: int) -> None:
-    assert torch.equal(random_words(key, 1000, start), reference_noise.random_words(key, start, 1000))
+    assert torch.equal(random_words(key, 1000, start), reference.random_words(key, 1000, start))
 
 
 def test_a_word_depends_on_key_and_index_alone() -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import pkgutil
-import re
 import subprocess
 import sys
-from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numba.core.dispatcher
 import pytest
 import torch
 
-from gradwire.kernels import cpu, prepare, preparing
+from gradwire.kernels import checksums, cpu, frames, huffman, prepare, preparing
+from gradwire.kernels.cpu.prepared import SIGNATURES
 from tests.house.source import ROOT
 
 
@@ -33,13 +32,40 @@ BESIDE_TRAINING = {"quarter", "encode_stream", "decode_streams"}
 """Of `encode_symbols` and `decode_symbols`, for users: training codes whole chunks in one kernel."""
 
 
+def named(function: FunctionType) -> set[Any]:
+    """The kernels whose names stand in the code of `function`, or of what is defined within it."""
+    found, left = set(), [function.__code__]
+    while left:
+        code = left.pop()
+        left += [each for each in code.co_consts if hasattr(each, "co_names")]
+        for name in code.co_names:
+            for value in (
+                function.__globals__.get(name),
+                getattr(function.__globals__.get("cpu"), name, None),
+            ):
+                if isinstance(value, numba.core.dispatcher.Dispatcher):
+                    found.add(value)
+    return found
+
+
 def called_from_python() -> dict[str, Any]:
-    """Those that a wrapper names, as `cpu.fold` or `cpu.elias_fano.split`; the others are part of their
+    """Those that functions on tensors name, as `_fold` or `cpu.checksum`; the others are part of their
     callers, cached with them."""
-    wrappers = "".join(path.read_text() for path in (ROOT / "src" / "gradwire" / "kernels").glob("*.py"))
-    named = {tuple(path.split(".")) for path in re.findall(r"\bcpu\.([\w.]+)\(", wrappers)}
-    found = [functools.reduce(getattr, path, cpu) for path in named if path[-1] not in BESIDE_TRAINING]
-    return {name: kernel for name, kernel in kernels().items() if any(kernel is each for each in found)}
+    files = pkgutil.iter_modules(cpu.__path__, cpu.__name__ + ".")
+    modules = [importlib.import_module(each.name) for each in files]
+    functions = [
+        value
+        for module in (*modules, checksums, frames, huffman)
+        for owner in (module, *(each for each in vars(module).values() if isinstance(each, type)))
+        for value in (getattr(each, "func", each) for each in vars(owner).values())
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__
+    ]
+    found = {kernel for function in functions for kernel in named(function)}
+    return {
+        name: kernel
+        for name, kernel in kernels().items()
+        if kernel in found and kernel.__name__ not in BESIDE_TRAINING
+    }
 
 
 def forgotten() -> list[str]:
@@ -50,8 +76,28 @@ def forgotten() -> list[str]:
 
 def test_kernels_are_found() -> None:
     names = {kernel.__name__ for kernel in called_from_python().values()}
-    expected = {"fold", "take_chosen", "pack_bits", "encode_blocks", "sample_indices", "scatter", "take"}
-    assert names >= expected | {"take_topk", "topk_indices"}
+    expected = {"_fold", "_take_chosen", "set_bits", "_encode_blocks", "_sample_indices", "_scatter", "_take"}
+    assert names >= expected | {
+        "_take_topk",
+        "_topk_indices",
+        "checksum",
+        "fill_pairs",
+        "encode_chunks",
+        "split",
+    }
+
+
+def test_what_python_calls_says_with_which_types() -> None:
+    declared = {id(kernel) for each in SIGNATURES.values() for kernel, _types in each}
+    assert [name for name, kernel in called_from_python().items() if id(kernel) not in declared] == []
+
+
+def test_importing_compiles_nothing() -> None:
+    program = f"from {__name__} import kernels; print([n for n, k in kernels().items() if k.signatures])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_prepare_leaves_nothing_to_compile() -> None:
@@ -63,32 +109,43 @@ def test_prepare_leaves_nothing_to_compile() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+class Noting:
+    """A kernel that notes when it is compiled."""
+
+    def __init__(self, name: str, done: list[str]) -> None:
+        self.name, self.done = name, done
+
+    def compile(self, types: str) -> None:
+        """Compile nothing."""
+        assert types == "(int64,)"
+        self.done.append(self.name)
+
+
+def noting(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[str]:
+    """What is compiled from now on; there is one kernel for each of these subjects."""
+    done: list[str] = []
+    monkeypatch.setattr(preparing, "SIGNATURES", {name: [(Noting(name, done), "int64")] for name in names})
+    monkeypatch.setattr(preparing, "_done", set())
+    return done
+
+
 @pytest.mark.parametrize("turns", [[0, 1], [0, 1, 2, 3], [8, 9], [6, 7, 8]])
 def test_turns_begin_apart_and_leave_nothing_out(monkeypatch: pytest.MonkeyPatch, turns: list[int]) -> None:
-    done: list[int] = []
-
-    def noting(number: int) -> Callable[[torch.Tensor], None]:
-        return lambda _: done.append(number)
-
     count = 60
-    monkeypatch.setattr(preparing, "_PARTS", {str(number): noting(number) for number in range(count)})
+    names = [f"{number:02}" for number in range(count)]
     begun = []
     for turn in turns:
-        done.clear()
-        monkeypatch.setattr(preparing, "_done", set())
+        done = noting(monkeypatch, names)
         prepare(turn=turn)
-        assert sorted(done) == list(range(count))
-        begun.append(done[0])
+        assert sorted(done) == names
+        begun.append(int(done[0]))
     gaps = [(b - a) % count for a in begun for b in begun if a != b]
     assert len(set(begun)) == len(turns)
     assert min(gaps) > count / len(turns) / 2
 
 
 def test_what_is_asked_for_is_prepared_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    parts = {name: lambda _, name=name: done.append(name) for name in "abc"}
-    monkeypatch.setattr(preparing, "_PARTS", parts)
-    monkeypatch.setattr(preparing, "_done", set())
+    done = noting(monkeypatch, ["a", "b", "c"])
     prepare({"c", "a", "a module that calls no kernel"})
     assert done == ["a", "c"]
     prepare({"a"})
@@ -98,10 +155,7 @@ def test_what_is_asked_for_is_prepared_once_in_a_process(monkeypatch: pytest.Mon
 
 
 def test_what_users_have_as_defaults_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.Tensor] = []
-    monkeypatch.setattr(
-        preparing, "_PARTS", {"a": lambda x: seen.extend([x, x.new_empty(1), torch.empty(1)])}
-    )
+    before = {name: kernel.signatures for name, kernel in prepared().items()}
     monkeypatch.setattr(preparing, "_done", set())
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
@@ -110,5 +164,10 @@ def test_what_users_have_as_defaults_changes_nothing(monkeypatch: pytest.MonkeyP
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
-    assert [x.dtype for x in seen] == [torch.float32, torch.float32, torch.float64]
-    assert {x.device.type for x in seen} == {"cpu"}
+    assert {name: kernel.signatures for name, kernel in prepared().items()} == before
+
+
+def prepared() -> dict[str, Any]:
+    """What `prepare` compiles, compiled."""
+    prepare()
+    return called_from_python()

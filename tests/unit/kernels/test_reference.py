@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from gradwire.kernels import reference
+from gradwire.kernels import Folded, reference
 
 INF, NAN = float("inf"), float("nan")
 
@@ -44,7 +44,7 @@ def test_fold_by_hand() -> None:
     working = torch.full((3,), NAN)
     flags = reference.fold(working, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, -1.0]), 0.5, 2.0)
     assert working.tolist() == [0.5, 3.0, -0.5]
-    assert flags == (True, True)
+    assert flags == Folded((), True)
 
 
 def test_fold_widens_a_narrow_gradient_before_scaling() -> None:

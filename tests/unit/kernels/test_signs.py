@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Blocks, add_signs, feedback_signs, pack_signs, reference_signs
-from gradwire.kernels.reference_bits import unpack_codes
+from gradwire.kernels import Blocks, add_signs, feedback_signs, pack_signs, reference
+from gradwire.kernels.reference.bits import unpack_codes
 from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, normal
 
@@ -29,7 +29,7 @@ def room(blocks: Blocks, number: int, dtype: torch.dtype = F32) -> tuple[Tensor,
 
 def slowly(x: Tensor, blocks: Blocks, number: int) -> tuple[Tensor, Tensor]:
     levels, packed = room(blocks, number)
-    reference_signs.pack_signs(x, blocks, levels, packed, leave=False)
+    reference.pack_signs(x, blocks, levels, packed, leave=False)
     return levels, packed
 
 
@@ -47,7 +47,7 @@ def test_bits_of_the_reference_and_levels_within_a_rounding(kind, block, sizes, 
     # Sums in float64 of other orders, rounded once to float32: neighbours at most.
     torch.testing.assert_close(levels, expected_levels, rtol=2.0**-23, atol=2.0**-149, equal_nan=True)
     expected_left = x.clone()
-    reference_signs.add_signs(levels, packed, blocks, expected_left, -1.0)
+    reference.add_signs(levels, packed, blocks, expected_left, -1.0)
     torch.testing.assert_close(left, expected_left, rtol=0, atol=0, equal_nan=True)
 
 
@@ -61,7 +61,7 @@ def test_decoding_equals_the_reference_to_the_last_bit(block, sizes, number) -> 
         out = normal(blocks.numel + 1)[1:]
         expected = out.clone()
         add_signs(levels, packed, blocks, out, weight)
-        reference_signs.add_signs(levels, packed, blocks, expected, weight)
+        reference.add_signs(levels, packed, blocks, expected, weight)
         assert torch.equal(out, expected)
 
 

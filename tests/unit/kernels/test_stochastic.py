@@ -16,10 +16,10 @@ from gradwire.kernels import (
     add_quantized,
     quantize,
     random_words,
-    reference_stochastic,
+    reference,
     step_type,
 )
-from gradwire.kernels.reference_bits import unpack_codes
+from gradwire.kernels.reference.bits import unpack_codes
 from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, heavy_tail, normal
 
@@ -44,8 +44,7 @@ def sent(x: Tensor, grid: Grid, *, key: int = KEY, subtract: bool = False) -> tu
 def by_reference(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     steps = torch.full((grid.buckets,), 9.0, dtype=step_type(x.dtype))
     codes = torch.full((grid.code_bytes,), 0xA5, dtype=torch.uint8)
-    most = reference_stochastic.largest_step(x.dtype, grid.levels)
-    reference_stochastic.quantize(x, grid, KEY, steps, codes, most)
+    reference.quantize(x, grid, KEY, steps, codes)
     return steps, codes
 
 
@@ -79,7 +78,7 @@ def test_kernels_do_as_the_reference_does(kind: Kind, bits: int, sizes: tuple[in
             assert torch.equal(found[1], expected[1]), (grid, "codes")
             for weight, out in ((-1.0, left), (0.3, x.clone())):
                 target = x.clone()
-                reference_stochastic.add_quantized(*expected, grid, target, weight)
+                reference.add_quantized(*expected, grid, target, weight)
                 if out is not left:
                     add_quantized(*found, grid, out, weight)
                 assert same(out, target), (grid, weight)

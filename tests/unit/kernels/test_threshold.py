@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, indices_reaching, moments_reaching, prepare, reference, stratified_indices
-from gradwire.kernels.dispatch import rounded
 from tests.looped import looped
 from tests.unit.kernels.inputs import FINITE, KINDS, normal
 
@@ -25,11 +24,13 @@ every_size = looped("n", SIZES)
 def test_same_indices_as_the_reference_whatever_the_capacity(kind: Kind, n: int) -> None:
     x = kind(n)
     for threshold in THRESHOLDS:
-        limit = rounded(threshold, x.dtype)
-        count = reference.indices_reaching(x, limit, n).numel()
+        count = reference.indices_reaching(x, threshold, n).numel()
         for capacity in {0, 1, n // 3, max(count - 1, 0), count, count + 1, n, 2 * n}:
             found = indices_reaching(x, threshold, capacity)
-            assert torch.equal(found, reference.indices_reaching(x, limit, capacity)), (threshold, capacity)
+            assert torch.equal(found, reference.indices_reaching(x, threshold, capacity)), (
+                threshold,
+                capacity,
+            )
             assert found.numel() == min(count, capacity + 1)
 
 
@@ -62,7 +63,7 @@ def test_sums_are_those_of_the_reference(kind: Kind, n: int) -> None:
     x = kind(n)
     for threshold in THRESHOLDS:
         number, *sums = moments_reaching(x, threshold)
-        expected, *reference_sums = reference.moments_reaching(x, rounded(threshold, x.dtype))
+        expected, *reference_sums = reference.moments_reaching(x, threshold)
         assert number == expected
         # Either sum of n positive numbers errs by a relative n·2^-53 at most.
         assert sums == pytest.approx(reference_sums, rel=2 * n * 2.0**-53, abs=0.0)
@@ -76,7 +77,7 @@ def test_sums_show_one_element_that_is_not_finite(value: float, n: int) -> None:
         x[place] = value
         for threshold in THRESHOLDS:
             found = moments_reaching(x, threshold)
-            assert found.number == reference.moments_reaching(x, rounded(threshold, x.dtype))[0]
+            assert found.number == reference.moments_reaching(x, threshold)[0]
             assert not torch.tensor([found.total, found.squares]).isfinite().any()
 
 
@@ -117,7 +118,7 @@ def test_sample_larger_than_all_raises(n: int, size: int) -> None:
 def test_prepare_leaves_nothing_to_compile() -> None:
     prepare()
     for kernel in (
-        cpu.indices_reaching, cpu.moments_reaching, cpu.stratified_indices, cpu.chunk_maxima, cpu.chunk_topk,
-        cpu.indices_near_maxima,
+        cpu.threshold._indices_reaching, cpu.threshold._moments_reaching, cpu.draws._stratified_indices,
+        cpu.chunks._chunk_maxima, cpu.chunks._chunk_topk, cpu.chunks._indices_near_maxima,
     ):  # fmt: skip
         assert kernel.signatures, kernel.__name__

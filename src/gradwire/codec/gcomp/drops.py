@@ -17,14 +17,14 @@ lies below the normal range, unless it is flushed to +0. In float16 it never is:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels import cpu
+from gradwire.kernels import frames
+from gradwire.kernels.frames import Drops, How
 from gradwire.kernels.huffman import count_symbols
 
 Dropped = Tensor | int
@@ -32,32 +32,6 @@ MANTISSA = 23
 LEVELS = (0, 6, 12, 18)
 BASES = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 """Lowest bits of a float32's mantissa that a type does not have."""
-
-
-class How(NamedTuple):
-    """How numbers are cut."""
-
-    thresholds: bool
-    flush: bool
-    explicit: bool
-    base: np.uint32
-
-
-class Drops(NamedTuple):
-    """What the kernels take: one `drop` for all, or `each` (numel,)."""
-
-    each: NDArray[np.uint8]
-    drop: int
-    how: How
-
-    @property
-    def same(self) -> NDArray[np.uint8]:
-        """`drop` for each element of a block."""
-        return np.full(cpu.chunks_coded.BLOCK, self.drop, np.uint8)
-
-    def of_all(self, numel: int) -> NDArray[np.uint8]:
-        """(numel,) for each element."""
-        return self.each if self.each.size else np.full(numel, self.drop, np.uint8)
 
 
 def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> Drops:
@@ -141,10 +115,7 @@ def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False)
     tensor([  2., -20.,   0.])
     """
     drops = drops_of(dropped, x, explicit=explicit, flush=flush)
-    words = words_of(x)
-    out, each = np.empty_like(words), drops.of_all(words.size)
-    cpu.mantissa.round_words(words, each, tuple(drops.how), out)
-    return tensor_of(out, x.dtype).to(x.device)
+    return tensor_of(frames.round_words(words_of(x), drops), x.dtype).to(x.device)
 
 
 def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
@@ -154,12 +125,7 @@ def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush
     tensor([  0, 127, 128, 254, 255], dtype=torch.uint8)
     """
     drops = drops_of(dropped, x, explicit=explicit, flush=flush)
-    words = words_of(x)
-    each = drops.of_all(words.size)
-    symbols, widths = np.empty((2, words.size), np.uint8)
-    fields = np.empty(words.size, np.uint32)
-    cpu.mantissa.split(words, each, tuple(drops.how), symbols, widths, fields)
-    return torch.from_numpy(symbols)
+    return torch.from_numpy(frames.symbols_of(words_of(x), drops))
 
 
 def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.codec.gcomp.drops import Dropped, Drops, drops_of, words_of
+from gradwire.codec.gcomp.drops import Dropped, drops_of, words_of
 from gradwire.codec.gcomp.header import CHUNK, HEADER_BYTES, ROW_BYTES, Header, Key, chunks_of, largest_frame
 from gradwire.codec.gcomp.table import Table
-from gradwire.kernels import cpu
 from gradwire.kernels.checksums import checksum
+from gradwire.kernels.frames import Drops, encode_chunks
 from gradwire.kernels.huffman import SYMBOLS
 from gradwire.kernels.slices import each_slice
 
@@ -47,7 +47,7 @@ def frame(
     drops = drops_of(dropped, x, explicit=explicit, flush=flush)
     words = words_of(x)
     most = largest_frame(x.numel(), x.dtype)
-    data = torch.empty(most, dtype=torch.uint8) if buffer is None else buffer
+    data = torch.empty(most, dtype=torch.uint8, device="cpu") if buffer is None else buffer
     if data.dtype != torch.uint8 or data.dim() != 1 or data.numel() < most or data.data_ptr() % 8:
         raise ValueError(f"the buffer must be aligned uint8, {most} bytes or more")
     out = data[:most].numpy().view(np.uint64)
@@ -80,17 +80,23 @@ def _encode(
     Each thread begins where its chunks would if all before it were raw, so that none meets another; what is
     between them is closed up afterwards.
     """
-    lookups, per_chunk = table.lookups.encoding, CHUNK * itemsize // 8
+    per_chunk = CHUNK * itemsize // 8
 
     def part(here: slice) -> tuple[int, int, NDArray[np.int64]]:
         first, last = chunks_of(here.start), chunks_of(here.stop)
         numbers = slice(first * CHUNK, last * CHUNK)
         found = np.zeros((0 if counts is None else 4, SYMBOLS), np.int64)
-        used = cpu.chunks_coded.encode_chunks(
-            words[numbers], drops.each[numbers], drops.same, tuple(drops.how), lookups, CHUNK,
-            out[first * per_chunk :], directory[first:last], found,
-        )  # fmt: skip
-        return first * per_chunk, int(used), found
+        used = encode_chunks(
+            words,
+            drops,
+            numbers,
+            table.lookups,
+            CHUNK,
+            out[first * per_chunk :],
+            directory[first:last],
+            found,
+        )
+        return first * per_chunk, used, found
 
     place = 0
     for start, used, found in each_slice(words.size, part):

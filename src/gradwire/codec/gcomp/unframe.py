@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.codec.gcomp.drops import Dropped, Drops, drops_of, tensor_of
+from gradwire.codec.gcomp.drops import Dropped, drops_of, tensor_of
 from gradwire.codec.gcomp.header import (
     CHECKSUM_BYTES,
     CHUNK,
@@ -22,8 +22,8 @@ from gradwire.codec.gcomp.header import (
 )
 from gradwire.codec.gcomp.table import Table
 from gradwire.errors import WireError
-from gradwire.kernels import cpu
 from gradwire.kernels.checksums import checksum
+from gradwire.kernels.frames import Drops, decode_chunks
 from gradwire.kernels.slices import each_slice
 
 _SIZES, _FIELDS, _KIND = 7, 6, 7
@@ -123,18 +123,18 @@ def _decode(
     """All chunks, on several threads where they are free."""
     direct = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous()
     floats = out.detach().numpy() if direct else np.empty(out.numel(), np.float32)
-    bits, lookups = floats.view(np.uint32), table.lookups.decoding
+    bits = floats.view(np.uint32)
     starts = HEADER_BYTES // 8 + np.cumsum(directory[:, :_SIZES].astype(np.int64).sum(1))
 
     def part(here: slice) -> int:
         first, last = chunks_of(here.start), chunks_of(here.stop)
         place = starts[first - 1] if first else HEADER_BYTES // 8
         numbers = slice(first * CHUNK, last * CHUNK)
-        wrong = cpu.chunks_coded.decode_chunks(
-            words, np.uint64(place), directory[first:last], CHUNK, drops.each[numbers], drops.same,
-            tuple(drops.how), lookups, bits[numbers], floats[numbers], add and direct,
-        )  # fmt: skip
-        return -1 if wrong < 0 else first + int(wrong)
+        rows = directory[first:last]
+        wrong = decode_chunks(
+            words, int(place), rows, CHUNK, drops, numbers, table.lookups, bits, add and direct
+        )
+        return -1 if wrong < 0 else first + wrong
 
     for wrong in each_slice(out.numel(), part):
         if wrong >= 0:

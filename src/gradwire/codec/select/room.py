@@ -40,7 +40,7 @@ def filled_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
 
 def start_of(places: int, at: Moment) -> int:
     """One of `places` places, all equally likely; every rank draws its own."""
-    return int(torch.randint(places, (), generator=at.private()))
+    return int(torch.randint(places, (), generator=at.private(), device="cpu"))
 
 
 def filled(indices: Tensor, k: int, numel: int, at: Moment) -> Tensor:

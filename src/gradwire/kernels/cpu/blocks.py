@@ -10,11 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.scaled_blocks import LARGEST, ScaledBlocks
 
 INT8, INT4, FP8 = 0, 1, 2
+_KINDS = {"int8": INT8, "int4": INT4, "fp8": FP8}
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _NEAREST = np.float32(1.5 * 2.0**23)  # a sum with it has no fraction: its lowest bits are the nearest integer
@@ -24,6 +29,28 @@ _FP8_STEP = np.float32(2.0**14)  # a sum with it is a multiple of 2^-9
 _FP8_STEP_BITS = np.int32(0x46800000)
 _FP8_BIAS = np.int32((127 - 7) << 3)
 _HALF_BELOW = np.int32(0x7FFFF)  # one less than half of the last of 3 bits of mantissa
+
+
+def encode_blocks(
+    x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool
+) -> Declined | None:
+    """Maximum, rounding, subtraction and packing in one pass."""
+    if not is_fast(x, scales) or not codes.is_cpu:
+        return DECLINED
+    rule = blocks.block, _KINDS[blocks.kind], np.float32(LARGEST[blocks.kind])
+    _encode_blocks(x.numpy(), blocks.array, *rule, scales.numpy(), codes.numpy(), left)
+    return None
+
+
+def add_blocks(
+    scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float
+) -> Declined | None:
+    """One pass."""
+    if not is_fast(out, scales) or not codes.is_cpu:
+        return DECLINED
+    arrays = scales.numpy(), codes.numpy(), blocks.array
+    _add_blocks(*arrays, blocks.block, _KINDS[blocks.kind], np.float32(weight), out.numpy())
+    return None
 
 
 @kernel
@@ -200,8 +227,9 @@ def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: An
     )
 
 
+@prepared("float32[::1], int64[::1], int64, int64, float32, float32[::1], uint8[::1], boolean")
 @kernel
-def encode_blocks(
+def _encode_blocks(
     x: Any, sizes: Any, block: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any
 ) -> None:
     """float32: scales and codes of parts of these sizes; with `left`, x keeps what they do not say."""
@@ -214,8 +242,9 @@ def encode_blocks(
                 _encode_rows(rows, kind, largest, row_scales, row_codes, left)
 
 
+@prepared("float32[::1], uint8[::1], int64[::1], int64, int64, float32, float32[::1]")
 @kernel
-def add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weight: Any, out: Any) -> None:
+def _add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weight: Any, out: Any) -> None:
     """float32: out += weight · decoded, for parts of these sizes."""
     places = np.zeros(3, np.int64)
     for size in sizes:

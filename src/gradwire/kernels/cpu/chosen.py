@@ -1,8 +1,9 @@
 """Chosen elements into a payload and out of it, each in one call: places, rounding, error feedback.
 
-For units of some ten thousand elements the calls between such steps took longer than the steps.
-`shape` is what `gradwire.kernels.chosen.Shape.numbers` holds. Numba's cache notices changes of this file
-alone, so whoever changes a kernel that is called from here touches it, too.
+For units of some ten thousand elements the calls between such steps took longer than the steps. The kernels
+know a payload's layout as `gradwire.kernels.payload.Shape.numbers` lists it, and Elias and Fano's planes
+(`gradwire.kernels.elias_fano`) by tables. Tables are arguments and not globals: Numba would freeze globals of
+other files into its cache. Numbers are unsigned, so that no index is tested for being negative.
 """
 
 from __future__ import annotations
@@ -10,16 +11,222 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from gradwire.kernels.cpu import elias_fano
 from gradwire.kernels.cpu.halves import narrow, widen
 from gradwire.kernels.cpu.jit import kernel
-from gradwire.kernels.cpu.places import pack_bits, unpack_bits
+from gradwire.kernels.cpu.places import find_bits, set_bits
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.elias_fano import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes
+from gradwire.kernels.payload import Shape
+from gradwire.kernels.reference.places import index_type
 
 LIST, BITMAP, CODED = 0, 1, 2
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 _CHUNK = 1024  # values; those of a chunk stay in the first-level cache between two loops
 _SPARE = 10  # places that decoding may write beyond the last one: a block of the upper row
+_U = np.uint64
+_0, _1, _5, _6, _9, _10, _11, _31, _32, _63 = (_U(number) for number in (0, 1, 5, 6, 9, 10, 11, 31, 32, 63))
+_PLACES = 2048  # indices; those of a chunk stay in the first-level cache between two loops
+
+
+def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor | Declined:
+    """Values are read, rounded, written and subtracted a thousand at a time."""
+    if not (is_fast(x) and is_native(indices) and shape.is_narrow):
+        return DECLINED
+    payload = np.empty(shape.bytes, np.uint8)
+    if not _take_chosen(x.numpy(), indices.numpy(), shape.numbers, ENCODING, payload):
+        raise ValueError(f"indices must ascend within 0 … {shape.planes.numel - 1}, without repeats")
+    return torch.from_numpy(payload)
+
+
+def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> bool | Declined:
+    """Places first, all of them; then values, a thousand at a time."""
+    if not (is_fast(out) and is_native(payload) and shape.is_narrow):
+        return DECLINED
+    tables = DECODING, ZEROS_BEFORE, COUNTS
+    added: bool = _add_chosen(payload.numpy(), shape.numbers, *tables, np.float32(weight), out.numpy())
+    return added
+
+
+def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor | Declined:
+    """Each word is put together in a register."""
+    if not is_native(indices):
+        return DECLINED
+    words = np.zeros(planes.words + 1, np.uint32)
+    row = np.zeros(planes.row // 64 + 2, np.uint64)
+    low, groups, places = (words[start:] for start in planes.starts)
+    if not _split(indices.numpy(), planes.low_bits, low, row):
+        raise ValueError(f"indices must ascend within 0 … {planes.numel - 1}, without repeats")
+    _encode_blocks(row, planes.blocks, ENCODING, groups, places)
+    return torch.from_numpy(words[:-1].view(np.int32))
+
+
+def unpack_elias_fano(packed: Tensor, planes: Planes) -> Tensor | Declined | None:
+    """Upper parts block by block, then low bits."""
+    if not is_native(packed):
+        return DECLINED
+    # Kernels read two words at a time, and write a block's ones before they know how many there are.
+    words = np.zeros(planes.words + 2, np.uint32)
+    words[:-2] = packed.numpy().view(np.uint32)
+    indices = torch.empty(planes.count + BLOCK, dtype=index_type(planes.numel), device=packed.device)
+    out = indices.numpy()
+    low, groups, places = (words[start:] for start in planes.starts)
+    tables = DECODING, ZEROS_BEFORE, COUNTS
+    found = _decode_blocks(groups, places, planes.blocks, planes.count, *tables, out)
+    indices, out = indices[: planes.count], out[: planes.count]
+    if found != planes.count or (found and not 0 <= out[-1] <= planes.top):
+        return None
+    if not _join(low, planes.low_bits, out):
+        return None
+    return indices if found == 0 or 0 <= out[0] <= out[-1] < planes.numel else None
+
+
+@prepared(
+    "int32[::1], int64, uint32[::1], uint64[::1]",
+    "int64[::1], int64, uint32[::1], uint64[::1]",
+)
+@kernel
+def _split(indices: Any, low_bits: Any, low: Any, row: Any) -> Any:
+    """Low bits into uint32 `low`, ones into zeroed uint64 `row`; False where that would leave `row`.
+
+    Each word is put together in a register: setting bits in memory waits for the store before.
+    """
+    b = _U(low_bits)
+    mask = (_1 << b) - _1
+    ones, word = _0, _0
+    bits, filled, out = _0, _0, _0
+    for j in range(_U(indices.size)):
+        v = _U(indices[j]) - _U(j)
+        place = (v >> b) + _U(j)
+        if place >> _6 != word:
+            row[word] = ones
+            ones = _0
+            if place >> _6 < word or place >> _6 >= _U(row.size):
+                return False
+            word = place >> _6
+        ones |= _1 << (place & _63)
+        bits |= (v & mask) << filled
+        filled += b
+        if filled >= _32:
+            low[out] = np.uint32(bits)
+            bits >>= _32
+            filled -= _32
+            out += _1
+    if indices.size > 0:
+        row[word] = ones
+    if filled > _0:
+        low[out] = np.uint32(bits)
+    return True
+
+
+@prepared("uint64[::1], int64, uint16[::1], uint32[::1], uint32[::1]")
+@kernel
+def _encode_blocks(row: Any, blocks: Any, encoding: Any, groups: Any, places: Any) -> None:
+    """Code `blocks` of uint64 `row` into uint32 `groups` and `places`, each with a spare word."""
+    group_bits, group_filled, group = _0, _0, _0
+    place_bits, place_filled, place = _0, _0, _0
+    for i in range(_U(blocks)):
+        bit = _10 * _U(i)
+        shift = bit & _63
+        # Two shifts to the left, because one by 64 is undefined.
+        window = (row[bit >> _6] >> shift) | ((row[(bit >> _6) + _1] << _1) << (_63 - shift))
+        code = _U(encoding[window & _U(1023)])
+        group_bits |= (code & _63) << group_filled
+        group_filled += _6
+        if group_filled >= _32:
+            groups[group] = np.uint32(group_bits)
+            group_bits >>= _32
+            group_filled -= _32
+            group += _1
+        place_bits |= (code >> _9) << place_filled
+        place_filled += (code >> _6) & _U(7)
+        # Always written, advanced when full: whether 0 to 7 bits fill a word cannot be predicted.
+        places[place] = np.uint32(place_bits)
+        full = place_filled >> _5
+        place_bits >>= full << _5
+        place_filled &= _31
+        place += full
+    if group_filled > _0:
+        groups[group] = np.uint32(group_bits)
+    if place_filled > _0:
+        places[place] = np.uint32(place_bits)
+
+
+@kernel
+def _window(words: Any, bit: Any) -> Any:
+    """At least 33 bits from `bit` on."""
+    word = bit >> _5
+    return (_U(words[word]) | _U(words[word + _1]) << _32) >> (bit & _31)
+
+
+@prepared(
+    "uint32[::1], uint32[::1], int64, int64, uint16[::1], int8[:, ::1], uint8[::1], int32[::1]",
+    "uint32[::1], uint32[::1], int64, int64, uint16[::1], int8[:, ::1], uint8[::1], int64[::1]",
+)
+@kernel
+def _decode_blocks(
+    groups: Any, places: Any, blocks: Any, count: Any, decoding: Any, zeros_before: Any, counts: Any, out: Any
+) -> Any:
+    """Write the upper parts to `out` (count + 10 or more); returns how many, or -1 for what no block means.
+
+    The upper part of an index is the number of zeros before its one. Six are written per block whether there
+    are so many or not, because a branch on their number would be mispredicted at every other block.
+    """
+    bit, number, farthest = _0, _0, _0
+    zeros = np.int64(0)
+    most = _U(count)
+    for i in range(_U(blocks)):
+        entry = _U(decoding[_window(groups, _6 * _U(i)) & _63])
+        width = entry >> _11
+        position = (entry & _U(2047)) + (_window(places, bit) & ((_1 << width) - _1))
+        bit += width
+        if bit > most or number > most:
+            return -1
+        farthest = max(farthest, position)
+        for k in range(_6):
+            out[number + k] = zeros + zeros_before[position, k]
+        ones = _U(counts[position])
+        if ones > _6:
+            for k in range(_6, _10):
+                out[number + k] = zeros + zeros_before[position, k]
+        number += ones
+        zeros += np.int64(_10 - ones)
+    return -1 if farthest >= _U(1024) else np.int64(number)
+
+
+@kernel
+def _join_chunk(low: Any, b: Any, out: Any, start: Any, stop: Any) -> None:
+    mask = (_1 << b) - _1
+    shift = np.int64(b)
+    for j in range(_U(start), _U(stop)):
+        below = np.int64(_window(low, _U(j) * b) & mask)
+        out[j] = (np.int64(out[j]) << shift | below) + np.int64(j)
+
+
+@kernel
+def _rises(out: Any) -> Any:
+    wrong = False
+    for j in range(out.size - 1):
+        wrong |= out[j + 1] <= out[j]
+    return not wrong
+
+
+@prepared(
+    "uint32[::1], int64, int32[::1]",
+    "uint32[::1], int64, int64[::1]",
+)
+@kernel
+def _join(low: Any, low_bits: Any, out: Any) -> Any:
+    """Make indices of the upper parts in `out`, with the low bits; returns whether they ascend."""
+    good = True
+    for start in range(0, out.size, _PLACES):
+        stop = min(start + _PLACES, out.size)
+        _join_chunk(low, _U(low_bits), out, start, stop)
+        good &= _rises(out[max(start - 1, 0) : stop])
+    return good
 
 
 @kernel
@@ -40,17 +247,21 @@ def _pack(indices: Any, shape: Any, encoding: Any, packed: Any) -> None:
         return
     if form == BITMAP:
         packed[:] = 0
-        pack_bits(indices, packed.view(np.int32))
+        set_bits(indices, packed.view(np.int32))
         return
     # A word more, because the last one is written before it is known whether there is anything in it.
     room, row = np.zeros(words + 1, np.uint32), np.zeros(shape[11], np.uint64)
-    elias_fano.split(indices, shape[6], room, row)
-    elias_fano.encode_blocks(row, shape[9], encoding, room[shape[7] :], room[shape[8] :])
+    _split(indices, shape[6], room, row)
+    _encode_blocks(row, shape[9], encoding, room[shape[7] :], room[shape[8] :])
     packed[:] = room[:words]
 
 
+@prepared(
+    "float32[::1], int32[::1], int64[::1], uint16[::1], uint8[::1]",
+    "float32[::1], int64[::1], int64[::1], uint16[::1], uint8[::1]",
+)
 @kernel
-def take_chosen(x: Any, indices: Any, shape: Any, encoding: Any, payload: Any) -> Any:
+def _take_chosen(x: Any, indices: Any, shape: Any, encoding: Any, payload: Any) -> Any:
     """float32 x at `indices` into uint8 `payload`, and what that carries out of x.
 
     False, with x as it was, where they do not ascend within it.
@@ -87,20 +298,21 @@ def _unpack(packed: Any, shape: Any, decoding: Any, zeros_before: Any, counts: A
         indices[:] = packed.view(np.int32)
         return _ascend(indices, numel)
     if form == BITMAP:
-        found = unpack_bits(packed.view(np.int32), out[: count + 1])
+        found = find_bits(packed.view(np.int32), out[: count + 1])
         return found == count and (count == 0 or indices[-1] < numel)
     # Two words more, because windows are read two words at a time.
     room = np.zeros(words + 2, np.uint32)
     room[:words] = packed
     groups, places = room[shape[7] :], room[shape[8] :]
-    found = elias_fano.decode_blocks(groups, places, shape[9], count, decoding, zeros_before, counts, out)
+    found = _decode_blocks(groups, places, shape[9], count, decoding, zeros_before, counts, out)
     if found != count or (count > 0 and not 0 <= indices[-1] <= shape[10]):
         return False
-    return elias_fano.join(room, shape[6], indices) and _ascend(indices, numel)
+    return _join(room, shape[6], indices) and _ascend(indices, numel)
 
 
+@prepared("uint8[::1], int64[::1], uint16[::1], int8[:, ::1], uint8[::1], float32, float32[::1]")
 @kernel
-def add_chosen(
+def _add_chosen(
     payload: Any, shape: Any, decoding: Any, zeros_before: Any, counts: Any, weight: Any, out: Any
 ) -> Any:
     """Add weight · values of uint8 `payload` to float32 `out`; False, with `out` as it was, for no choice."""

@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
 
 _U = np.uint64
 _0, _1, _3, _6, _7, _8, _31, _56, _59, _63 = (_U(number) for number in (0, 1, 3, 6, 7, 8, 31, 56, 59, 63))
 _SEVERAL = _U(43)  # symbols that five look-ups may write: seven each, and a whole word at the last
 
 
+@prepared(
+    "uint8[::1], int64[:, ::1]",
+)
 @kernel
 def count_symbols(symbols: Any, counts: Any) -> None:
     """Add to int64 `counts` (4, 256), in four rows: one would wait for itself where symbols repeat."""
@@ -30,6 +34,9 @@ def count_symbols(symbols: Any, counts: Any) -> None:
         counts[0, symbols[i]] += 1
 
 
+@prepared(
+    "uint32[::1], uint32[::1]",
+)
 @kernel
 def fill_pairs(singles: Any, pairs: Any) -> None:
     """uint32 `pairs` (65536,) of uint32 `singles` (256,): of two symbols, the lower byte goes first.
@@ -45,6 +52,9 @@ def fill_pairs(singles: Any, pairs: Any) -> None:
             pairs[second * 256 + first] = (code << six) | ((a | b) & flag) | ((a & length) + (b & length))
 
 
+@prepared(
+    "uint32[::1], uint8[::1], int64, uint64[::1]",
+)
 @kernel
 def fill_windows(singles: Any, lengths: Any, bits: Any, windows: Any) -> None:
     """uint64 `windows` (2^bits,): what a window of as many bits begins with, up to seven whole codes.

@@ -9,10 +9,49 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel, reordered
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
 
 _LOST = 1e-6  # of a column of float32 that shrinks to this share, rounding is all that is left
+
+
+def left_products(
+    x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
+) -> Declined | None:
+    """A row of the matrix is read once."""
+    if not is_fast(x, left, right):
+        return DECLINED
+    _left_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy(), subtract)
+    return None
+
+
+def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Declined | None:
+    """Row by row, in two passes."""
+    if not is_fast(x, left, right):
+        return DECLINED
+    _right_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
+    return None
+
+
+def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Declined | None:
+    """Each element is summed in the order of the columns."""
+    if not is_fast(out, left, right):
+        return DECLINED
+    _outer_products(out.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
+    return None
+
+
+def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> Declined | None:
+    """float64 as well: a library's sums may depend on alignment and threads, and so differ between ranks."""
+    if not is_native(factors) or factors.dtype not in (torch.float32, torch.float64):
+        return DECLINED
+    other = factors[:0] if spare is None else spare.contiguous()
+    _orthonormalise(factors.numpy(), spans.numpy(), rank, other.numpy())
+    return None
 
 
 # Only the order of the sum is left to the compiler, so that it can use all lanes: half the time of eight sums
@@ -37,8 +76,9 @@ def _scale(out: Any, weight: Any, a: Any) -> None:
         out[i] = weight * a[i]
 
 
+@prepared("float32[::1], int64[:, ::1], int64, float32[::1], float32[::1], boolean")
 @kernel
-def left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtract: Any) -> None:
+def _left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtract: Any) -> None:
     """float32: left = M·right for every matrix; with `subtract` M loses left·rightᵀ in the same pass."""
     for matrix in range(places.shape[0]):
         start, rows, columns, at_left, at_right = places[matrix]
@@ -54,8 +94,9 @@ def left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtrac
                     _add(row, -left[at_left + k * rows + i], factor)
 
 
+@prepared("float32[::1], int64[:, ::1], int64, float32[::1], float32[::1]")
 @kernel
-def right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
+def _right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
     """float32: right = Mᵀ·left, and M loses left·rightᵀ."""
     for matrix in range(places.shape[0]):
         start, rows, columns, at_left, at_right = places[matrix]
@@ -72,8 +113,9 @@ def right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> Non
                 _add(row, -left[at_left + k * rows + i], factor)
 
 
+@prepared("float32[::1], int64[:, ::1], int64, float32[::1], float32[::1]")
 @kernel
-def outer_products(out: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
+def _outer_products(out: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
     """float32: out = left·rightᵀ where the matrices lie, each element summed in the order of the columns."""
     for matrix in range(places.shape[0]):
         start, rows, columns, at_left, at_right = places[matrix]
@@ -121,10 +163,13 @@ def _accept(work: Any, taken: Any, k: Any, column: Any) -> Any:
     return True
 
 
+@prepared(
+    "float32[::1], int64[:, ::1], int64, float32[::1]",
+    "float64[::1], int64[:, ::1], int64, float64[::1]",
+)
 @kernel
-def orthonormalise(factors: Any, spans: Any, rank: Any, spare: Any) -> None:
-    """float32 or float64: see the entrance. All sums are float64 and in order, so that bits are the same
-    wherever this runs."""
+def _orthonormalise(factors: Any, spans: Any, rank: Any, spare: Any) -> None:
+    """float32 or float64. All sums are float64 and in order, so that bits are the same wherever this runs."""
     for matrix in range(spans.shape[0]):
         start, size = spans[matrix]
         work, taken = np.empty((rank, size)), np.zeros(rank, dtype=np.bool_)

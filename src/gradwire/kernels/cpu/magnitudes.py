@@ -5,14 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.reference.magnitudes import BINS, SHIFT, Histogram
 
 _WAYS = 4  # tables in turn, so that neighbours in one bin do not wait for each other's sum
 
 
+def magnitude_histogram(x: Tensor) -> Histogram | Declined:
+    """One pass."""
+    if not is_fast(x):
+        return DECLINED
+    counts, energies = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
+    _magnitude_histogram(x.numpy(), SHIFT, counts, energies)
+    return Histogram(torch.from_numpy(counts), torch.from_numpy(energies))
+
+
+@prepared("float32[::1], int64, int64[::1], float64[::1]")
 @kernel
-def magnitude_histogram(x: Any, shift: Any, counts: Any, energies: Any) -> None:
+def _magnitude_histogram(x: Any, shift: Any, counts: Any, energies: Any) -> None:
     """Add each element's place in the bins that the upper bits of its magnitude name; float32."""
     bits = x.view(np.uint32)
     bins = counts.size

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradwire.kernels.cpu.huffman import put_word
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
 
 _U, _I = np.uint64, np.uint32
 _0, _1, _3, _6, _63 = (_U(number) for number in (0, 1, 3, 6, 63))
@@ -50,6 +51,9 @@ def _rounded(bits: Any, drop: Any, how: Any) -> Any:
     return _I(0) if flush and exponent == _I(0) else near
 
 
+@prepared(
+    "uint32[::1], uint8[::1], Tuple((boolean, boolean, boolean, uint32)), uint32[::1]", subject="frames"
+)
 @kernel
 def round_words(words: Any, drops: Any, how: Any, out: Any) -> None:
     """uint32 `out`: what comes out of `words` on the other side."""
@@ -60,6 +64,11 @@ def round_words(words: Any, drops: Any, how: Any, out: Any) -> None:
         out[i] = _I(near | _I(words[i] & ~_MAGNITUDE)) if keeps else _I(0)
 
 
+@prepared(
+    "uint32[::1], uint8[::1], Tuple((boolean, boolean, boolean, uint32)), "
+    "uint8[::1], uint8[::1], uint32[::1]",
+    subject="frames",
+)
 @kernel
 def split(words: Any, drops: Any, how: Any, symbols: Any, widths: Any, fields: Any) -> None:
     """Of `words`, rounded: uint8 `symbols`, and sign and kept mantissa in uint32 `fields`, uint8 `widths`."""

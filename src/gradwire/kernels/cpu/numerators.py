@@ -8,11 +8,59 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.terms import Terms
 
 _BLOCK = 512
 _SAFE = 1.0 - 2.0**-23
+
+
+def numerators(
+    parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
+) -> Declined | None:
+    """Parameter and state are read once, 12 bytes per element for Adam."""
+    if not _are_fast(parameter, square, momentum, out):
+        return DECLINED
+    _numerators(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
+    return None
+
+
+def numerator_exponents(
+    parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
+) -> Declined | None:
+    """As `numerators`, with a byte written instead of a float."""
+    if not _are_fast(parameter, square, momentum, out):
+        return DECLINED
+    _numerator_exponents(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
+    return None
+
+
+def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> Declined | None:
+    """Three comparisons an element."""
+    if not (is_fast(x, numerators) and is_native(out)):
+        return DECLINED
+    _mantissa_levels(x.numpy(), numerators.numpy(), out.numpy())
+    return None
+
+
+def _are_fast(parameter: Tensor, square: Tensor | None, momentum: Tensor | None, out: Tensor) -> bool:
+    given = [each for each in (parameter, square, momentum) if each is not None]
+    return is_fast(*given) and is_native(out)
+
+
+def _arrays(
+    parameter: Tensor, square: Tensor | None, momentum: Tensor | None
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.float32]], ...]:
+    """`None`, which stands for zeros, as an empty array."""
+    return tuple((parameter[:0] if each is None else each).numpy() for each in (parameter, square, momentum))
+
+
+def _numbers(terms: Terms) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([terms.slope, terms.offset, terms.pull, terms.share, terms.eps])
 
 
 @kernel
@@ -31,8 +79,9 @@ def _fill(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> N
             out[i] -= pull * np.float64(momentum[i])
 
 
+@prepared("float32[::1], float32[::1], float32[::1], float64[::1], float32[::1]")
 @kernel
-def numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
+def _numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
     """out (n,) float32: |parameter·(slope·(√(share·square) + eps) + offset) − pull·momentum|, never more.
 
     `terms` are slope, offset, pull, share and eps; `square` and `momentum` may be empty, which means zeros.
@@ -48,8 +97,9 @@ def numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any)
             out[start + i] = np.float32(value) if value < np.inf else np.float32(0.0)
 
 
+@prepared("float32[::1], float32[::1], float32[::1], float64[::1], uint8[::1]")
 @kernel
-def numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
+def _numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
     """out (n,) uint8: the exponents of the same, biased as float32's are and held to 0 … 255."""
     exact = np.empty(_BLOCK)
     bits = exact.view(np.int64)
@@ -62,8 +112,9 @@ def numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, 
             out[start + i] = exponent if wide < 0x7FF else 0
 
 
+@prepared("float32[::1], float32[::1], uint8[::1]")
 @kernel
-def mantissa_levels(x: Any, numerators: Any, out: Any) -> None:
+def _mantissa_levels(x: Any, numerators: Any, out: Any) -> None:
     """out (n,) uint8: the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator."""
     for i in range(out.size):
         value = np.abs(np.float64(x[i]))

@@ -5,12 +5,72 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.reference.places import index_type
 
 
+def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor | Declined:
+    """Element by element."""
+    if not (is_fast(x) and is_native(indices)):
+        return DECLINED
+    values = torch.empty(indices.numel(), dtype=x.dtype, device=x.device)
+    _take(x.numpy(), indices.numpy(), np.float32(weight), values.numpy())
+    return values
+
+
+def scatter(out: Tensor, indices: Tensor, values: Tensor) -> Declined | None:
+    """Element by element."""
+    if not (is_fast(out, values) and is_native(indices)):
+        return DECLINED
+    _scatter(out.numpy(), indices.numpy(), values.numpy())
+    return None
+
+
+def put(out: Tensor, indices: Tensor, values: Tensor) -> Declined | None:
+    """Zeros by torch, which fills memory as fast as it can be filled."""
+    if not (is_fast(out, values) and is_native(indices)):
+        return DECLINED
+    out.zero_()
+    _scatter(out.numpy(), indices.numpy(), values.numpy())
+    return None
+
+
+def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> Declined | None:
+    """Element by element, so that an index that occurs twice counts twice."""
+    if not (is_fast(out, values) and is_native(indices)):
+        return DECLINED
+    _add_at(out.numpy(), indices.numpy(), values.numpy(), np.float32(weight))
+    return None
+
+
+def pack_bits(indices: Tensor, words: int) -> Tensor | Declined:
+    """A bit is set for each index, in the order of the indices."""
+    if not is_native(indices):
+        return DECLINED
+    packed = torch.zeros(words, dtype=torch.int32, device=indices.device)
+    set_bits(indices.numpy(), packed.numpy())
+    return packed
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor | Declined:
+    """All bits of a word are read at once while there is room for 32 indices."""
+    if not is_native(packed):
+        return DECLINED
+    indices = torch.empty(count + 1, dtype=index_type(32 * packed.numel()), device=packed.device)
+    return indices[: find_bits(packed.numpy(), indices.numpy())]
+
+
+@prepared(
+    "float32[::1], int32[::1], float32, float32[::1]",
+    "float32[::1], int64[::1], float32, float32[::1]",
+)
 @kernel
-def take(x: Any, indices: Any, weight: Any, values: Any) -> None:
+def _take(x: Any, indices: Any, weight: Any, values: Any) -> None:
     """float32: values = weight · x[indices], then x[indices] = 0."""
     for j in range(indices.size):
         values[j] = weight * x[indices[j]]
@@ -19,29 +79,45 @@ def take(x: Any, indices: Any, weight: Any, values: Any) -> None:
         x[indices[j]] = 0.0
 
 
+@prepared(
+    "float32[::1], int32[::1], float32[::1]",
+    "float32[::1], int64[::1], float32[::1]",
+)
 @kernel
-def scatter(out: Any, indices: Any, values: Any) -> None:
+def _scatter(out: Any, indices: Any, values: Any) -> None:
     """float32: out[indices] = values."""
     for j in range(indices.size):
         out[indices[j]] = values[j]
 
 
+@prepared(
+    "float32[::1], int32[::1], float32[::1], float32",
+    "float32[::1], int64[::1], float32[::1], float32",
+)
 @kernel
-def add_at(out: Any, indices: Any, values: Any, weight: Any) -> None:
+def _add_at(out: Any, indices: Any, values: Any, weight: Any) -> None:
     """float32: out[indices] += weight · values."""
     for j in range(indices.size):
         out[indices[j]] += weight * values[j]
 
 
+@prepared(
+    "int32[::1], int32[::1]",
+    "int64[::1], int32[::1]",
+)
 @kernel
-def pack_bits(indices: Any, words: Any) -> None:
+def set_bits(indices: Any, words: Any) -> None:
     """Set a bit of int32 `words` for each index."""
     for j in range(indices.size):
         words[indices[j] >> 5] |= np.int32(1) << (indices[j] & 31)
 
 
+@prepared(
+    "int32[::1], int32[::1]",
+    "int32[::1], int64[::1]",
+)
 @kernel
-def unpack_bits(words: Any, out: Any) -> Any:
+def find_bits(words: Any, out: Any) -> Any:
     """Write the indices of ones to `out` until it is full; returns how many."""
     count = 0
     for word in range(words.size):

@@ -8,15 +8,52 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, add_sides, total
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
 
 _BLOCK = 4096  # elements; they and their flags stay in the first-level cache between the inner loops
 # Times eight flags in eight bytes, the lowest first: the highest byte of the product has them as bits.
 _GATHER = np.uint64(0x0102040810204080)
 # Times a byte: eight copies of it. Of each, one bit is kept by the mask.
 _SPREAD, _PICK = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
+
+
+def pack_signs(
+    x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False
+) -> Declined | None:
+    """One pass that sums, and one that packs."""
+    if not is_fast(x, levels) or not is_native(packed):
+        return DECLINED
+    array = x.numpy()
+    _pack_signs(array, array[:0], blocks.bounds, blocks.step, levels.numpy(), packed.numpy(), leave)
+    return None
+
+
+def feedback_signs(
+    memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor
+) -> Declined | None:
+    """The gradient is added in the pass that sums."""
+    if not is_fast(memory, grad, levels) or not is_native(packed):
+        return DECLINED
+    arrays = memory.numpy(), grad.numpy(), blocks.bounds
+    _pack_signs(*arrays, blocks.step, levels.numpy(), packed.numpy(), True)
+    return None
+
+
+def add_signs(
+    levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0
+) -> Declined | None:
+    """Eight bits at a time become eight bytes."""
+    if not is_fast(out, levels) or not is_native(packed):
+        return DECLINED
+    arrays = levels.numpy(), packed.numpy(), blocks.bounds
+    _add_signs(*arrays, blocks.step, out.numpy(), np.float32(weight))
+    return None
 
 
 @kernel
@@ -80,8 +117,9 @@ def _pack(x: Any, high: Any, low: Any, flags: Any, out: Any, leave: Any) -> None
             _subtract(here, high, low)
 
 
+@prepared("float32[::1], float32[::1], int64[::1], int64, float32[:, ::1], uint8[::1], boolean")
 @kernel
-def pack_signs(x: Any, grad: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
+def _pack_signs(x: Any, grad: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
     """float32: fill `levels` (blocks, 1 or 2) and `packed`; with `leave`, x is left without what they say."""
     flags = np.zeros(_BLOCK, np.uint8)
     sums, counts = np.zeros((2, LANES)), np.zeros(LANES, np.int64)
@@ -109,8 +147,9 @@ def _add_either(out: Any, flags: Any, high: Any, low: Any) -> None:
         out[i] += high if flags[i] != 0 else low
 
 
+@prepared("float32[:, ::1], uint8[::1], int64[::1], int64, float32[::1], float32")
 @kernel
-def add_signs(levels: Any, packed: Any, bounds: Any, step: Any, out: Any, weight: Any) -> None:
+def _add_signs(levels: Any, packed: Any, bounds: Any, step: Any, out: Any, weight: Any) -> None:
     """float32: out += weight · level of the bit."""
     flags = np.zeros(_BLOCK, np.uint8)
     row, byte = 0, 0

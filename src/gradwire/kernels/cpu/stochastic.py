@@ -6,15 +6,43 @@ import math
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.draws import random_word
 from gradwire.kernels.cpu.jit import inlined, kernel
-from gradwire.kernels.cpu.noise import random_word
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.grid import Grid
+from gradwire.kernels.reference.draws import halves
+from gradwire.kernels.reference.stochastic import largest_step
 
 _BLOCK = 4096  # elements; they and their codes stay in the first-level cache between the inner loops
 _LANES = 64  # partial sums, as a sum in order would not vectorise
 _POWERS = np.ldexp(np.float32(1.0), np.arange(255) - 127)  # by biased exponent
 _ONE = np.float32(2**24)  # a level in fixed point, as noise has 24 bits
+
+
+def quantize(
+    x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
+) -> Declined | None:
+    """Bucket by bucket."""
+    if not is_fast(x, steps) or not is_native(codes):
+        return DECLINED
+    most = largest_step(x.dtype, grid.levels)
+    rule = grid.bits, grid.norm == "l2", float(grid.clip), np.float32(most)
+    low, high = (np.uint32(half) for half in halves(key))
+    _quantize(x.numpy(), grid.ends, grid.width, rule, (low, high), steps.numpy(), codes.numpy(), subtract)
+    return None
+
+
+def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> Declined | None:
+    """Bucket by bucket."""
+    if not is_fast(out, steps) or not is_native(codes):
+        return DECLINED
+    arrays = steps.numpy(), codes.numpy(), grid.ends
+    _add_quantized(*arrays, grid.width, grid.bits, np.float32(weight), out.numpy())
+    return None
 
 
 @kernel
@@ -135,7 +163,7 @@ def _bytes(count: Any, bits: Any) -> Any:
 
 
 @inlined
-def _quantize(
+def _quantize_bucket(
     x: Any, rule: Any, key: Any, index: Any, largest: Any, lanes: Any, codes: Any, packed: Any, subtract: Any
 ) -> Any:
     """One bucket with a finite largest magnitude that is not 0; returns its step."""
@@ -159,8 +187,12 @@ def _quantize(
     return step
 
 
+@prepared(
+    "float32[::1], int64[::1], int64, Tuple((int64, boolean, float64, float32)), UniTuple(uint32, 2), "
+    "float32[::1], uint8[::1], boolean"
+)
 @kernel
-def quantize(
+def _quantize(
     x: Any, ends: Any, bucket: Any, rule: Any, key: Any, steps: Any, packed: Any, subtract: Any
 ) -> None:
     """float32: steps (buckets,) and packed codes of x, which keeps the rest if `subtract`.
@@ -181,14 +213,15 @@ def quantize(
                 if subtract and largest != 0:
                     here[:] = np.float32(np.nan)
             else:
-                steps[number] = _quantize(here, rule, key, start, largest, lanes, codes, row, subtract)
+                steps[number] = _quantize_bucket(here, rule, key, start, largest, lanes, codes, row, subtract)
             number, place = number + 1, place + row.size
         begin = end
 
 
+@prepared("float32[::1], uint8[::1], int64[::1], int64, int64, float32, float32[::1]")
 @kernel
-def add_quantized(steps: Any, packed: Any, ends: Any, bucket: Any, bits: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · step · code, part by part and bucket by bucket as `quantize` wrote them."""
+def _add_quantized(steps: Any, packed: Any, ends: Any, bucket: Any, bits: Any, weight: Any, out: Any) -> None:
+    """float32: out += weight · step · code, part by part and bucket by bucket as `_quantize` wrote them."""
     codes = np.empty(_BLOCK + 4, np.int8)
     number, place, begin = 0, 0, 0
     for end in ends:

@@ -5,12 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gradwire.kernels.cpu.bits import MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, rounded
+from gradwire.kernels.reference.threshold import Moments
 
 _BLOCK = 32  # of longer ones, too many hold an element when one in a hundred is wanted
 _LANES = 1024  # independent sums in the first-level cache: without fast-math, one sum cannot be vectorised
+
+
+def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor | Declined:
+    """Blocks that hold none are passed over."""
+    if not is_fast(x):
+        return DECLINED
+    limit = np.float32(rounded(threshold, x.dtype)).view(np.int32)
+    found = np.empty(min(capacity, x.numel()) + 1, np.int64)
+    count = _indices_reaching(x.numpy().view(np.int32), limit, found)
+    return torch.from_numpy(found[:count])
+
+
+def moments_reaching(x: Tensor, threshold: float) -> Moments | Declined:
+    """Sums in float64 over independent lanes."""
+    if not is_fast(x):
+        return DECLINED
+    count, total, squares = _moments_reaching(x.numpy(), np.float32(rounded(threshold, x.dtype)))
+    return Moments(int(count), float(total), float(squares))
 
 
 @kernel
@@ -33,8 +56,9 @@ def _first_beyond(bits: Any, threshold: Any, out: Any, start: Any) -> Any:
     return out.size
 
 
+@prepared("int32[::1], int32, int64[::1]")
 @kernel
-def indices_reaching(bits: Any, threshold: Any, out: Any) -> Any:
+def _indices_reaching(bits: Any, threshold: Any, out: Any) -> Any:
     """Write the indices whose magnitude reaches `threshold` until `out` is full; returns how many.
 
     Most blocks hold none and are passed over at the speed of memory. The last place of `out` takes what
@@ -66,27 +90,11 @@ def _accumulate(x: Any, threshold: Any, counts: Any, totals: Any, squares: Any) 
         squares[lane] += value * value
 
 
+@prepared("float32[::1], float32")
 @kernel
-def moments_reaching(x: Any, threshold: Any) -> Any:
+def _moments_reaching(x: Any, threshold: Any) -> Any:
     """(how many reach `threshold`, Σ|x|, Σ|x|²) of float32 in float64."""
     counts, totals, squares = np.zeros(_LANES, np.int64), np.zeros(_LANES), np.zeros(_LANES)
     for start in range(0, x.size, _LANES):
         _accumulate(x[start : start + _LANES], threshold, counts, totals, squares)
     return counts.sum(), totals.sum(), squares.sum()
-
-
-@kernel
-def stratified_indices(n: Any, size: Any, seed: Any) -> Any:
-    """One index of each of `size` stretches by SplitMix64; the same numbers as the reference."""
-    out = np.empty(size, np.int64)
-    state = np.uint64(seed)
-    for j in range(size):
-        start = j * n // size
-        stop = (j + 1) * n // size
-        state += np.uint64(0x9E3779B97F4A7C15)
-        z = state
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = (z ^ (z >> np.uint64(31))) >> np.uint64(1)
-        out[j] = start + np.int64(z % np.uint64(stop - start))
-    return out

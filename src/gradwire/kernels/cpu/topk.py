@@ -15,13 +15,41 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gradwire.kernels.cpu.bits import magnitude
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.kth import kth_magnitude
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
 
 SAMPLE = 16384
 BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the first-level cache
+
+
+def topk_indices(x: Tensor, k: int) -> Tensor | Declined:
+    """One pass over memory."""
+    if not is_fast(x):
+        return DECLINED
+    return torch.from_numpy(_topk_indices(x.numpy(), k))
+
+
+def take_topk(x: Tensor, k: int, weight: float = 1.0) -> tuple[Tensor, Tensor] | Declined:
+    """Values are read while the selection passes by them."""
+    if not is_fast(x):
+        return DECLINED
+    array = x.numpy()
+    indices, values = _take_topk(array, array[:0], k, np.float32(weight))
+    return torch.from_numpy(indices), torch.from_numpy(values)
+
+
+def feedback_topk(memory: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor] | Declined:
+    """The gradient is added block by block, ahead of the selection."""
+    if not is_fast(memory, grad):
+        return DECLINED
+    indices, values = _take_topk(memory.numpy(), grad.numpy(), k, np.float32(1.0))
+    return torch.from_numpy(indices), torch.from_numpy(values)
 
 
 @kernel
@@ -156,14 +184,16 @@ def _largest(x: Any, grad: Any, k: Any) -> Any:
     return indices[:k], kept[:k]
 
 
+@prepared("float32[::1], int64")
 @kernel
-def topk_indices(x: Any, k: Any) -> Any:
+def _topk_indices(x: Any, k: Any) -> Any:
     """Exact top-k of float32: indices int64, ascending."""
     return _largest(x, x[:0], k)[0]
 
 
+@prepared("float32[::1], float32[::1], int64, float32")
 @kernel
-def take_topk(x: Any, grad: Any, k: Any, weight: Any) -> Any:
+def _take_topk(x: Any, grad: Any, k: Any, weight: Any) -> Any:
     """float32: x += grad unless that is empty; (indices, weight · values) of the top k, zeroed in x."""
     indices, bits = _largest(x, grad, k)
     values = bits.view(np.float32)

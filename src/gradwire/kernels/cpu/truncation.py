@@ -5,13 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.reference.truncation import LANES, upper_words
 
 _ROWS = 32
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _QUIET = np.uint32(0x00400000)
+
+
+def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor | Declined:
+    """A chunk stays in the first-level cache between the loops."""
+    if not is_fast(x):
+        return DECLINED
+    words = torch.empty(upper_words(x.numel(), drop), dtype=torch.int32, device=x.device)
+    _pack_upper(x.numpy(), drop, LANES, words.numpy().view(np.uint32), left)
+    return words
+
+
+def add_upper(words: Tensor, drop: int, out: Tensor, weight: float) -> Declined | None:
+    """The reverse, a chunk at a time."""
+    if not (is_fast(out) and is_native(words)):
+        return DECLINED
+    _add_upper(words.numpy().view(np.uint32), drop, LANES, np.float32(weight), out.numpy())
+    return None
 
 
 @kernel
@@ -73,8 +95,9 @@ def _add(out: Any, weight: Any, floats: Any) -> None:
         out[i] += weight * floats[i]
 
 
+@prepared("float32[::1], int64, int64, uint32[::1], boolean")
 @kernel
-def pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
+def _pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
     """float32: the upper 32 - drop bits of x in uint32 words; with `left`, x keeps the rest."""
     x_bits, width, chunk = x.view(np.uint32), 32 - drop, _ROWS * lanes
     codes, bits = np.empty(chunk, np.uint32), np.empty(chunk, np.uint32)
@@ -92,9 +115,10 @@ def pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
         place += words.size
 
 
+@prepared("uint32[::1], int64, int64, float32, float32[::1]")
 @kernel
-def add_upper(words: Any, drop: Any, lanes: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · what `pack_upper` kept."""
+def _add_upper(words: Any, drop: Any, lanes: Any, weight: Any, out: Any) -> None:
+    """float32: out += weight · what `_pack_upper` kept."""
     width, chunk, place = 32 - drop, _ROWS * lanes, 0
     bits = np.empty(chunk, np.uint32)
     floats = bits.view(np.float32)

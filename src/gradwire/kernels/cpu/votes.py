@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.signs import pack_flags
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, total
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
 
 _BLOCK = 4096  # elements; a multiple of a group
 _GROUP = 64
 _ONE, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means: Tensor) -> Declined | None:
+    """Bits and sums in one pass."""
+    if not (is_fast(x, means) and is_native(rows)):
+        return DECLINED
+    bounds = Blocks(tuple(sizes)).bounds
+    _cast_votes(x.numpy(), bounds, groups, rows.numpy().view(np.uint64), means.numpy())
+    return None
+
+
+def tally(ballots: Tensor, groups: int) -> Tensor | Declined:
+    """Counters of one bit per word."""
+    if not ballots.is_cpu:
+        return DECLINED
+    out = torch.empty(2, groups, dtype=torch.int64, device=ballots.device)
+    _tally(ballots.numpy().view(np.uint64), groups, out.numpy().view(np.uint64))
+    return out
+
+
+def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tensor) -> Declined | None:
+    """Group by group."""
+    if not is_fast(out, levels):
+        return DECLINED
+    bounds = Blocks(tuple(sizes)).bounds
+    _apply_votes(results.numpy().view(np.uint64), bounds, levels.numpy(), out.numpy())
+    return None
 
 
 @kernel
@@ -37,8 +70,9 @@ def _cast_block(x: Any, first: Any, flags: Any, bits: Any, groups: Any, rows: An
             rows[row, groups + place // 64] |= _ONE << np.uint64(place % 64)
 
 
+@prepared("float32[::1], int64[::1], int64, uint64[:, ::1], float32[::1]")
 @kernel
-def cast_votes(x: Any, bounds: Any, groups: Any, rows: Any, means: Any) -> None:
+def _cast_votes(x: Any, bounds: Any, groups: Any, rows: Any, means: Any) -> None:
     """float32: fill zeroed `rows` (r, groups + ⌈groups/64⌉) uint64, and `means` (parts,) with mean |x|."""
     flags, bits, lanes = np.zeros(_BLOCK, np.uint8), np.zeros(_BLOCK // 8, np.uint8), np.zeros(LANES)
     first = 0
@@ -68,8 +102,9 @@ def _count(ballots: Any, groups: Any, j: Any, counters: Any) -> Any:
     return voters
 
 
+@prepared("uint64[:, ::1], int64, uint64[:, ::1]")
 @kernel
-def tally(ballots: Any, groups: Any, out: Any) -> None:
+def _tally(ballots: Any, groups: Any, out: Any) -> None:
     """out (2, groups) uint64: bits that have more ones than zeros among the voters, and those with fewer."""
     digits = 1
     while (1 << digits) <= ballots.shape[0]:
@@ -97,8 +132,12 @@ def _elect(out: Any, more: Any, fewer: Any, level: Any) -> None:
         out[i] = level * np.float32(vote)
 
 
+@prepared(
+    "uint64[:, :, ::1], int64[::1], float32[::1], float32[::1]",
+    "uint64[:, :, :], int64[::1], float32[::1], float32[::1]",
+)
 @kernel
-def apply_votes(results: Any, bounds: Any, levels: Any, out: Any) -> None:
+def _apply_votes(results: Any, bounds: Any, levels: Any, out: Any) -> None:
     """float32: out = levels[part] · (1, 0 or -1) from `results` (r, 2, groups) uint64."""
     number, groups = 0, results.shape[2]
     for part in range(bounds.size - 1):

@@ -1,0 +1,223 @@
+"""Memory plus gradient in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradwire.kernels.cpu.bits import MAGNITUDE
+from gradwire.kernels.cpu.jit import kernel
+from gradwire.kernels.cpu.prepared import prepared
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.pieces import Pieces, whole
+from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
+from gradwire.kernels.reference.folding import Folded
+from gradwire.kernels.slices import each_slice, threads_for
+
+_BLOCK = 4096  # elements; two arrays of it stay in the first-level cache between the inner loops
+
+
+def fold(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float = 1.0,
+    pieces: Pieces | None = None,
+) -> Folded | Declined:
+    """All pieces in one call, in slices where cores are free."""
+    if not is_fast(working, grad):
+        return DECLINED
+    pieces = whole(grad.numel()) if pieces is None else pieces
+    memory = None if committed is None else _loaded(working, committed, pieces)
+    if memory is not None and not is_fast(memory):
+        return DECLINED
+    out, new = working.numpy(), grad.numpy()
+    old = out[:0] if memory is None else memory.numpy()
+    weights = np.float32(coefficient), np.float32(scale)
+    seen = _in_threads(pieces, lambda rows, _numbers, largest: _fold(out, old, new, rows, *weights, largest))
+    return seen.judged(scale, remembers=memory is not None)
+
+
+def fold_momentum(
+    working: tuple[Tensor, Tensor],
+    committed: tuple[Tensor, Tensor],
+    grad: Tensor,
+    momentum: float,
+    scale: float | Sequence[float] = 1.0,
+    pieces: Pieces | None = None,
+    *,
+    nesterov: bool = False,
+) -> Folded | Declined:
+    """As `fold`, with a scale for each piece."""
+    if not is_fast(*working, grad):
+        return DECLINED
+    pieces = whole(grad.numel()) if pieces is None else pieces
+    planes = (*working, *(_loaded(*pair, pieces) for pair in zip(working, committed, strict=True)))
+    if not is_fast(*planes):
+        return DECLINED
+    scales = np.broadcast_to(np.asarray(scale, np.float64), len(pieces))
+    v_out, u_out, v, u = (plane.numpy() for plane in planes)
+    new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
+    seen = _in_threads(
+        pieces,
+        lambda rows, numbers, largest: _fold_momentum(
+            v_out, u_out, v, u, new, rows, weight, narrow[numbers], nesterov, largest
+        ),
+    )
+    return seen.judged(scales, remembers=True)
+
+
+def mask_zeros(target: Tensor, like: Tensor) -> Declined | None:
+    """One pass."""
+    if not is_fast(target, like) or target.shape != like.shape:
+        return DECLINED
+    _mask_zeros(target.numpy(), like.numpy())
+    return None
+
+
+def _loaded(working: Tensor, committed: Tensor, pieces: Pieces) -> Tensor:
+    """`committed` in the working type: itself, or else its pieces in `working`, to be folded in place."""
+    if committed.dtype == working.dtype:
+        return committed
+    for plane, _bucket in pieces.slices():
+        working[plane] = committed[plane]
+    return working
+
+
+Rows = NDArray[np.int64]
+Magnitudes = NDArray[np.int32]
+"""Bits of float32 without the sign: as integers they order NaN and Inf above everything."""
+
+
+class _Seen(NamedTuple):
+    """The largest magnitude of each piece's gradient, and of all sums."""
+
+    gradients: Magnitudes
+    sums: int
+
+    def judged(self, scale: float | NDArray[np.float64], remembers: bool) -> Folded:
+        """What to make of it, given what gradients are multiplied by."""
+        bounds = (LARGEST_GRADIENT, LARGEST_SUM) if remembers else (np.inf, np.inf)
+        with np.errstate(invalid="ignore"):  # NaN is not below anything
+            scaled = self.gradients.view(np.float32).astype(np.float64) * np.abs(scale)
+        small = bool((scaled < bounds[0]).all() and np.int32(self.sums).view(np.float32) < bounds[1])
+        idle = self.gradients == 0
+        return Folded(tuple(idle.nonzero()[0].tolist()) if idle.any() else (), small)
+
+
+def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, Magnitudes], int]) -> _Seen:
+    """Run a kernel on rows of pieces, or parts of them, whose largest gradients it writes down."""
+    if threads_for(pieces.numel) == 1:
+        largest = np.empty(len(pieces), np.int32)
+        return _Seen(largest, run(pieces.table, slice(None), largest))
+    largest = np.zeros(len(pieces), np.int32)
+
+    def part(here: slice) -> tuple[Rows, Magnitudes, int]:
+        rows, numbers = pieces.within(here)
+        seen = np.empty(len(rows), np.int32)
+        return numbers, seen, run(rows, numbers, seen)
+
+    parts = each_slice(pieces.numel, part)
+    for numbers, seen, _sums in parts:
+        largest[numbers] = np.maximum(largest[numbers], seen)
+    return _Seen(largest, max(sums for _numbers, _seen, sums in parts))
+
+
+@kernel
+def _weighted_sum(out: Any, a: Any, b: Any, weight_a: Any, weight_b: Any) -> None:
+    for i in range(out.size):
+        out[i] = weight_a * a[i] + weight_b * b[i]
+
+
+@kernel
+def _max_magnitude(bits: Any) -> Any:
+    """Magnitudes compared as integers vectorise, and order NaN and Inf above everything."""
+    largest = np.int32(0)
+    for i in range(bits.size):
+        largest = max(largest, np.int32(bits[i] & MAGNITUDE))
+    return largest
+
+
+@kernel
+def _scaled(out: Any, a: Any, weight: Any) -> None:
+    for i in range(out.size):
+        out[i] = weight * a[i]
+
+
+@prepared("float32[::1], float32[::1], float32[::1], int64[:, ::1], float32, float32, int32[::1]")
+@kernel
+def _fold(
+    working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, scale: Any, largest: Any
+) -> Any:
+    """float32: working = coefficient · committed + scale · grad on `rows` of `Pieces`, in blocks.
+
+    An empty `committed` counts as zeros. Writes the largest magnitude of each row's gradient to `largest`
+    and returns that of all sums: float32 bits as int32.
+    """
+    sum_max = np.int32(0)
+    for row in range(rows.shape[0]):
+        grad_max = np.int32(0)
+        for done in range(0, rows[row, 2], _BLOCK):
+            size = min(_BLOCK, rows[row, 2] - done)
+            # Whole slices handed to small loops: index arithmetic inside the loops would stop vectorisation.
+            there = slice(rows[row, 0] + done, rows[row, 0] + done + size)
+            here = slice(rows[row, 1] + done, rows[row, 1] + done + size)
+            if committed.size > 0:
+                _weighted_sum(working[there], committed[there], grad[here], coefficient, scale)
+            else:
+                _scaled(working[there], grad[here], scale)
+            grad_max = max(grad_max, _max_magnitude(grad[here].view(np.int32)))
+            sum_max = max(sum_max, _max_magnitude(working[there].view(np.int32)))
+        largest[row] = grad_max
+    return sum_max
+
+
+@prepared(
+    "float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], int64[:, ::1], float32, "
+    "float32[::1], boolean, int32[::1]"
+)
+@kernel
+def _fold_momentum(
+    v_out: Any,
+    u_out: Any,
+    v: Any,
+    u: Any,
+    grad: Any,
+    rows: Any,
+    momentum: Any,
+    scales: Any,
+    ahead: Any,
+    largest: Any,
+) -> Any:
+    """float32: u' = momentum · u + scale · grad, v' = v + u'; `ahead` is Nesterov's; otherwise as `_fold`."""
+    sum_max = np.int32(0)
+    one = np.float32(1.0)
+    for row in range(rows.shape[0]):
+        grad_max, scale = np.int32(0), scales[row]
+        for done in range(0, rows[row, 2], _BLOCK):
+            size = min(_BLOCK, rows[row, 2] - done)
+            there = slice(rows[row, 0] + done, rows[row, 0] + done + size)
+            here = slice(rows[row, 1] + done, rows[row, 1] + done + size)
+            _weighted_sum(u_out[there], u[there], grad[here], momentum, scale)
+            if ahead:
+                _weighted_sum(v_out[there], v[there], u_out[there], one, momentum)
+                _weighted_sum(v_out[there], v_out[there], grad[here], one, scale)
+            else:
+                _weighted_sum(v_out[there], v[there], u_out[there], one, one)
+            grad_max = max(grad_max, _max_magnitude(grad[here].view(np.int32)))
+            sum_max = max(sum_max, _max_magnitude(v_out[there].view(np.int32)))
+        largest[row] = grad_max
+    return sum_max
+
+
+@prepared("float32[::1], float32[::1]")
+@kernel
+def _mask_zeros(target: Any, like: Any) -> None:
+    """float32: target = 0 wherever like is 0."""
+    for i in range(target.size):
+        target[i] = np.float32(0.0) if like[i] == 0 else target[i]

@@ -1,0 +1,129 @@
+"""Blocks of elements in 8 or 4 bits each, with a scale per block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.dispatch import checked
+from gradwire.kernels.reference.bits import pack_codes, unpack_codes
+from gradwire.kernels.scaled_blocks import LARGEST, ScaledBlocks, scale_type
+
+
+def _fit(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
+    blocks.check(x, scales, codes)
+
+
+def _fit_sum(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
+    blocks.check(out, scales, codes)
+
+
+@checked(_fit)
+def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
+    """Write scales (blocks,) of `scale_type` and codes (bytes,) uint8 of x (n,); int4 two per byte.
+
+    Codes are x / scale to nearest, ties to even. With `left`, x keeps what is left of it.
+
+    >>> x, scales, codes = torch.tensor([254.0, -3.2]), torch.empty(1), torch.empty(2, dtype=torch.uint8)
+    >>> encode_blocks(x, ScaledBlocks((2,), 256, "int8"), scales, codes, left=True)
+    >>> scales, codes.view(torch.int8), x
+    (tensor([2.]), tensor([127,  -2], dtype=torch.int8), tensor([0.0000, 0.8000]))
+    """
+    largest, wide = LARGEST[blocks.kind], scale_type(x.dtype)
+    number = place = 0
+    for part in torch.split(x, list(blocks.sizes)):
+        count = part.numel()
+        if count == 0:
+            continue
+        length = min(blocks.block, count)
+        elements = rows(part.to(wide), length)
+        scale = scales_of(elements, largest)
+        code = codes_of(elements, scale, blocks.kind == "fp8")
+        flat = code.reshape(-1)[:count].view(torch.uint8)
+        packed = pack_rows(code, count) if blocks.kind == "int4" else flat
+        scales[number : number + scale.numel()] = scale.view(-1)
+        codes[place : place + packed.numel()] = packed
+        if left:
+            values = values_of(code, scale, blocks.kind == "fp8").reshape(-1)[:count]
+            part.sub_(values.to(part.dtype))
+        number, place = number + scale.numel(), place + packed.numel()
+
+
+@checked(_fit_sum)
+def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
+    """out (n,) += weight · scale · code.
+
+    >>> out, codes = torch.ones(2), torch.tensor([127, 2], dtype=torch.uint8)
+    >>> add_blocks(torch.tensor([2.0]), codes, ScaledBlocks((2,), 256, "int8"), out, 0.5)
+    >>> out
+    tensor([128.,   3.])
+    """
+    kind, number, place = blocks.kind, 0, 0
+    for part in torch.split(out, list(blocks.sizes)):
+        count = part.numel()
+        if count == 0:
+            continue
+        length = min(blocks.block, count)
+        rows_here, last = -(-count // length), (count - 1) % length + 1
+        size = (rows_here - 1) * -(-length // 2) + -(-last // 2) if kind == "int4" else count
+        packed = codes[place : place + size]
+        code = (
+            unpack_rows(packed, count, length)
+            if kind == "int4"
+            else rows(packed, length).contiguous().view(torch.int8)
+        )
+        values = values_of(code, scales[number : number + rows_here, None], kind == "fp8")
+        # Two roundings: torch's own `alpha` has one on some processors and two on others.
+        part.add_((values.reshape(-1)[:count] * weight).to(part.dtype))
+        number, place = number + rows_here, place + size
+
+
+def rows(x: Tensor, block: int) -> Tensor:
+    """A part (n,) as (blocks, block), the last one filled with zeros."""
+    return torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block)
+
+
+def scales_of(blocks: Tensor, largest: float) -> Tensor:
+    """Scales (blocks, 1): max / largest, 0 for a block of zeros and NaN for one that is not finite.
+
+    Rounded towards zero, so that the largest code decodes to no more than the maximum and cannot overflow;
+    below the normal range upwards, so that no code is larger than the largest.
+    """
+    maxima = blocks.abs().amax(1, keepdim=True)
+    # A tensor, because a division by a number may be a multiplication by its rounded reciprocal.
+    scales = maxima / torch.tensor(largest, dtype=maxima.dtype, device=maxima.device)
+    tiny = scales < torch.finfo(scales.dtype).smallest_normal
+    back = scales * largest
+    scales = torch.where(tiny & (back < maxima), scales.nextafter(maxima), scales)
+    scales = torch.where(~tiny & (back > maxima), scales.nextafter(torch.zeros_like(maxima)), scales)
+    return torch.where(maxima.isfinite(), scales, torch.nan)
+
+
+def codes_of(blocks: Tensor, scales: Tensor, is_fp8: bool) -> Tensor:
+    """Codes (blocks, block) int8; of e4m3 its bits. Zeros where the scale is 0 or NaN."""
+    quotients = torch.where(scales > 0, blocks / scales, 0.0)
+    if is_fp8:
+        return quotients.to(torch.float8_e4m3fn).view(torch.int8)
+    return quotients.round().to(torch.int8)
+
+
+def values_of(codes: Tensor, scales: Tensor, is_fp8: bool) -> Tensor:
+    """Decoded blocks (blocks, block) in the type of the scales (blocks, 1)."""
+    numbers = codes.view(torch.float8_e4m3fn).float() if is_fp8 else codes
+    return scales * numbers.to(scales.dtype)
+
+
+def pack_rows(codes: Tensor, count: int) -> Tensor:
+    """`count` codes of 4 bits in (blocks, block) as bytes; every block begins a byte."""
+    even = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2))
+    last = (count - 1) % codes.shape[1] + 1
+    whole = (codes.shape[0] - 1) * even.shape[1] // 2
+    return pack_codes(even.reshape(-1) & 15, 4)[: whole + -(-last // 2)]
+
+
+def unpack_rows(packed: Tensor, count: int, block: int) -> Tensor:
+    """The reverse: (blocks, block) int8."""
+    blocks, width = -(-count // block), block + block % 2
+    filled = torch.nn.functional.pad(packed, (0, blocks * width // 2 - packed.numel()))
+    codes = unpack_codes(filled, 4, blocks * width).view(blocks, width)[:, :block]
+    return ((codes ^ 8) - 8).to(torch.int8)

@@ -1,0 +1,165 @@
+"""Memory plus gradient, and what a memory does with what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.kernels.dispatch import checked
+from gradwire.kernels.pieces import Pieces, whole
+from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
+
+
+class Folded(NamedTuple):
+    """What one fold saw."""
+
+    idle: tuple[int, ...]
+    """Numbers of the pieces whose gradient has nothing but zeros."""
+    finite: bool
+    """Whether memory plus gradient is finite everywhere, and small enough to be remembered where there is a
+    memory (`LARGEST_GRADIENT`, `LARGEST_SUM`)."""
+
+
+def _fits(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float = 1.0,
+    pieces: Pieces | None = None,
+) -> None:
+    _check(pieces, (working,) if committed is None else (working, committed), grad)
+
+
+def _momentum_fits(
+    working: tuple[Tensor, Tensor],
+    committed: tuple[Tensor, Tensor],
+    grad: Tensor,
+    momentum: float,
+    scale: float | Sequence[float] = 1.0,
+    pieces: Pieces | None = None,
+    *,
+    nesterov: bool = False,
+) -> None:
+    _check(pieces, (*working, *committed), grad)
+
+
+def _check(pieces: Pieces | None, planes: Sequence[Tensor], grad: Tensor) -> None:
+    """Kernels would read beyond the shortest one."""
+    shape = planes[0].shape
+    same = all(plane.shape == shape for plane in planes)
+    if pieces is None and same and grad.shape == shape:
+        return
+    if pieces is None or not same or pieces.ends[0] > planes[0].numel() or pieces.ends[1] > grad.numel():
+        shapes = ", ".join(str(tuple(each.shape)) for each in (*planes, grad))
+        raise ValueError(f"shapes differ, or are too small for the pieces: {shapes}")
+
+
+@checked(_fits)
+def fold(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float = 1.0,
+    pieces: Pieces | None = None,
+) -> Folded:
+    """working = coefficient · committed + scale · grad in one pass; without a memory, scale · grad.
+
+    All are (numel,), or, with `pieces`, planes and a bucket: everything outside the pieces stays as it is.
+
+    >>> working = torch.empty(2)
+    >>> fold(working, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), 0.5)
+    Folded(idle=(), finite=True)
+    >>> working
+    tensor([1., 1.])
+    >>> fold(working, None, torch.tensor([0.0, 9.0]), 1.0, 2.0, Pieces([(1, 0, 1), (0, 1, 1)]))
+    Folded(idle=(0,), finite=True)
+    >>> working
+    tensor([18.,  0.])
+    """
+    seen = []
+    for plane, bucket in _all(pieces, grad).slices():
+        out, new = working[plane], grad[bucket].to(working.dtype)
+        small = committed is None or _is_below(LARGEST_GRADIENT, new * scale)
+        if committed is None:
+            torch.mul(new, scale, out=out)
+        else:
+            torch.mul(committed[plane].to(out.dtype), coefficient, out=out)
+            out.add_(new, alpha=scale)
+        bound = torch.inf if committed is None else LARGEST_SUM
+        seen.append((_any(grad[bucket]), small and _is_below(bound, out)))
+    return _folded(seen)
+
+
+@checked(_momentum_fits)
+def fold_momentum(
+    working: tuple[Tensor, Tensor],
+    committed: tuple[Tensor, Tensor],
+    grad: Tensor,
+    momentum: float,
+    scale: float | Sequence[float] = 1.0,
+    pieces: Pieces | None = None,
+    *,
+    nesterov: bool = False,
+) -> Folded:
+    """From (v, u), each (numel,), to u' = momentum · u + scale · grad and v' = v + u', in one pass.
+
+    With `nesterov`, v' = v + momentum · u' + scale · grad (Lin et al. 2018, section 3, and appendix B).
+    `pieces` as for `fold`; each may have a scale of its own.
+
+    >>> v, u = torch.empty(1), torch.empty(1)
+    >>> fold_momentum((v, u), (torch.tensor([5.0]), torch.tensor([2.0])), torch.tensor([1.0]), 0.5)
+    Folded(idle=(), finite=True)
+    >>> v, u
+    (tensor([7.]), tensor([2.]))
+    """
+    pieces = _all(pieces, grad)
+    scales = np.broadcast_to(np.asarray(scale, np.float64), len(pieces)).tolist()
+    seen = []
+    for (plane, bucket), weight in zip(pieces.slices(), scales, strict=True):
+        v_out, u_out = (each[plane] for each in working)
+        v, u = (each[plane].to(v_out.dtype) for each in committed)
+        new = grad[bucket].to(v_out.dtype)
+        torch.mul(u, momentum, out=u_out)
+        u_out.add_(new, alpha=weight)
+        torch.add(v, u_out, alpha=momentum if nesterov else 1.0, out=v_out)
+        if nesterov:
+            v_out.add_(new, alpha=weight)
+        small = _is_below(LARGEST_GRADIENT, new * weight)
+        seen.append((_any(grad[bucket]), small and _is_below(LARGEST_SUM, v_out)))
+    return _folded(seen)
+
+
+def mask_zeros(target: Tensor, like: Tensor) -> None:
+    """Make `target` (numel,) zero wherever `like` (numel,) is.
+
+    >>> target = torch.ones(3)
+    >>> mask_zeros(target, torch.tensor([1.0, 0.0, 2.0]))
+    >>> target
+    tensor([1., 0., 1.])
+    """
+    target.masked_fill_(like == 0, 0.0)
+
+
+def _all(pieces: Pieces | None, grad: Tensor) -> Pieces:
+    return whole(grad.numel()) if pieces is None else pieces
+
+
+def _any(grad: Tensor) -> bool:
+    """NaN counts as non-zero: a poisoned gradient is not an idle one."""
+    return bool((grad != 0).any())
+
+
+def _is_below(bound: float, x: Tensor) -> bool:
+    return bool((x.abs() < bound).all())
+
+
+def _folded(seen: Sequence[tuple[bool, bool]]) -> Folded:
+    """From what each piece saw: any gradient, and all finite."""
+    idle = tuple(number for number, (any_gradient, _finite) in enumerate(seen) if not any_gradient)
+    return Folded(idle, all(finite for _any_gradient, finite in seen))

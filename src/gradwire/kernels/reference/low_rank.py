@@ -1,0 +1,147 @@
+"""Matrices of a unit times thin factors, and factors with orthonormal columns.
+
+`places` (matrices, 5), int64 on the CPU, has a row per matrix: where it starts in the unit, rows, columns,
+and where its left and right factor start in the flat `left` and `right`. There it has `rank` runs of as many
+numbers as it has rows (left) or columns (right). Factors are float64 for a unit of float64, else float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.dispatch import checked
+
+LOST = 1e-6
+"""Where Gram-Schmidt leaves this share of a column of float32, only rounding is left."""
+
+
+def _fit(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False) -> None:
+    if rank < 1 or places.dtype != torch.int64 or places.dim() != 2 or places.shape[1] != 5:
+        raise ValueError(f"rank={rank} and places {tuple(places.shape)}, {places.dtype} describe no matrices")
+    start, rows, columns, at_left, at_right = places.numpy().T
+    ends = (start + rows * columns, at_left + rank * rows, at_right + rank * columns)
+    sizes = (x.numel(), left.numel(), right.numel())
+    if (places.numpy() < 0).any() or any((end > size).any() for end, size in zip(ends, sizes, strict=True)):
+        raise ValueError(f"matrices {places.tolist()} of rank {rank} do not fit into {sizes} elements")
+
+
+def _fit_out(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
+    _fit(out, places, rank, left, right)
+
+
+def _factors_fit(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> None:
+    if rank < 1 or spans.dtype != torch.int64 or spans.dim() != 2 or spans.shape[1] != 2:
+        raise ValueError(f"rank={rank} and spans {tuple(spans.shape)}, {spans.dtype} describe no factors")
+    start, size = spans.numpy().T
+    if (spans.numpy() < 0).any() or (start + rank * size > factors.numel()).any():
+        raise ValueError(f"factors {spans.tolist()} of rank {rank} exceed {factors.numel()} elements")
+    if spare is not None and (spare.shape, spare.dtype) != (factors.shape, factors.dtype):
+        raise ValueError(f"spare factors {spare.shape}, {spare.dtype} do not fit {factors.shape}")
+
+
+@checked(_fit)
+def left_products(
+    x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
+) -> None:
+    """left = M·right for every matrix M in `x` (numel,); with `subtract`, M loses left·rightᵀ.
+
+    >>> x, left = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.empty(2)
+    >>> left_products(x, torch.tensor([[0, 2, 2, 0, 0]]), 1, left, torch.tensor([1.0, 0.0]), subtract=True)
+    >>> left, x
+    (tensor([1., 3.]), tensor([0., 2., 0., 4.]))
+    """
+    for matrix, rows, columns in _each(x, places, rank, left, right):
+        rows.copy_((matrix.to(rows.dtype) @ columns.t()).t())
+        if subtract:
+            matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
+
+
+@checked(_fit)
+def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
+    """right = Mᵀ·left for every matrix M in `x` (numel,), and M loses left·rightᵀ.
+
+    >>> x, right = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.empty(2)
+    >>> right_products(x, torch.tensor([[0, 2, 2, 0, 0]]), 1, torch.tensor([1.0, 0.0]), right)
+    >>> right, x
+    (tensor([1., 2.]), tensor([0., 0., 3., 4.]))
+    """
+    for matrix, rows, columns in _each(x, places, rank, left, right):
+        columns.copy_(rows @ matrix.to(rows.dtype))
+        matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
+
+
+@checked(_fit_out)
+def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
+    """Write left·rightᵀ to where the matrices lie in `out` (numel,); the same bits from the same factors.
+
+    >>> out = torch.zeros(5)
+    >>> factors = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    >>> outer_products(out, torch.tensor([[1, 2, 2, 0, 0]]), 1, *factors)
+    >>> out
+    tensor([0., 3., 4., 6., 8.])
+    """
+    for matrix, rows, columns in _each(out, places, rank, left, right):
+        total = rows[0, :, None] * columns[0]
+        for k in range(1, rank):
+            total += rows[k, :, None] * columns[k]
+        matrix.copy_(total)
+
+
+@checked(_factors_fit)
+def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> None:
+    """Make the columns of every factor orthonormal, in place, from the first to the last.
+
+    `spans` (matrices, 2), int64 on the CPU, says where a factor starts and how long its columns are. Of a
+    column that is zero, or a sum of those before it up to rounding, nothing is left: it becomes the first of
+    the `spare` factor's columns, laid out likewise, of which something is, or else zero. What is not finite
+    makes its column NaN. Sums are float64 and in order: equal factors give equal bits on every rank.
+
+    >>> factors = torch.tensor([3.0, 4.0, 6.0, 8.0])
+    >>> orthonormalise(factors, torch.tensor([[0, 2]]), rank=2)
+    >>> factors
+    tensor([0.6000, 0.8000, 0.0000, 0.0000])
+    >>> orthonormalise(factors, torch.tensor([[0, 2]]), rank=2, spare=torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    >>> factors
+    tensor([ 0.6000,  0.8000,  0.8000, -0.6000])
+    """
+    for start, size in spans.tolist():
+        here = slice(start, start + rank * size)
+        columns = factors[here].view(rank, size)
+        taken: dict[int, Tensor] = {}
+        others = [] if spare is None else list(spare[here].view(rank, size))
+        for candidates in (None, others):
+            for k in range(rank):
+                for column in [columns[k]] if candidates is None else candidates:
+                    fit = None if k in taken else _beside(list(taken.values()), column)
+                    if fit is not None:
+                        taken[k] = fit
+        for k in range(rank):
+            columns[k] = taken.get(k, 0.0)
+
+
+def _each(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Matrix (rows, columns), left factor (rank, rows) and right factor (rank, columns), all views."""
+    for start, rows, columns, at_left, at_right in places.tolist():
+        yield (
+            x[start : start + rows * columns].view(rows, columns),
+            left[at_left : at_left + rank * rows].view(rank, rows),
+            right[at_right : at_right + rank * columns].view(rank, columns),
+        )
+
+
+def _beside(taken: list[Tensor], column: Tensor) -> Tensor | None:
+    """The normalised part of `column` orthogonal to those taken, in float64; None if there is none."""
+    wide = column.double()
+    total = wide.abs().sum()
+    if total == 0.0:
+        return None
+    wide = wide / total
+    before = wide.square().sum().sqrt()
+    for _ in range(2):
+        for other in taken:
+            wide = wide - (wide * other).sum() * other
+    after = wide.square().sum().sqrt()
+    return None if after <= LOST * before else wide / torch.as_tensor(after)

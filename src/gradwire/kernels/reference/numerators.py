@@ -1,0 +1,89 @@
+"""The numerator C of GComp's metric δ = C/g: with which quantity an optimizer compares a gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.dispatch import checked
+from gradwire.kernels.terms import Terms
+
+
+def _fits_floats(
+    parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
+) -> None:
+    _check((parameter, square, momentum), out, torch.float32)
+
+
+def _fits_bytes(
+    parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
+) -> None:
+    _check((parameter, square, momentum), out, torch.uint8)
+
+
+def _fits_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
+    _check((x, numerators), out, torch.uint8)
+
+
+def _check(given: tuple[Tensor | None, ...], out: Tensor, dtype: torch.dtype) -> None:
+    if out.dtype != dtype or any(t is not None and t.shape != out.shape for t in given):
+        shapes = [None if t is None else tuple(t.shape) for t in given]
+        raise ValueError(f"out must be {dtype} of the shape that all others have: {shapes}")
+
+
+@checked(_fits_floats)
+def numerators(
+    parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
+) -> None:
+    """out (n,) float32 = |C|, rounded so that it is never more; 0 where that is not finite.
+
+    `square` and `momentum` (n,) are the optimizer's moments; `None` means zeros.
+
+    >>> out = torch.empty(2)
+    >>> numerators(torch.tensor([1.0, -2.0]), None, None, Terms(offset=10.0), out)
+    >>> out
+    tensor([10.0000, 20.0000])
+    """
+    exact = _exact(parameter, square, momentum, terms).abs() * (1.0 - 2.0**-23)
+    out.copy_(torch.where(exact.isfinite(), exact, 0.0).float())
+
+
+@checked(_fits_bytes)
+def numerator_exponents(
+    parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
+) -> None:
+    """out (n,) uint8 = the exponents of C, biased as float32's are, held to 0 … 255; 0 if not finite.
+
+    >>> out = torch.empty(3, dtype=torch.uint8)
+    >>> numerator_exponents(torch.tensor([1.0, -4.0, torch.nan]), None, None, Terms(offset=1.0), out)
+    >>> out
+    tensor([127, 129,   0], dtype=torch.uint8)
+    """
+    exact = _exact(parameter, square, momentum, terms)
+    wide = (exact.view(torch.int64) >> 52) & 0x7FF
+    out.copy_(torch.where(exact.isfinite(), (wide - 896).clamp(0, 255), 0))
+
+
+@checked(_fits_levels)
+def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
+    """out (n,) uint8 = the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator; 0 for NaN.
+
+    >>> out = torch.empty(3, dtype=torch.uint8)
+    >>> mantissa_levels(torch.tensor([1.0, 0.01, torch.nan]), torch.full((3,), 65.0), out)
+    >>> out
+    tensor([ 6, 12,  0], dtype=torch.uint8)
+    """
+    value, limit = x.double().abs(), numerators.double()
+    out.zero_()
+    for level in (6, 12, 18):
+        out += 6 * (value * 2.0**level < limit)
+
+
+def _exact(parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms) -> Tensor:
+    """(n,) float64. One operation after the other, none fused: the same bits on every processor."""
+    if square is None:
+        exact = parameter.double() * (terms.slope * terms.eps + terms.offset)
+    else:
+        root = (square.double() * terms.share).sqrt() + terms.eps
+        exact = parameter.double() * (root * terms.slope + terms.offset)
+    return exact if momentum is None else exact - momentum.double() * terms.pull

@@ -1,0 +1,89 @@
+"""Elements at given indices, and the indices as bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
+    """weight · x[indices] (k,), leaving zeros in x (n,) where it was taken.
+
+    `indices` (k,) are int32 or int64 within 0 … n - 1; they are not checked again here.
+
+    >>> x = torch.tensor([1.0, 2.0, 3.0])
+    >>> take(x, torch.tensor([0, 2]), 0.5), x
+    (tensor([0.5000, 1.5000]), tensor([0., 2., 0.]))
+    """
+    places = indices.long()
+    values = x[places] * weight
+    x[places] = 0.0
+    return values
+
+
+def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """out[indices] = values (k,), the rest of `out` (n,) as it was; indices as for `take`.
+
+    >>> out = torch.ones(3)
+    >>> scatter(out, torch.tensor([1]), torch.tensor([5.0]))
+    >>> out
+    tensor([1., 5., 1.])
+    """
+    out[indices.long()] = values
+
+
+def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Make `out` (n,) zero but for out[indices] = values (k,); indices as for `take`.
+
+    >>> out = torch.ones(3)
+    >>> put(out, torch.tensor([1]), torch.tensor([5.0]))
+    >>> out
+    tensor([0., 5., 0.])
+    """
+    out.zero_()
+    scatter(out, indices, values)
+
+
+def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
+    """out[indices] += weight · values (k,), in the type of `out` (n,); indices as for `take`.
+
+    >>> out = torch.ones(3)
+    >>> add_at(out, torch.tensor([1, 2]), torch.tensor([5.0, 6.0]), 0.5)
+    >>> out
+    tensor([1.0000, 3.5000, 4.0000])
+    """
+    out.index_add_(0, indices.long(), values.to(out.dtype), alpha=weight)
+
+
+def pack_bits(indices: Tensor, words: int) -> Tensor:
+    """A bitmap (words,) int32 with a one for each of `indices` (k,), lowest bit first; unchecked.
+
+    >>> pack_bits(torch.tensor([0, 2, 33]), 2)
+    tensor([5, 2], dtype=torch.int32)
+    """
+    bits = torch.zeros(words * 32, dtype=torch.int64, device=indices.device)
+    bits[indices.long()] = 1
+    weights = 1 << torch.arange(32, device=indices.device)
+    # The sum of a word's weights is below 2^32: its low 32 bits are the word.
+    return (bits.view(words, 32) * weights).sum(1).to(torch.int32)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """The ones of a bitmap as ascending indices: `count` of them, or `count` + 1 if there are more.
+
+    int32 where the bitmap has up to 2^31 bits, else int64.
+
+    >>> unpack_bits(pack_bits(torch.tensor([0, 2, 33]), 2), 3)
+    tensor([ 0,  2, 33], dtype=torch.int32)
+    """
+    bits = (packed.view(-1, 1) >> torch.arange(32, device=packed.device)) & 1
+    return bits.view(-1).nonzero().view(-1)[: count + 1].to(index_type(32 * packed.numel()))
+
+
+def index_type(numel: int) -> torch.dtype:
+    """The narrower of int32 and int64 that holds every index below `numel`.
+
+    >>> index_type(2**31), index_type(2**31 + 1)
+    (torch.int32, torch.int64)
+    """
+    return torch.int32 if numel <= 2**31 else torch.int64

@@ -1,0 +1,116 @@
+"""One bit per element, with one level (±) or two levels per block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gradwire.kernels.bit_blocks import Blocks
+from gradwire.kernels.dispatch import checked
+from gradwire.kernels.reference.bits import pack_codes, unpack_codes
+
+
+def _fit(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
+    blocks.check(x, levels, packed)
+
+
+def _fit_both(memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor) -> None:
+    if memory.shape != grad.shape:
+        raise ValueError(f"shapes differ: {memory.shape}, {grad.shape}")
+    blocks.check(memory, levels, packed)
+
+
+def _fit_sum(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
+    blocks.check(out, levels, packed)
+
+
+@checked(_fit)
+def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
+    """Fill `packed` (blocks.bytes,) uint8 with bits of x >= 0, and `levels` with what they stand for.
+
+    `levels` (blocks.count, 1) becomes the mean magnitude of each block, (blocks.count, 2) the means of its
+    elements that are and are not >= 0. With `leave`, x (n,) is left with what the bits do not say.
+
+    >>> x, levels, packed = torch.tensor([1.0, -2.0, 3.0]), torch.empty(1, 2), torch.empty(1).byte()
+    >>> pack_signs(x, Blocks((3,)), levels, packed, leave=True)
+    >>> levels, packed, x
+    (tensor([[ 2., -2.]]), tensor([5], dtype=torch.uint8), tensor([-1.,  0.,  1.]))
+    """
+    for elements, rows, row_bytes in _parts(blocks):
+        part = x[elements]
+        packed[row_bytes] = pack_codes(part >= 0, 1)
+        levels[rows] = _means(part, blocks.step, levels.shape[1]).to(levels.dtype)
+    if leave:
+        add_signs(levels, packed, blocks, x, -1.0)
+
+
+@checked(_fit_both)
+def feedback_signs(memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor) -> None:
+    """Error feedback and `pack_signs` in one: memory += grad first, then it is left without what is packed.
+
+    This needs the whole gradient at once; under DDP `fold` and `pack_signs` are two steps.
+
+    >>> memory, levels, packed = torch.tensor([1.0, -2.0]), torch.empty(1, 1), torch.empty(1).byte()
+    >>> feedback_signs(memory, torch.tensor([2.0, 1.0]), Blocks((2,)), levels, packed)
+    >>> levels, packed, memory
+    (tensor([[2.]]), tensor([1], dtype=torch.uint8), tensor([1., 1.]))
+    """
+    memory.add_(grad)
+    pack_signs(memory, blocks, levels, packed, leave=True)
+
+
+@checked(_fit_sum)
+def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
+    """out (n,) += weight · the level of each bit, as `pack_signs` has filled `levels` and `packed`.
+
+    >>> out = torch.zeros(3)
+    >>> add_signs(torch.tensor([[2.0]]), torch.tensor([5]).byte(), Blocks((3,)), out)
+    >>> out
+    tensor([ 2., -2.,  2.])
+    """
+    for elements, rows, row_bytes in _parts(blocks):
+        numel = elements.stop - elements.start
+        high, low = levels[rows, 0], levels[rows, 1] if levels.shape[1] == 2 else -levels[rows, 0]
+        row = torch.arange(numel, device=out.device) // blocks.step
+        is_high = unpack_codes(packed[row_bytes], 1, numel).bool()
+        # Rounded before the sum, as the kernels do: a fused multiply and add would not round.
+        out[elements] += torch.where(is_high, high[row], low[row]).to(out.dtype) * weight
+
+
+def _parts(blocks: Blocks) -> Iterator[tuple[slice, slice, slice]]:
+    """Where the elements, the levels and the bytes of each part lie."""
+    element = row = byte = 0
+    for size in blocks.sizes:
+        ends = element + size, row + -(-size // blocks.step), byte + -(-size // 8)
+        yield slice(element, ends[0]), slice(row, ends[1]), slice(byte, ends[2])
+        element, row, byte = ends
+
+
+def _means(part: Tensor, step: int, levels: int) -> Tensor:
+    """(blocks, levels) float64: mean magnitudes, or means of what is >= 0 and of the others."""
+    step = max(1, min(step, part.numel()))
+    rows = pad(part, (0, -part.numel() % step)).view(-1, step)
+    if levels == 1:
+        here = torch.ones_like(part, dtype=torch.bool)
+        return _mean(rows.abs(), _within(here, step)).view(-1, 1)
+    above, below = _within(part >= 0, step), _within(~(part >= 0), step)
+    return torch.stack([_mean(rows, above), -_mean(-rows, below)], dim=1)
+
+
+def _within(mask: Tensor, step: int) -> Tensor:
+    return pad(mask, (0, -mask.numel() % step)).view(-1, step)
+
+
+def _mean(rows: Tensor, counts: Tensor) -> Tensor:
+    """Of the elements of each row that count, none of which is negative; 0 where none counts."""
+    wide = rows.double().masked_fill(~counts, 0.0)
+    number = counts.sum(1).clamp_min(1)
+    if rows.dtype != torch.float64:
+        return wide.sum(1) / number
+    # A sum of numbers of this type may overflow: it is taken relative to the largest.
+    largest = wide.amax(1)
+    share = (wide / largest[:, None]).sum(1) / number
+    return torch.where(largest == 0, largest, largest * share.clamp_max(1.0))

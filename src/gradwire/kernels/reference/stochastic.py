@@ -1,0 +1,181 @@
+"""Stochastic rounding to evenly spaced levels, packed; kernels repeat it bit for bit.
+
+Per bucket, all in float32 (float64 for float64):
+
+1. y = 2^e · x, with e from the exponent of the largest magnitude m: then squares neither overflow nor
+   vanish, and a power of two on x changes nothing but e.
+2. norm = m, or √Σy²; step = norm / levels, rounded up where 2^-e takes it below the normal range.
+3. code = ⌊y / step + noise⌋ with noise uniform in 0 … 1 - 2^-24. In fixed point with 24 bits after the
+   point that is exact: right in the mean but for the rounding of y / step.
+
+Squares are added in the kernels' order: 64 lanes, blocks of 4096 elements.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.dispatch import checked
+from gradwire.kernels.grid import Grid, packed_bytes
+from gradwire.kernels.reference.bits import pack_codes, unpack_codes
+from gradwire.kernels.reference.draws import random_words
+
+_BLOCK, _LANES = 4096, 64
+_ONE = 2.0**24
+_FORMATS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}
+"""Bits of the mantissa, and an integer of the same width."""
+
+
+def _fit(x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False) -> None:
+    grid.check(x, steps, codes)
+
+
+def _fit_sum(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
+    grid.check(out, steps, codes)
+
+
+@checked(_fit)
+def quantize(
+    x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
+) -> None:
+    """Write the steps (grid.buckets,) and the packed codes (grid.code_bytes,) uint8 of x (numel,).
+
+    Element i of the unit is rounded up or down at random, right in the mean, by word i of `key`
+    (`random_words`). With `subtract`, x is left with what steps and codes do not say. NaN or Inf makes the
+    step of its bucket NaN. Levels are never beyond x's type: a larger Euclidean norm is cut.
+
+    >>> x, grid = torch.tensor([3.0, -3.0, 0.0]), Grid((3,), None, bits=8, norm="max")
+    >>> steps, codes = torch.empty(1), torch.empty(3, dtype=torch.uint8)
+    >>> quantize(x, grid, 7, steps, codes)
+    >>> 127 * steps, codes.view(torch.int8)
+    (tensor([3.]), tensor([ 127, -127,    0], dtype=torch.int8))
+    """
+    most = largest_step(x.dtype, grid.levels)
+    start = number = place = 0
+    for size in filter(None, grid.sizes):
+        width = min(grid.width, size)
+        rows = in_rows(x[start : start + size].to(steps.dtype), width)
+        noise = in_rows(random_words(key, size, start, x.device) >> 8, width)
+        down, near, step = _steps(rows, size, grid, most)
+        packed = _packed(_codes(rows * down[:, None], near[:, None], noise, grid), size, grid)
+        steps[number : number + step.numel()] = step
+        codes[place : place + packed.numel()] = packed
+        start, number, place = start + size, number + step.numel(), place + packed.numel()
+    if subtract:
+        add_quantized(steps, codes, grid, x, -1.0)
+
+
+@checked(_fit_sum)
+def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
+    """out (numel,) += weight · step · code, of what `quantize` wrote.
+
+    >>> out = torch.ones(2)
+    >>> codes = torch.tensor([3, -4], dtype=torch.int8).view(torch.uint8)
+    >>> add_quantized(torch.tensor([0.5]), codes, Grid((2,), None, bits=8), out, 2.0)
+    >>> out
+    tensor([ 4., -3.])
+    """
+    start = number = place = 0
+    for size in filter(None, grid.sizes):
+        width = min(grid.width, size)
+        rows, taken = -(-size // width), _bytes(size, width, grid)
+        code = _unpacked(codes[place : place + taken], width, grid)
+        value = steps[number : number + rows, None] * code.to(steps.dtype)
+        out[start : start + size] += weight * value.reshape(-1)[:size].to(out.dtype)
+        start, number, place = start + size, number + rows, place + taken
+
+
+@lru_cache
+def largest_step(dtype: torch.dtype, levels: int) -> float:
+    """The largest step whose top level is a finite number of `dtype`."""
+    work = torch.float64 if dtype == torch.float64 else torch.float32
+    largest = torch.finfo(dtype).max
+    step = torch.tensor(largest / levels, dtype=work, device="cpu")
+    if float(step * levels) > largest:
+        step = torch.nextafter(step, torch.zeros((), dtype=work, device="cpu"))
+    return float(step)
+
+
+def in_rows(x: Tensor, width: int) -> Tensor:
+    """x (n,) as (rows, width), the last one filled up with zeros."""
+    return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
+
+
+def _steps(rows: Tensor, size: int, grid: Grid, most: float) -> tuple[Tensor, Tensor, Tensor]:
+    """2^e, the step of 2^e · x and that of x, (rows,) each, of x (rows, width) with `size` elements."""
+    magnitude = rows.abs().amax(1)
+    down, up = _powers(magnitude)
+    norm = magnitude * down
+    if grid.norm == "l2":
+        norm = _sum_squares(rows * down[:, None]).sqrt().to(rows.dtype)
+    elif grid.clip < torch.inf:
+        counts = torch.full_like(norm, rows.shape[1], dtype=torch.float64)
+        counts[-1] = size - (rows.shape[0] - 1) * rows.shape[1]
+        mean = _sum_squares(rows * down[:, None]) / counts
+        norm = norm.minimum((grid.clip * mean.sqrt()).to(rows.dtype))
+    # A tensor, because a division by a number may be a multiplication by its rounded reciprocal.
+    near = norm / torch.full_like(norm, grid.levels)
+    step = (near * up).clamp(max=most)
+    # Below the normal range `up` may have rounded the step down, and the top level with it.
+    short = (step * down < near) & (step < most)
+    step = torch.where(short, step.nextafter(torch.full_like(step, most)), step)
+    step = step.masked_fill(~magnitude.isfinite(), torch.nan)
+    return down, step * down, step
+
+
+def _powers(magnitude: Tensor) -> tuple[Tensor, Tensor]:
+    """A power of two that brings magnitudes (rows,) near 1, and its inverse; both in the normal range."""
+    mantissa, integer = _FORMATS[magnitude.dtype]
+    bias = 127 if mantissa == 23 else 1023
+    exponent = (2 * bias - (magnitude.view(integer) >> mantissa)).clamp(1, 2 * bias - 1)
+    down, up = exponent << mantissa, (2 * bias - exponent) << mantissa
+    return down.view(magnitude.dtype), up.view(magnitude.dtype)
+
+
+def _sum_squares(y: Tensor) -> Tensor:
+    """Σy² (rows,) float64 of y (rows, width)."""
+    total = torch.zeros(y.shape[0], dtype=torch.float64, device=y.device)
+    squares = torch.nn.functional.pad(y * y, (0, -y.shape[1] % _LANES))
+    for start in range(0, squares.shape[1], _BLOCK):
+        stop = min(start + _BLOCK, squares.shape[1])
+        lanes = torch.zeros_like(squares[:, :_LANES])
+        for place in range(start, stop, _LANES):
+            lanes = lanes + squares[:, place : place + _LANES]
+        while lanes.shape[1] > 1:
+            half = lanes.shape[1] // 2
+            lanes = lanes[:, :half] + lanes[:, half:]
+        total += lanes[:, 0].double()
+    return total
+
+
+def _codes(y: Tensor, near: Tensor, noise: Tensor, grid: Grid) -> Tensor:
+    """⌊y / near + noise⌋ as int64, and 0 in rows that are zero or not finite."""
+    end = grid.levels * _ONE
+    levels = (y * (_ONE / near)).clamp(-end, end)
+    # Of a row of zeros 0 · ∞ is left, of one that is not finite NaN: nothing else makes one.
+    codes = (levels.nan_to_num(0.0).long() + noise) >> 24
+    return codes * (near.isfinite() & (near > 0))
+
+
+def _bytes(size: int, width: int, grid: Grid) -> int:
+    """Bytes of the codes of a part in rows of `width`, each from a whole byte on."""
+    full, rest = divmod(size, width)
+    return full * packed_bytes(width, grid.bits) + packed_bytes(rest, grid.bits)
+
+
+def _packed(codes: Tensor, size: int, grid: Grid) -> Tensor:
+    """The bytes of codes (rows, width), the last row cut to what it has."""
+    width = codes.shape[1]
+    filled = torch.nn.functional.pad(codes & ((1 << grid.bits) - 1), (0, -width % (8 // grid.bits)))
+    return pack_codes(filled.reshape(-1), grid.bits)[: _bytes(size, width, grid)]
+
+
+def _unpacked(packed: Tensor, width: int, grid: Grid) -> Tensor:
+    """Codes (rows, width) int64 of what `_packed` made, the last row filled up with zeros."""
+    filled = in_rows(packed, packed_bytes(width, grid.bits))
+    codes = unpack_codes(filled.reshape(-1), grid.bits, filled.numel() * 8 // grid.bits)
+    signed = codes - ((codes > grid.levels).long() << grid.bits)
+    return signed.view(filled.shape[0], -1)[:, :width]
