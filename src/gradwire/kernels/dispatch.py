@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from inspect import signature
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -57,23 +58,22 @@ def dispatched(contract: Callable[P, R], implementation: Callable[P, R | Decline
     >>> dispatched(double, double_float32)(torch.tensor([3]))
     tensor([6])
     """
-    check = _CHECKS.get(contract)
-
-    @wraps(contract)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
-        found = implementation(*args, **kwargs)
-        return contract(*args, **kwargs) if found is DECLINED else found
-
-    if check is None:
-        return plain
-
-    @wraps(contract)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        check(*args, **kwargs)
-        found = implementation(*args, **kwargs)
-        return contract(*args, **kwargs) if found is DECLINED else found
-
-    return guarded
+    check, parameters = _CHECKS.get(contract), signature(contract).parameters.values()
+    taken = [each.name for each in parameters if each.kind != each.KEYWORD_ONLY]
+    named = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
+    given = ", ".join([*taken, *(f"{name}={name}" for name in named)])
+    # Written out, as `dataclass` does it: collecting and unpacking arguments takes 0.2 to 0.5 µs more a call.
+    source = f"""def call({", ".join([*taken, *(["*"] if named else []), *named])}):
+    {f"_check({given})" if check else "pass"}
+    found = _implementation({given})
+    return _contract({given}) if found is _DECLINED else found
+"""
+    names = {"_check": check, "_implementation": implementation, "_contract": contract, "_DECLINED": DECLINED}
+    exec(source, names)
+    call: Any = wraps(contract)(cast(Callable[P, R], names["call"]))
+    for defaults in ("__defaults__", "__kwdefaults__"):
+        setattr(call, defaults, getattr(contract, defaults))
+    return cast(Callable[P, R], call)
 
 
 def is_fast(*tensors: Tensor) -> bool:

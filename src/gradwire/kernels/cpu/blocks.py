@@ -35,7 +35,7 @@ def encode_blocks(
     x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool
 ) -> Declined | None:
     """Maximum, rounding, subtraction and packing in one pass."""
-    if not is_fast(x, scales) or not codes.is_cpu:
+    if not is_fast(x, scales):
         return DECLINED
     rule = blocks.block, _KINDS[blocks.kind], np.float32(LARGEST[blocks.kind])
     _encode_blocks(x.numpy(), blocks.array, *rule, scales.numpy(), codes.numpy(), left)
@@ -46,7 +46,7 @@ def add_blocks(
     scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float
 ) -> Declined | None:
     """One pass."""
-    if not is_fast(out, scales) or not codes.is_cpu:
+    if not is_fast(out, scales):
         return DECLINED
     arrays = scales.numpy(), codes.numpy(), blocks.array
     _add_blocks(*arrays, blocks.block, _KINDS[blocks.kind], np.float32(weight), out.numpy())

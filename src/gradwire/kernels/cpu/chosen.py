@@ -34,7 +34,7 @@ _PLACES = 2048  # indices; those of a chunk stay in the first-level cache betwee
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor | Declined:
     """Values are read, rounded, written and subtracted a thousand at a time."""
-    if not (is_fast(x) and is_native(indices) and shape.is_narrow):
+    if not (is_fast(x) and indices.is_contiguous() and shape.is_narrow):
         return DECLINED
     payload = np.empty(shape.bytes, np.uint8)
     if not _take_chosen(x.numpy(), indices.numpy(), shape.numbers, ENCODING, payload):
@@ -44,7 +44,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor | Declined:
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> bool | Declined:
     """Places first, all of them; then values, a thousand at a time."""
-    if not (is_fast(out) and is_native(payload) and shape.is_narrow):
+    if not (is_fast(out) and payload.is_contiguous() and shape.is_narrow):
         return DECLINED
     tables = DECODING, ZEROS_BEFORE, COUNTS
     added: bool = _add_chosen(payload.numpy(), shape.numbers, *tables, np.float32(weight), out.numpy())

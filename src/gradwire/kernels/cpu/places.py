@@ -16,7 +16,7 @@ from gradwire.kernels.reference.places import index_type
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor | Declined:
     """Element by element."""
-    if not (is_fast(x) and is_native(indices)):
+    if not (is_fast(x) and indices.is_contiguous()):
         return DECLINED
     values = torch.empty(indices.numel(), dtype=x.dtype, device=x.device)
     _take(x.numpy(), indices.numpy(), np.float32(weight), values.numpy())
@@ -25,7 +25,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor | Declined:
 
 def scatter(out: Tensor, indices: Tensor, values: Tensor) -> Declined | None:
     """Element by element."""
-    if not (is_fast(out, values) and is_native(indices)):
+    if not (is_fast(out, values) and indices.is_contiguous()):
         return DECLINED
     _scatter(out.numpy(), indices.numpy(), values.numpy())
     return None
@@ -33,7 +33,7 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> Declined | None:
 
 def put(out: Tensor, indices: Tensor, values: Tensor) -> Declined | None:
     """Zeros by torch, which fills memory as fast as it can be filled."""
-    if not (is_fast(out, values) and is_native(indices)):
+    if not (is_fast(out, values) and indices.is_contiguous()):
         return DECLINED
     out.zero_()
     _scatter(out.numpy(), indices.numpy(), values.numpy())
@@ -42,7 +42,7 @@ def put(out: Tensor, indices: Tensor, values: Tensor) -> Declined | None:
 
 def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> Declined | None:
     """Element by element, so that an index that occurs twice counts twice."""
-    if not (is_fast(out, values) and is_native(indices)):
+    if not (is_fast(out, values) and indices.is_contiguous()):
         return DECLINED
     _add_at(out.numpy(), indices.numpy(), values.numpy(), np.float32(weight))
     return None

@@ -14,7 +14,7 @@ from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, add_sides, total
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
 
 _BLOCK = 4096  # elements; they and their flags stay in the first-level cache between the inner loops
 # Times eight flags in eight bytes, the lowest first: the highest byte of the product has them as bits.
@@ -27,7 +27,7 @@ def pack_signs(
     x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False
 ) -> Declined | None:
     """One pass that sums, and one that packs."""
-    if not is_fast(x, levels) or not is_native(packed):
+    if not is_fast(x, levels):
         return DECLINED
     array = x.numpy()
     _pack_signs(array, array[:0], blocks.bounds, blocks.step, levels.numpy(), packed.numpy(), leave)
@@ -38,7 +38,7 @@ def feedback_signs(
     memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor
 ) -> Declined | None:
     """The gradient is added in the pass that sums."""
-    if not is_fast(memory, grad, levels) or not is_native(packed):
+    if not is_fast(memory, grad, levels):
         return DECLINED
     arrays = memory.numpy(), grad.numpy(), blocks.bounds
     _pack_signs(*arrays, blocks.step, levels.numpy(), packed.numpy(), True)
@@ -49,7 +49,7 @@ def add_signs(
     levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0
 ) -> Declined | None:
     """Eight bits at a time become eight bytes."""
-    if not is_fast(out, levels) or not is_native(packed):
+    if not is_fast(out, levels):
         return DECLINED
     arrays = levels.numpy(), packed.numpy(), blocks.bounds
     _add_signs(*arrays, blocks.step, out.numpy(), np.float32(weight))

@@ -12,7 +12,7 @@ from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.draws import random_word
 from gradwire.kernels.cpu.jit import inlined, kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
 from gradwire.kernels.grid import Grid
 from gradwire.kernels.reference.draws import halves
 from gradwire.kernels.reference.stochastic import largest_step
@@ -27,7 +27,7 @@ def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> Declined | None:
     """Bucket by bucket."""
-    if not is_fast(x, steps) or not is_native(codes):
+    if not is_fast(x, steps) or not codes.is_contiguous():
         return DECLINED
     most = largest_step(x.dtype, grid.levels)
     rule = grid.bits, grid.norm == "l2", float(grid.clip), np.float32(most)
@@ -38,7 +38,7 @@ def quantize(
 
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> Declined | None:
     """Bucket by bucket."""
-    if not is_fast(out, steps) or not is_native(codes):
+    if not is_fast(out, steps) or not codes.is_contiguous():
         return DECLINED
     arrays = steps.numpy(), codes.numpy(), grid.ends
     _add_quantized(*arrays, grid.width, grid.bits, np.float32(weight), out.numpy())
