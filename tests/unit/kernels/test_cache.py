@@ -209,6 +209,7 @@ def test_kernels_work_where_nothing_can_be_written(tmp_path: Path) -> None:
     shutil.copytree(SRC / "gradwire" / "kernels", kernels, ignore=lambda *_: ["__pycache__"])
     # Without the rest, which takes seconds to import.
     (kernels.parent / "__init__.py").touch()
+    shutil.copy(SRC / "gradwire" / "environment.py", kernels.parent)
     # Root may write anywhere, but not below a file.
     for taken in (kernels / "cpu" / "__pycache__", tmp_path / "home"):
         taken.touch()
