@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradwire.arena import Lane, ParameterSpec
 from gradwire.comm import run_ranks
-from gradwire.recipes import Composition, recipe
+from gradwire.recipes import recipe
 
 UNITS = 64
 INTERVALS = (2, 4, 8)
@@ -39,7 +39,6 @@ OPTIMIZERS: dict[str, Make] = {
 def handed_over(text: str, gradients: Tensor) -> Tensor:
     """What the optimizer sees, (steps, UNITS)."""
     built = recipe(text).build()
-    assert isinstance(built, Composition)
     specs = [ParameterSpec(f"weight{number}", (1,), torch.float32, 1) for number in range(UNITS)]
     lane = Lane(0, specs, built.exchange, lambda numel: range(1, numel), torch.device("cpu"))
     carried = run_ranks(

@@ -114,7 +114,6 @@ def _gradient(parameter: Tensor) -> Tensor:
 def carry(text: str, specs: Sequence[ParameterSpec], recorded: list[list[Tensor]]) -> Found:
     """What one recipe makes of the recording."""
     composition = recipes.recipe(text).build()
-    assert isinstance(composition, Composition), f"{text} measures first"
 
     def rank(comm: Comm) -> tuple[list[Tensor], float]:
         lane = _lane(composition, specs)

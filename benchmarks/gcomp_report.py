@@ -45,7 +45,6 @@ from gradwire.lab import workloads
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
-from gradwire.recipes import Composition
 
 RENEWS = Gcomp().renews
 MANTISSA = 23
@@ -286,7 +285,6 @@ def carried(arguments: argparse.Namespace, text: str | None) -> list[float]:
 
 
 def _lane(training: Training, composition: Any) -> Lane:
-    assert isinstance(composition, Composition), "a recipe that measures first"
     exchange = composition.exchange
     exchange = forget(exchange) if exchange.memory is None else exchange
     return Lane(0, training.specs, exchange, composition.cutter, torch.device("cpu"))

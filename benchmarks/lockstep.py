@@ -21,7 +21,7 @@ from gradwire.exchange.compose import forget
 from gradwire.lab import workloads
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
-from gradwire.recipes import Composition, recipe
+from gradwire.recipes import recipe
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Ranks:
 
     def __init__(self, text: str, model: nn.Module, world: int) -> None:
         composition = recipe(text).build()
-        assert isinstance(composition, Composition), f"{text} measures first"
         tiny = by_size()
         self.specs = tuple(spec for spec in specs_of(model) if tiny(spec) is None)
         exchange = composition.exchange if composition.exchange.memory else forget(composition.exchange)
@@ -78,7 +77,7 @@ def carry(
     lane: Lane, gradient: Tensor, number: int, comm: Comm, look: bool
 ) -> tuple[Tensor, Diagnosis | None]:
     """What one rank applies in one step of its lane, and a diagnosis on request. A collective."""
-    mean, watch = torch.zeros_like(lane.x), Watch()
+    mean, watch = torch.zeros_like(lane.x), Watch(is_on=True)
     lane.fold(Gradients(gradient, lane.pieces), number, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
@@ -91,7 +90,7 @@ def carry(
         if lane.exchange.rounds(unit.numel, lane.dtype, at):
             run(lane.exchange, lane.x[here], mean[here], comm, at)
     lane.commit(())
-    return mean, diagnose(watch.seen, [lane], comm) if look else None
+    return mean, diagnose(watch.seen, [lane], comm, comm) if look else None
 
 
 def train(setting: Setting, seed: int) -> Outcome:

@@ -31,6 +31,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.ddp.decider import Measuring
+from gradwire.decide import Settler
 from gradwire.lab import emulate
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload
@@ -43,13 +45,19 @@ HEADER = (
 )
 
 
-class Recorder:
-    """In the place of the settler: keeps every step's rows and never has enough of them."""
+class Recorder(Settler):
+    """In the place of the settler: takes every step apart, keeps its rows and never has enough of them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rows: list[Sequence[Sequence[float]]] = []
 
-    def observe(self, rows: Sequence[Sequence[float]]) -> None:
+    @property
+    def apart(self) -> bool:
+        """Every step is."""
+        return True
+
+    def observe(self, rows: Sequence[Sequence[float]], took_s: float = 0.0) -> None:
         """One step's rows, by rank."""
         self.rows.append(rows)
 
@@ -71,7 +79,9 @@ class Bench:
         self.ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
         self.wire = gradwire.attach(self.ddp, recipe="covap")
         self.recorder = Recorder()
-        self.wire._engine._settler = self.recorder
+        measuring = self.wire._engine._decider
+        assert isinstance(measuring, Measuring)
+        measuring.settler = self.recorder
         self.batches = made.batches(self.rank, self.world, 0)
 
     def step(self, late_s: float) -> dict[str, float]:
@@ -122,7 +132,7 @@ class Bench:
     def compared(self, tx_bytes: float, seconds: float, late_s: float) -> dict[str, Any]:
         """The last step by both measurements beside the truth."""
         numel = [spec.numel for spec in self.wire._engine.specs]
-        ranks = [Times.of_row(row, len(numel)) for row in self.recorder.rows[-1]]
+        ranks = [Times.of_row(row[1:], len(numel)) for row in self.recorder.rows[-1]]
         facts = facts_of_step(ranks, numel)
         assert facts.backward is not None
         truth = self.truth(tx_bytes, len(ranks[0].durations_s))

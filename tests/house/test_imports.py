@@ -11,7 +11,7 @@ import pytest
 
 from tests.house.source import MODULES, ROOT, Module, imports
 
-NUMBERS = {"plan", "adapt"}
+NUMBERS = {"plan", "decide"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
 EVERYTHING = UPPER | {"contrib", "ddp", "version", ""}
@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "metric", "moment"},
     "arena": {"exchange.base", "kernels", "memory", "moment"},
     "plan": set(),
-    "adapt": {"plan"},
+    "decide": {"plan"},
     "measure": {
         "comm.base",
         "errors",
@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "plan",
         "version",
     },
-    "recipes": {"adapt", "arena", "codec", "comm.base", "exchange", "kernels", "memory", "moment", "plan"},
+    "recipes": {"arena", "codec", "comm.base", "decide", "exchange", "kernels", "memory", "moment", "plan"},
     "contrib": {"codec", "comm.base", "errors", "exchange", "kernels", "memory", "moment", "recipes"},
     "ddp": UPPER | {"version"},
     "integrations": EVERYTHING,

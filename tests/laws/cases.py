@@ -413,9 +413,9 @@ _EXCHANGES = (
 
 def decided(text: str, ratio: float, world: int = 3) -> Composition:
     """What an adaptive recipe makes of a ratio of communication to computation."""
-    decide = recipe(text).build()
-    assert not isinstance(decide, Composition), f"{text} is not adaptive"
-    return decide(Facts(backward_s=1.0, allreduce_s=ratio, world=world))
+    decision = recipe(text).build().next
+    assert decision is not None, f"{text} is not adaptive"
+    return decision.decide(Facts(backward_s=1.0, allreduce_s=ratio, world=world))
 
 
 EXCHANGES = (

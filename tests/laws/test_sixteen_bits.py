@@ -73,8 +73,7 @@ def sent(text: str, world: int, dtype: torch.dtype) -> tuple[float, int]:
     """Metered bytes of the rank that sends most, and units, of some steps together."""
 
     def rank(comm: Comm) -> tuple[float, int]:
-        rig = Rig(comm, text, dtype=dtype, shapes=SHAPES)
-        rig.engine.replicas = replicas(dtype)
+        rig = Rig(comm, text, dtype=dtype, shapes=SHAPES, replicas=replicas(dtype))
         total = 0.0
         for step in range(STEPS):
             outcome = rig.step(drawn(comm.rank, step, dtype), BUCKETS)
@@ -111,12 +110,11 @@ def test_lossless_on_two_ranks_has_the_bits_of_plain_ddp(dtype: torch.dtype, sca
     # Of gradients that float16 holds only with the loss scale in them.
     def rank(comm: Comm) -> None:
         lossless, plain = (
-            Rig(comm, f"{text}", dtype=dtype, shapes=SHAPES) for text in ("gcomp(mode='lossless')", "dense")
+            Rig(comm, f"{text}", dtype=dtype, shapes=SHAPES, loss_scale=lambda: scale)
+            for text in ("gcomp(mode='lossless')", "dense")
         )
         for step in range(2):
             grads = {name: each * 2.0**-4 for name, each in drawn(comm.rank, step, dtype).items()}
-            for rig in (lossless, plain):
-                rig.engine.loss_scale = lambda: scale
             found, expected = (rig.step(grads, BUCKETS).mean for rig in (lossless, plain))
             for name in ("first.weight", "middle.weight", "last.weight"):
                 assert torch.equal(found[name].view(torch.int16), expected[name].view(torch.int16))

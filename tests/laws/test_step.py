@@ -346,9 +346,10 @@ def test_the_loss_scale_stays_out_of_the_memory(name: str, scale: float) -> None
     scales = (scale, scale * 2, scale / 4)
 
     def rank(comm: Comm) -> None:
-        plain, scaled = (Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL) for _ in range(2))
+        given = iter(scales)
+        plain = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL)
+        scaled = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL, loss_scale=lambda: next(given))
         for step, factor in enumerate(scales):
-            scaled.engine.loss_scale = lambda factor=factor: factor  # type: ignore[misc]
             grads = gradients(comm.rank, step)
             expected = plain.step(grads)
             outcome = scaled.step({each: grads[each] * factor for each in grads})

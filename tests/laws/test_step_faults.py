@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.ddp.arrival import Entry
-from gradwire.ddp.layout import Layout, settled
+from gradwire.ddp.layout import Layout
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.kernels import Folded
@@ -83,8 +83,8 @@ def _finish_badly(finish: Finish, error: BaseException) -> None:
 
 def _with_accident(comm: Comm, name: str, where: str, on_rank: int, kind: Kind = Accident) -> Rig:
     rig = Rig(comm, EVERY_RECIPE[name])
-    composition = settled(recipe(EVERY_RECIPE[name]))
-    assert composition is not None
+    composition = recipe(EVERY_RECIPE[name]).build()
+    assert composition.next is None
     exchange, here, error = composition.exchange, comm.rank == on_rank, kind("out of luck")
     memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "fold", error)
     accidental = Accidental(exchange, memory, where if here else "nowhere", error)

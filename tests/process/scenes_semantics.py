@@ -7,6 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,10 +55,9 @@ def decided_without_it(batches: tuple[int, ...]) -> dict[str, Any]:
     """A recipe that decides after five steps, when a rank has finished already; DDP's own buckets."""
 
     @gradwire.recipes.register
-    def late_lossy() -> gradwire.recipes.Decide:
+    def late_lossy() -> gradwire.recipes.Composition:
         lossy = gradwire.recipe(LOSSY).build()
-        assert isinstance(lossy, gradwire.recipes.Composition)
-        return lambda _facts: lossy
+        return replace(gradwire.recipe("dense").build(), next=gradwire.recipes.Decision(lambda _facts: lossy))
 
     return uneven("late_lossy", batches, bucket_cap_mb=None)
 

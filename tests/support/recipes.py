@@ -352,7 +352,7 @@ ROWS = {
 def composed(text: str) -> Composition:
     """A recipe that needs no measurement."""
     composition = recipe(text).build()
-    assert isinstance(composition, Composition), f"{text} decides later: give its row `decides`, not `laws`"
+    assert composition.next is None, f"{text} decides later: give its row `decides`, not `laws`"
     return composition
 
 
@@ -378,7 +378,7 @@ LONG = 16
 def _remembers(text: str) -> bool:
     """Whether one composition runs throughout, which keeps what it does not send."""
     built = recipe(text).build()
-    if not isinstance(built, Composition) or (built.watch is not None and built.watch.every < LONG):
+    if built.next is not None or (built.watch is not None and built.watch.every < LONG):
         return False
     return built.exchange.memory is not None and UNSENT in built.exchange.memory.planes
 
@@ -390,7 +390,7 @@ def _forgets(text: str) -> bool:
     memory that forgets, but drops nothing without an optimizer.
     """
     built = recipe(text).build()
-    if not isinstance(built, Composition) or built.exchange.memory is None:
+    if built.next is not None or built.exchange.memory is None:
         return False
     if any(isinstance(part, Gcomp) for part in parts(built.exchange)):
         return False

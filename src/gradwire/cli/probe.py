@@ -21,7 +21,6 @@ from gradwire.measure import Probed
 from gradwire.measure import probe as probe_links
 from gradwire.measure.codec import CodecCurves, measure_codec
 from gradwire.measure.probe import OWN, VERBS
-from gradwire.recipes import Composition
 
 _ALONE = (
     "a link needs ranks: start the command on each, with\n"
@@ -128,7 +127,7 @@ def _measured(texts: str, budget_s: float) -> dict[str, CodecCurves]:
     found = {}
     for each in chosen:
         built = each.build()
-        if not isinstance(built, Composition):
+        if built.next is not None:
             raise ValueError(f"{each} decides when it has measured; name what it may choose")
         found[str(each)] = measure_codec(built.exchange, budget_s=budget_s)
     return found

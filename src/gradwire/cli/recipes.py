@@ -15,7 +15,7 @@ from gradwire.exchange.base import Exchange
 from gradwire.exchange.late import CYCLE, LATE
 from gradwire.memory import UNSENT
 from gradwire.moment import Moment
-from gradwire.recipes import Composition, Entry, entries
+from gradwire.recipes import Entry, entries
 
 NUMEL = 1 << 20
 
@@ -52,7 +52,7 @@ def describe(entry: Entry, world: int = 4) -> dict[str, Any]:
     row |= {key.lower().replace(" ", "_"): entry.says(key) for key in ("Travels", "Paper", "Use when")}
     row |= {"wire_bytes_per_element": None, "rounds": None, "at_most": None, "laws": "those of the choice"}
     built = entry.build()
-    return row | _measures(built.exchange, world) if isinstance(built, Composition) else row
+    return row | _measures(built.exchange, world) if built.next is None else row
 
 
 def _measures(exchange: Exchange, world: int) -> dict[str, Any]:

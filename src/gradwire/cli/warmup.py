@@ -10,7 +10,6 @@ from rich.console import Console
 from gradwire import kernels
 from gradwire.ddp.needed import kernels_of
 from gradwire.kernels.cpu.cache import places, writable
-from gradwire.recipes import Composition
 from gradwire.recipes import recipe as named
 
 
@@ -41,4 +40,4 @@ def warmup(
 
 def _modules_of(text: str) -> frozenset[str]:
     built = named(text).build()
-    return kernels_of(built.exchange, built.watch) if isinstance(built, Composition) else kernels_of(built)
+    return kernels_of(built.exchange, built.watch, built.next)

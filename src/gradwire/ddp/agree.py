@@ -1,4 +1,7 @@
-"""Do all ranks mean the same? Asked at attach and when a state is loaded, with messages of fixed size."""
+"""Do all ranks mean the same? Asked at attach and when a state is loaded, with messages of fixed size.
+
+They are on the CPU: the comm is the engine's `control`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
     differs beyond the first 120 bytes is found by its hash.
     """
     mine = torch.cat([_pack(text) for text in fields.values()])
-    everybody = torch.empty(comm.world, mine.numel(), dtype=torch.uint8)
+    everybody = torch.empty(comm.world, mine.numel(), dtype=torch.uint8, device="cpu")
     comm.all_gather(everybody, mine).wait()
     columns = everybody.view(comm.world, len(fields), _FIELD_BYTES).unbind(1)
     for name, column in zip(fields, columns, strict=True):

@@ -11,10 +11,11 @@ from dataclasses import replace
 import torch
 
 from gradwire.comm import Comm
-from gradwire.ddp.layout import Layout, build, plain
+from gradwire.ddp.layout import Layout, build
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.memory import Residual
+from gradwire.recipes.dense import dense as plain
 
 
 def is_alone(comm: Comm) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,20 +18,22 @@ from gradwire.ddp.alone import is_alone
 from gradwire.ddp.arrival import BucketMap
 from gradwire.ddp.buffers import Buffers
 from gradwire.ddp.copies import leave_out_of_copies
+from gradwire.ddp.diagnose import Watch
 from gradwire.ddp.engine import Engine
 from gradwire.ddp.finer import refine_buckets
 from gradwire.ddp.groups import borrow, give_back, given_back_if_refused
 from gradwire.ddp.hook import gradwire_hook
-from gradwire.ddp.layout import Policy, build, chooser, plain, settled
+from gradwire.ddp.layout import Policy, build, chooser
 from gradwire.ddp.metric import warn_without_optimizer
 from gradwire.ddp.momentum import check_momentum
 from gradwire.ddp.needed import prepare_for
-from gradwire.ddp.observe import observe
+from gradwire.ddp.observe import observe, replicas_of
 from gradwire.ddp.session import Session
-from gradwire.ddp.survey import asked_about
+from gradwire.ddp.surroundings import Surroundings
 from gradwire.ddp.wire import Attached, Wire
 from gradwire.ddp.worker import Worker
 from gradwire.errors import RanksDisagree
+from gradwire.measure.multiply_adds import FirstForward
 from gradwire.recipes import Recipe, recipe
 from gradwire.version import __version__
 
@@ -88,53 +91,63 @@ def attach(
         fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe()}
         require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
         require_same_optimizer(described, comm)
-    session, worker = _assemble(ddp, comm, specs, buffers, chosen, policy, seed, memory_dtype)
+    session, worker, watch = _assemble(
+        ddp, optimizer, scaler, specs, chosen, comm, buffers, policy, seed, memory_dtype
+    )
     if not (session.engine.measuring or session.engine.layout.is_plain):
         refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
-    session.engine.check_layout = partial(check_momentum, optimizer=optimizer)
-    leave_out_of_copies(ddp, observe(ddp, optimizer, scaler, session))
     ddp.register_comm_hook(session, gradwire_hook)
-    return Wire(Attached(ddp, optimizer, scaler, session, worker))
+    return Wire(Attached(ddp, optimizer, scaler, session, watch, worker))
 
 
 def _assemble(
     ddp: DistributedDataParallel,
-    comm: ProcessGroupComm,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler | None,
     specs: tuple[ParameterSpec, ...],
-    buffers: Buffers,
     chosen: Recipe,
+    comm: ProcessGroupComm,
+    buffers: Buffers,
     policy: Policy | None,
     seed: int,
     memory_dtype: torch.dtype | None,
-) -> tuple[Session, Worker]:
+) -> tuple[Session, Worker, Watch]:
     def ended() -> None:
         comm.close()
         if session.is_sound and worker.is_connected:
             give_back(comm.group)
 
     worker = Worker(crashed=lambda error: session.engine.crash(error), ended=ended)
-    session = Session(BucketMap(ddp.module, specs), buffers, worker)
-    session.engine = Engine(
+    decision = chosen.build().next
+    first = FirstForward(ddp.module) if decision is not None and decision.uses else None
+    around = Surroundings(
         comm,
-        specs,
-        chosen,
+        control=comm,
         post=worker.post,
-        concluded=session.deliver,
         policy=policy,
         seed=seed,
         memory_dtype=memory_dtype,
+        device=next(p.device for p in ddp.module.parameters() if p.requires_grad),
         alone=is_alone(comm),
+        loss_scale=scaler.get_scale if scaler is not None else lambda: 1.0,
+        replicas=replicas_of(ddp, optimizer),
+        uses=lambda: {} if first is None else first.uses,
+        buffers=lambda: buffers.packed,
+        check=partial(check_momentum, optimizer=optimizer),
+        prepare=partial(prepare_for, rank=comm.rank),
+        link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
+        inspect=(watch := Watch()),
     )
-    session.engine.buffers = lambda: buffers.packed
-    session.engine.link_seen = lambda link: None if link is None else comm.expect(link.beta_s)
+    session = Session(
+        BucketMap(ddp.module, specs),
+        buffers,
+        worker,
+        lambda concluded: Engine(specs, chosen, replace(around, concluded=concluded)),
+    )
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(ddp, worker.stop)
-    session.engine.prepare = partial(prepare_for, rank=comm.rank)
-    session.engine.prepare(session.engine.layout)
-    if (about := asked_about(chosen.build())) is not None:
-        # Whatever the facts will be, its codec is timed and then used.
-        session.engine.prepare(session.engine.layout_of(about, torch.device("meta")))
-    return session, worker
+    leave_out_of_copies(ddp, observe(ddp, optimizer, session, first, scaled=scaler is not None))
+    return session, worker, watch
 
 
 def _check_model(ddp: DistributedDataParallel) -> None:
@@ -184,7 +197,7 @@ def _agreed_recipe(
         chosen = _chosen(text, target)
         if memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
-        layout = build(specs, settled(chosen) or plain(), policy, torch.device("meta"))
+        layout = build(specs, chosen.build(), policy, torch.device("meta"))
         check_momentum(layout, optimizer)
         warn_without_optimizer(layout, optimizer)
         described = OptimizerText.of(optimizer)

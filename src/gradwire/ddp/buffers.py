@@ -45,7 +45,8 @@ class Carried:
         self.is_stale = False
         """Whether what was packed is out of date on this rank."""
         self.failure: Exception | None = None
-        """Why there is nothing worth sending; something is sent nevertheless, for the peers wait for it."""
+        """Why there is nothing worth sending. Peers wait, so something is sent nevertheless; the engine fails
+        the step when it opens it."""
 
     def holds(self, buffers: Sequence[Tensor]) -> bool:
         """Whether it is made for these very tensors, which users may replace and resize."""

@@ -72,13 +72,23 @@ class Seen:
 
 
 class Watch:
-    """Keeps a copy of the error-fed gradient of one step, unit by unit; hung on `Engine.inspect`."""
+    """While it `is_on`, keeps a copy of the error-fed gradient of one step, unit by unit.
 
-    def __init__(self) -> None:
+    The engine calls it before every exchange (`Surroundings.inspect`).
+    """
+
+    def __init__(self, *, is_on: bool = False) -> None:
+        self.is_on = is_on
         self.seen: list[Seen] = []
+
+    def turn(self, on: bool) -> None:
+        """Watch from now on, or no longer; drops what was kept."""
+        self.is_on, self.seen = on, []
 
     def __call__(self, lane: Lane, unit: Unit, x: Tensor, at: Moment) -> None:
         """Take in a unit; the first of another step, or of another attempt at it, drops what was kept."""
+        if not self.is_on:
+            return
         if self.seen:
             first = self.seen[0].at
             if first.step != at.step or (first.lane, first.unit) == (at.lane, at.unit):
@@ -87,13 +97,13 @@ class Watch:
         self.seen.append(Seen(lane.exchange, x.clone(), replace(at, unsent=unsent)))
 
 
-def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm) -> Diagnosis:
-    """A collective: two all-reduces of a gradient's size, and a small one.
+def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: Comm) -> Diagnosis:
+    """A collective: two all-reduces of a gradient's size over `comm`, and small ones over `control`.
 
     `ValueError` where nothing was watched, `RanksDisagree` where that was so on some ranks.
     """
     watched = f"{seen[0].at.step}, {sum(each.x.numel() for each in seen)} elements" if seen else "none"
-    require_agreement({"the step that was watched": watched}, comm)
+    require_agreement({"the step that was watched": watched}, control)
     if not seen:
         raise ValueError(
             "no step was watched: set wire.watching = True, with a recipe that remembers, on several ranks"
@@ -101,8 +111,10 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm) -> Diagnos
     own = torch.cat([each.x.reshape(-1) for each in seen])
     mean = own / comm.world
     comm.all_reduce(mean).wait()
-    figures = torch.tensor([rank_correlation(own, mean), *_choices(seen, mean)], dtype=torch.float64)
-    comm.all_reduce(figures).wait()
+    figures = torch.tensor(
+        [rank_correlation(own, mean), *_choices(seen, mean)], dtype=torch.float64, device="cpu"
+    )
+    control.all_reduce(figures).wait()
     spearman, chosen, found, common, left, least, energy = (figures / comm.world).tolist()
     distance = memory_distance(lanes, comm)
     if not chosen:
@@ -138,7 +150,7 @@ def memory_distance(lanes: Sequence[Lane], comm: Comm) -> float:
 
 def _choices(seen: Sequence[Seen], mean: Tensor) -> list[float]:
     """Chosen, of these in the true top-k, common area of histograms, energy left by each, and in all."""
-    sums, start = torch.zeros(6, dtype=torch.float64), 0
+    sums, start = torch.zeros(6, dtype=torch.float64, device="cpu"), 0
     for each in seen:
         here = mean[start : start + each.x.numel()]
         start += each.x.numel()
@@ -156,7 +168,9 @@ def _choice(selector: Selector, each: Seen, mean: Tensor) -> Tensor:
     energy = mean.double().square()
     total = energy.sum()
     left, least = (total - energy[indices].sum() for indices in (chosen, true))
-    return torch.tensor([chosen.numel(), float(found), common, left, least, total], dtype=torch.float64)
+    return torch.tensor(
+        [chosen.numel(), float(found), common, left, least, total], dtype=torch.float64, device="cpu"
+    )
 
 
 def selector_of(exchange: Exchange) -> Selector | None:

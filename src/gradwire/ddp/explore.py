@@ -24,10 +24,12 @@ from gradwire.ddp.layout import Layout
 from gradwire.ddp.rewind import Stateful, rewound
 from gradwire.ddp.wire import Attached, Wire
 from gradwire.measure import now_s
+from gradwire.measure.aligned import table_of
 from gradwire.memory import UNSENT
 from gradwire.plan import Observed
-from gradwire.recipes import Composition, recipe
+from gradwire.recipes import Composition
 from gradwire.recipes.base import Watch
+from gradwire.recipes.parse import steady
 
 Batch = TypeVar("Batch")
 
@@ -83,7 +85,7 @@ def explore(
     said = {"candidates": str(list(candidates)), "batches": str(len(rows))}
     said["optimizer"] = "none" if attached.optimizer is None else "attached"
     attached.session.rest()
-    attached.worker.call(lambda: require_agreement(said, engine.comm))
+    attached.worker.call(lambda: require_agreement(said, engine.around.control))
     if not rows or not candidates:
         raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
     if attached.optimizer is None:
@@ -103,13 +105,9 @@ def explore(
 
 
 def _fit(engine: Engine, text: str) -> Composition:
-    composition = recipe(text).build()
-    if not isinstance(composition, Composition):
-        raise ValueError(f"candidate {text!r} would measure first; give it its options")
-    if composition.watch is not None:
-        raise ValueError(f"candidate {text!r} changes while it runs: no few steps are like the others")
+    composition = steady(text, "candidate")
     layout = engine.layout_of(composition, torch.device("meta"))
-    engine.check_layout(layout)
+    engine.around.check(layout)
     for name in engine.layout.homeless_in(layout):
         raise ValueError(f"candidate {text!r} has no memory for what is unsent of {name!r}")
     return composition
@@ -195,7 +193,4 @@ class _Unsent:
 
 
 def _gathered(engine: Engine, row: Sequence[float]) -> Tensor:
-    mine = torch.tensor(row, dtype=torch.float64)
-    table = mine.new_empty(engine.comm.world, len(row))
-    engine.comm.all_gather(table, mine).wait()
-    return table
+    return torch.tensor(table_of(engine.around.control, row), dtype=torch.float64, device="cpu")

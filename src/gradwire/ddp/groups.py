@@ -90,9 +90,9 @@ def _known(terms: _Terms) -> list[dist.ProcessGroup]:
 def _free_everywhere(free: Sequence[dist.ProcessGroup], like: dist.ProcessGroup) -> dist.ProcessGroup | None:
     """The first of rank 0's `free` groups that is among those of every other rank."""
     offered = {_number(group): group for group in free[:_OFFERS]}
-    mine = torch.tensor([*offered, *[0] * (_OFFERS - len(offered))])
+    mine = torch.tensor([*offered, *[0] * (_OFFERS - len(offered))], device="cpu")
     comm = ProcessGroupComm(like)
-    everybody = torch.empty(comm.world, _OFFERS, dtype=mine.dtype)
+    everybody = torch.empty(comm.world, _OFFERS, dtype=mine.dtype, device="cpu")
     comm.all_gather(everybody, mine).wait()
     first, *others = everybody.tolist()
     agreed = (number for number in first if number and all(number in other for other in others))

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gradwire.ddp.step import Step
+from gradwire.ddp.step import Poisoned, Step
 from gradwire.kernels import compiled_s
 from gradwire.measure import Span
 
@@ -49,7 +49,7 @@ class History:
         if step.plan != self._plan:
             self._plan = step.plan
             self._costs.clear()
-        self.skipped += not step.committed and step.error is None
+        self.skipped += isinstance(step.outcome, Poisoned)
         self.compile_s += compiled_s() - step.compiled_before_s
         self.spans, self.started_s = step.trace.spans, step.started_s
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))

@@ -17,8 +17,8 @@ from gradwire.ddp.tail import EARLY_BYTES, SMALL_BYTES
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.dense import Dense
 from gradwire.memory import UNSENT
-from gradwire.recipes import Composition, Recipe, recipe
-from gradwire.recipes.dense import dense
+from gradwire.recipes import Composition
+from gradwire.recipes.parse import steady
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -179,7 +179,10 @@ def build(
     for spec in specs:
         text = choose(spec)
         text = tiny if text == TINY else text
-        composition = main if text in (None, main.text) else compositions.setdefault(text, fixed(text))
+        if text in (None, main.text):
+            composition = main
+        else:
+            composition = compositions.setdefault(text, steady(text, "policy"))
         does_more |= composition.alone
         if composition.exchange.memory is not None:
             members.setdefault((composition.text, spec.dtype), []).append(spec)
@@ -198,26 +201,3 @@ def build(
 
 def _is_small(spec: ParameterSpec) -> bool:
     return spec.dtype != torch.float64 and spec.numel * spec.dtype.itemsize < SMALL_BYTES
-
-
-def fixed(text: str) -> Composition:
-    """The composition that a policy names; `ValueError` for a recipe that decides while it runs."""
-    built = recipe(text).build()
-    if not isinstance(built, Composition):
-        raise ValueError(f"policy: {text!r} must measure before it can decide; give it fixed options")
-    if built.watch is not None:
-        raise ValueError(f"policy: {text!r} changes while it runs; give it as the recipe itself")
-    return built
-
-
-def settled(chosen: Recipe) -> Composition | None:
-    """The composition of a recipe that needs no facts, else `None`."""
-    built = chosen.build()
-    return built if isinstance(built, Composition) else None
-
-
-def plain() -> Composition:
-    """What runs while facts are being measured, and after `detach`."""
-    composition = dense()
-    assert isinstance(composition, Composition)
-    return composition

@@ -18,34 +18,42 @@ from gradwire.ddp.buffers import joins
 from gradwire.ddp.finer import Caps, caps_of, refine_buckets, restore_buckets
 from gradwire.ddp.session import Session
 from gradwire.measure.multiply_adds import FirstForward
-from gradwire.moment import Replicated
-from gradwire.recipes.base import Counting
+from gradwire.moment import Replicas, Replicated
 
 
 def observe(
     ddp: DistributedDataParallel,
     optimizer: torch.optim.Optimizer | None,
-    scaler: torch.amp.GradScaler | None,
     session: Session,
+    first: FirstForward | None,
+    *,
+    scaled: bool,
 ) -> list[RemovableHandle]:
-    """Hang the observers on the model and the optimizer; returns the hooks on the model's forward pass."""
-    if scaler is not None:
-        session.engine.loss_scale = scaler.get_scale
+    """Register the observers on the model and the optimizer; returns the hooks on the model's forward pass.
+
+    `first` counts how often weights are used; `scaled` says whether gradients carry a loss scale.
+    """
     hooks = [
         ddp.register_forward_pre_hook(_refuse_thawed(ddp)),
         ddp.register_forward_pre_hook(_spare_buffers(session)),
         ddp.register_forward_pre_hook(_watch_steps_apart(session)),
         ddp.register_forward_pre_hook(_fit_buckets(session)),
     ]
-    if isinstance(session.engine.recipe.build(), Counting):
-        hooks += _count_uses(ddp, session)
-    hooks.append(ddp.register_forward_hook(_forward_hook(session, scaled=scaler is not None)))
+    if first is not None:
+        hooks += _count_uses(ddp, first)
+    hooks.append(ddp.register_forward_hook(_forward_hook(session, scaled=scaled)))
     if optimizer is not None:
-        session.engine.replicas = partial(_replicated, dict(ddp.module.named_parameters()), optimizer)
         handle = optimizer.register_step_post_hook(_AccumulationCheck(session))
         # An optimizer that outlives the model must not keep the arena alive.
         weakref.finalize(ddp, handle.remove).atexit = False
     return hooks
+
+
+def replicas_of(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> Replicas:
+    """What all ranks hold alike of a parameter, by name: nothing is known without an optimizer."""
+    if optimizer is None:
+        return lambda _name: None
+    return partial(_replicated, dict(ddp.module.named_parameters()), optimizer)
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
@@ -154,10 +162,8 @@ def _spare_buffers(session: Session) -> Callable[..., None]:
     return hook
 
 
-def _count_uses(ddp: DistributedDataParallel, session: Session) -> list[RemovableHandle]:
+def _count_uses(ddp: DistributedDataParallel, first: FirstForward) -> list[RemovableHandle]:
     """In the first forward pass of a training step."""
-    first = FirstForward(ddp.module)
-    session.engine.uses = lambda: first.uses
 
     @_untraced
     def before(_module: nn.Module, _inputs: Any) -> None:

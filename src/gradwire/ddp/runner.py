@@ -9,6 +9,7 @@ exception like any other here: on this thread it would end nothing but the threa
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gradwire.comm import owe_zeros
 from gradwire.ddp.step import Step, Task
@@ -28,25 +29,23 @@ class Runner:
     def __init__(self, post: Post, landed: Callable[[Step], None], one_by_one: Callable[[], bool]) -> None:
         self._post, self._landed, self._one_by_one = post, landed, one_by_one
         self.broken: TransportError | None = None
+        """Why nothing can be issued any more; it ends this step and all later ones."""
 
     def issue(self, send: Callable[[], None]) -> None:
         """Run `send`, which issues what needs no decoding, unless the transport is broken."""
-        if self.broken is not None:
-            return
-        try:
-            send()
-        except TransportError as error:
-            self.broken = error
+        if self.broken is None:
+            try:
+                send()
+            except TransportError as error:
+                self.broken = error
 
     def launch(self, step: Step, task: Task) -> None:
         """Encode and issue `task`; its last round stays in flight."""
-        if self.broken is not None:
-            return
+        self.issue(partial(self._begin, step, task))
+
+    def _begin(self, step: Step, task: Task) -> None:
         step.outstanding += 1
-        try:
-            self._start(step, task)
-        except TransportError as error:
-            self.broken = error
+        self._start(step, task)
 
     def _start(self, step: Step, task: Task) -> None:
         try:
@@ -63,11 +62,7 @@ class Runner:
             task.comm.last.then(lambda: self._post(lambda: self._ended(step, task)))
 
     def _ended(self, step: Step, task: Task) -> None:
-        try:
-            if self.broken is None:
-                self._finish(step, task)
-        except TransportError as error:
-            self.broken = error
+        self.issue(partial(self._finish, step, task))
         self._landed(step)
 
     def _finish(self, step: Step, task: Task) -> None:
@@ -76,8 +71,8 @@ class Runner:
                 if task.finish is not None:
                     task.finish()
                     task.land()
-                if task.is_unseen and not is_finite(task.mean):
-                    step.finite = False
+                if task.is_unseen:
+                    step.see(is_finite(task.mean))
         except TransportError:
             raise
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -35,8 +36,14 @@ class Session:
     backward pass, where no callback can be queued: its error waits for the next call.
     """
 
-    def __init__(self, buckets: BucketMap, buffers: Buffers, worker: Worker) -> None:
-        self.engine: Engine  # set by `attach`, because the engine in turn needs `deliver`
+    def __init__(
+        self,
+        buckets: BucketMap,
+        buffers: Buffers,
+        worker: Worker,
+        engine: Callable[[Callable[[Step], None]], Engine],
+    ) -> None:
+        """`engine` makes one that concludes its steps with the function it is given."""
         self.buffers = buffers
         self.overlap = True
         self.history = History()
@@ -48,6 +55,7 @@ class Session:
         self._ended.set()
         self._all_given = True
         self._error: BaseException | None = None
+        self.engine = engine(self.deliver)
 
     def take(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Queue a bucket for the engine and promise its mean."""
@@ -86,7 +94,10 @@ class Session:
         self.buffers.land()
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
-        """See `Buffers.before_forward`; after an interruption that was caught, land what is still to come."""
+        """Spare DDP its broadcast of buffers, where a backward pass has brought them (`Buffers`).
+
+        After an interruption that was caught, land what is still to come.
+        """
         if self._all_given:
             self.rest()
         self.buffers.before_forward(ddp)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.arena import layout_hash
 from gradwire.ddp.agree import require_agreement
 from gradwire.ddp.engine import Engine
-from gradwire.ddp.layout import Layout, settled
+from gradwire.ddp.layout import Layout
 from gradwire.ddp.vetting import FORMAT, State, all_planes, composition_of, vetted
 from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
@@ -72,7 +72,6 @@ class _Ready:
 
     layout: Layout
     step: int
-    decided: bool
     facts: Mapping[str, str]
 
 
@@ -88,15 +87,14 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
     missing = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
     try:
-        require_agreement(facts | (missing if ready is None else dict(ready.facts)), engine.comm)
+        require_agreement(facts | (missing if ready is None else dict(ready.facts)), engine.around.control)
     except RanksDisagree:
         if refusal is None:
             raise
     if refusal is not None:
         raise refusal
     assert ready is not None, "or there would be a refusal"
-    engine.run(ready.layout, decided=ready.decided)
-    engine.step = ready.step
+    engine.resume(ready.layout, ready.step)
     # Last of all: whoever has made warnings errors, here alone perhaps, has nothing half loaded.
     _warn_of_another_recipe(engine)
 
@@ -118,7 +116,6 @@ def _prepared(engine: Engine, state: State | Sequence[State]) -> tuple[_Ready | 
 
 def _made(engine: Engine, state: State) -> _Ready:
     composition = composition_of(engine, state)
-    decided = state["plan"] is not None or settled(engine.recipe) is not None
     if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
     layout, specs = engine.layout_of(composition), {spec.name: spec for spec in engine.specs}
@@ -131,7 +128,7 @@ def _made(engine: Engine, state: State) -> _Ready:
     for lane in layout.lanes:
         lane.kept.commit()
     owing = any(lane.committed[UNSENT].any() for lane in layout.lanes if UNSENT in lane.committed)
-    here = engine.here(layout, decided=decided, owing=owing)
+    here = engine.here(layout, owing=owing)
     if here is not layout:
         here.take_over(layout)
     facts = {
@@ -140,7 +137,7 @@ def _made(engine: Engine, state: State) -> _Ready:
         "kind of state": "a mean" if state["rank"] is None else f"of {state['world']} ranks",
         "what exchanges keep": _digest(state["kept"]),
     }
-    return _Ready(here, state["step"], decided, facts)
+    return _Ready(here, state["step"], facts)
 
 
 def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
@@ -154,8 +151,8 @@ def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 
 def _warn_of_another_recipe(engine: Engine) -> None:
-    asked = settled(engine.recipe)
-    if asked is not None and engine.plan not in (None, asked.text):
+    asked = engine.recipe.build()
+    if asked.next is None and engine.plan not in (None, asked.text):
         warnings.warn(
             f"the loaded state goes on with {engine.plan}, not with the recipe {asked.text} given to attach",
             stacklevel=2,

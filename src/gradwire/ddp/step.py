@@ -1,9 +1,15 @@
-"""What one step carries from its first bucket to its verdict; dropped as a whole afterwards."""
+"""What one step carries from its first bucket to its verdict; dropped as a whole afterwards.
+
+Errors on this rank go to `Step.fail`, because the rank must issue all rounds that its peers wait for. It
+reports them in its row of the verdict, and the verdict decides the step's outcome on all ranks. A broken
+transport is the exception: the step fails without a verdict, as do all later ones (`Runner.broken`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,9 +50,49 @@ class Task:
         return self.at.lane < 0 or self.exchange.laws.may_overflow
 
 
+@dataclass(frozen=True)
+class Running:
+    """Gradients arrive and travel. `failure` is what went wrong first on this rank."""
+
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """This rank's row is on its way in `tail`, and the verdict pending; with `has_come` it can be read.
+
+    Under a plain all-reduce some gradients may still travel.
+    """
+
+    tail: Tail
+    has_come: bool = False
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """On all ranks: memory has moved on, and the means are in the buckets."""
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """Something was not finite on some rank: no rank has committed, and the means are not finite on any."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """`error` is what `backward()` raises. Nothing is committed, unless the error came after the verdict."""
+
+    error: BaseException
+
+
+Outcome: TypeAlias = Running | Pending | Committed | Poisoned | Failed
+_OPEN = (Running, Pending)  # a union would be built anew in every call
+
+
 @dataclass
 class Step:
-    """The step under way. only the engine's thread writes to it."""
+    """The current step. Only the engine's thread writes to it; other threads see it once it has ended."""
 
     number: int
     plan: str
@@ -62,20 +108,17 @@ class Step:
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     buffers: Carried | None = None
     stale: bool = False
-    early: Small | None = None
-    tail: Tail | None = None
-    tail_ended: bool = False
+    small: list[Small] = field(default_factory=list)
+    """All that small gradients travel in."""
+    sent_early: bool = False
     all_arrived: bool = False
     outstanding: int = 0
-    finite: bool = True
-    committed: bool = False
-    closed: bool = False
-    failure: BaseException | None = None
-    error: BaseException | None = None
+    outcome: Outcome = Running()
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     last_arrival_s: float = 0.0
     compiled_before_s: float = field(default_factory=compiled_s)
+    _doubts: list[bool | Tensor] = field(default_factory=list)
 
     def arrive(self, arrival: Arrival) -> None:
         """Note a bucket and where its parameters lie."""
@@ -151,14 +194,43 @@ class Step:
             landed = buffer[begin : begin + size].copy_(mean[done : done + size])
             if torch.finfo(landed.dtype).max < torch.finfo(mean.dtype).max:
                 # What has gathered over several steps may be too large for a single gradient's type.
-                self.finite &= is_finite(landed)
+                self.see(is_finite(landed))
             done += size
 
     def fail(self, error: BaseException, where: str, rank: int) -> None:
         """Keep the first failure, with its context added once."""
-        if self.failure is None:
+        if isinstance(self.outcome, _OPEN) and self.outcome.failure is None:
             error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")
-            self.failure = error
+            self.outcome = replace(self.outcome, failure=error)
+
+    def see(self, finite: bool | Tensor) -> None:
+        """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
+        if finite is not True:
+            self._doubts.append(finite)
+
+    def is_finite(self) -> bool:
+        """Whether all that was seen is; waits for a device that still has to find out."""
+        return all(self._doubts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has its final outcome."""
+        return not isinstance(self.outcome, _OPEN)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has gone wrong so far on this rank."""
+        return self.outcome.failure if isinstance(self.outcome, _OPEN) else None
+
+    @property
+    def committed(self) -> bool:
+        """Whether it counts."""
+        return isinstance(self.outcome, Committed)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What `backward()` raises, if anything."""
+        return self.outcome.error if isinstance(self.outcome, Failed) else None
 
     def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
         """A unit that never became complete was not exchanged: better no step than a wrong one."""
@@ -204,11 +276,6 @@ class Step:
     def device(self) -> torch.device:
         """Where the gradients are."""
         return self.arrivals[0].buffer.device
-
-    @property
-    def small(self) -> list[Small]:
-        """All that small gradients travel in."""
-        return [each for each in (self.early, self.tail) if each is not None]
 
     def poison(self) -> None:
         """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Pending
+from gradwire.comm.base import DONE
 from gradwire.ddp.verdict import Row, Verdict
 from gradwire.kernels import is_finite
 from gradwire.measure import Observed
@@ -62,17 +63,42 @@ class Small:
 
 
 class Tail(Small):
-    """What is left of the small gradients, and the verdict's table behind them: one row per rank."""
+    """What is left of the small gradients, and the verdict's table, of one row per rank.
 
-    def __init__(self, regions: list[Tensor], row: Row, comm: Observed, device: torch.device) -> None:
-        super().__init__(regions, comm, device, room=comm.world * row.width)
+    One all-reduce carries the table behind the gradients. With a `control` comm the table travels by itself
+    over that, in a tensor on the CPU.
+    """
+
+    def __init__(
+        self,
+        regions: list[Tensor],
+        row: Row,
+        comm: Observed,
+        device: torch.device,
+        control: Observed | None = None,
+    ) -> None:
+        cells = comm.world * row.width
+        super().__init__(regions, comm, device, room=cells if control is None else 0)
+        self._control = control
+        self._said: Pending = DONE
+        table = self.buffer[sum(self._sizes) :] if control is None else torch.empty(cells, device="cpu")
+        self._table = table.view(comm.world, -1)
         row.write(self._table, comm.rank)
 
-    @property
-    def _table(self) -> Tensor:
-        return self.buffer[sum(self._sizes) :].view(self.comm.world, -1)
+    def send(self, ended: Callable[[], None] = lambda: None) -> None:
+        """Issue what carries gradients and table; `ended` as for `Small`. Raises `TransportError`."""
+        if self._control is None:
+            super().send(ended)
+            return
+        self._said = said = self._control.all_reduce(self._table.view(-1))
+        if self._regions:
+            super().send(lambda: said.then(ended))
+        else:
+            self._pending = DONE
+            said.then(ended)
 
     def verdict(self) -> Verdict:
-        """What the ranks said. Raises `TransportError` when the all-reduce failed."""
+        """What the ranks said. Raises `TransportError` when an all-reduce failed."""
         self.wait()
+        self._said.wait()
         return Verdict.read(self._table)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
@@ -49,7 +48,7 @@ class Row:
             *self.facts,
         ]
         table.zero_()
-        table[rank] = torch.tensor(values, dtype=table.dtype)
+        table[rank] = table.new_tensor(values)
 
 
 @dataclass(frozen=True)

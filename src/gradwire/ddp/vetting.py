@@ -10,11 +10,12 @@ from torch import Tensor
 
 from gradwire.arena import layout_hash
 from gradwire.ddp.engine import META, Engine
-from gradwire.ddp.layout import Layout, plain, settled
+from gradwire.ddp.layout import Layout
 from gradwire.exchange.restored import complaint
 from gradwire.kernels import LARGEST_SUM
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
+from gradwire.recipes.dense import dense
 
 FORMAT = 5
 State = Mapping[str, Any]
@@ -31,9 +32,9 @@ def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
 def composition_of(engine: Engine, state: State) -> Composition:
     """What a state goes on with; the engine's own start where nothing was decided yet."""
     if state["plan"] is None:
-        return settled(engine.recipe) or plain()
+        return engine.recipe.build()
     composition = recipe(state["plan"]).build()
-    if not isinstance(composition, Composition):
+    if composition.next is not None:
         raise ValueError(f"the state's plan {state['plan']!r} is none that was decided on")
     return composition
 
@@ -53,9 +54,9 @@ def vetted(engine: Engine, state: State) -> None:
         raise ValueError(f"state lacks {', '.join(lacking)}")
     _check_numbers(state)
     layout = engine.layout_of(composition_of(engine, state), META)
-    engine.check_layout(layout)
+    engine.around.check(layout)
     # Dense steps that measure remember what a policy asks for, and nothing else.
-    saved = layout if state["plan"] is not None else engine.layout_of(plain(), META)
+    saved = layout if state["plan"] is not None else engine.layout_of(dense(), META)
     _check_places(layout, saved, state)
     specs = {spec.name: spec for spec in engine.specs}
     for plane, memories in all_planes(state).items():

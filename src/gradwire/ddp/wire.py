@@ -31,6 +31,8 @@ class Attached:
     optimizer: torch.optim.Optimizer | None
     scaler: torch.amp.GradScaler | None
     session: Session
+    watch: Watch
+    """What `Wire.watching` turns on."""
     # The worker ends with the model, and a wire without its worker could only hang.
     worker: Worker
 
@@ -55,7 +57,7 @@ class Wire:
         self.attached = attached
         self._parameters = dict(attached.ddp.module.named_parameters())
         self._session, self._worker = attached.session, attached.worker
-        self._watch: Watch | None = None
+        self._watch = attached.watch
         self._diagnosis: Diagnosis | None = None
 
     @property
@@ -81,13 +83,12 @@ class Wire:
     @property
     def watching(self) -> bool:
         """Whether every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
-        return self._watch is not None
+        return self._watch.is_on
 
     @watching.setter
     def watching(self, value: bool) -> None:
         """Takes effect from the next backward pass; costs memory and a pass over what is remembered."""
-        self._watch = Watch() if value else None
-        self._engine.inspect = self._watch
+        self._watch.turn(value)
 
     def diagnose(self) -> Diagnosis:
         """How alike the ranks were in the last step, and how good one's choice is for all. A collective.
@@ -103,8 +104,10 @@ class Wire:
             print(wire.diagnose())
         """
         self._session.rest()
-        seen, engine = [] if self._watch is None else self._watch.seen, self._engine
-        self._diagnosis = self._worker.call(lambda: diagnose(seen, engine.layout.lanes, engine.comm))
+        seen, engine = self._watch.seen, self._engine
+        self._diagnosis = self._worker.call(
+            lambda: diagnose(seen, engine.layout.lanes, engine.comm, engine.around.control)
+        )
         return self._diagnosis
 
     def report(self) -> Report:
@@ -190,7 +193,7 @@ class Wire:
             engine.comm.all_reduce(lane.x).wait()
             for slot in lane.slots:
                 parameter = self._parameters[slot.spec.name]
-                late = slot.spec.shaped(lane.x[slot.start : slot.stop]) * engine.loss_scale()
+                late = slot.spec.shaped(lane.x[slot.start : slot.stop]) * engine.around.loss_scale()
                 if parameter.grad is None:
                     parameter.grad = late.to(parameter.dtype)
                 else:

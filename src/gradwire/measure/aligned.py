@@ -1,4 +1,7 @@
-"""Times that all ranks have measured, as the same numbers on every rank."""
+"""Times that all ranks have measured, as the same numbers on every rank.
+
+They travel in tensors on the CPU, so the comm is the engine's `control`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from gradwire.comm.base import Comm
 
 def table_of(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
     """Every rank's numbers, by rank. One all-gather of 8 bytes per number and rank."""
-    row = torch.tensor(list(mine), dtype=torch.float64)
-    out = torch.empty(comm.world, row.numel(), dtype=torch.float64)
+    row = torch.tensor(list(mine), dtype=torch.float64, device="cpu")
+    out = torch.empty(comm.world, row.numel(), dtype=torch.float64, device="cpu")
     comm.all_gather(out, row).wait()
     rows: list[list[float]] = out.tolist()
     return rows

@@ -54,8 +54,11 @@ def probe(
     wire_bytes: Sequence[int] = WIRE_BYTES,
     repetitions: int = REPETITIONS,
     clock: Callable[[], float] = now_s,
+    control: Comm | None = None,
 ) -> tuple[Probed, ...]:
     """Measure `verbs`, of `VERBS` and `OWN`, over `comm`; the same numbers on every rank. A collective.
+
+    Ranks tell each other their numbers over `control`, by default the same comm.
 
     Each gets `budget_s` seconds, and the two smallest sizes in any case: sizes grow until the next would
     not fit. Raises `ValueError` for a verb that cannot be probed, and for a world of one.
@@ -65,7 +68,9 @@ def probe(
     unknown = [verb for verb in verbs if verb not in (*VERBS, *OWN)]
     if unknown:
         raise ValueError(f"verbs={unknown}: can probe {', '.join((*VERBS, *OWN))}")
-    return tuple(_probed(comm, verb, budget_s, wire_bytes, repetitions, clock) for verb in verbs)
+    return tuple(
+        _probed(comm, control or comm, verb, budget_s, wire_bytes, repetitions, clock) for verb in verbs
+    )
 
 
 def network_of(probed: Sequence[Probed]) -> Network:
@@ -95,6 +100,7 @@ def link_of(verb: str, world: int, fit: Fit) -> Link:
 
 def _probed(
     comm: Comm,
+    control: Comm,
     verb: str,
     budget_s: float,
     wire_bytes: Sequence[int],
@@ -106,10 +112,10 @@ def _probed(
     for number, size in enumerate(wire_bytes):
         payload = payload_for(verb, size, comm.world)
         # One by itself tells what the others would cost, and takes the first connection's share.
-        alone_s = max(slowest(comm, _durations(comm, verb, payload, 1, clock)))
+        alone_s = max(slowest(control, _durations(comm, verb, payload, 1, clock)))
         if number >= 2 and alone_s * (repetitions + 1) > left_s:
             break
-        taken = shortest(comm, _durations(comm, verb, payload, repetitions, clock))
+        taken = shortest(control, _durations(comm, verb, payload, repetitions, clock))
         left_s -= alone_s + sum(taken)
         points.append((serial_bytes(verb, payload, comm.world), median(taken)))
     fit = straight_line(points)

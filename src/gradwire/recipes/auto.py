@@ -20,8 +20,8 @@ from gradwire.codec.indices import bits_per_index
 from gradwire.comm.base import Round
 from gradwire.exchange.late import sent
 from gradwire.plan import Facts, Tail, Transfer, step_from_facts
-from gradwire.recipes.base import Composition, Decide, Timing, register
-from gradwire.recipes.dense import dense
+from gradwire.recipes.base import Composition, Decision, register
+from gradwire.recipes.dense import dense, measured_for
 from gradwire.recipes.fp16 import fp16
 from gradwire.recipes.int4 import int4
 from gradwire.recipes.int8 import int8
@@ -31,7 +31,7 @@ from gradwire.recipes.trial import on_trial
 
 
 @register
-def auto(target: float = 0.95) -> Decide:
+def auto(target: float = 0.95) -> Composition:
     """Measure, then choose dense, fp16, int8, int4, topk or leader_topk: the least that hides and is faster.
 
     Travels: what the choice sends; dense while it measures.
@@ -40,7 +40,7 @@ def auto(target: float = 0.95) -> Decide:
     """
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
-    return Timing(partial(from_facts, target=target))
+    return measured_for(Decision(partial(from_facts, target=target), whole_steps=True))
 
 
 def from_facts(facts: Facts, target: float) -> Composition:
@@ -182,8 +182,7 @@ def _hidden(chosen: Composition, facts: Facts, share: float) -> Composition:
     return _because(chosen, facts, f"{share:.0%} of the bytes travel {long}")
 
 
-def _because(chosen: Composition | Decide, facts: Facts, reason: str) -> Composition:
-    assert isinstance(chosen, Composition)
+def _because(chosen: Composition, facts: Facts, reason: str) -> Composition:
     times = f"all-reduce {facts.allreduce_s * 1e3:.0f} ms, backward {facts.backward_s * 1e3:.0f} ms"
     return replace(chosen, why=f"CCR {facts.ccr:.2f} ({times}): {reason}")
 

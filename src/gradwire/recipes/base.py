@@ -43,7 +43,8 @@ class Composition:
     `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
     composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
-    on a rank `alone` hands the optimizer something else than gradients, such as signs.
+    on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
+    decision is dense: its steps are measured until the decision has what it needs.
     """
 
     exchange: Exchange
@@ -53,47 +54,25 @@ class Composition:
     text: str = ""
     watch: Watch | None = None
     alone: bool = False
-
-
-Decide = Callable[[Facts], Composition]
-"""What an adaptive recipe makes of the facts that dense steps have measured."""
+    next: Decision | None = None
 
 
 @dataclass(frozen=True)
-class Asking:
-    """A decision that also wants to know what a codec costs: facts will have that of `about`."""
+class Decision:
+    """What follows when dense steps have been measured: `decide` makes it of their facts.
+
+    It may need more than the times of such steps. Facts then have the cost of the codec of `about`
+    (`Facts.codec`), how often each weight is used (`uses`, `Facts.uses`), or how long `whole_steps` take, in
+    which communication overlaps with the backward pass (`Facts.dense_s`).
+    """
 
     decide: Callable[[Facts], Composition]
-    about: Composition
-
-    def __call__(self, facts: Facts) -> Composition:
-        """Decide."""
-        return self.decide(facts)
+    about: Composition | None = None
+    uses: bool = False
+    whole_steps: bool = False
 
 
-@dataclass(frozen=True)
-class Counting:
-    """A decision that also wants to know how often each weight is used: facts will have `uses`."""
-
-    decide: Callable[[Facts], Composition]
-
-    def __call__(self, facts: Facts) -> Composition:
-        """Decide."""
-        return self.decide(facts)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A decision that also wants to know how long ordinary dense steps take: facts will have `dense_s`."""
-
-    decide: Callable[[Facts], Composition]
-
-    def __call__(self, facts: Facts) -> Composition:
-        """Decide."""
-        return self.decide(facts)
-
-
-Builder = Callable[..., Composition | Decide]
+Builder = Callable[..., Composition]
 
 
 @dataclass(frozen=True)
@@ -155,9 +134,9 @@ def register(build: B) -> B:
     name, signature = build.__name__, inspect.signature(build)
 
     @wraps(build)
-    def named(*args: Any, **options: Any) -> Composition | Decide:
+    def named(*args: Any, **options: Any) -> Composition:
         built = build(*args, **options)
-        if not isinstance(built, Composition) or built.text:
+        if built.text:
             return built
         bound = signature.bind(*args, **options)
         bound.apply_defaults()

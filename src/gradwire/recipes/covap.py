@@ -26,7 +26,8 @@ from gradwire.plan.collectives import Transfer, time_of
 from gradwire.plan.costs import Line
 from gradwire.plan.cuts import PHASED_RAMP
 from gradwire.plan.shard import balanced_edges, bucketed, paper_cuts
-from gradwire.recipes.base import Composition, Decide, register
+from gradwire.recipes.base import Composition, Decision, register
+from gradwire.recipes.dense import measured_for
 
 Sharding = Literal["balanced", "paper", "off"]
 Feedback = Literal["schedule", "full", "none"]
@@ -43,7 +44,7 @@ def covap(
     ascend_steps: int | None = None,
     ascend_range: float | None = None,
     ccr_decimals: int = 1,
-) -> Composition | Decide:
+) -> Composition:
     """Each unit every I-th step with error feedback; without an interval, I from the measured CCR.
 
     Travels: one unit in I, whole.
@@ -57,7 +58,7 @@ def covap(
     if not isinstance(ccr_decimals, int) or ccr_decimals < 0:
         raise ValueError(f"ccr_decimals={ccr_decimals} must be a whole number from 0 on; the paper's is 1")
     if interval is None:
-        return partial(from_facts, options=options, decimals=ccr_decimals)
+        return measured_for(Decision(partial(from_facts, options=options, decimals=ccr_decimals)))
     return compose(interval, options)
 
 

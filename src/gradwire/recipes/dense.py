@@ -3,8 +3,10 @@
 Differences from DDP: none in value. One verdict of a few bytes follows the last bucket.
 """
 
+from dataclasses import replace
+
 from gradwire.exchange.dense import dense as plain
-from gradwire.recipes.base import Composition, register
+from gradwire.recipes.base import Composition, Decision, register
 
 
 @register
@@ -16,3 +18,12 @@ def dense() -> Composition:
     Use when: the network is fast enough.
     """
     return Composition(plain())
+
+
+def measured_for(decision: Decision) -> Composition:
+    """Dense steps that are measured until `decision` has what it needs.
+
+    >>> measured_for(Decision(lambda facts: dense())).text
+    'dense'
+    """
+    return replace(dense(), next=decision)

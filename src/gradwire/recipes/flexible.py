@@ -1,7 +1,7 @@
 """flexible: AR-Topk's ratio and collective, chosen again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
-sections III-C and III-D. Differences from the paper: see `gradwire.adapt.flexible`; what is unsent moves on
+sections III-C and III-D. Differences from the paper: see `gradwire.decide.flexible`; what is unsent moves on
 to the next choice whole; the ring is the library's.
 """
 
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.adapt.flexible import WAYS, Choice, Flexible, Rounds, Rule
 from gradwire.arena import Cutter
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm.base import Round
+from gradwire.decide.flexible import WAYS, Choice, Flexible, Rounds, Rule
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import remember

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
-from gradwire.adapt.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
+from gradwire.decide.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import forget
 from gradwire.exchange.late import sent
@@ -44,8 +44,9 @@ from gradwire.plan import (
 from gradwire.plan.groups import Cuts
 from gradwire.plan.merge_worker import WorkerSeconds
 from gradwire.recipes.ar_topk import one_unit
-from gradwire.recipes.base import Asking, Composition, Decide, Judge, Watch, register
-from gradwire.recipes.parse import recipe
+from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
+from gradwire.recipes.dense import measured_for
+from gradwire.recipes.parse import steady
 
 _LOG = logging.getLogger("gradwire")
 
@@ -61,7 +62,7 @@ def mergecomp(
     elements: int = 0,
     alpha: float = 0.0,
     steps: int = MOST_STEPS,
-) -> Composition | Decide:
+) -> Composition:
     """Any recipe in groups of tensors: fewer calls of a codec, and still overlap with backward.
 
     Where to cut is found within some 30 steps by default, five of them dense, and then stays; who resumes
@@ -101,15 +102,11 @@ def mergecomp(
             watch=Watch(partial(_timed, inner, groups, alpha, steps), every=1, ends=True),
             why=f"timing groupings for at most {steps} steps",
         )
-    return Asking(partial(_planned, inner, split, groups, alpha), about=base)
+    return measured_for(Decision(partial(_planned, inner, split, groups, alpha), about=base))
 
 
 def _inner(text: str) -> Composition:
-    composition = recipe(text).build()
-    if not isinstance(composition, Composition):
-        raise ValueError(f"inner={text!r} would measure first; give it its options")
-    if composition.watch is not None:
-        raise ValueError(f"inner={text!r} changes while it runs; give it as the recipe itself")
+    composition = steady(text, "inner")
     if composition.exchange.memory is not None:
         return composition
     # What takes DDP's own buckets as they are has to be copied into the arena to be grouped.
@@ -127,14 +124,12 @@ def _even(sizes: Sequence[int], groups: int) -> tuple[int, ...]:
 
 def _fixed(inner: str, watched: Watched, cuts: Sequence[int], why: str) -> Composition:
     found = mergecomp(inner, cuts=element_cuts(tuple(cuts), watched.sizes), elements=sum(watched.sizes))
-    assert isinstance(found, Composition)
     return replace(found, why=why)
 
 
 def _timed(inner: str, groups: int, alpha: float, steps: int, watched: Watched) -> Judge:
     """Algorithm 2 on steps as they run."""
     trying = mergecomp(inner, split="timed", groups=groups, alpha=alpha, steps=steps)
-    assert isinstance(trying, Composition)
     return _trying(timed_search(len(watched.sizes), groups, alpha, steps), trying, inner, watched)
 
 
@@ -169,7 +164,6 @@ def _planned(inner: str, split: Split, groups: int, alpha: float, facts: Facts) 
     That is what its text says until all is decided, because a checkpoint may be taken before.
     """
     base, single = _inner(inner), mergecomp(inner, split="even", groups=1)
-    assert isinstance(single, Composition)
     if facts.network is None or facts.codec is None:
         return replace(single, why="one group: neither a link nor the codec could be measured")
 

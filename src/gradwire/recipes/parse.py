@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from gradwire.recipes.base import REGISTRY, Composition, Decide, Entry
+from gradwire.recipes.base import REGISTRY, Composition, Entry
 from gradwire.recipes.catalogue import MODULES
 
 
@@ -46,8 +46,8 @@ class Recipe:
         inside = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
         return f"{self.name}({inside})" if inside else self.name
 
-    def build(self) -> Composition | Decide:
-        """The composition, or the function that decides on one when facts have been measured."""
+    def build(self) -> Composition:
+        """What runs at first, and always if neither its `next` nor its `watch` says otherwise."""
         return _entry(self.name).build(**self.options)
 
 
@@ -77,6 +77,24 @@ def recipe(text: str | Recipe) -> Recipe:
     except TypeError as error:
         raise ValueError(f"recipe '{text}': an option has the wrong type ({error})") from error
     return parsed
+
+
+def steady(text: str, role: str) -> Composition:
+    """What a recipe always runs, for a `role` in which nothing may change.
+
+    Raises `ValueError` for one that measures first, and for one that changes while it runs.
+
+    >>> steady("auto", "policy")
+    Traceback (most recent call last):
+    ...
+    ValueError: policy: 'auto' must measure before it can decide; give it fixed options
+    """
+    built = recipe(text).build()
+    if built.next is not None:
+        raise ValueError(f"{role}: {text!r} must measure before it can decide; give it fixed options")
+    if built.watch is not None:
+        raise ValueError(f"{role}: {text!r} changes while it runs; give it as the recipe itself")
+    return built
 
 
 _PARSING = threading.Lock()

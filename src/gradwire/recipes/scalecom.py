@@ -21,7 +21,8 @@ from gradwire.exchange.leader import leader
 from gradwire.memory import LowPass
 from gradwire.plan import Facts
 from gradwire.plan.layer_rates import rates_of
-from gradwire.recipes.base import Composition, Counting, Decide, register
+from gradwire.recipes.base import Composition, Decision, register
+from gradwire.recipes.dense import measured_for
 from gradwire.recipes.narrow import Values, dtype_of
 
 
@@ -33,7 +34,7 @@ def scalecom(
     keep: int = 1,
     warmup_steps: int = 200,
     values: Values = "full",
-) -> Composition | Decide:
+) -> Composition:
     """One leader's largest of every chunk for all ranks, in turn, with low-pass error feedback.
 
     Travels: one rank's choice of places, a share of each layer, and everybody's values there.
@@ -46,15 +47,14 @@ def scalecom(
             raise ValueError(f"rates={rates!r} is neither 'auto' nor rates by patterns over names")
         with_rates = partial(scalecom, rate, beta=beta, keep=keep, warmup_steps=warmup_steps, values=values)
         with_rates()  # refuses wrong options now
-        return Counting(partial(_rated, with_rates))
+        return measured_for(Decision(partial(_rated, with_rates), uses=True))
     chosen = leader(rated_chunks(rate, rates, keep), dtype=dtype_of(values))
     return Composition(remember(warm(warmup_steps, chosen), LowPass(beta)))
 
 
-def _rated(with_rates: Callable[..., Composition | Decide], facts: Facts) -> Composition:
+def _rated(with_rates: Callable[..., Composition], facts: Facts) -> Composition:
     """Rates per layer, by how often the weights are used."""
     rates = rates_of(facts.uses or {})
     chosen = with_rates(rates=rates)
-    assert isinstance(chosen, Composition)
     counted = f"rates by multiply-adds per weight: {rates}" if rates else "no use of any weight was counted"
     return replace(chosen, why=f"{counted}; other layers at the recipe's rate")

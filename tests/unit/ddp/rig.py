@@ -15,8 +15,8 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm
 from gradwire.ddp.arrival import Arrival, Entry
 from gradwire.ddp.engine import Engine
-from gradwire.ddp.layout import settled
 from gradwire.ddp.step import Step
+from gradwire.ddp.surroundings import Surroundings
 from gradwire.memory import UNSENT
 from gradwire.plan import even_cuts
 from gradwire.recipes import recipe
@@ -102,7 +102,10 @@ def flat(values: Mapping[str, Tensor]) -> Tensor:
 
 
 class Rig:
-    """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be."""
+    """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be.
+
+    `options` are the engine's surroundings, where they differ from the usual.
+    """
 
     def __init__(
         self,
@@ -116,16 +119,13 @@ class Rig:
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
         self._concluded: list[Step] = []
+        around: dict[str, Any] = {"control": comm, **options}
+        post, concluded = self._jobs.append, self._concluded.append
         self.engine = Engine(
-            comm,
-            specs(dtype, shapes),
-            recipe(text),
-            post=self._jobs.append,
-            concluded=self._concluded.append,
-            **options,
+            specs(dtype, shapes), recipe(text), Surroundings(comm, post=post, concluded=concluded, **around)
         )
-        fixed = settled(recipe(text))
-        if unit_elements is not None and fixed is not None:
+        fixed = recipe(text).build()
+        if unit_elements is not None and fixed.next is None:
             cutter = partial(even_cuts, unit_elements=unit_elements)
             self.engine.install(replace(fixed, cutter=cutter))
 

@@ -250,8 +250,8 @@ def test_ranks_must_agree_on_them(other: Any) -> None:
 def test_in_a_step_they_go_first_and_change_no_mean(text: str) -> None:
     def rank(comm: Comm) -> tuple[Tensor, Tensor, list[list[int]]]:
         alone = Rig(comm, text, unit_elements=1000).step(gradients(comm.rank, 0))
-        rig, buffers = Rig(comm, text, unit_elements=1000), _buffers(comm.rank)
-        rig.engine.buffers = lambda: _carried(comm.rank, buffers)
+        buffers = _buffers(comm.rank)
+        rig = Rig(comm, text, unit_elements=1000, buffers=lambda: _carried(comm.rank, buffers))
         step = rig.step(gradients(comm.rank, 0))
         assert step.step.trace.rounds[0].verb == "broadcast"
         assert "buffers" in {span.unit for span in step.step.trace.spans if span.what == "wire"}
@@ -267,9 +267,9 @@ def test_in_a_step_they_go_first_and_change_no_mean(text: str) -> None:
 
 def test_what_is_stale_on_any_rank_lands_nowhere() -> None:
     def rank(comm: Comm) -> bool:
-        rig, carried = Rig(comm, "topk(ratio=0.1)"), _carried(comm.rank)
+        carried = _carried(comm.rank)
         carried.is_stale = comm.rank == 1
-        rig.engine.buffers = lambda: carried
+        rig = Rig(comm, "topk(ratio=0.1)", buffers=lambda: carried)
         step = rig.step(gradients(comm.rank, 0)).step
         return step.committed and step.stale and step.buffers is None
 
@@ -278,8 +278,8 @@ def test_what_is_stale_on_any_rank_lands_nowhere() -> None:
 
 def test_a_step_that_is_not_finite_brings_them_nevertheless() -> None:
     def rank(comm: Comm) -> tuple[bool, bool]:
-        rig, carried, grads = Rig(comm, "topk(ratio=0.1)"), _carried(comm.rank), gradients(comm.rank, 0)
-        rig.engine.buffers = lambda: carried
+        carried, grads = _carried(comm.rank), gradients(comm.rank, 0)
+        rig = Rig(comm, "topk(ratio=0.1)", buffers=lambda: carried)
         grads["last.weight"][0] = torch.nan if comm.rank == 1 else 0.0
         step = rig.step(grads).step
         return step.committed, step.buffers is carried
@@ -293,8 +293,7 @@ def test_a_rank_that_cannot_pack_fails_the_step_for_all() -> None:
     def rank(comm: Comm) -> Exception | None:
         carried = _carried(comm.rank)
         carried.failure = full if comm.rank == 0 else None
-        rig = Rig(comm, "topk(ratio=0.1)")
-        rig.engine.buffers = lambda: carried
+        rig = Rig(comm, "topk(ratio=0.1)", buffers=lambda: carried)
         return rig.step(gradients(comm.rank, 0)).error
 
     source, *others = run_ranks(3, rank)

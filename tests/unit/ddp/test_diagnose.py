@@ -27,13 +27,13 @@ def watched(text: str, world: int = WORLD) -> list[tuple[Diagnosis, list[Seen], 
     """By rank: the diagnosis of the last of some steps, what its exchanges found, and the memories after."""
 
     def body(comm: ThreadComm) -> tuple[Diagnosis, list[Seen], list[Tensor]]:
-        rig = Rig(comm, text, unit_elements=1500)
-        rig.engine.inspect = watch = Watch()
+        watch = Watch(is_on=True)
+        rig = Rig(comm, text, unit_elements=1500, inspect=watch)
         for step in range(STEPS):
             assert rig.step(gradients(comm.rank, step)).error is None
         lanes = rig.engine.layout.lanes
         memories = [lane.committed[UNSENT] for lane in lanes if UNSENT in lane.committed]
-        return diagnose(watch.seen, lanes, comm), watch.seen, memories
+        return diagnose(watch.seen, lanes, comm, comm), watch.seen, memories
 
     return run_ranks(world, body)
 
@@ -165,13 +165,11 @@ def test_the_handle_watches_when_asked_to_and_the_report_shows_it(monkeypatch: p
 
 def test_where_only_some_ranks_watched_all_of_them_are_told() -> None:
     def body(comm: ThreadComm) -> str:
-        rig = Rig(comm, "topk(ratio=0.1)")
-        if comm.rank:
-            rig.engine.inspect = Watch()
+        watch = Watch(is_on=comm.rank > 0)
+        rig = Rig(comm, "topk(ratio=0.1)", inspect=watch)
         rig.step(gradients(comm.rank, 0))
-        seen = rig.engine.inspect.seen if isinstance(rig.engine.inspect, Watch) else []
         with pytest.raises(RanksDisagree) as caught:
-            diagnose(seen, rig.engine.layout.lanes, comm)
+            diagnose(watch.seen, rig.engine.layout.lanes, comm, comm)
         return str(caught.value)
 
     for message in run_ranks(WORLD, body):

@@ -12,7 +12,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.codec.sparse import values
 from gradwire.contrib.randomk import random_k
 from gradwire.ddp import layout as layouts
-from gradwire.ddp.layout import Layout, build, by_size, settled
+from gradwire.ddp.layout import Layout, build, by_size
 from gradwire.exchange.reduce import Reduce, reduce
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
@@ -28,8 +28,7 @@ SPECS = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 51
 
 
 def _layout(text: str, policy: Any = None, specs: tuple[ParameterSpec, ...] = SPECS) -> Layout:
-    composition = settled(recipe(text))
-    assert composition is not None
+    composition = recipe(text).build()
     return build(specs, composition, policy, CPU)
 
 
@@ -117,8 +116,7 @@ def _early(
     monkeypatch: pytest.MonkeyPatch, text: str = "topk(ratio=0.1)", few: int = 0, cuts: int = 6000
 ) -> Any:
     monkeypatch.setattr(layouts, "EARLY_BYTES", few)
-    composition = settled(recipe(text))
-    assert composition is not None
+    composition = recipe(text).build()
     specs = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 512), *LATE)
     return build(specs, replace(composition, cutter=lambda _sizes: [cuts]), None, CPU).early
 

@@ -24,8 +24,8 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
     monkeypatch.setattr(Traffic, "note", note)
 
     def rank(comm: Comm) -> list[Link | None]:
-        rig, heard = Rig(comm, "topk(ratio=0.1)"), list[Link | None]()
-        rig.engine.link_seen = heard.append
+        heard = list[Link | None]()
+        rig = Rig(comm, "topk(ratio=0.1)", link_seen=heard.append)
         for step in range(WINDOW + 3):
             rig.step(gradients(comm.rank, step))
         return heard
@@ -39,8 +39,8 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
 
 def test_dense_steps_that_measure_tell_nothing() -> None:
     def rank(comm: Comm) -> list[Link | None]:
-        rig, heard = Rig(comm, "auto"), list[Link | None]()
-        rig.engine.link_seen = heard.append
+        heard = list[Link | None]()
+        rig = Rig(comm, "auto", link_seen=heard.append)
         rig.step(gradients(comm.rank, 0))
         return heard
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.adapt.settler import DISCARDED, MEASURED, ORDINARY
 from gradwire.comm import Comm, Round, run_ranks
+from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
 from tests.unit.ddp.rig import ONE_BUCKET, REVERSED, SHAPES, Rig, gradients
 
 UNTIL = {"auto": DISCARDED + ORDINARY + MEASURED, "covap": DISCARDED + MEASURED}

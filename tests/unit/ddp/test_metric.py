@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from gradwire.ddp.layout import build, settled
+from gradwire.ddp.layout import build
 from gradwire.ddp.metric import warn_without_optimizer
 from gradwire.recipes import recipe
 from tests.unit.ddp.rig import specs
@@ -16,8 +16,7 @@ SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def warn(text: str, optimizer: torch.optim.Optimizer | None) -> None:
-    main = settled(recipe(text))
-    assert main is not None
+    main = recipe(text).build()
     warn_without_optimizer(build(specs(), main, None, torch.device("meta")), optimizer)
 
 
@@ -41,8 +40,7 @@ def test_where_no_momentum_is_applied_nothing_is_said(text: str) -> None:
 
 
 def test_a_momentum_that_a_policy_brings_is_said_too() -> None:
-    main = settled(recipe("topk(ratio=0.1)"))
-    assert main is not None
+    main = recipe("topk(ratio=0.1)").build()
     layout = build(specs(), main, {"*": "dgc(ratio=0.1)"}, torch.device("meta"))
     with pytest.warns(UserWarning, match="applies momentum itself"):
         warn_without_optimizer(layout, None)

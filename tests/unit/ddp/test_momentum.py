@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.ddp.layout import build, settled
+from gradwire.ddp.layout import build
 from gradwire.ddp.momentum import check_momentum
 from gradwire.recipes import recipe
 from tests.unit.ddp.rig import specs
@@ -19,8 +19,7 @@ def plain_sgd() -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("other", ["dense", "fp16", "topk(ratio=0.1)"])
 def test_a_policy_that_leaves_momentum_out_for_some_is_refused(other: str) -> None:
-    main = settled(recipe(DGC))
-    assert main is not None
+    main = recipe(DGC).build()
     policy = {"middle.*": other, "*": DGC}
     layout = build(specs(), main, policy, torch.device("meta"))
     with pytest.raises(ValueError, match=r"not to 'middle.weight', which the policy sends"):

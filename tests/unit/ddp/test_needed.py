@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.layout import build, by_size, plain
+from gradwire.ddp.layout import build, by_size
 from gradwire.ddp.needed import kernels_for, kernels_of
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.late import LATE
@@ -114,7 +114,7 @@ def test_what_a_recipe_does_not_call_is_not_prepared() -> None:
 
 def prepared_for(text: str, *sizes: int) -> frozenset[str]:
     specs = [ParameterSpec(str(number), (size, 1), torch.float32, size) for number, size in enumerate(sizes)]
-    main = recipe(text).build() if text else plain()
+    main = recipe(text or "dense").build()
     return kernels_for(build(specs, main, by_size(), torch.device("cpu"))) & SIGNATURES.keys()
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.layout import build, plain
+from gradwire.ddp.layout import build
 from gradwire.ddp.predicted import predicted_step_s
 from gradwire.ddp.verdict import HEADER
 from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Transfer, predict, time_of
 from gradwire.plan.predict import UnitWork
-from gradwire.recipes import Composition, recipe
+from gradwire.recipes import recipe
 from tests.unit.ddp.rig import Rig, gradients, specs
 
 WORLD = 4
@@ -33,8 +33,7 @@ FACTS = Facts(
 
 
 def _predicted(text: str, facts: Facts | None = FACTS, step: int = 0) -> float | None:
-    composition = plain() if text == "dense" else recipe(text).build()
-    assert isinstance(composition, Composition)
+    composition = recipe(text).build()
     return predicted_step_s(facts, build(specs(), composition, None, torch.device("cpu")), specs(), step)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.ddp.history import WINDOW, History
 from gradwire.ddp.report import Report
-from gradwire.ddp.step import Step
+from gradwire.ddp.step import Committed, Failed, Poisoned, Step
 from gradwire.measure import Change, Span
 from gradwire.plan.costs import Link
 
@@ -34,7 +34,8 @@ REPORT = Report(
 
 def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.0) -> Step:
     step = Step(0, plan, 1.0, 10.0)
-    step.committed, step.metered_bytes, step.predicted_bytes = committed, metered_bytes, metered_bytes
+    step.outcome = Committed() if committed else Poisoned()
+    step.metered_bytes = step.predicted_bytes = metered_bytes
     step.last_arrival_s = 10.5
     return step
 
@@ -116,7 +117,7 @@ def test_means_are_over_the_window_and_start_again_with_another_plan() -> None:
 def test_only_steps_without_an_error_count_as_skipped() -> None:
     history = History()
     failed = _step(committed=False)
-    failed.error = ValueError()
+    failed.outcome = Failed(ValueError())
     for step in (_step(), failed, _step(committed=False)):
         history.add(step)
     assert history.skipped == 1

@@ -54,8 +54,8 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_in_a_step_take
     overlap: bool, apart: bool, posted: list[int]
 ) -> None:
     jobs: list[object] = []
-    session = Session(Map(), no_buffers(), SimpleNamespace(post=jobs.append))
-    session.engine = SimpleNamespace(apart=apart, arrive=print)
+    engine = SimpleNamespace(apart=apart, arrive=print)
+    session = Session(Map(), no_buffers(), SimpleNamespace(post=jobs.append), lambda _concluded: engine)
     session.overlap = overlap
     seen = []
     for number in range(3):
@@ -65,15 +65,15 @@ def test_buckets_wait_for_the_end_of_backward_without_overlap_and_in_a_step_take
 
 
 def _session() -> Session:
-    session = Session(Map(), no_buffers(), SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for))
-    session.engine = SimpleNamespace(
+    engine = SimpleNamespace(
         apart=False,
         arrive=print,
         layout=SimpleNamespace(is_plain=True),
         watch=SimpleNamespace(end=print),
         runner=SimpleNamespace(broken=None),
     )
-    return session
+    worker = SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for)
+    return Session(Map(), no_buffers(), worker, lambda _concluded: engine)
 
 
 def test_nothing_else_is_asked_while_a_step_is_under_way() -> None:
@@ -99,8 +99,8 @@ def test_nothing_else_is_asked_while_a_step_is_under_way() -> None:
 def test_nobody_waits_for_a_step_of_a_thread_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
     worker = Worker(crashed=print)
-    session = Session(Map(), no_buffers(), worker)
-    session.engine = SimpleNamespace(apart=False, arrive=print)
+    engine = SimpleNamespace(apart=False, arrive=print)
+    session = Session(Map(), no_buffers(), worker, lambda _concluded: engine)
     for number in range(3):
         session.take(Bucket(number))
     worker.stop()

@@ -9,7 +9,7 @@ from gradwire.arena import Lane, ParameterSpec
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.ddp.arrival import Arrival, Entry
-from gradwire.ddp.step import Step
+from gradwire.ddp.step import Failed, Running, Step
 from gradwire.exchange.compose import remember
 from gradwire.exchange.gather import gather
 
@@ -78,3 +78,27 @@ def test_the_first_failure_is_kept_with_its_context() -> None:
     step.fail(second, "decode of lane 0 unit 1", rank=2)
     assert step.failure is first
     assert first.__notes__ == ["gradwire: step 0, rank 2, encode of lane 0 unit 3"]
+
+
+def test_what_is_finite_is_read_from_tensors_when_it_is_asked_for() -> None:
+    step, _ = _step()
+    flag = torch.tensor(True)
+    step.see(True)
+    step.see(flag)
+    assert step.is_finite()
+    flag.fill_(False)  # as a device would, later
+    assert not step.is_finite()
+
+
+def test_a_failure_outlasts_the_tail_and_is_gone_with_the_outcome() -> None:
+    step, _ = _step()
+    error = ValueError("broken")
+    step.fail(error, "fold of p0", rank=0)
+    assert step.outcome == Running(error)
+    assert not step.is_over
+    step.outcome = Failed(error)
+    assert step.is_over
+    assert step.error is error
+    assert not step.committed
+    step.fail(ValueError("late"), "decode", rank=0)
+    assert step.outcome == Failed(error)

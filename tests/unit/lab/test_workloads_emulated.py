@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradwire.arena import ParameterSpec
-from gradwire.ddp.layout import build, settled
+from gradwire.ddp.layout import build
 from gradwire.lab.bench.settings import Task
 from gradwire.lab.bench.trainer import policy_for
 from gradwire.lab.workloads import workload
@@ -112,7 +112,7 @@ def specs(profile):
 
 def sent(profile, policy):
     """The share of all elements that covap(interval=3) sends in a step, in the mean."""
-    layout = build(specs(profile), settled(recipe("covap(interval=3)")), policy, torch.device("meta"))
+    layout = build(specs(profile), recipe("covap(interval=3)").build(), policy, torch.device("meta"))
     waiting = sum(lane.numel for lane in layout.lanes) / profile.parameters
     return 1 - waiting * 2 / 3
 

@@ -12,9 +12,9 @@ from gradwire.recipes import Composition, recipe
 
 
 def _decided(text: str, ccr: float, world: int = 4) -> Composition:
-    decide = recipe(text).build()
-    assert not isinstance(decide, Composition)
-    return decide(Facts(backward_s=0.1, allreduce_s=0.1 * ccr, world=world))
+    decision = recipe(text).build().next
+    assert decision is not None
+    return decision.decide(Facts(backward_s=0.1, allreduce_s=0.1 * ccr, world=world))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,7 @@ NAMES = ("star_topk", "var_topk", "ar_topk")
 
 
 def composed(text: str) -> Composition:
-    built = recipes.recipe(text).build()
-    assert isinstance(built, Composition)
-    return built
+    return recipes.recipe(text).build()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,9 +38,9 @@ def _facts(
 
 
 def _decided(facts: Facts, text: str = "auto") -> Composition:
-    decide = recipe(text).build()
-    assert not isinstance(decide, Composition)
-    return decide(facts)
+    decision = recipe(text).build().next
+    assert decision is not None
+    return decision.decide(facts)
 
 
 def _name(composition: Composition) -> str:
@@ -102,7 +102,6 @@ def test_latency_counts_once_for_every_round() -> None:
     # Four units with two all-reduces of four messages each on three ranks; one bucket; and the verdict.
     for text, messages in (("leader_topk(ratio=0.01)", 4 * 2 * 4 + 4), ("fp16", 4 + 4)):
         composition = recipe(text).build()
-        assert isinstance(composition, Composition)
         far_s, near_s = predicted(composition, far), predicted(composition, near)
         assert far_s is not None
         assert near_s is not None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gradwire.adapt.flexible import Choice
+from gradwire.decide.flexible import Choice
 from gradwire.exchange.election import Election
 from gradwire.moment import Moment
 from gradwire.plan import Observed, Watched, candidate_ratios
@@ -22,9 +22,7 @@ NUMEL, WORLD = 1_000_000, 4
 
 
 def _built(text: str) -> Composition:
-    built = recipe(text).build()
-    assert isinstance(built, Composition)
-    return built
+    return recipe(text).build()
 
 
 @pytest.mark.parametrize("power", [1.0, 3.0])

@@ -14,7 +14,6 @@ from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Obser
 from gradwire.plan.groups import Cuts, element_cuts, even_groups, layer_wise
 from gradwire.plan.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes import Composition, recipe
-from gradwire.recipes.base import Asking
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
 from tests.unit.ddp.rig import Rig, gradients
 
@@ -24,9 +23,7 @@ EVERY_GROUPING = [tuple(k + 1 for k in range(5) if mask >> k & 1) for mask in ra
 
 
 def _built(options: str) -> Composition:
-    built = recipe(f"mergecomp(inner={INNER!r}, {options})").build()
-    assert isinstance(built, Composition)
-    return built
+    return recipe(f"mergecomp(inner={INNER!r}, {options})").build()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,6 @@ def test_cuts(options: str, cuts: Sequence[int]) -> None:
     composition = _built(options)
     assert tuple(composition.cutter(SIZES)) == tuple(cuts)
     inner = recipe(INNER).build()
-    assert isinstance(inner, Composition)
     assert composition.exchange == inner.exchange
     assert _built(options).text == composition.text
 
@@ -71,9 +67,9 @@ def _facts(per_call_s: float) -> Facts:
 
 
 def _planned(options: str, facts: Facts) -> Composition:
-    asking = recipe(f"mergecomp(inner={INNER!r}, {options})").build()
-    assert isinstance(asking, Asking)
-    first = asking(facts)
+    decision = recipe(f"mergecomp(inner={INNER!r}, {options})").build().next
+    assert decision is not None
+    first = decision.decide(facts)
     assert first.watch is not None
     assert tuple(first.cutter(SIZES)) == ()
     judge = first.watch.judge(Watched(4, SIZES))
@@ -82,7 +78,6 @@ def _planned(options: str, facts: Facts) -> Composition:
     found = next((each for each in reversed(seen) if each.watch is not None), seen[0])
     for each in seen:
         again = recipe(each.text).build()
-        assert isinstance(again, Composition)
         # What is tried is loaded again as one group, what is decided as it is.
         assert tuple(again.cutter(SIZES)) == (() if each.watch else tuple(each.cutter(SIZES)))
     return found
@@ -135,11 +130,8 @@ def test_the_wire_is_that_of_steps_behind_the_warm_up_which_do_not_rest() -> Non
         ("scalecom(warmup_steps=100)", "scalecom(warmup_steps=0)"),
     ):
         ours, plain = (recipe(text).build() for text in (warming, settled))
-        assert isinstance(ours, Composition)
-        assert isinstance(plain, Composition)
         assert sending(ours.exchange, network, 4) == sending(plain.exchange, network, 4)
     resting = recipe("local_every(interval=8)").build()
-    assert isinstance(resting, Composition)
     assert sending(resting.exchange, network, 4).slope_s > 0.0
 
 
@@ -220,7 +212,7 @@ def test_a_codec_that_one_rank_cannot_measure_is_planned_for_on_none(
             raise kind("no room")
         return CodecCost(Line(1e-5, 1e-9), Line(1e-5, 1e-9))
 
-    monkeypatch.setattr("gradwire.ddp.survey.codec_cost", fails_once)
+    monkeypatch.setattr("gradwire.ddp.decider.codec_cost", fails_once)
 
     def rank(comm: Comm) -> str:
         rig = Rig(comm, f"mergecomp(inner={INNER!r})")
@@ -310,9 +302,9 @@ def test_calls_that_are_dear_beside_a_training_are_fewer() -> None:
 
 @pytest.mark.parametrize(("planned_s", "groups"), [(0.9, "groups"), (1.1, "one group")])
 def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, groups: str) -> None:
-    asking = recipe(f"mergecomp(inner={INNER!r})").build()
-    assert isinstance(asking, Asking)
-    running = asking(_facts(1e-6))
+    decision = recipe(f"mergecomp(inner={INNER!r})").build().next
+    assert decision is not None
+    running = decision.decide(_facts(1e-6))
     assert running.watch is not None
     judge, began = running.watch.judge(Watched(4, SIZES)), 0
     for step in range(40):
@@ -330,7 +322,7 @@ def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mergecomp(inner='auto')", "measure first"),
+        ("mergecomp(inner='auto')", "must measure before it can decide"),
         ("mergecomp(inner='topkk')", "topk"),
         ("mergecomp(split='odd')", "planned"),
         ("mergecomp(groups=0)", "at least one"),

@@ -8,27 +8,27 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.survey import surveyed
+from gradwire.ddp.decider import surveyed
+from gradwire.ddp.surroundings import Surroundings
 from gradwire.plan import Facts
-from gradwire.recipes import Composition, recipe
-from gradwire.recipes.base import Counting
+from gradwire.recipes import Decision, recipe
 from tests.unit.ddp.rig import Outcome, Rig, gradients
 
 AUTO = "scalecom(rates='auto', warmup_steps=3)"
 
 
-def _counting() -> Counting:
-    built = recipe(AUTO).build()
-    assert isinstance(built, Counting)
-    return built
+def _counting() -> Decision:
+    decision = recipe(AUTO).build().next
+    assert decision is not None
+    assert decision.uses
+    return decision
 
 
 def test_rates_follow_from_uses_and_are_in_the_text() -> None:
     uses = {"conv.weight": 32 * 1024.0, "fc.weight": 32.0, "fc.bias": 0.0}
-    chosen = _counting()(Facts(1.0, 1.0, 2, uses=uses))
+    chosen = _counting().decide(Facts(1.0, 1.0, 2, uses=uses))
     assert "rates={'conv.*': 25, 'fc.*': 400}" in chosen.text
     again = recipe(chosen.text).build()
-    assert isinstance(again, Composition)
     assert again.exchange == chosen.exchange
 
 
@@ -37,7 +37,8 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
         uses = {"a": 10.0 * (1 + comm.rank), "b": 100.0 / (1 + comm.rank), "vector": 5.0}
         shapes = {"a": (2, 5), "b": (2, 5), "c": (2, 5), "vector": (5,)}
         specs = [ParameterSpec(name, shape, torch.float32, 10) for name, shape in shapes.items()]
-        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), comm, specs, uses)
+        around = Surroundings(comm, comm, post=print, uses=lambda: uses)
+        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), around, specs)
 
     for facts in run_ranks(3, rank):
         assert facts.uses == {"a": 30.0, "b": 100.0, "c": 0.0}

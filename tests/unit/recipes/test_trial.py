@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.adapt.settler import DISCARDED, MEASURED, ORDINARY
 from gradwire.comm import Comm, run_ranks
 from gradwire.ddp import state
 from gradwire.ddp.layout import build
 from gradwire.ddp.needed import kernels_for
 from gradwire.ddp.step import Step
+from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
 from gradwire.plan import Backward, Facts, Link, Network, Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge
@@ -26,9 +26,7 @@ DENSE_S = 0.1
 
 
 def _fixed(text: str) -> Composition:
-    composition = recipe(text).build()
-    assert isinstance(composition, Composition)
-    return composition
+    return recipe(text).build()
 
 
 def _judge(composition: Composition) -> Judge:
@@ -106,8 +104,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     takes = {"dense": 0.1, "local_every": 0.1}
 
     def lasted_s(step: Step) -> float:
-        assert step.tail is not None
-        return takes[step.plan.split("(")[0]] * (1.1 if step.tail.comm.rank == 1 else 1.0)
+        return takes[step.plan.split("(")[0]] * (1.1 if step.small[-1].comm.rank == 1 else 1.0)
 
     def surveyed(facts: Facts, *_: object) -> Facts:
         numel = tuple(spec.numel for spec in specs())
@@ -116,7 +113,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return replace(measured, backward=Backward(0.0, ready_s, numel, 0.01), network=LINK)
 
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
-    monkeypatch.setattr("gradwire.ddp.engine.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.ddp.decider.surveyed", surveyed)
     return takes
 
 

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.ddp.layout import TINY, TINY_ELEMENTS, Policy, by_size, fixed
+from gradwire.ddp.layout import TINY, TINY_ELEMENTS, Policy, by_size
 from gradwire.lab.bench import peers
 from gradwire.lab.bench.settings import Entry, Task, parse_entry
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.workloads import Workload, workload
 from gradwire.lab.workloads.base import Shards
-from gradwire.recipes import Composition
+from gradwire.recipes.parse import steady
 
 
 class GradientClock:
@@ -81,7 +81,7 @@ def policy_of(text: str) -> Policy:
     if len(patterns) < len(pairs):
         raise ValueError(f"policy {text!r}: a pattern is given twice")
     for recipe in patterns.values():
-        fixed(recipe)
+        steady(recipe, "policy")
     return patterns
 
 
@@ -93,7 +93,7 @@ def _by_size(entry: Entry) -> Policy:
     if not isinstance(smallest, int) or smallest < 0:
         raise ValueError(f"policy {entry.name!r}: smallest={smallest!r} must be a number of elements")
     if recipe != TINY:
-        fixed(str(recipe))
+        steady(str(recipe), "policy")
     return by_size(smallest, str(recipe))
 
 
@@ -235,8 +235,7 @@ def policy_for(task: Task, work: Workload) -> Policy | None:
 
 def _leave_momentum(entry: Entry, optimizer: torch.optim.Optimizer) -> None:
     """A recipe that applies momentum before gradients are sent takes over SGD's, so that all train alike."""
-    built = gradwire.recipe(entry.name).build()
-    memory = built.exchange.memory if isinstance(built, Composition) else None
+    memory = gradwire.recipe(entry.name).build().exchange.memory
     if memory is not None and memory.covers_momentum and isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
             group["momentum"] = 0.0

@@ -21,7 +21,6 @@ STEPS = 9
 
 def _composition(text: str, watch: Watch | None = None) -> Composition:
     built = recipe(text).build()
-    assert isinstance(built, Composition)
     return replace(built, watch=watch)
 
 

@@ -1,5 +1,5 @@
 """Controllers: when to measure again, when to change the plan. They see only agreed numbers."""
 
-from gradwire.adapt.settler import Settler
+from gradwire.decide.settler import Settler
 
 __all__ = ["Settler"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.adapt import Settler
-from gradwire.adapt.settler import DISCARDED, MEASURED, ORDINARY
+from gradwire.decide import Settler
+from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
 from gradwire.plan import Facts
 from gradwire.plan.costs import Backward
 from gradwire.plan.facts import Times

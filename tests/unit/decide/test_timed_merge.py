@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from gradwire.adapt.timed_merge import TimedMerge, Trial, contest, groupings, timed_search
+from gradwire.decide.timed_merge import TimedMerge, Trial, contest, groupings, timed_search
 from gradwire.plan import Observed
 from gradwire.plan.groups import Cuts
 from gradwire.plan.merge_search import search_cuts

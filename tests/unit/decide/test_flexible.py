@@ -9,8 +9,8 @@ from random import Random
 import pytest
 import torch
 
-from gradwire.adapt.flexible import WAYS, Choice, Flexible, Rule
 from gradwire.comm.base import Round
+from gradwire.decide.flexible import WAYS, Choice, Flexible, Rule
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.traffic import Traffic
 from gradwire.plan import Observed, Watched

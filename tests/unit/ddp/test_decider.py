@@ -1,4 +1,4 @@
-"""What is probed for whom."""
+"""What is measured for a decision beside dense steps."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import pytest
 
 from gradwire.comm import Comm, ThreadComm, run_ranks
-from gradwire.ddp.survey import PROBED, links_for, surveyed
+from gradwire.ddp.decider import PROBED, links_for, surveyed
+from gradwire.ddp.surroundings import Surroundings
 from gradwire.measure import Probed
 from gradwire.measure.fit import straight_line
 from gradwire.plan import CodecCost, Facts, Line, Link
-from gradwire.recipes import recipe
-from gradwire.recipes.base import Asking
+from gradwire.recipes import Decision, recipe
 
 
-def _asking(inner: str) -> Asking:
-    built = recipe(f"mergecomp(inner={inner!r})").build()
-    assert isinstance(built, Asking)
-    return built
+def _decision(text: str) -> Decision:
+    decision = recipe(text).build().next
+    assert decision is not None
+    return decision
 
 
 INNER = {
@@ -34,30 +34,28 @@ INNER = {
 
 @pytest.mark.parametrize("inner", INNER)
 def test_what_the_inner_recipe_sends_is_probed_beside_the_usual(inner: str) -> None:
-    assert links_for(_asking(inner), 4) == (*PROBED, *INNER[inner])
+    assert links_for(_decision(f"mergecomp(inner={inner!r})"), 4) == (*PROBED, *INNER[inner])
 
 
 def test_whoever_asks_about_no_recipe_gets_the_usual() -> None:
-    decide = recipe("covap").build()
-    assert not isinstance(decide, Asking)
-    assert links_for(decide, 4) == PROBED
+    assert links_for(_decision("covap"), 4) == PROBED
 
 
 def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[int, list[str]] = {}
 
-    def probe(comm: Comm, verbs: Sequence[str]) -> tuple[Probed, ...]:
+    def probe(comm: Comm, verbs: Sequence[str], control: Comm) -> tuple[Probed, ...]:
         asked[comm.rank] = list(verbs)
         fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
         return tuple(Probed(verb, Link(1.0 + number, 1e-9), fit) for number, verb in enumerate(verbs))
 
     cost = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
-    monkeypatch.setattr("gradwire.ddp.survey.probe", probe)
-    monkeypatch.setattr("gradwire.ddp.survey.codec_cost", lambda *_: cost)
-    decide = _asking("star_topk(algorithm='tree')")
+    monkeypatch.setattr("gradwire.ddp.decider.probe", probe)
+    monkeypatch.setattr("gradwire.ddp.decider.codec_cost", lambda *_: cost)
+    decision = _decision("mergecomp(inner=\"star_topk(algorithm='tree')\")")
 
     def rank(comm: ThreadComm) -> Facts:
-        return surveyed(Facts(1.0, 1.0, comm.world), decide, comm, (), {})
+        return surveyed(Facts(1.0, 1.0, comm.world), decision, Surroundings(comm, comm, post=print), ())
 
     facts = run_ranks(3, rank)
     assert facts[0] == facts[1] == facts[2]
