@@ -25,7 +25,7 @@ from torch import Tensor
 from gradwire import recipes
 from gradwire.arena import Lane, ParameterSpec, specs_of
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.layout import TINY_ELEMENTS
+from gradwire.engine.layout import TINY_ELEMENTS
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.lab import workloads

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from gradwire.arena import Lane, specs_of
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.diagnose import Diagnosis, Watch, diagnose
-from gradwire.ddp.layout import by_size
+from gradwire.engine.layout import by_size
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.lab import workloads
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import recipe
+from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import profile
 from gradwire.lab.workloads.profile import backward_of
 from gradwire.moment import Moment
-from gradwire.plan import (
+from gradwire.planning import (
     Backward,
     CodecCost,
     GroupCost,
@@ -59,9 +59,9 @@ from gradwire.plan import (
     time_of,
     worker_cuts,
 )
-from gradwire.plan.costs import Link
-from gradwire.plan.groups import Cuts, groups_of
-from gradwire.plan.merge_worker import WorkerSeconds
+from gradwire.planning.costs import Link
+from gradwire.planning.groups import Cuts, groups_of
+from gradwire.planning.merge_worker import WorkerSeconds
 from gradwire.recipes.mergecomp import dearer
 
 CODECS: dict[str, Callable[[], Codec]] = {

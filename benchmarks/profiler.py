@@ -31,12 +31,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.ddp.decider import Measuring
 from gradwire.decide import Settler
+from gradwire.engine.decider import Measuring
 from gradwire.lab import emulate
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload
-from gradwire.plan.facts import Times, facts_of_step
+from gradwire.planning.facts import Times, facts_of_step
 
 LINKS = ("100mbit,0", "200mbit,0", "200mbit,1ms", "400mbit,0")
 HEADER = (

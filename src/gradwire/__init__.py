@@ -13,21 +13,21 @@ from gradwire.version import __version__
 
 if TYPE_CHECKING:
     from gradwire import recipes
-    from gradwire.ddp.attach import attach
-    from gradwire.ddp.explore import Trial, explore
-    from gradwire.ddp.layout import by_size
-    from gradwire.ddp.report import Report
-    from gradwire.ddp.wire import Wire
+    from gradwire.attaching import attach
+    from gradwire.engine.layout import by_size
     from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
+    from gradwire.exploring import Trial, explore
     from gradwire.recipes import Recipe, recipe
+    from gradwire.report import Report
+    from gradwire.wire import Wire
 else:
     # On first use: torch takes seconds to load, and `gradwire net` needs nothing of it.
     _HOMES = {
-        "gradwire.ddp.attach": ["attach"],
-        "gradwire.ddp.explore": ["Trial", "explore"],
-        "gradwire.ddp.layout": ["by_size"],
-        "gradwire.ddp.report": ["Report"],
-        "gradwire.ddp.wire": ["Wire"],
+        "gradwire.attaching": ["attach"],
+        "gradwire.exploring": ["Trial", "explore"],
+        "gradwire.engine.layout": ["by_size"],
+        "gradwire.report": ["Report"],
+        "gradwire.wire": ["Wire"],
         "gradwire.errors": ["GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "WireError"],
         "gradwire.recipes": ["Recipe", "recipe"],
     }

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.ddp.step import Step, Task
+from gradwire.engine.step import Step, Task
 from tests.support.recipes import EVERY_RECIPE
-from tests.unit.ddp.rig import Outcome, Rig, gradients
+from tests.support.rig import Outcome, Rig, gradients
 
 WORLDS = (1, 2, 3, 4)
 UNIT_ELEMENTS = (None, 1000)

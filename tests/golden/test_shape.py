@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gradwire.cli.main import app
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp import state
-from gradwire.ddp.report import Report
+from gradwire.engine import state
+from gradwire.report import Report
 from tests.golden import steps
 from tests.support.recipes import EVERY_RECIPE
-from tests.unit.ddp.rig import Rig, gradients
+from tests.support.rig import Rig, gradients
 
 HERE = Path(__file__).parent / "shape"
 

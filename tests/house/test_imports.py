@@ -11,14 +11,15 @@ import pytest
 
 from tests.house.source import MODULES, ROOT, Module, imports
 
-NUMBERS = {"plan", "decide"}
+NUMBERS = {"planning", "decide"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
-EVERYTHING = UPPER | {"contrib", "ddp", "version", ""}
+BELOW = UPPER | {"contrib", "engine", "sources", "tools", "checks", "version"}
+EVERYTHING = BELOW | {"attaching", "exploring", "report", "wire", ""}
 
 # What a part may import of ours, beside itself. "" is the public surface, `import gradwire`.
 ALLOWED: dict[str, set[str]] = {
-    "": {"ddp", "recipes", "errors", "version"},
+    "": {"attaching", "engine.layout", "errors", "exploring", "recipes", "report", "version", "wire"},
     "version": set(),
     "errors": set(),
     "environment": set(),
@@ -30,8 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "metric": {"kernels", "moment"},
     "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "metric", "moment"},
     "arena": {"exchange.base", "kernels", "memory", "moment"},
-    "plan": set(),
-    "decide": {"plan"},
+    "planning": set(),
+    "decide": {"planning"},
     "measure": {
         "comm.base",
         "errors",
@@ -39,12 +40,30 @@ ALLOWED: dict[str, set[str]] = {
         "exchange.late",
         "memory",
         "moment",
-        "plan",
+        "planning",
         "version",
     },
-    "recipes": {"arena", "codec", "comm.base", "decide", "exchange", "kernels", "memory", "moment", "plan"},
+    "recipes": {
+        "arena",
+        "codec",
+        "comm.base",
+        "decide",
+        "exchange",
+        "kernels",
+        "memory",
+        "moment",
+        "planning",
+    },
     "contrib": {"codec", "comm.base", "errors", "exchange", "kernels", "memory", "moment", "recipes"},
-    "ddp": UPPER | {"version"},
+    "engine": UPPER | {"version"},
+    # A source brings gradients to an engine; no source knows another.
+    "sources": UPPER | {"engine"},
+    "checks": {"arena", "engine.layout", "exchange"},
+    "tools": UPPER | {"engine"},
+    "report": BELOW,
+    "wire": BELOW | {"report"},
+    "attaching": BELOW | {"wire"},
+    "exploring": BELOW | {"wire"},
     "integrations": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": {"cli"},
@@ -52,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "lab": set(),
     "lab.emulate": {"comm.carried", "environment", "errors"},
     "lab.data": set(),
-    "lab.workloads": {"ddp.layout", "lab.data", "plan"},
+    "lab.workloads": {"engine.layout", "lab.data", "planning"},
     "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},
     "lab.demo": EVERYTHING | {"lab.bench", "lab.emulate", "lab.workloads"},
     "lab.report": {"lab.bench", "lab.demo"},
@@ -108,7 +127,17 @@ def imported_outside(parts: set[str], unwanted: Callable[[str], bool]) -> list[s
 
 
 LAB = {part for part in ALLOWED if part.startswith("lab")}
-TALK_TO_PEERS = LAB | {"comm", "ddp", "cli", "integrations"}
+TALK_TO_PEERS = LAB | {
+    "attaching",
+    "comm",
+    "engine",
+    "sources",
+    "tools",
+    "wire",
+    "exploring",
+    "cli",
+    "integrations",
+}
 
 
 def test_only_one_part_below_the_hook_talks_to_peers() -> None:
@@ -141,12 +170,12 @@ def test_imports_are_absolute() -> None:
 
 
 def test_the_rule_can_be_broken() -> None:
-    assert not is_allowed("gradwire.ddp.engine", ALLOWED["exchange"])
+    assert not is_allowed("gradwire.engine.engine", ALLOWED["exchange"])
     assert not is_allowed("gradwire.comm.threads", ALLOWED["exchange"])
     assert not is_allowed("gradwire.comm", ALLOWED["exchange"])
     assert not is_allowed("gradwire", ALLOWED["codec"])
     assert is_allowed("gradwire.comm.base", ALLOWED["exchange"])
-    assert not is_allowed("gradwire.lab.emulate", ALLOWED["ddp"])
+    assert not is_allowed("gradwire.lab.emulate", ALLOWED["engine"])
     assert not is_allowed("gradwire.lab", ALLOWED["cli"])
     assert part_of("gradwire.lab.demo.race") == "lab.demo"
     assert part_of("gradwire.lab") == "lab"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.ddp import layout
-from tests.unit.ddp.rig import SHAPES
+from gradwire.engine import layout
+from tests.support.rig import SHAPES
 
 
 @pytest.fixture(autouse=True)

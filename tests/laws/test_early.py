@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp import layout
-from tests.unit.ddp.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
+from gradwire.engine import layout
+from tests.support.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
 
 TEXT = "topk(ratio=0.1)"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.moment import Replicas, Replicated
 from tests.support.recipes import EVERY_RECIPE
-from tests.unit.ddp.rig import Rig
+from tests.support.rig import Rig
 
 BF16, F16 = torch.bfloat16, torch.float16
 SHAPES = {

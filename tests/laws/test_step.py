@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire import recipes
 from gradwire.codec.cast import cast
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.history import History
+from gradwire.engine.history import History
 from gradwire.exchange.compose import Remember, remember
 from gradwire.exchange.reduce import reduce
 from gradwire.kernels import LARGEST_GRADIENT
@@ -22,7 +22,7 @@ from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
 from tests.laws.pairwise import FULL, all_pairs
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
-from tests.unit.ddp.rig import BUCKETS, NAMES, REVERSED, Outcome, Rig, flat, gradients
+from tests.support.rig import BUCKETS, NAMES, REVERSED, Outcome, Rig, flat, gradients
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 SEVERAL = 389 if FULL else 1000

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
-from gradwire.ddp.arrival import Entry
-from gradwire.ddp.layout import Layout
+from gradwire.engine.arrival import Entry
+from gradwire.engine.layout import Layout
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.kernels import Folded
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.moment import Moment
-from gradwire.plan import even_cuts
+from gradwire.planning import even_cuts
 from gradwire.recipes import recipe
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
-from tests.unit.ddp.rig import Outcome, Rig, gradients
+from tests.support.rig import Outcome, Rig, gradients
 
 BREAKS_IN_STEP = 1
 

@@ -1,6 +1,6 @@
 """The ratio by NSGA-II through pymoo, as in "Flexible communication …" (Tyagi, Swany 2024, section 3-E).
 
-Beside the exact sweep of `gradwire.plan.ratio`. The ratio is searched on a logarithmic scale.
+Beside the exact sweep of `gradwire.planning.ratio`. The ratio is searched on a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pymoo.algorithms.moo.nsga2 import NSGA2
 from pymoo.optimize import minimize
 from pymoo.problems.functional import FunctionalProblem
 
-from gradwire.plan import Candidate
-from gradwire.plan.ratio import HIGHEST, LOWEST, Evaluate, knee, pareto_front
+from gradwire.planning import Candidate
+from gradwire.planning.ratio import HIGHEST, LOWEST, Evaluate, knee, pareto_front
 
 POPULATION, GENERATIONS = 40, 40
 

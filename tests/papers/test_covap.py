@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.lab.workloads import profile
 from gradwire.lab.workloads.profile import backward_of, timing
-from gradwire.plan import (
+from gradwire.planning import (
     Backward,
     Network,
     Transfer,
@@ -21,8 +21,8 @@ from gradwire.plan import (
     predict,
     units_between,
 )
-from gradwire.plan.costs import CodecCost, Line, Link
-from gradwire.plan.shard import bucketed, imbalance, shards, step_traffic
+from gradwire.planning.costs import CodecCost, Line, Link
+from gradwire.planning.shard import bucketed, imbalance, shards, step_traffic
 from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_III, TABLE_V, TABLE_VII, Row
 
 MILLISECONDS = Network(Link(0.0, 1.0))

@@ -11,14 +11,14 @@ import torch
 
 from gradwire.codec import indices
 from gradwire.moment import Moment
-from gradwire.plan import Network, Transfer, best_ratio, fastest, time_of, total_time
-from gradwire.plan.ar_topk import ALL_GATHER, RING, TREE, by_thresholds, ways
-from gradwire.plan.costs import Link
-from gradwire.plan.ratio import HIGHEST, LOWEST, fine_ratios
+from gradwire.planning import Network, Transfer, best_ratio, fastest, time_of, total_time
+from gradwire.planning.ar_topk import ALL_GATHER, RING, TREE, by_thresholds, ways
+from gradwire.planning.costs import Link
+from gradwire.planning.ratio import HIGHEST, LOWEST, fine_ratios
 from gradwire.recipes import recipe
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 from tests.papers.nsga2 import POPULATION, genetic_ratio
-from tests.unit.plan.instances import typical
+from tests.unit.planning.instances import typical
 
 NAMES = (ALL_GATHER, RING, TREE)
 

@@ -191,7 +191,7 @@ def _attach_with(optimizer: Callable[..., torch.optim.Optimizer] | None) -> Any:
 
 
 def _attach_as(version: str) -> Any:
-    module = importlib.import_module("gradwire.ddp.attach")
+    module = importlib.import_module("gradwire.attaching")
     honest = module.__version__
     module.__version__ = version
     try:

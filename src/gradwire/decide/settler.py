@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from gradwire.plan.facts import Facts, Times, facts_of_step, typical
+from gradwire.planning.facts import Facts, Times, facts_of_step, typical
 
 DISCARDED = 2
 ORDINARY = 5

@@ -15,9 +15,9 @@ from itertools import count
 from math import comb
 from statistics import median
 
-from gradwire.plan import Observed
-from gradwire.plan.groups import Cuts
-from gradwire.plan.merge_search import Seconds, search_cuts
+from gradwire.planning import Observed
+from gradwire.planning.groups import Cuts
+from gradwire.planning.merge_search import Seconds, search_cuts
 
 MOST_STEPS = 49
 """That a search takes, unless more are allowed."""

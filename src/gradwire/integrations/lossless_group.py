@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Pending
 from gradwire.comm.carried import Carried
-from gradwire.ddp.needed import kernels_of, prepare
+from gradwire.engine.preparing import kernels_of, prepare
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.exchange.gcomp import Frames, gcomp
 from gradwire.exchange.ring import Lap

@@ -24,7 +24,7 @@ from gradwire.measure.fit import Fit, straight_line
 from gradwire.measure.machine import fingerprint
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Kept
-from gradwire.plan.costs import CodecCost, Line
+from gradwire.planning.costs import CodecCost, Line
 
 SIZES = tuple(1 << power for power in (6, 8, 10, 12, 14, 16, 17, 18, 19, 20))
 """Elements. Closer together where memory begins to slow codecs down, because most of a gradient is in large

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-from gradwire.plan.costs import Line
+from gradwire.planning.costs import Line
 
 Point = tuple[float, float]
 """Size and seconds; sizes at least 0, seconds above 0."""

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from gradwire.comm.base import Verb
 from gradwire.measure.fit import Point, straight_line
 from gradwire.measure.pattern import hops, serial_bytes
-from gradwire.plan.costs import Line, Link
-from gradwire.plan.spread import CERTAIN, WINDOW, error_of, noise_of
+from gradwire.planning.costs import Line, Link
+from gradwire.planning.spread import CERTAIN, WINDOW, error_of, noise_of
 
 THRESHOLD = 0.2
 VISIBLE = 0.3

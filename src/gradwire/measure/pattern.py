@@ -1,14 +1,14 @@
 """How often a collective waits for a hop, and how many bytes pass one after the other, as gloo runs it.
 
-A verb's time is hops · α + bytes · β, with the factors of `gradwire.plan.collectives`: what is fitted here is
-what plans are made of there. A name is a verb's, or "verb/algorithm" for one of our own. Between two ranks an
-all-reduce is a swap, which saves half of the hops; a calibrated α contains that, as it contains what the
-software costs.
+A verb's time is hops · α + bytes · β, with the factors of `gradwire.planning.collectives`: what is fitted
+here is what plans are made of there. A name is a verb's, or "verb/algorithm" for one of our own. Between
+two ranks an all-reduce is a swap, which saves half of the hops; a calibrated α contains that, as it
+contains what the software costs.
 """
 
 from __future__ import annotations
 
-from gradwire.plan.collectives import Algorithm, algorithm_of
+from gradwire.planning.collectives import Algorithm, algorithm_of
 
 
 def _algorithm(name: str) -> Algorithm:

@@ -20,7 +20,7 @@ from gradwire.measure.aligned import shortest, slowest
 from gradwire.measure.clock import now_s
 from gradwire.measure.fit import Fit, straight_line
 from gradwire.measure.pattern import hops, payload_for, serial_bytes
-from gradwire.plan.costs import Link, Network
+from gradwire.planning.costs import Link, Network
 
 VERBS: tuple[Verb, ...] = ("all_reduce", "all_gather", "all_to_all", "shift")
 """Those that exchanges use and that all ranks leave together: the root of a broadcast is done when it has

@@ -15,7 +15,7 @@ from statistics import fmean
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.monitor import Change, LinkMonitor, Sample
 from gradwire.measure.pattern import hops, serial_bytes
-from gradwire.plan.costs import Link
+from gradwire.planning.costs import Link
 
 Row = tuple[float, float, float, float]
 NOTHING: Row = (0.0, 0.0, 0.0, 0.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.arena import Cutter
 from gradwire.exchange.base import Exchange
-from gradwire.plan import Facts, Observed, Watched, ramped_cuts
+from gradwire.planning import Facts, Observed, Watched, ramped_cuts
 from gradwire.recipes.catalogue import MODULES
 
 Judge = Callable[[Observed], "Composition | None"]

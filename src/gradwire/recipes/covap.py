@@ -21,11 +21,11 @@ from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.every import every
 from gradwire.memory import Forgetful, Residual
-from gradwire.plan import Facts, interval_for, phased_cuts
-from gradwire.plan.collectives import Transfer, time_of
-from gradwire.plan.costs import Line
-from gradwire.plan.cuts import PHASED_RAMP
-from gradwire.plan.shard import balanced_edges, bucketed, paper_cuts
+from gradwire.planning import Facts, interval_for, phased_cuts
+from gradwire.planning.collectives import Transfer, time_of
+from gradwire.planning.costs import Line
+from gradwire.planning.cuts import PHASED_RAMP
+from gradwire.planning.shard import balanced_edges, bucketed, paper_cuts
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import measured_for
 

@@ -2,12 +2,12 @@
 
 Wang et al. 2021, "MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed
 Training". Differences from the paper: by default the cuts are the best for a codec that works beside the
-backward pass, as the engine's does (`gradwire.plan.merge_worker`). What a group costs beside a training, on
-shared cores and cold caches, is more than its codec takes alone, and not known; so real steps decide between
-that plan, one for dearer calls, and one group. The optimum of the paper's own cost model, in which the codec
-holds up the backward pass (`gradwire.plan.merge`), is `split="exact"`, its search on that model
-`split="search"` and by timing real iterations `split="timed"`, of which it says beforehand how many; vectors
-and tiny tensors travel densely beside what is grouped.
+backward pass, as the engine's does (`gradwire.planning.merge_worker`). What a group costs beside a
+training, on shared cores and cold caches, is more than its codec takes alone, and not known; so real steps
+decide between that plan, one for dearer calls, and one group. The optimum of the paper's own cost model, in
+which the codec holds up the backward pass (`gradwire.planning.merge`), is `split="exact"`, its search on
+that model `split="search"` and by timing real iterations `split="timed"`, of which it says beforehand how
+many; vectors and tiny tensors travel densely beside what is grouped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradwire.decide.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, con
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import forget
 from gradwire.exchange.late import sent
-from gradwire.plan import (
+from gradwire.planning import (
     Backward,
     Facts,
     GroupCost,
@@ -41,8 +41,8 @@ from gradwire.plan import (
     total_time,
     worker_cuts,
 )
-from gradwire.plan.groups import Cuts
-from gradwire.plan.merge_worker import WorkerSeconds
+from gradwire.planning.groups import Cuts
+from gradwire.planning.merge_worker import WorkerSeconds
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
 from gradwire.recipes.dense import measured_for

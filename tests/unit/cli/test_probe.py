@@ -13,7 +13,7 @@ from gradwire.cli.main import app
 from gradwire.cli.plot import Axes, Curve, text_plot
 from gradwire.measure import Probed
 from gradwire.measure.fit import straight_line
-from gradwire.plan.costs import Link
+from gradwire.planning.costs import Link
 
 AXES = Axes("bytes", "ms")
 

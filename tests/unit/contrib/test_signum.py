@@ -8,7 +8,7 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.contrib.signs_by_vote import Signum
 from gradwire.memory import MOMENTUM, UNSENT, Gradients
-from tests.unit.ddp.rig import NAMES, Rig, gradients
+from tests.support.rig import NAMES, Rig, gradients
 
 EPS = torch.finfo(torch.float32).eps
 

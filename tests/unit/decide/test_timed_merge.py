@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from gradwire.decide.timed_merge import TimedMerge, Trial, contest, groupings, timed_search
-from gradwire.plan import Observed
-from gradwire.plan.groups import Cuts
-from gradwire.plan.merge_search import search_cuts
+from gradwire.planning import Observed
+from gradwire.planning.groups import Cuts
+from gradwire.planning.merge_search import search_cuts
 
 TENSORS = 60
 

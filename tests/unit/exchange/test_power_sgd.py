@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gradwire.ddp import state
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp import state
 from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.low_rank import arrange
 from gradwire.exchange.power_sgd import power_sgd
 from gradwire.moment import Moment, Part
-from tests.unit.ddp.rig import SHAPES, Rig, gradients
+from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (
     acp_sgd_by_the_paper,
     drawn,

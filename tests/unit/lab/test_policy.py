@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.arena import ParameterSpec
-from gradwire.ddp.layout import build
+from gradwire.engine.layout import build
 from gradwire.lab.bench.runner import check
 from gradwire.lab.bench.settings import Network, Schedule, Settings, Task
 from gradwire.lab.bench.table import title

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradwire.arena import ParameterSpec
-from gradwire.ddp.layout import build
+from gradwire.engine.layout import build
 from gradwire.lab.bench.settings import Task
 from gradwire.lab.bench.trainer import policy_for
 from gradwire.lab.workloads import workload

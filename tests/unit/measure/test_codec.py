@@ -17,7 +17,7 @@ from gradwire.measure.codec import SIZES, measure_codec, payloads
 from gradwire.measure.echo import EchoComm
 from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment
-from gradwire.plan.costs import CodecCost, Line
+from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import entries, recipe
 
 ENCODE, DECODE = Line(3e-5, 2e-9), Line(1e-5, 5e-10)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from gradwire.measure.fit import straight_line
-from gradwire.plan.costs import Line
+from gradwire.planning.costs import Line
 
 SIZES = [2.0**power for power in range(6, 21, 2)]
 

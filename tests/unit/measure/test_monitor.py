@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.measure.monitor import WINDOW, Change, LinkMonitor, Sample
 from gradwire.measure.pattern import hops, serial_bytes
-from gradwire.plan.costs import Link
+from gradwire.planning.costs import Link
 
 WORLD = 4
 SIZES = (2_000, 100_000, 1_000_000)

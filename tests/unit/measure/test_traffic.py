@@ -8,7 +8,7 @@ from gradwire.measure.clock import RoundTime
 from gradwire.measure.monitor import WINDOW
 from gradwire.measure.pattern import hops, serial_bytes
 from gradwire.measure.traffic import Traffic, under_way
-from gradwire.plan.costs import Link
+from gradwire.planning.costs import Link
 
 WORLD, UNIT_BYTES, TAIL_BYTES = 3, 600_000, 120
 

@@ -9,7 +9,7 @@ import torch
 
 from gradwire.comm import Round
 from gradwire.moment import Moment
-from gradwire.plan import Backward, Facts, Link, Network
+from gradwire.planning import Backward, Facts, Link, Network
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import candidates, predicted
 

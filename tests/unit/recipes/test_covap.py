@@ -10,10 +10,10 @@ import torch
 
 from gradwire.arena import Lane, ParameterSpec
 from gradwire.memory import Forgetful, Residual
-from gradwire.plan import Facts, phased_cuts
-from gradwire.plan.costs import Backward, Line, Link, Network
-from gradwire.plan.groups import ready_of_element
-from gradwire.plan.shard import imbalance
+from gradwire.planning import Facts, phased_cuts
+from gradwire.planning.costs import Backward, Line, Link, Network
+from gradwire.planning.groups import ready_of_element
+from gradwire.planning.shard import imbalance
 from gradwire.recipes import Composition, recipe
 
 # VGG-19's six buckets in the paper (table V), in the order in which they become ready.

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.plan import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
-from gradwire.plan.groups import Cuts, element_cuts, even_groups, layer_wise
-from gradwire.plan.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
+from gradwire.planning import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
+from gradwire.planning.groups import Cuts, element_cuts, even_groups, layer_wise
+from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
-from tests.unit.ddp.rig import Rig, gradients
+from tests.support.rig import Rig, gradients
 
 SIZES = (100, 200, 50, 400, 150, 100)
 INNER = "topk(ratio=0.1)"
@@ -212,7 +212,7 @@ def test_a_codec_that_one_rank_cannot_measure_is_planned_for_on_none(
             raise kind("no room")
         return CodecCost(Line(1e-5, 1e-9), Line(1e-5, 1e-9))
 
-    monkeypatch.setattr("gradwire.ddp.decider.codec_cost", fails_once)
+    monkeypatch.setattr("gradwire.engine.decider.codec_cost", fails_once)
 
     def rank(comm: Comm) -> str:
         rig = Rig(comm, f"mergecomp(inner={INNER!r})")

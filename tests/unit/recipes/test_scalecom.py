@@ -8,11 +8,11 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp.decider import surveyed
-from gradwire.ddp.surroundings import Surroundings
-from gradwire.plan import Facts
+from gradwire.engine.decider import surveyed
+from gradwire.engine.surroundings import Surroundings
+from gradwire.planning import Facts
 from gradwire.recipes import Decision, recipe
-from tests.unit.ddp.rig import Outcome, Rig, gradients
+from tests.support.rig import Outcome, Rig, gradients
 
 AUTO = "scalecom(rates='auto', warmup_steps=3)"
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.ddp import state
-from gradwire.ddp.layout import build
-from gradwire.ddp.needed import kernels_for
-from gradwire.ddp.step import Step
 from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
-from gradwire.plan import Backward, Facts, Link, Network, Observed, Watched
+from gradwire.engine import state
+from gradwire.engine.layout import build
+from gradwire.engine.preparing import kernels_for
+from gradwire.engine.step import Step
+from gradwire.planning import Backward, Facts, Link, Network, Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge
 from gradwire.recipes.trial import AGAIN, COUNTED, SKIPPED, back_to_dense, on_trial
-from tests.unit.ddp.rig import Rig, flat, gradients, specs
+from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
 
@@ -113,7 +113,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return replace(measured, backward=Backward(0.0, ready_s, numel, 0.01), network=LINK)
 
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
-    monkeypatch.setattr("gradwire.ddp.decider.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.engine.decider.surveyed", surveyed)
     return takes
 
 

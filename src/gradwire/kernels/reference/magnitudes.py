@@ -1,4 +1,4 @@
-"""A histogram of magnitudes, from which the gain of every ratio follows (`gradwire.plan.gain`)."""
+"""A histogram of magnitudes, from which the gain of every ratio follows (`gradwire.planning.gain`)."""
 
 from __future__ import annotations
 

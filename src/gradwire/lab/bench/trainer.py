@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.ddp.layout import TINY, TINY_ELEMENTS, Policy, by_size
+from gradwire.engine.layout import TINY, TINY_ELEMENTS, Policy, by_size
 from gradwire.lab.bench import peers
 from gradwire.lab.bench.settings import Entry, Task, parse_entry
 from gradwire.lab.bench.statistics import StepSample

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.ddp.layout import TINY_ELEMENTS
+from gradwire.engine.layout import TINY_ELEMENTS
 from gradwire.lab.workloads.base import Batch, Parameters, check_rank, seeded
 from gradwire.lab.workloads.profile import Profile, Timing, shrunk
 

@@ -1,1 +1,0 @@
-"""The hook, the worker, the verdict and attach."""

@@ -1,0 +1,240 @@
+"""Who decides what runs next: a recipe's decision once dense steps are measured, or its watch on the steps.
+
+Both see only numbers that all ranks have agreed on, so that all decide the same in the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec
+from gradwire.comm import Comm
+from gradwire.decide import Settler
+from gradwire.decide.settler import ORDINARY
+from gradwire.engine.layout import Layout
+from gradwire.engine.step import Step
+from gradwire.engine.surroundings import Surroundings
+from gradwire.exchange.late import sent
+from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, slowest
+from gradwire.planning import CodecCost, Facts, Line, Link, Observed, Watched, calibrated
+from gradwire.recipes import Composition, Decision
+from gradwire.recipes.base import Watch
+
+_LOG = logging.getLogger("gradwire")
+
+Rows = Sequence[Sequence[float]]
+"""The facts in a verdict, by rank."""
+
+
+class Decider(Protocol):
+    """One rank's side of a decision. All calls are on the engine's thread.
+
+    The facts of a rank ride in its row of the verdict; how many there are depends on agreed numbers alone.
+    """
+
+    @property
+    def measuring(self) -> bool:
+        """Whether dense steps still find out what to do."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether the current step takes computation and communication apart, so that they do not overlap."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether `look` wants to see the units."""
+
+    @property
+    def facts(self) -> Facts | None:
+        """What was measured, once that is known."""
+
+    def look(self, step: int, x: Tensor) -> None:
+        """Look at one unit, `x` (numel,), before its exchange."""
+
+    def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
+        """This rank's facts. `link` is what the previous step's rounds say of the link."""
+
+    def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
+        """Take all ranks' facts of a step that had a verdict; what is to run from now on, if that changes."""
+
+
+class Measuring:
+    """Dense steps are measured until `decision` has what it needs; then it decides, once.
+
+    `ready_s` tells when the gradients of the current step were ready, by name.
+    """
+
+    measuring, looks = True, False
+
+    def __init__(
+        self,
+        decision: Decision,
+        specs: Sequence[ParameterSpec],
+        around: Surroundings,
+        ready_s: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self.facts: Facts | None = None
+        self.settler = Settler([spec.numel for spec in specs], ORDINARY if decision.whole_steps else 0)
+        self._decision, self._specs, self._around, self._ready_s = decision, specs, around, ready_s
+
+    @property
+    def apart(self) -> bool:
+        """As the settler says."""
+        return self.settler.apart
+
+    def look(self, step: int, x: Tensor) -> None:
+        """Dense gradients are nothing to look at."""
+
+    def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
+        """The settler's row. Nothing is said of the link, which is probed in the end."""
+        return self.settler.row(lambda: step.times(self._specs, self._ready_s()))
+
+    def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
+        """Once there are enough facts, survey the rest of them, a collective, and decide."""
+        facts = self.settler.observe(rows, step.lasted_s())
+        if facts is None:
+            return None
+        facts = replace(facts, buckets=tuple(step.direct))
+        self.facts = surveyed(facts, self._decision, self._around, self._specs)
+        return self._decision.decide(self.facts)
+
+
+class Watching:
+    """What runs is watched by the judge of its composition, if it has one.
+
+    The judge's numbers are how long the last step took and its codec, then what was looked at in this one.
+    `hear(step, rows)` takes what all ranks said of the link, and returns what they take it to be.
+    """
+
+    measuring, apart = False, False
+    facts: Facts | None = None
+
+    def __init__(
+        self, watch: Watch | None, watched: Watched, hear: Callable[[int, Rows], Link | None]
+    ) -> None:
+        self._watch, self._hear = watch, hear
+        self._judge = None if watch is None else watch.judge(watched)
+        self._looked = self._nothing
+        self._previous_s = (0.0, 0.0)
+        self._link_numbers = 0
+
+    @property
+    def looks(self) -> bool:
+        """Whether a judge sees the steps."""
+        return self._judge is not None
+
+    @property
+    def _nothing(self) -> list[float]:
+        return [0.0] * (0 if self._watch is None else self._watch.looks)
+
+    def _due(self, step: int) -> bool:
+        return self._watch is not None and step % self._watch.every == 0
+
+    def look(self, step: int, x: Tensor) -> None:
+        """Look at one unit, if it is the step for that."""
+        if self._watch is not None and self._watch.look is not None and self._due(step):
+            seen = self._watch.look(x)
+            self._looked = [total + more for total, more in zip(self._looked, seen, strict=True)]
+
+    def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
+        """The link's numbers, then the judge's. Looks begin anew: a step that fails is tried again."""
+        self._link_numbers = len(link)
+        if self._judge is None:
+            return link
+        looked = self._looked if self._due(step.number) else []
+        self._looked = self._nothing
+        return (*link, *self._previous_s, *looked)
+
+    def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
+        """Hand what all ranks said to the judge. A step that was not committed says nothing to it."""
+        link = self._hear(step.number, [row[: self._link_numbers] for row in rows])
+        if self._watch is None or self._judge is None:
+            return None
+        columns = list(zip(*(row[self._link_numbers :] for row in rows), strict=True))
+        looks = self._watch.looks and self._due(step.number)
+        looked = tuple(map(sum, columns[2:])) if looks else None
+        self._previous_s = step.lasted_s(), step.trace.compress_s
+        if not committed:
+            return None
+        return self._judge(Observed(step.number, max(columns[0]), max(columns[1]), looked, link))
+
+
+def watched_in(layout: Layout, world: int) -> Watched:
+    """What the judge of `layout` is told: the sizes of the largest lane that its exchange works in."""
+    mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
+    largest = max(mine, key=lambda lane: lane.numel, default=None)
+    return Watched(world, () if largest is None else tuple(slot.spec.numel for slot in largest.slots))
+
+
+def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:
+    """Whether no rank's unsent gradient would lose its place. A collective where a place is lost."""
+    homeless = now.homeless_in(following)
+    left = any(bool(now.memory(name).any()) for name in homeless)
+    return not homeless or slowest(comm, [float(left)]) == [0.0]
+
+
+PROBED = ("all_reduce", "all_gather")
+"""What most recipes ask of the network; the links of verbs that nobody probes are taken to be like the
+first's."""
+
+_TYPICAL = 1 << 20
+"""Elements of the unit whose payloads are counted."""
+
+
+def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequence[ParameterSpec]) -> Facts:
+    """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
+    same numbers. The links' bandwidth follows from what the dense steps sent."""
+    comm, control = around.comm, around.control
+    gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
+    facts = replace(facts, gradient_bytes=gradient_bytes)
+    if comm.world > 1:
+        probed, number = (
+            network_of(probe(comm, links_for(decision, comm.world), control=control)),
+            len(facts.collectives_s),
+        )
+        network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
+        facts = replace(facts, network=network)
+    if (about := decision.about) is not None:
+        codec = _agreed_cost(about, control)
+        facts = replace(facts, codec=codec, payloads=payloads(about.exchange, _TYPICAL, comm.world))
+    if decision.uses:
+        names = [spec.name for spec in specs if len(spec.shape) > 1]
+        uses = around.uses()
+        most = slowest(control, [uses.get(name, 0.0) for name in names])
+        facts = replace(facts, uses=dict(zip(names, most, strict=True)))
+    return facts
+
+
+def links_for(decision: Decision, world: int) -> tuple[str, ...]:
+    """What to probe: `PROBED`, and what else the recipe asked about sends, as far as that can be probed.
+
+    A function of the recipe alone, so that all ranks probe the same.
+    """
+    if decision.about is None:
+        return PROBED
+    names = (name_of(each) for each in sent(decision.about.exchange, _TYPICAL, world))
+    return tuple(dict.fromkeys((*PROBED, *(name for name in names if name is not None))))
+
+
+def _agreed_cost(composition: Composition, comm: Comm) -> CodecCost | None:
+    """Of the slowest rank, for which all others wait; `None` if it cannot be measured on some rank."""
+    failure: BaseException | None = None
+    try:
+        cost = codec_cost(composition.exchange, composition.text)
+        mine = [cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s]
+    except BaseException as error:
+        # Peers wait for this rank's numbers, whatever happens here.
+        failure, mine = error, [math.inf] * 4
+    base_s, slope_s, decode_base_s, decode_slope_s = slowest(comm, mine)
+    if failure is not None:
+        # Not a warning, which a user may have made an error: this rank alone would stop, and peers wait.
+        _LOG.warning("the codec of %s could not be measured: %r", composition.text, failure)
+    if math.inf in (base_s, slope_s, decode_base_s, decode_slope_s):
+        return None
+    return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))

@@ -1,0 +1,355 @@
+"""From arriving buckets to committed means: the agreed order, the exchanges, the verdict.
+
+Everything here runs on one thread (the ordered worker, or a test's own), so that every rank issues the
+same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec, Unit
+from gradwire.engine.alone import only_compresses, uncompressed
+from gradwire.engine.arrival import Arrival, Run, Share
+from gradwire.engine.decider import Decider, Measuring, Rows, Watching, may_follow, watched_in
+from gradwire.engine.layout import Layout, build
+from gradwire.engine.runner import Runner
+from gradwire.engine.step import Committed, Failed, Outcome, Pending, Poisoned, Running, Step, Task
+from gradwire.engine.surroundings import Surroundings
+from gradwire.engine.tail import SMALL_BYTES, Small, Tail
+from gradwire.engine.verdict import Row, Verdict, plan_number
+from gradwire.errors import RanksDisagree, TransportError
+from gradwire.measure import BackwardWatch, Change, Observed, stopwatch_for
+from gradwire.measure.traffic import Traffic
+from gradwire.memory import UNSENT, Gradients
+from gradwire.moment import Moment
+from gradwire.planning import Facts, Link
+from gradwire.recipes import Composition, Recipe
+from gradwire.recipes.dense import dense
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What an engine ran at some moment."""
+
+    layout: Layout
+    step: int
+    plan: str | None
+    decider: Decider
+
+
+class Engine:
+    """The state of one attached model on one rank; `around` is all that it needs from outside.
+
+    A `Decider` changes what runs, in the same step on all ranks, because it sees only numbers from verdicts.
+    `plan` is the text of what runs, `None` while dense steps are measured.
+    """
+
+    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, around: Surroundings) -> None:
+        self.specs, self.recipe, self.around = tuple(specs), recipe, around
+        self.comm = around.comm
+        self.step = 0
+        self.facts: Facts | None = None
+        self.watch = BackwardWatch(stopwatch_for(around.device))
+        self.traffic = Traffic(self.comm.world)
+        self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
+        self.runner = Runner(around.post, self._progress, one_by_one=lambda: self.apart)
+        self._policy = around.policy
+        first = recipe.build()
+        self._now: Step | None = None
+        self.run(self.here(self.layout_of(first)))
+
+    # -- plans: changed between steps only, on all ranks in the same one
+
+    def run(self, layout: Layout) -> None:
+        """From the next step on `layout`, with the memory that it has."""
+        decision = layout.main.next
+        self.around.prepare(layout)
+        if decision is not None and decision.about is not None:
+            # Whatever the facts will be, its codec is timed and then used.
+            self.around.prepare(self.layout_of(decision.about, META))
+        self._decider: Decider
+        if decision is None or layout.alone:
+            self._decider = Watching(layout.main.watch, watched_in(layout, self.comm.world), self._hear)
+        else:
+            self._decider = Measuring(decision, self.specs, self.around, self.watch.ready_s)
+        self.layout, self.plan = layout, layout.main.text if decision is None else None
+        self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
+
+    def resume(self, layout: Layout, step: int) -> None:
+        """Go on with `step`, on `layout` and the memory that it has."""
+        self.facts = None
+        self.run(layout)
+        self.step = step
+
+    def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
+        """Who would travel how under another composition, by default on our device; the policy stays."""
+        device = self.around.device if device is None else device
+        return build(self.specs, composition, self._policy, device, self.around.memory_dtype)
+
+    def here(self, asked: Layout, *, owing: bool = False) -> Layout:
+        """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
+
+        Of dense steps that measure, what their decision is about counts.
+        """
+        following = asked.main.next
+        aim = asked if following is None or following.about is None else self.layout_of(following.about, META)
+        if self.around.alone and only_compresses(aim):
+            return uncompressed(asked, self.around.device, self.around.memory_dtype, owing=owing)
+        return asked
+
+    def install(self, composition: Composition) -> None:
+        """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
+        layout = self.here(self.layout_of(composition))
+        layout.take_over(self.layout)
+        self.run(layout)
+
+    def retire(self) -> None:
+        """From the next step on plain all-reduce, whatever the policy. Flush first."""
+        self._policy = None
+        self.install(dense())
+
+    def put_aside(self) -> Aside:
+        """What runs now, for `take_up`; whatever is installed meanwhile has planes of its own."""
+        return Aside(self.layout, self.step, self.plan, self._decider)
+
+    def take_up(self, aside: Aside) -> None:
+        """Go on as if nothing had run since `put_aside`."""
+        self.layout, self.step, self.plan = aside.layout, aside.step, aside.plan
+        self._decider = aside.decider
+        self.traffic = Traffic(self.comm.world)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether dense steps still find out what to do."""
+        return self._decider.measuring
+
+    @property
+    def apart(self) -> bool:
+        """Whether this step measures computation and communication apart, so that they do not overlap."""
+        return self._decider.apart
+
+    @property
+    def plan_number(self) -> int:
+        """Fingerprint of all that must agree between ranks before a step counts."""
+        cuts = tuple(unit.start for lane in self.layout.lanes for unit in lane.units)
+        return plan_number(self.step, self.layout.main.text, cuts, self.measuring)
+
+    # -- arrival: fold, and start what is complete
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Take in a bucket. Raises nothing: errors go to the step, which `concluded` delivers."""
+        opens = self._now is None
+        step = self._now = self._now or Step(self.step, self.layout.main.text)
+        # First of all, so that an error further down can end the step.
+        step.all_arrived = arrival.is_last
+        step.arrive(arrival)
+        if opens:
+            self._open(step, arrival)
+        intake = self.layout.intake(arrival.entries)
+        for run in intake.runs:
+            self._launch_direct(step, arrival, run)
+        for share in intake.shares:
+            self._fold(step, arrival, share)
+        for unit in step.completed(intake.units):
+            self._launch_unit(step, unit)
+        self._send_early(step)
+        self._progress(step)
+
+    def _open(self, step: Step, arrival: Arrival) -> None:
+        step.scale = self.around.loss_scale()
+        step.started_s = min(self.watch.take_begun_s(), arrival.at_s)
+        step.before_s = self.watch.before_s(step.started_s)
+        step.buffers = carried = self.around.buffers()
+        if carried is not None:
+            if carried.failure is not None:
+                step.fail(carried.failure, "pack of buffers", self.comm.rank)
+            self.runner.issue(lambda: carried.send(Observed(self.comm, step.trace, "buffers")))
+
+    def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
+        lane, scale = share.lane, share.lane.scale(step.scale) / step.scale
+        grads = Gradients(arrival.buffer, share.pieces, scale)
+        try:
+            with step.trace.compressing("encode", share.label):
+                seen = lane.fold(grads, step.number, self.comm.world)
+        except BaseException as error:
+            step.fail(error, f"fold of {share.label}", self.comm.rank)
+            return
+        step.see(seen.finite)
+        for slot in (share.slots[number] for number in seen.idle):
+            # DDP throws away what a hook returns for unused parameters, and join() sends zeros from
+            # finished ranks: no memory may be spent on them.
+            lane.x[slot.start : slot.stop].zero_()
+            step.idle.append((lane, slot))
+
+    def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
+        region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
+        wide = region.dtype == torch.float64 or region.nbytes >= SMALL_BYTES
+        if not wide and not self.layout.is_plain:
+            step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
+            return
+        at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self.around.seed, lane=-1)
+        step.direct.append(region.numel())
+        comm, agreed = self._observed(step, label), exchange.rounds(region.numel(), region.dtype, at)
+        self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
+
+    def _launch_unit(self, step: Step, unit: Unit) -> None:
+        lane = self.layout.lanes[unit.lane]
+        x = lane.x[unit.start : unit.stop]
+        where = (unit.index, self.comm.rank, self.comm.world, self.around.seed, unit.lane, unit.parts)
+        at = Moment(
+            step.number,
+            *where,
+            lane.scale(step.scale),
+            lane.narrow,
+            unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
+            kept=lane.kept,
+            replicas=self.around.replicas,
+        )
+        self.around.inspect(lane, unit, x, at)
+        if self._decider.looks and lane.exchange is self.layout.main.exchange:
+            self._look(step, unit, x)
+        if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
+            step.rest(unit)
+            return
+        factor = step.scale / at.scale
+        mean = step.landing(unit, x, factor)
+        task = Task(str(unit), lane.exchange, x, mean, at, self._observed(step, str(unit)), agreed)
+        task.land = lambda: step.land(unit, mean, factor)
+        self.runner.launch(step, task)
+
+    def _look(self, step: Step, unit: Unit, x: Tensor) -> None:
+        try:
+            with step.trace.compressing("encode", f"look at {unit}"):
+                self._decider.look(step.number, x)
+        except BaseException as error:
+            step.fail(error, f"look at {unit}", self.comm.rank)
+
+    def _observed(self, step: Step, label: str) -> Observed:
+        return Observed(self.comm, step.trace, label)
+
+    # -- verdict: agree, then commit or leave everything as it was
+
+    def _progress(self, step: Step) -> None:
+        """Issue the tail when it may go, judge when it has come back, give up when nothing can."""
+        if step.is_over or not step.all_arrived:
+            return
+        try:
+            if self.runner.broken is not None:
+                raise self.runner.broken
+            # A plain all-reduce has no decode that could fail, so its verdict need not wait for it.
+            decodes_nothing = self.layout.is_dense and not self.apart
+            if isinstance(step.outcome, Running) and (step.outstanding == 0 or decodes_nothing):
+                self._send_tail(step)
+            match step.outcome:
+                case Pending(tail, has_come=True) if step.outstanding == 0:
+                    self._judge(step, tail.verdict())
+        except TransportError as error:
+            self.runner.broken = error
+            self._close(step, Failed(error))
+
+    def _send_early(self, step: Step) -> None:
+        """Small gradients that can be under way beside units, once all of them are here."""
+        early = self.layout.early
+        if step.sent_early or not (early and step.places.keys() >= early):
+            return
+        if regions := step.small_in(self.specs, early):
+            step.sent_early = True
+            step.small.append(small := Small(regions, self._observed(step, "small"), step.device))
+            self.runner.issue(small.send)
+
+    def _send_tail(self, step: Step) -> None:
+        facts = self._decider.row(step, self.traffic.row)
+        step.require_all_units(self.layout.lanes, self.comm.rank)
+        stale = step.buffers is not None and step.buffers.is_stale
+        row = Row(step.is_finite(), step.failure is not None, self.plan_number, facts, stale)
+        left = step.tail_regions.keys() - (self.layout.early if step.sent_early else ())
+        comm, control = self._observed(step, "tail"), self.around.control
+        apart = None if control is self.comm else Observed(control, step.trace, "tail")
+        tail = Tail(step.small_in(self.specs, left), row, comm, step.device, apart)
+        step.small.append(tail)
+        step.outcome = Pending(tail, failure=step.failure)
+
+        def came() -> None:
+            if not step.is_over:
+                step.outcome = Pending(tail, has_come=True, failure=step.failure)
+            self._progress(step)
+
+        tail.send(lambda: self.around.post(came))
+
+    def _judge(self, step: Step, verdict: Verdict) -> None:
+        step.receive_buffers(verdict.stale)
+        for small in step.small:
+            small.wait()
+            step.record_small(small)
+        error: BaseException | None = verdict.error()
+        if step.failure is not None and not isinstance(error, RanksDisagree):
+            error = step.failure  # a rank that disagrees may well fail, but that is not why
+        outcome = Failed(error) if error is not None else self._conclude(step, verdict)
+        if not isinstance(outcome, Failed):
+            self._observe(step, verdict, committed=isinstance(outcome, Committed))
+        self._close(step, outcome)
+
+    def _conclude(self, step: Step, verdict: Verdict) -> Committed | Poisoned:
+        if self._is_finite(step, verdict):
+            self._commit(step)
+            return Committed()
+        if not self.layout.is_plain:
+            step.poison()  # plain steps protect nothing: what they have is DDP's own
+        return Poisoned()
+
+    def _is_finite(self, step: Step, verdict: Verdict) -> bool:
+        """The same answer on all ranks: verdicts and reduced values are, and all else is in the verdict."""
+        return verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+
+    def _commit(self, step: Step) -> None:
+        for small in step.small:
+            small.land()
+        for lane in self.layout.lanes:
+            lane.commit(slot for owner, slot in step.idle if owner is lane)
+        self.step += 1
+
+    def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
+        """Let the decider see the facts of a step, and run what it wants to follow."""
+        rows = [row.facts for row in verdict.rows]
+        following = self._decider.observe(step, rows, committed=committed)
+        self.facts = self._decider.facts or self.facts
+        if following is not None and may_follow(
+            self.layout, self.layout_of(following, META), self.around.control
+        ):
+            self.install(following)
+
+    def _hear(self, step: int, rows: Rows) -> Link | None:
+        """Take what all ranks said of the link; what it is taken to be."""
+        changes = self.traffic.hear(rows)
+        self.link_changes.extend((step, change) for change in changes)
+        link = self.traffic.link
+        self.around.link_seen(link)
+        return link
+
+    def crash(self, error: BaseException) -> None:
+        """An error of our own outside any exchange: the order is lost, so nothing can go on."""
+        self.runner.broken = TransportError(f"internal error: {error!r}")
+        self.runner.broken.__cause__ = error
+        if self._now is not None:
+            self._progress(self._now)
+
+    def _close(self, step: Step, outcome: Outcome) -> None:
+        step.outcome, error = outcome, outcome.error if isinstance(outcome, Failed) else None
+        self._now = None
+        self.traffic.note(step.trace.rounds) if error is None else self.traffic.forget()
+        for lane in self.layout.lanes:
+            lane.kept.discard()
+        if error is not None:
+            # Half-exchanged buckets must not pass for gradients, should someone catch the error.
+            step.poison()
+            if not hasattr(error, "__notes__"):
+                error.add_note(f"gradwire: step {step.number}, rank {self.comm.rank}, {step.plan}")
+        self.around.concluded(step)

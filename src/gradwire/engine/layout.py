@@ -1,0 +1,202 @@
+"""Who travels how: from recipe and policy to lanes, and the parameters that bypass the arena."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import Lane, ParameterSpec, Slot
+from gradwire.engine.arrival import Entry, Intake, intake
+from gradwire.engine.tail import EARLY_BYTES, SMALL_BYTES
+from gradwire.exchange.base import Exchange
+from gradwire.exchange.dense import Dense
+from gradwire.memory import UNSENT
+from gradwire.recipes import Composition
+from gradwire.recipes.parse import steady
+
+Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
+"""Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
+"tiny" as the recipe in use sends its tiny tensors."""
+
+TINY_ELEMENTS = 2048
+TINY = "tiny"
+
+
+def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[ParameterSpec], str | None]:
+    """Vectors (norm scales, biases) and tensors of fewer than `smallest` elements travel by `recipe`.
+
+    With recipe="tiny" that is as the recipe in use sends its tiny tensors: most send them densely, and what
+    remembers nothing as all others. The default policy is `by_size(recipe="tiny")`.
+
+    In one report exempting 0.29 % of the elements cut the mean relative error of an fp8 all-reduce
+    from 10.9 % to 2.1 %.
+
+    >>> import gradwire
+    >>> from torch import nn
+    >>> from gradwire.arena import specs_of
+    >>> choose = gradwire.by_size(smallest=16384)  # for gradwire.attach(…, policy=choose)
+    >>> model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 200))
+    >>> {spec.name: choose(spec) for spec in specs_of(model)}
+    {'1.bias': 'dense', '1.weight': None, '0.bias': 'dense', '0.weight': 'dense'}
+    """
+
+    def choose(spec: ParameterSpec) -> str | None:
+        return recipe if len(spec.shape) < 2 or spec.numel < smallest else None
+
+    return choose
+
+
+def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
+    """Turn any form of policy into a function of the parameter."""
+    if policy is None:
+        return by_size(recipe=TINY)
+    if callable(policy):
+        return policy
+    patterns = dict(policy)
+
+    def choose(spec: ParameterSpec) -> str | None:
+        for pattern, text in patterns.items():
+            if fnmatch.fnmatchcase(spec.name, pattern):
+                return text
+        return None
+
+    return choose
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What runs where: lanes with memory in the arena, and the exchange of everybody else.
+
+    On a rank `alone` everything is dense, whatever `main` says. A layout `does_more` than compress if
+    something in it hands the optimizer other things than gradients (`Composition.alone`).
+    """
+
+    specs: tuple[ParameterSpec, ...]
+    main: Composition
+    lanes: tuple[Lane, ...]
+    slots: Mapping[str, tuple[Lane, Slot]]
+    direct: Mapping[str, Exchange]
+    alone: bool = False
+    does_more: bool = False
+    _intakes: dict[str, Intake] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is remembered: whole buckets travel in place."""
+        return not self.lanes
+
+    @property
+    def is_dense(self) -> bool:
+        """Plain, and every exchange is DDP's own."""
+        return self.is_plain and all(isinstance(exchange, Dense) for exchange in self.direct.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all planes."""
+        return sum(lane.memory_bytes for lane in self.lanes)
+
+    def memory(self, name: str, plane: str = UNSENT) -> Tensor:
+        """A committed plane of a parameter, flat; a view."""
+        lane, slot = self.slots[name]
+        return lane.committed[plane][slot.start : slot.stop]
+
+    def intake(self, entries: tuple[Entry, ...]) -> Intake:
+        """Where the gradients of a bucket go; worked out anew only for a bucket that has changed."""
+        first = entries[0].name if entries else ""
+        known = self._intakes.get(first)
+        if known is None or known.entries is not entries:
+            known = self._intakes[first] = intake(entries, self.slots, self.direct)
+        return known
+
+    @cached_property
+    def early(self) -> frozenset[str]:
+        """Small dense parameters that are there before the last unit can be: those ahead of all of its own.
+
+        None where they are too few to be worth an all-reduce. Chosen by the model alone, because a ring adds
+        in an order that depends on the position; which of them are neighbours in a bucket and, together, wide
+        enough for a collective of their own is left to DDP's buckets, as it is for the tail.
+        """
+        units = [unit for lane in self.lanes for unit in lane.units]
+        if len(units) < 2:
+            return frozenset()
+        place = {spec.name: number for number, spec in enumerate(self.specs)}
+        last = max(units, key=lambda unit: place[unit.pieces[-1].slot.spec.name])
+        first = place[last.pieces[0].slot.spec.name]
+        ahead = [spec for spec in self.specs[:first] if spec.name in self.direct and _is_small(spec)]
+        large_enough = 4 * sum(spec.numel for spec in ahead) >= EARLY_BYTES
+        return frozenset(spec.name for spec in ahead if large_enough)
+
+    def take_over(self, old: Layout) -> None:
+        """Fill the memory from another layout's, by parameter name; what is unsent may not be dropped."""
+        for name, (lane, _slot) in old.slots.items():
+            planes = self.planes_of(name)
+            for plane in planes:
+                if plane in lane.memory.planes:
+                    self.memory(name, plane).copy_(old.memory(name, plane))
+            if UNSENT in planes:
+                self.memory(name).mul_(lane.memory.weight / self.slots[name][0].memory.weight)
+            elif UNSENT in lane.memory.planes:
+                assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
+            if name in self.slots:
+                self.slots[name][0].kept.adopt(name, lane.kept)
+
+    def planes_of(self, name: str) -> tuple[str, ...]:
+        """Which planes a parameter has; none when nothing is remembered of it."""
+        return self.slots[name][0].memory.planes if name in self.slots else ()
+
+    def homeless_in(self, other: Layout) -> tuple[str, ...]:
+        """The parameters whose unsent gradient is remembered here, and would not be in `other`."""
+        return tuple(
+            name
+            for name in self.slots
+            if UNSENT in self.planes_of(name) and UNSENT not in other.planes_of(name)
+        )
+
+
+def build(
+    specs: Sequence[ParameterSpec],
+    main: Composition,
+    policy: Policy | None,
+    device: torch.device,
+    memory_dtype: torch.dtype | None = None,
+) -> Layout:
+    """Assign every parameter to a lane of its recipe and type, whose committed planes are of `memory_dtype`.
+
+    A recipe without memory takes its tiny tensors along: whole buckets travel in place.
+    """
+    choose = chooser(policy)
+    tiny = main.tiny if main.exchange.memory is not None else None
+    compositions: dict[str, Composition] = {}
+    members: dict[tuple[str, torch.dtype], list[ParameterSpec]] = {}
+    direct: dict[str, Exchange] = {}
+    does_more = False
+    for spec in specs:
+        text = choose(spec)
+        text = tiny if text == TINY else text
+        if text in (None, main.text):
+            composition = main
+        else:
+            composition = compositions.setdefault(text, steady(text, "policy"))
+        does_more |= composition.alone
+        if composition.exchange.memory is not None:
+            members.setdefault((composition.text, spec.dtype), []).append(spec)
+            compositions.setdefault(composition.text, composition)
+        elif composition.exchange.laws.in_place:
+            direct[spec.name] = composition.exchange
+        else:
+            raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")
+    lanes = tuple(
+        Lane(number, group, compositions[text].exchange, compositions[text].cutter, device, memory_dtype)
+        for number, ((text, _dtype), group) in enumerate(members.items())
+    )
+    slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
+    return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more)
+
+
+def _is_small(spec: ParameterSpec) -> bool:
+    return spec.dtype != torch.float64 and spec.numel * spec.dtype.itemsize < SMALL_BYTES

@@ -1,0 +1,191 @@
+"""Exact checkpoints: plain tensors, per rank, keyed by parameter name, versioned."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import layout_hash
+from gradwire.engine.agree import require_agreement
+from gradwire.engine.engine import Engine
+from gradwire.engine.layout import Layout
+from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, vetted
+from gradwire.errors import RanksDisagree
+from gradwire.memory import UNSENT
+
+
+def save(engine: Engine) -> dict[str, Any]:
+    """This rank's state; the tensors are copies."""
+    layout = engine.layout
+    if layout.alone:
+        # As it would be in company, where the run may go on.
+        layout = engine.layout_of(layout.main)
+        layout.take_over(engine.layout)
+    planes: dict[str, dict[str, Tensor]] = {UNSENT: {}}
+    for spec in engine.specs:
+        for plane in layout.planes_of(spec.name):
+            # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
+            memory = layout.memory(spec.name, plane).to(spec.plane_dtype, copy=True)
+            planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
+    return {
+        "format": FORMAT,
+        "rank": engine.comm.rank,
+        "world": engine.comm.world,
+        "layout": layout_hash(engine.specs),
+        "plan": engine.plan,
+        "why": layout.main.why,
+        "step": engine.step,
+        "memory": planes.pop(UNSENT),
+        "planes": planes,
+        "kept": _kept(layout),
+    }
+
+
+def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
+    """Copies, by kind and parameter name, of what exchanges keep beside the planes; equal on all ranks."""
+    kept: dict[str, dict[str, Tensor]] = {}
+    for lane in layout.lanes:
+        for kind, tensors in lane.kept.committed.items():
+            kept.setdefault(kind, {}).update({name: tensor.clone() for name, tensor in tensors.items()})
+    return kept
+
+
+def save_mean(engine: Engine) -> dict[str, Any]:
+    """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter."""
+    state = save(engine)
+    for plane in all_planes(state).values():
+        for memory in plane.values():
+            memory.mul_(1.0 / engine.comm.world)
+            engine.comm.all_reduce(memory.view(-1)).wait()
+    return {**state, "rank": None, "world": None}
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A state made into what runs; nothing can fail any more. `facts` are for all ranks to compare."""
+
+    layout: Layout
+    step: int
+    facts: Mapping[str, str]
+
+
+def load(engine: Engine, state: State | Sequence[State]) -> None:
+    """Take up a state, on all ranks together, or leave everything as it was on all of them.
+
+    One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
+    world everybody takes his own, of another everybody starts with the mean, so that what was unsent in
+    total stays the same. Raises `ValueError` when a state does not belong here or is damaged, and
+    `RanksDisagree` on the ranks whose state would do when another rank's does not.
+    """
+    ready, refusal = _prepared(engine, state)
+    facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
+    missing = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
+    try:
+        require_agreement(facts | (missing if ready is None else dict(ready.facts)), engine.around.control)
+    except RanksDisagree:
+        if refusal is None:
+            raise
+    if refusal is not None:
+        raise refusal
+    assert ready is not None, "or there would be a refusal"
+    engine.resume(ready.layout, ready.step)
+    # Last of all: whoever has made warnings errors, here alone perhaps, has nothing half loaded.
+    _warn_of_another_recipe(engine)
+
+
+def _prepared(engine: Engine, state: State | Sequence[State]) -> tuple[_Ready | None, ValueError | None]:
+    """What to run, or why there is nothing: peers wait to hear of it, so nothing is raised yet."""
+    try:
+        states = [state] if isinstance(state, Mapping) else list(state)
+        for each in states:
+            vetted(engine, each)
+        return _made(engine, _choose(engine, states, alone=isinstance(state, Mapping))), None
+    except ValueError as error:
+        return None, error
+    except Exception as error:  # memory that runs out, a plan that no parser can read, ...
+        refusal = ValueError(f"this is no state of gradwire, or it cannot be loaded: {error!r}")
+        refusal.__cause__ = error
+        return None, refusal
+
+
+def _made(engine: Engine, state: State) -> _Ready:
+    composition = composition_of(engine, state)
+    if state["plan"] is not None:
+        composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
+    layout, specs = engine.layout_of(composition), {spec.name: spec for spec in engine.specs}
+    for plane, memories in all_planes(state).items():
+        for name, memory in memories.items():
+            specs[name].shaped(layout.memory(name, plane)).copy_(memory.detach())
+    for kind, tensors in state["kept"].items():
+        for name, tensor in tensors.items():
+            layout.slots[name][0].kept.put(kind, name, tensor.detach().clone())
+    for lane in layout.lanes:
+        lane.kept.commit()
+    owing = any(lane.committed[UNSENT].any() for lane in layout.lanes if UNSENT in lane.committed)
+    here = engine.here(layout, owing=owing)
+    if here is not layout:
+        here.take_over(layout)
+    facts = {
+        "step": str(state["step"]),
+        "plan": str(state["plan"]),
+        "kind of state": "a mean" if state["rank"] is None else f"of {state['world']} ranks",
+        "what exchanges keep": _digest(state["kept"]),
+    }
+    return _Ready(here, state["step"], facts)
+
+
+def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """Of everything kept: ranks that went on from different numbers would part."""
+    found = hashlib.blake2b(digest_size=8)
+    for kind, tensors in sorted(kept.items()):
+        for name, tensor in sorted(tensors.items()):
+            found.update(f"{kind} {name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _warn_of_another_recipe(engine: Engine) -> None:
+    asked = engine.recipe.build()
+    if asked.next is None and engine.plan not in (None, asked.text):
+        warnings.warn(
+            f"the loaded state goes on with {engine.plan}, not with the recipe {asked.text} given to attach",
+            stacklevel=2,
+        )
+
+
+def _choose(engine: Engine, states: Sequence[State], alone: bool) -> State:
+    """The state to take up: the one that was given alone, or what a list makes of it."""
+    if alone:
+        (state,) = states
+        if state["world"] is None or (state["world"], state["rank"]) == (engine.comm.world, engine.comm.rank):
+            return state
+        raise ValueError(
+            f"state is rank {state['rank']}'s of {state['world']}, this is rank {engine.comm.rank} of "
+            f"{engine.comm.world}; load its own, a list of all ranks', or a state_dict(kind='mean')"
+        )
+    if any(each["rank"] is None for each in states):
+        raise ValueError("a mean is loaded alone: a list holds the state of every rank")
+    states = sorted(states, key=lambda each: int(each["rank"]))
+    if not states:
+        raise ValueError("the list of states is empty: it holds the state of every old rank")
+    world = states[0]["world"]
+    if len(states) != world or [each["rank"] for each in states] != list(range(world)):
+        raise ValueError(f"need the states of all {world} old ranks, got ranks {[s['rank'] for s in states]}")
+    if len({each["world"] for each in states}) > 1:
+        raise ValueError(f"the states are of different worlds: {[each['world'] for each in states]}")
+    if world == engine.comm.world:
+        return states[engine.comm.rank]
+    if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
+        raise ValueError("the states are of different steps, plans or models")
+    planes = {plane: _mean([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
+    return {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
+
+
+def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([m[name] for m in memories]).mean(0) for name in memories[0]}

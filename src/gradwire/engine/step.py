@@ -1,0 +1,299 @@
+"""What one step carries from its first bucket to its verdict; dropped as a whole afterwards.
+
+Errors on this rank go to `Step.fail`, because the rank must issue all rounds that its peers wait for. It
+reports them in its row of the verdict, and the verdict decides the step's outcome on all ranks. A broken
+transport is the exception: the step fails without a verdict, as do all later ones (`Runner.broken`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import Lane, ParameterSpec, Slot, Unit
+from gradwire.comm import Comm, Round
+from gradwire.engine.arrival import Arrival, Entry
+from gradwire.engine.tail import Small, Tail
+from gradwire.errors import GradwireError
+from gradwire.exchange.base import Exchange, Finish
+from gradwire.kernels import compiled_s, is_finite
+from gradwire.measure import Observed, Trace, now_s
+from gradwire.moment import Moment
+from gradwire.planning.facts import Times
+
+
+class Passenger(Protocol):
+    """What travels beside a step's gradients, from one rank to all, such as the model's buffers."""
+
+    failure: Exception | None
+    """Why there is nothing worth sending. The peers wait for it, so something is sent nevertheless."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether what was packed is out of date on this rank."""
+
+    def send(self, comm: Comm) -> None:
+        """Issue its collective. Raises `TransportError`."""
+
+    def wait(self) -> None:
+        """Block until it is here. Raises `TransportError` when its collective failed."""
+
+
+@dataclass
+class Task:
+    """One exchange under way: `x` in, `mean` out; `land` carries the mean to the buckets.
+
+    `agreed` are the rounds that every rank issues for it.
+    """
+
+    label: str
+    exchange: Exchange
+    x: Tensor
+    mean: Tensor
+    at: Moment
+    comm: Observed
+    agreed: tuple[Round, ...]
+    land: Callable[[], None] = lambda: None
+    finish: Finish | None = None
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
+        return self.at.lane < 0 or self.exchange.laws.may_overflow
+
+
+@dataclass(frozen=True)
+class Running:
+    """Gradients arrive and travel. `failure` is what went wrong first on this rank."""
+
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """This rank's row is on its way in `tail`, and the verdict pending; with `has_come` it can be read.
+
+    Under a plain all-reduce some gradients may still travel.
+    """
+
+    tail: Tail
+    has_come: bool = False
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """On all ranks: memory has moved on, and the means are in the buckets."""
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """Something was not finite on some rank: no rank has committed, and the means are not finite on any."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """`error` is what `backward()` raises. Nothing is committed, unless the error came after the verdict."""
+
+    error: BaseException
+
+
+Outcome: TypeAlias = Running | Pending | Committed | Poisoned | Failed
+_OPEN = (Running, Pending)  # a union would be built anew in every call
+
+
+@dataclass
+class Step:
+    """The current step. Only the engine's thread writes to it; other threads see it once it has ended."""
+
+    number: int
+    plan: str
+    scale: float = 1.0
+    started_s: float = 0.0
+    before_s: float = 0.0
+    trace: Trace = field(default_factory=Trace)
+    arrivals: list[Arrival] = field(default_factory=list)
+    places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
+    missing: dict[tuple[int, int], int] = field(default_factory=dict)
+    idle: list[tuple[Lane, Slot]] = field(default_factory=list)
+    direct: list[int] = field(default_factory=list)
+    tail_regions: dict[str, Tensor] = field(default_factory=dict)
+    buffers: Passenger | None = None
+    stale: bool = False
+    small: list[Small] = field(default_factory=list)
+    """All that small gradients travel in."""
+    sent_early: bool = False
+    all_arrived: bool = False
+    outstanding: int = 0
+    outcome: Outcome = Running()
+    metered_bytes: float = 0.0
+    predicted_bytes: float = 0.0
+    last_arrival_s: float = 0.0
+    compiled_before_s: float = field(default_factory=compiled_s)
+    _doubts: list[bool | Tensor] = field(default_factory=list)
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Note a bucket and where its parameters lie."""
+        self.arrivals.append(arrival)
+        self.last_arrival_s = arrival.at_s
+        for entry in arrival.entries:
+            self.places[entry.name] = (arrival.buffer, entry)
+
+    def times(self, specs: Sequence[ParameterSpec], ready_s: Mapping[str, float]) -> Times:
+        """What this rank has measured, with parameters in the order of `specs`.
+
+        `ready_s` by name counts from the start of the backward pass; who is not in it was ready with its
+        bucket, or, in no bucket, at the end.
+        """
+        arrived_s = {
+            entry.name: each.at_s - self.started_s for each in self.arrivals for entry in each.entries
+        }
+        backward_s = self.last_arrival_s - self.started_s
+        known = {**arrived_s, **ready_s}
+        ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
+        return Times(backward_s, tuple(round_.seconds for round_ in self.trace.rounds), self.before_s, ready)
+
+    def lasted_s(self) -> float:
+        """Seconds from the start of its backward pass until now."""
+        return now_s() - self.started_s
+
+    def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
+        """Note that so many more pieces of each of `units` are folded; returns those complete now."""
+        ready = []
+        for unit, more in units:
+            key = (unit.lane, unit.index)
+            self.missing[key] = self.missing.get(key, len(unit.pieces)) - more
+            if self.missing[key] == 0:
+                ready.append(unit)
+        return ready
+
+    def landing(self, unit: Unit, like: Tensor, factor: float) -> Tensor:
+        """Where the mean of `unit` may be written: its own run of one bucket if it has one, else scratch."""
+        view = self._view(unit)
+        if view is not None and view.dtype == like.dtype and factor == 1.0:
+            return view
+        return torch.empty_like(like)
+
+    def _view(self, unit: Unit) -> Tensor | None:
+        first = unit.pieces[0]
+        buffer, entry = self.places[first.slot.spec.name]
+        begin = expected = entry.offset + first.start
+        for piece in unit.pieces:
+            other, place = self.places[piece.slot.spec.name]
+            if other is not buffer or place.offset + piece.start != expected:
+                return None
+            expected += piece.stop - piece.start
+        return buffer[begin:expected]
+
+    def rest(self, unit: Unit) -> None:
+        """Nothing of `unit` travels in this step: its mean is zero and all of it stays."""
+        for piece in unit.pieces:
+            buffer, entry = self.places[piece.slot.spec.name]
+            buffer[entry.offset + piece.start : entry.offset + piece.stop].zero_()
+
+    def land(self, unit: Unit, mean: Tensor, factor: float) -> None:
+        """Carry the mean of `unit` to the buckets, times the loss scale if the fold divided it out."""
+        view = self._view(unit)
+        if view is not None and view.data_ptr() == mean.data_ptr():
+            return
+        if factor != 1.0:
+            mean *= factor
+        done = 0
+        for piece in unit.pieces:
+            buffer, entry = self.places[piece.slot.spec.name]
+            size = piece.stop - piece.start
+            begin = entry.offset + piece.start
+            landed = buffer[begin : begin + size].copy_(mean[done : done + size])
+            if torch.finfo(landed.dtype).max < torch.finfo(mean.dtype).max:
+                # What has gathered over several steps may be too large for a single gradient's type.
+                self.see(is_finite(landed))
+            done += size
+
+    def fail(self, error: BaseException, where: str, rank: int) -> None:
+        """Keep the first failure, with its context added once."""
+        if isinstance(self.outcome, _OPEN) and self.outcome.failure is None:
+            error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")
+            self.outcome = replace(self.outcome, failure=error)
+
+    def see(self, finite: bool | Tensor) -> None:
+        """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
+        if finite is not True:
+            self._doubts.append(finite)
+
+    def is_finite(self) -> bool:
+        """Whether all that was seen is; waits for a device that still has to find out."""
+        return all(self._doubts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has its final outcome."""
+        return not isinstance(self.outcome, _OPEN)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has gone wrong so far on this rank."""
+        return self.outcome.failure if isinstance(self.outcome, _OPEN) else None
+
+    @property
+    def committed(self) -> bool:
+        """Whether it counts."""
+        return isinstance(self.outcome, Committed)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What `backward()` raises, if anything."""
+        return self.outcome.error if isinstance(self.outcome, Failed) else None
+
+    def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
+        """A unit that never became complete was not exchanged: better no step than a wrong one."""
+        complete = sum(left == 0 for left in self.missing.values())
+        if complete != sum(len(lane.units) for lane in lanes):
+            error = GradwireError(
+                "some parameters never arrived in a bucket: which ones need gradients must not change "
+                "between building DistributedDataParallel and attaching"
+            )
+            self.fail(error, "end of the step", rank)
+
+    def record(self, task: Task) -> None:
+        """Add a finished task's bytes: as metered, and as its exchange predicts them.
+
+        Of rounds whose size is agreed on the way, what is known is what they came to.
+        """
+        self.metered_bytes += task.comm.wire_bytes
+        known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
+        self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in known)
+
+    def record_small(self, small: Small) -> None:
+        """Add the bytes of small gradients."""
+        self.metered_bytes += small.comm.wire_bytes
+        round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype)
+        self.predicted_bytes += round_.wire_bytes(small.comm.world)
+
+    def small_in(self, order: Sequence[ParameterSpec], names: Set[str]) -> list[Tensor]:
+        """The small dense gradients of `names` that have come.
+
+        In layout order, whatever the buckets: a ring adds in an order that depends on the position.
+        """
+        here = names & self.tail_regions.keys()
+        return [self.tail_regions[spec.name] for spec in order if spec.name in here]
+
+    def receive_buffers(self, stale: bool) -> None:
+        """Block until those of rank 0 are here; they are of no use if they are `stale` on any rank."""
+        if self.buffers is not None:
+            self.buffers.wait()
+        self.stale = stale
+        self.buffers = None if stale else self.buffers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+        return self.arrivals[0].buffer.device
+
+    def poison(self) -> None:
+        """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""
+        for arrival in self.arrivals:
+            arrival.buffer.fill_(torch.nan)

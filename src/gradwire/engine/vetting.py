@@ -1,0 +1,135 @@
+"""Is this a state that can be taken up here, whole and undamaged? All of it is asked before any is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import layout_hash
+from gradwire.engine.engine import META, Engine
+from gradwire.engine.layout import Layout
+from gradwire.exchange.restored import complaint
+from gradwire.kernels import LARGEST_SUM
+from gradwire.memory import UNSENT
+from gradwire.recipes import Composition, recipe
+from gradwire.recipes.dense import dense
+
+FORMAT = 5
+State = Mapping[str, Any]
+
+_KEYS = {"rank", "world", "layout", "plan", "why", "step", "memory", "planes", "kept"}
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
+    """By plane and parameter name; what is unsent among them."""
+    return {UNSENT: state["memory"], **state["planes"]}
+
+
+def composition_of(engine: Engine, state: State) -> Composition:
+    """What a state goes on with; the engine's own start where nothing was decided yet."""
+    if state["plan"] is None:
+        return engine.recipe.build()
+    composition = recipe(state["plan"]).build()
+    if composition.next is not None:
+        raise ValueError(f"the state's plan {state['plan']!r} is none that was decided on")
+    return composition
+
+
+def vetted(engine: Engine, state: State) -> None:
+    """Raise `ValueError` unless `state` is whole, undamaged, and has a place here; changes nothing.
+
+    Whatever else is raised, by objects that are not what they should be, means the same.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"this is no state of gradwire, but a {type(state).__name__}")
+    if state.get("format") != FORMAT:
+        raise ValueError(f"state has format {state.get('format')!r}; this version reads {FORMAT}")
+    if state["layout"] != layout_hash(engine.specs):
+        raise ValueError(_different_model(engine, state))
+    if lacking := sorted(_KEYS - set(state)):
+        raise ValueError(f"state lacks {', '.join(lacking)}")
+    _check_numbers(state)
+    layout = engine.layout_of(composition_of(engine, state), META)
+    engine.around.check(layout)
+    # Dense steps that measure remember what a policy asks for, and nothing else.
+    saved = layout if state["plan"] is not None else engine.layout_of(dense(), META)
+    _check_places(layout, saved, state)
+    specs = {spec.name: spec for spec in engine.specs}
+    for plane, memories in all_planes(state).items():
+        for name, memory in memories.items():
+            _check_memory(f"{plane} memory of {name!r}", memory, specs[name].shape, specs[name].plane_dtype)
+    for kind, tensors in state["kept"].items():
+        for name, tensor in tensors.items():
+            _check_plain(f"{kind} of {name!r}", tensor)
+            if (wrong := complaint(kind, tensor, specs[name].shape)) is not None:
+                raise ValueError(f"{kind} of {name!r} {wrong}")
+
+
+def _check_numbers(state: State) -> None:
+    rank, world = state["rank"], state["world"]
+    known = _is_count(rank) and _is_count(world) and rank < world
+    if not (known or (rank is None and world is None)):
+        raise ValueError(f"state is of rank {rank!r} of {world!r}, which is none")
+    if not _is_count(state["step"]):
+        raise ValueError(f"state is of step {state['step']!r}, which is none")
+    if not isinstance(state["plan"], str | None) or not isinstance(state["why"], str):
+        raise ValueError(f"state has the plan {state['plan']!r} because of {state['why']!r}: no texts")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _check_places(layout: Layout, saved: Layout, state: State) -> None:
+    """Whether `layout` has a place for all of the state, and the state all that `saved` remembered."""
+    planes = all_planes(state)
+    for plane, memories in planes.items():
+        for name in memories:
+            if plane not in layout.planes_of(name):
+                raise ValueError(
+                    f"state has {plane} memory for {name!r}, sent otherwise now; keep the policy"
+                )
+    lacking = [
+        f"{plane} memory of {name!r}"
+        for name in saved.slots
+        for plane in saved.planes_of(name)
+        if name not in planes.get(plane, ())
+    ]
+    if lacking:
+        raise ValueError(f"state lacks {', '.join(lacking[:3])} ({len(lacking)} in all); keep the policy")
+    for kind, tensors in state["kept"].items():
+        for name in tensors:
+            if name not in layout.slots:
+                raise ValueError(f"state has {kind} for {name!r}, sent otherwise now; keep the policy")
+
+
+def _check_memory(what: str, memory: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    _check_plain(what, memory)
+    if memory.dtype not in _TYPES:
+        raise ValueError(f"{what} is of {memory.dtype}, no floating type")
+    if tuple(memory.shape) != shape:
+        raise ValueError(f"{what} has shape {tuple(memory.shape)}, not {shape}")
+    # After conversion: what float64 holds may be too large for float32.
+    extremes = memory.detach().to(dtype).aminmax() if memory.numel() else ()
+    if not all(abs(float(extreme)) < LARGEST_SUM for extreme in extremes):
+        raise ValueError(f"{what} has NaN, Inf or numbers that are too large to be remembered")
+
+
+def _check_plain(what: str, tensor: object) -> None:
+    """Numbers in rows, here: no sparse, quantized or meta tensors, from which nothing could be copied."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{what} is a {type(tensor).__name__}, no tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "quantized" if tensor.is_quantized else "on no device" if tensor.is_meta else tensor.layout
+        raise ValueError(f"{what} is no dense tensor with values: {kind}")
+
+
+def _different_model(engine: Engine, state: State) -> str:
+    mine, theirs = {spec.name for spec in engine.specs}, set(state["memory"])
+    unknown = sorted(theirs - mine)[:3]
+    hint = f"; it has {', '.join(unknown)}, which this model has not" if unknown else ""
+    return f"state belongs to a model with other parameter names, shapes, dtypes or order{hint}"

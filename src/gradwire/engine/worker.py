@@ -1,0 +1,90 @@
+"""The one thread that issues collectives, so that their order is the program's on every rank."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from gradwire.errors import GradwireError, TransportError
+
+T = TypeVar("T")
+Job = Callable[[], None]
+_AWAKE_S = 0.5
+
+
+class Worker:
+    """Runs jobs in the order in which they were posted, from any thread, on a thread of its own."""
+
+    def __init__(self, crashed: Callable[[BaseException], None], ended: Job = lambda: None) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._crashed, self._ended = crashed, ended
+        self.is_connected = True
+        """Whether no `call` has broken the transport so far."""
+        self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
+        self._thread.start()
+
+    def post(self, job: Job) -> None:
+        """Queue `job`; returns at once."""
+        self._jobs.put(job)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the worker and return its result, or raise what it raised.
+
+        Raises `GradwireError` once the thread has ended, as it does with the interpreter.
+        """
+        future: Future[T] = Future()
+        held = [function]  # let go of before there is an answer: whoever waits may drop the model then
+        done = threading.Event()
+        future.add_done_callback(lambda _future: done.set())
+
+        def job() -> None:
+            try:
+                future.set_result(held.pop()())
+            except BaseException as error:
+                self.is_connected &= not isinstance(error, TransportError)
+                future.set_exception(error)
+
+        self.post(job)
+        self.wait(done)
+        return future.result()
+
+    def wait(self, event: threading.Event) -> None:
+        """Block until this thread has set `event`; raises `GradwireError` where it has ended instead."""
+
+        def look() -> None:
+            if not self._thread.is_alive() and not event.is_set():
+                raise GradwireError("gradwire's thread has ended: nothing can be asked of it any more")
+
+        wait_for(event, look)
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End the thread once the jobs queued so far are done, and `ended`, and wait for that. Idempotent.
+
+        A thread that comes back from native code while the interpreter shuts down aborts the process,
+        hence the wait; a job that hangs in a broken transport outlasts it.
+        """
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:  # the garbage collector runs anywhere
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except BaseException as error:  # `SystemExit`, too, which would end this thread in silence
+                self._crashed(error)
+            del job  # or what it holds would stay until the next
+        self._ended()
+
+
+def wait_for(event: threading.Event, look: Callable[[], None] = lambda: None) -> None:
+    """Wait without a limit, but wake up twice a second, for `look` and for signals.
+
+    Python acts on Ctrl-C between two instructions. One that arrives just before an endless wait is noted and
+    has no effect until that ends, which may be the timeout of a process group.
+    """
+    while not event.wait(_AWAKE_S):
+        look()

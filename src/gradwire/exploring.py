@@ -1,0 +1,196 @@
+"""Try recipes on real steps and put everything back (Tyagi and Swany 2024, section III-C).
+
+Differences from the paper: the checkpoint lives in memory and covers generators, gradients and scaler too,
+so a run that explored is bit for bit one that did not; and since a hook cannot rewind a user's loop, the user
+hands in what one step is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import Lane
+from gradwire.engine.agree import require_agreement
+from gradwire.engine.engine import Engine
+from gradwire.engine.history import History
+from gradwire.engine.layout import Layout
+from gradwire.measure import now_s
+from gradwire.measure.aligned import table_of
+from gradwire.memory import UNSENT
+from gradwire.planning import Observed
+from gradwire.recipes import Composition
+from gradwire.recipes.base import Watch
+from gradwire.recipes.parse import steady
+from gradwire.tools.rewind import Stateful, rewound
+from gradwire.wire import Attached, Wire
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate over the batches; the same numbers on every rank.
+
+    Medians in seconds, on the slowest rank: a whole step, encoding and decoding in it, and what of
+    communication backward did not hide. To see the gain takes passes of its own: one over memory plus
+    gradient, in the first two, and three over what is remembered, in the first. `wire_bytes` are sent per
+    rank and step. `gain` is the mean of 1 − ‖unsent‖²/‖x‖² (1 when nothing is remembered), which for a
+    choice of elements is ‖sent‖²/‖x‖².
+    """
+
+    recipe: str
+    step_s: float
+    compress_s: float
+    exposed_comm_s: float
+    wire_bytes: float
+    gain: float
+
+
+def explore(
+    wire: Wire,
+    step: Callable[[Batch], Any],
+    batches: Iterable[Batch],
+    candidates: Sequence[str],
+    *,
+    also: Sequence[Stateful] = (),
+) -> list[Trial]:
+    """Run every candidate recipe over the same batches, each from here, and restore everything. A collective.
+
+    `step(batch)` is one whole training step: zero_grad, forward, backward, optimizer. What it changes beside
+    model, optimizer, scaler and global generators (a scheduler, a counter) belongs in `also`. Ten batches
+    are what the paper takes. What is unsent takes part in every candidate's steps and is put back, too.
+
+    Raises `ValueError` for a wire without its optimizer, before the second step, while a recipe
+    still measures, and for a candidate that measures or cannot take over what is remembered; `RanksDisagree`
+    when ranks have different candidates.
+
+    Differences from the paper: besides what is tried on which batches, the `wire` is handed in. The paper's
+    exploration is part of its training loop and tries its own compressor; here it must be said which of
+    perhaps several attached models is meant, because recipes, memories and the worker belong to that.
+
+    Example::
+
+        trials = gradwire.explore(wire, train_step, batches[:10], ["topk(ratio=0.1)", "topk(ratio=0.01)"])
+        best = min(trials, key=lambda trial: trial.step_s / trial.gain)
+    """
+    attached, rows = wire.attached, list(batches)
+    engine = attached.session.engine
+    said = {"candidates": str(list(candidates)), "batches": str(len(rows))}
+    said["optimizer"] = "none" if attached.optimizer is None else "attached"
+    attached.session.rest()
+    attached.worker.call(lambda: require_agreement(said, engine.around.control))
+    if not rows or not candidates:
+        raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
+    if attached.optimizer is None:
+        raise ValueError("the optimizer's state has to be put back, too: attach with the optimizer")
+    if engine.measuring or engine.step < 2:
+        # DDP rebuilds its buckets in its second step, which changes the order of sums in later ones.
+        raise ValueError("explore once the recipe has been decided and two steps have been made")
+    compositions = [_fit(engine, text) for text in candidates]
+    trials = []
+    scaler = [] if attached.scaler is None else [attached.scaler]
+    with rewound(attached.ddp.module, attached.optimizer, [*scaler, *also]) as restore:
+        for text, composition in zip(candidates, compositions, strict=True):
+            with _as_it_was(attached):
+                trials.append(_try(attached, text, composition, step, rows))
+            restore()
+    return trials
+
+
+def _fit(engine: Engine, text: str) -> Composition:
+    composition = steady(text, "candidate")
+    layout = engine.layout_of(composition, torch.device("meta"))
+    engine.around.check(layout)
+    for name in engine.layout.homeless_in(layout):
+        raise ValueError(f"candidate {text!r} has no memory for what is unsent of {name!r}")
+    return composition
+
+
+@contextmanager
+def _as_it_was(attached: Attached) -> Iterator[None]:
+    """The engine's side of rewinding: a layout that is put aside keeps its planes as they are."""
+    session, call = attached.session, attached.worker.call
+    saved = call(session.engine.put_aside)
+    history, compressed = session.history, session.compressed
+    session.history = History()
+    try:
+        yield
+    finally:
+        session.rest()
+        call(lambda: session.engine.take_up(saved))
+        session.history, session.compressed = history, compressed
+        session.buffers.current = False  # all have trained: DDP broadcasts what is restored
+
+
+def _try(
+    attached: Attached,
+    text: str,
+    composition: Composition,
+    step: Callable[[Batch], Any],
+    batches: Sequence[Batch],
+) -> Trial:
+    engine, call = attached.session.engine, attached.worker.call
+    energies: list[tuple[float, float]] = []
+    took_s: list[float] = []
+    unsent = _Unsent()
+
+    def judge(shown: Observed) -> None:
+        assert shown.looked is not None
+        energies.append((unsent.energy(engine.layout), sum(shown.looked)))
+
+    def begin() -> None:
+        watch = Watch(lambda _watched: judge, every=1, look=_energy, looks=1)
+        engine.install(replace(composition, watch=watch))
+        unsent.note(engine.layout)
+
+    call(begin)
+    for batch in batches:
+        start_s = now_s()
+        step(batch)
+        took_s.append(now_s() - start_s)
+    history = attached.session.history
+    fields = ("compress_s", "exposed_comm_s", "predicted_bytes")
+    mine = [median(took_s), *(history.mean(field) for field in fields), *(left for left, _ in energies)]
+    table = call(lambda: _gathered(engine, mine))
+    step_s, compress_s, exposed_s, wire_bytes = table[:, : 1 + len(fields)].amax(0).tolist()
+    left = table[:, 1 + len(fields) :].sum(0).tolist()
+    gains = [1 - unsent / all_ for unsent, (_, all_) in zip(left, energies, strict=True) if all_ > 0]
+    return Trial(text, step_s, compress_s, exposed_s, wire_bytes, fmean(gains) if gains else 1.0)
+
+
+def _energy(x: Tensor) -> tuple[float]:
+    return (float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2,)
+
+
+class _Unsent:
+    """What single steps leave unsent of memory plus gradient, found from the memories before and after.
+
+    A memory of weight w has moved by 1/w of the way from what it was to what the step left, all of the way if
+    w is 1.
+    """
+
+    def note(self, layout: Layout) -> None:
+        """A step begins."""
+        self._before = [lane.committed[UNSENT].clone() for lane in self._remembering(layout)]
+
+    def energy(self, layout: Layout) -> float:
+        """Its squared norm, of the step that has ended; the next one begins."""
+        lanes = zip(self._remembering(layout), self._before, strict=True)
+        left = [torch.lerp(before, lane.committed[UNSENT], lane.memory.weight) for lane, before in lanes]
+        self.note(layout)
+        return sum(_energy(each)[0] for each in left)
+
+    @staticmethod
+    def _remembering(layout: Layout) -> list[Lane]:
+        return [lane for lane in layout.lanes if UNSENT in lane.committed]
+
+
+def _gathered(engine: Engine, row: Sequence[float]) -> Tensor:
+    return torch.tensor(table_of(engine.around.control, row), dtype=torch.float64, device="cpu")

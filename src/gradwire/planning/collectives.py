@@ -1,0 +1,169 @@
+"""How long collectives take, by algorithm: messages one after another, and bytes on the busiest link.
+
+Every algorithm costs (messages)·α + (volume)·M·β seconds for a payload of M bytes that each rank hands
+in; both factors depend on the world alone, so that α and β can be read off two measured sizes. The
+formulas are those of "Flexible communication …" (Tyagi, Swany 2024, table I) where it has them, else
+counted from the algorithm.
+
+Differences from the paper: a tree over N ranks has ⌈log2 N⌉ levels; a shift, an all-to-all, the
+scatter–all-gather broadcast and the all-gather in a ring, which gloo runs, are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from gradwire.planning.costs import Link, Network
+
+
+class Sends(Protocol):
+    """One collective as the cost model sees it; `comm.Round` is one."""
+
+    @property
+    def verb(self) -> str:
+        """One of the five verbs."""
+
+    @property
+    def payload_bytes(self) -> float:
+        """Bytes that each rank hands in."""
+
+
+class Transfer(NamedTuple):
+    """A collective in numbers; without an `algorithm` it is the one that runs by default."""
+
+    verb: str
+    payload_bytes: float
+    algorithm: str | None = None
+
+
+def levels(world: int) -> int:
+    """⌈log2 N⌉: the rounds after which a binomial tree has reached everybody.
+
+    >>> [levels(world) for world in (1, 2, 3, 4, 8)]
+    [0, 1, 2, 2, 3]
+    """
+    return (world - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What one way to run a collective takes in a world of N ranks, for a payload of one byte."""
+
+    messages: Callable[[int], float]
+    volume: Callable[[int], float]
+
+    def seconds(self, payload_bytes: float, world: int, link: Link) -> float:
+        """messages·α + volume·M·β; nothing for a rank that is alone."""
+        if world == 1:
+            return 0.0
+        return self.messages(world) * link.alpha_s + self.volume(world) * payload_bytes * link.beta_s
+
+
+def _others(world: int) -> float:
+    return world - 1
+
+
+def _others_share(world: int) -> float:
+    return (world - 1) / world
+
+
+def _twice(factor: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda world: 2 * factor(world)
+
+
+def _once(_world: int) -> float:
+    return 1
+
+
+ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
+    # Reduce-scatter and all-gather, N−1 hops each, of M/N bytes.
+    ("all_reduce", "ring"): Algorithm(_twice(_others), _twice(_others_share)),
+    # Up to a root and down again, whole payloads on every level.
+    ("all_reduce", "tree"): Algorithm(_twice(levels), _twice(levels)),
+    # A parameter server: its one cable carries everybody's payload in, and the sum to everybody.
+    ("all_reduce", "star"): Algorithm(_twice(_once), _twice(_others)),
+    # Doubling: twice as much in every round.
+    ("all_gather", "tree"): Algorithm(levels, _others),
+    ("all_gather", "ring"): Algorithm(_others, _others),
+    ("broadcast", "tree"): Algorithm(levels, levels),
+    # The root sends 1/N to each, one latency for all, then a ring in which they complete their parts.
+    ("broadcast", "scatter"): Algorithm(lambda world: world, _twice(_others_share)),
+    # An all-reduce to which all but one bring zeros: no root, and no order to agree on.
+    ("broadcast", "zeros"): Algorithm(_twice(_others), _twice(_others_share)),
+    # Everybody exchanges a row with everybody else, pair by pair.
+    ("all_to_all", "pairs"): Algorithm(_others, _others_share),
+    ("shift", "direct"): Algorithm(_once, _once),
+}
+"""(verb, algorithm) to its cost."""
+
+GLOO: Mapping[str, str] = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "broadcast": "tree",
+    "all_to_all": "pairs",
+    "shift": "direct",
+}
+"""What gloo runs for each verb, and therefore the default."""
+
+
+def algorithm_of(verb: str, algorithm: str | None = None) -> Algorithm:
+    """The named way to run `verb`, or gloo's. `ValueError` for unknown names."""
+    key = (verb, algorithm or GLOO.get(verb, ""))
+    if key not in ALGORITHMS:
+        known = ", ".join(f"{verb} by {name}" for verb, name in ALGORITHMS)
+        raise ValueError(f"no cost is known for {verb!r} by {algorithm or 'default'!r}; known are {known}")
+    return ALGORITHMS[key]
+
+
+def time_of(round_: Sends, world: int, network: Network, algorithm: str | None = None) -> float:
+    """Seconds of one collective by its verb's calibrated link.
+
+    A `Transfer`'s own algorithm goes before `algorithm`. A link calibrated for "verb/algorithm" goes before
+    the verb's.
+
+    >>> network = Network(Link(alpha_s=1e-3, beta_s=1e-8))
+    >>> round(time_of(Transfer("all_reduce", 1e6), 4, network), 6)
+    0.021
+    >>> round(time_of(Transfer("all_reduce", 1e6, "tree"), 4, network), 6)
+    0.044
+    """
+    named = getattr(round_, "algorithm", None)
+    named = algorithm if named in (None, "library") else named
+    found = algorithm_of(round_.verb, named)
+    name = f"{round_.verb}/{named or GLOO[round_.verb]}"
+    link = network.calibrated.get(name) or network.of(round_.verb)
+    return found.seconds(round_.payload_bytes, world, link)
+
+
+def total_time(rounds: Iterable[Sends], world: int, network: Network) -> float:
+    """Seconds of several collectives, one after another."""
+    return sum(time_of(round_, world, network) for round_ in rounds)
+
+
+def fastest(
+    ways: Mapping[str, Sequence[Sends]],
+    world: int,
+    network: Network,
+    lead: float = 0.0,
+    now: str = "",
+    more_s: Mapping[str, float] | None = None,
+) -> tuple[str, float]:
+    """The cheapest of several sequences of collectives by calibrated cost, and its seconds.
+
+    `more_s` is what a way is known to take beside. With `now`, what runs already: another way must be better
+    by the share `lead`, so that two that cost the same do not alternate.
+
+    >>> ways = {"whole": (Transfer("all_reduce", 8e6),), "coded": (Transfer("all_gather", 1e6),)}
+    >>> fastest(ways, 4, Network(Link(alpha_s=0.0, beta_s=2.0**-20)))
+    ('coded', 2.86102294921875)
+    """
+    more_s = more_s or {}
+    seconds = {
+        name: total_time(rounds, world, network) + more_s.get(name, 0.0) for name, rounds in ways.items()
+    }
+    best = min(seconds, key=lambda name: seconds[name])
+    if now in seconds and seconds[best] > (1.0 - lead) * seconds[now]:
+        best = now
+    return best, seconds[best]

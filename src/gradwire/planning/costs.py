@@ -1,0 +1,67 @@
+"""The numbers that plans are made of: straight lines, links, and when gradients become ready.
+
+`gradwire.measure` finds them, `gradwire.planning` uses them; both know these types and not each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Line:
+    """B + γ·x seconds for x elements (MergeComp, Wang et al. 2021, section 3).
+
+    >>> Line(base_s=1.0, slope_s=0.5)(4)
+    3.0
+    """
+
+    base_s: float
+    slope_s: float
+
+    def __call__(self, x: float) -> float:
+        """Seconds for x."""
+        return self.base_s + self.slope_s * x
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """What a unit of x elements costs on one core: encoding it, and decoding the payload of one rank."""
+
+    encode: Line
+    decode: Line
+
+
+@dataclass(frozen=True)
+class Link:
+    """Latency of one hop in seconds, and seconds per byte: 1/β of the papers is the bandwidth."""
+
+    alpha_s: float
+    beta_s: float
+
+
+@dataclass(frozen=True)
+class Network:
+    """One link for everything, or calibrated ones for some verbs."""
+
+    link: Link
+    calibrated: Mapping[str, Link] = field(default_factory=dict)
+
+    def of(self, verb: str) -> Link:
+        """The link as the collective `verb` finds it."""
+        return self.calibrated.get(verb, self.link)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward pass: tensors in the order in which they become ready.
+
+    `before_s` is what precedes it in a step (data, forward; T_before of COVAP); `ready_s` (tensors,) counts
+    from the start of the backward pass, which ends at `total_s`; `numel` (tensors,) in elements.
+    """
+
+    before_s: float
+    ready_s: tuple[float, ...]
+    numel: tuple[int, ...]
+    total_s: float

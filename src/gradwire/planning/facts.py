@@ -1,0 +1,116 @@
+"""What has been measured, agreed by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import fmean, median
+
+from gradwire.planning.costs import Backward, CodecCost, Network
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Times of one dense step, in seconds, the same numbers on every rank.
+
+    `allreduce_s` adds up `collectives_s`, the collectives' own durations, each the least over ranks;
+    `backward_s` is the backward pass alone; `world` is the number of ranks. `backward` says when which
+    parameter is ready, in layout order, and `network` what the links are like; `codec` what the codec costs
+    that a recipe asks about, of which a rank decodes so many `payloads` per unit; `uses` are multiply-adds
+    per weight in a forward pass, by parameter name. `dense_s` is what an ordinary dense step, whose
+    communication overlaps with its backward pass, takes from the start of that pass to the verdict on the
+    slowest rank. `None` where nobody has looked. `gradient_bytes` is the size of the gradient, and `buckets`
+    are the elements of DDP's buckets in their order; 0 and empty where they are unknown.
+    """
+
+    backward_s: float
+    allreduce_s: float
+    world: int
+    backward: Backward | None = None
+    network: Network | None = None
+    codec: CodecCost | None = None
+    payloads: float = 1.0
+    uses: Mapping[str, float] | None = None
+    collectives_s: tuple[float, ...] = ()
+    dense_s: float | None = None
+    gradient_bytes: float = 0.0
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def ccr(self) -> float:
+        """Communication-to-computation ratio of the backward pass (COVAP, section III-C)."""
+        return self.allreduce_s / max(self.backward_s, 1e-9)
+
+    @property
+    def bucket_cuts(self) -> tuple[int, ...]:
+        """After how many elements a bucket ends and the next begins.
+
+        >>> Facts(1.0, 1.0, world=2, buckets=(5, 10, 10)).bucket_cuts
+        (5, 15)
+        """
+        return tuple(accumulate(self.buckets))[:-1]
+
+
+@dataclass(frozen=True)
+class Times:
+    """One rank's times of one step, as its row of the verdict carries them.
+
+    `durations_s` (collectives,) from entering to leaving each; `before_s` what preceded the backward pass;
+    `ready_s` (parameters,) from the start of the backward pass on, in layout order.
+    """
+
+    backward_s: float
+    durations_s: tuple[float, ...] = ()
+    before_s: float = 0.0
+    ready_s: tuple[float, ...] = ()
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """All of it in a row of numbers."""
+        return (self.backward_s, self.before_s, *self.ready_s, *self.durations_s)
+
+    @classmethod
+    def of_row(cls, row: Sequence[float], parameters: int) -> Times:
+        """Take a row apart.
+
+        >>> times = Times(2.0, (0.5, 0.25), before_s=1.0, ready_s=(0.1, 0.2, 2.0))
+        >>> Times.of_row(times.row, parameters=3) == times
+        True
+        """
+        ready, durations = row[2 : 2 + parameters], row[2 + parameters :]
+        return cls(row[0], tuple(durations), row[1], tuple(ready))
+
+
+def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
+    """Facts of one step from every rank's times; `numel` (parameters,) in layout order.
+
+    All ranks leave a collective together but may enter it apart, and an early rank's wait is no
+    transmission: the true duration is the minimum over ranks (COVAP's distributed profiler). Ranks
+    compute side by side, so the mean over ranks stands for all in what they compute.
+
+    >>> facts_of_step([Times(1.0, (0.5, 0.25)), Times(1.0, (0.75, 0.25))])  # doctest: +ELLIPSIS
+    Facts(backward_s=1.0, allreduce_s=0.75, world=2, ...)
+    """
+    durations = zip(*(times.durations_s for times in ranks), strict=True)
+    collectives_s = tuple(min(column) for column in durations)
+    backward_s = fmean(times.backward_s for times in ranks)
+    backward = None
+    if numel:
+        ready_s = tuple(fmean(column) for column in zip(*(times.ready_s for times in ranks), strict=True))
+        before_s = fmean(times.before_s for times in ranks)
+        backward = Backward(before_s, ready_s, tuple(numel), backward_s)
+    return Facts(backward_s, sum(collectives_s), len(ranks), backward, collectives_s=collectives_s)
+
+
+def typical(steps: Sequence[Facts]) -> Facts:
+    """The step with the median ratio of communication to computation.
+
+    What precedes a backward pass is the median's of all steps: now and then it is an evaluation.
+    """
+    middle = int(median(range(len(steps))))
+    facts = sorted(steps, key=lambda facts: facts.ccr)[middle]
+    known = [step.backward.before_s for step in steps if step.backward is not None]
+    if facts.backward is None or not known:
+        return facts
+    return replace(facts, backward=replace(facts.backward, before_s=median(known)))

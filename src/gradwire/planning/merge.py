@@ -1,0 +1,185 @@
+"""Where to cut for a codec that costs something per call: exactly, in polynomial time.
+
+MergeComp (Wang et al. 2021, section 4.3): groups of tensors in ready order, each compressed for h(x) =
+B_h + γ_h·x and sent for g(x) = B_g + γ_g·x; compression holds up the backward pass, communication runs
+beside it.
+
+Differences from the paper: it says that the general problem cannot be solved in polynomial time. Under
+its own assumption of linear costs it is a dynamic program. When group y ends with tensor i, everything
+before has been computed and y groups of S(i) elements have been compressed, wherever the cuts lie; so the
+wire is free again at C_y(i) = min over j < i of max(C_{y−1}(j), B(i) + y·B_h + γ_h·S(i)) + g(S(i) −
+S(j)), and min over y of C_y(N) is the optimum, after O(N²) steps per y. Decoding of the last group, which
+nothing can hide, is added; that of the others happens while the wire is busy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.planning.costs import Backward, Line
+from gradwire.planning.groups import Cuts, even_groups, layer_wise
+
+Floats = NDArray[np.float64]
+NOTHING = Line(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """Seconds for a group of x elements: compressing it (h), sending it (g), and decoding what has come.
+
+    `decode` is for all payloads that a rank decodes: N times a codec's own line after an all-gather.
+    """
+
+    compress: Line
+    communicate: Line
+    decode: Line = NOTHING
+
+    def __post_init__(self) -> None:
+        lines = (self.compress, self.communicate, self.decode)
+        if min(min(line.base_s, line.slope_s) for line in lines) < 0.0:
+            raise ValueError(f"a cost in {self} falls with the size of a group; it must be 0 or rise")
+
+
+def step_seconds(backward: Backward, cuts: Cuts, cost: GroupCost) -> float:
+    """F of a grouping: when the last group has been decoded, from the beginning of the backward pass.
+
+    The recurrence itself, group by group.
+
+    >>> backward = Backward(0.0, (1.0, 2.0), (1, 1), 2.0)
+    >>> step_seconds(backward, (1,), GroupCost(Line(0.0, 0.0), Line(0.5, 1.0)))
+    4.0
+    """
+    sizes = list(accumulate(backward.numel, initial=0))
+    compress, communicate = cost.compress, cost.communicate
+    compressed = wire_free_s = 0.0
+    first = 0
+    for stop in (*cuts, len(backward.numel)):
+        numel = sizes[stop] - sizes[first]
+        compressed += compress.base_s + compress.slope_s * numel
+        ready_s = backward.ready_s[stop - 1] + compressed
+        wire_free_s = max(wire_free_s, ready_s) + communicate.base_s + communicate.slope_s * numel
+        last, first = numel, stop
+    return max(wire_free_s, backward.total_s + compressed) + cost.decode(last)
+
+
+def optimal_cuts(backward: Backward, cost: GroupCost, most: int | None = None) -> Cuts:
+    """The grouping with the least `step_seconds`, of at most `most` groups; no other one is better.
+
+    Ready times must ascend. O(N²) per number of groups, and numbers that cannot win any more are not tried.
+
+    >>> backward = Backward(0.0, (1.0, 2.0, 3.0), (4, 4, 1), 3.0)
+    >>> optimal_cuts(backward, GroupCost(Line(0.0, 0.0), Line(0.1, 0.25)))
+    (1, 2)
+    """
+    tensors = len(backward.numel)
+    if tensors < 2:
+        return ()
+    _require_ascending(backward)
+    table = _Table(backward, cost)
+    most = tensors if most is None else max(1, min(most, tensors))
+    best_s, best = _first_guess(backward, cost, most)
+    for _ in range(most):
+        if not table.is_open(best_s):
+            break
+        found_s = table.extend()
+        if found_s < best_s:
+            best_s, best = found_s, table.cuts()
+    return best
+
+
+def _first_guess(backward: Backward, cost: GroupCost, most: int) -> tuple[float, Cuts]:
+    """The best of the simple groupings: a bound from the start."""
+    tensors = len(backward.numel)
+    guesses = [even_groups(tensors, parts) for parts in (1, 2, 4, 8) if parts <= most]
+    if most == tensors:
+        guesses.append(layer_wise(tensors))
+    return min((step_seconds(backward, cuts, cost), cuts) for cuts in guesses)
+
+
+def _require_ascending(backward: Backward) -> None:
+    if np.any(np.diff(backward.ready_s) < 0.0):
+        raise ValueError(
+            "ready_s must ascend: groups are made of tensors in the order in which they are ready"
+        )
+
+
+class _Table:
+    """C_y for y = 1, 2, …, one row at a time; entry i of a row stands for the first i tensors.
+
+    Entries that cannot lead to the optimum are infinite: those with which no way on is short enough, and
+    those that more groups have reached no earlier than fewer, since every further group can only be
+    delayed by that.
+    """
+
+    def __init__(self, backward: Backward, cost: GroupCost) -> None:
+        self._cost, self._total_s = cost, backward.total_s
+        self._sizes: Floats = np.cumsum(np.array((0, *backward.numel), np.float64))
+        ready: Floats = np.array((0.0, *backward.ready_s))
+        self._compressed: Floats = ready + cost.compress.slope_s * self._sizes
+        self._slope = cost.communicate.slope_s
+        # What a cut before tensor j saves the last group, as an addend; nothing can follow the end.
+        tensors = len(backward.numel)
+        saved = np.broadcast_to(-self._slope * self._sizes[:-1], (tensors, tensors))
+        self._saved: Floats = np.where(np.tri(tensors, dtype=bool), saved, np.inf)
+        self._scratch: Floats = np.empty_like(self._saved)
+        self._rows: list[Floats] = [np.where(np.arange(tensors + 1) == 0, 0.0, np.inf)]
+        self._earliest = self._rows[0].copy()
+        # Whatever is sent from tensor i on cannot leave before i has been compressed.
+        leaving = self._compressed[1:] + self._slope * (self._sizes[-1] - self._sizes[:-1])
+        self._leaving: Floats = np.maximum.accumulate(leaving[::-1])[::-1]
+
+    def is_open(self, best_s: float) -> bool:
+        """Close what cannot lead to less than `best_s`; whether anything is left to go on from."""
+        cost, row, groups = self._cost, self._rows[-1], len(self._rows)
+        end_s = cost.communicate.base_s + cost.decode(float(self._sizes[-1] - self._sizes[-2]))
+        sent_s = row[:-1] + self._slope * (self._sizes[-1] - self._sizes[:-1])
+        rest_s = np.maximum(sent_s, self._leaving + groups * cost.compress.base_s) + end_s
+        row[:-1][rest_s >= best_s] = np.inf
+        return bool(np.isfinite(row[:-1]).any())
+
+    def extend(self) -> float:
+        """Add the row of one group more; returns the seconds of the best grouping into that many."""
+        groups, row = len(self._rows), self._rows[-1]
+        open_ = np.flatnonzero(np.isfinite(row[:-1]))
+        here = slice(int(open_[0]), int(open_[-1]) + 1)
+        ready = self._compressed[here.start + 1 :] + groups * self._cost.compress.base_s
+        scratch = self._scratch[here.start :, here]
+        np.maximum(row[here], ready[:, None], out=scratch)
+        scratch += self._saved[here.start :, here]
+        found = np.full_like(row, np.inf)
+        found[here.start + 1 :] = scratch.min(axis=1)
+        found += self._cost.communicate.base_s + self._slope * self._sizes
+        found[found >= self._earliest] = np.inf
+        np.minimum(self._earliest, found, out=self._earliest)
+        self._rows.append(found)
+        return float(self._last_group(groups).min())
+
+    def _last_group(self, groups: int) -> Floats:
+        """Seconds of a step whose last of `groups` groups begins after tensor j, for all j."""
+        cost, sizes = self._cost, self._sizes[-1] - self._sizes[:-1]
+        compressed = groups * cost.compress.base_s + cost.compress.slope_s * self._sizes[-1]
+        ready = self._compressed[-1] + groups * cost.compress.base_s
+        ended = np.maximum(self._rows[groups - 1][:-1], ready) + cost.communicate.base_s
+        ended = np.maximum(ended + self._slope * sizes, self._total_s + compressed)
+        return _floats(ended + cost.decode.base_s + cost.decode.slope_s * sizes)
+
+    def cuts(self) -> Cuts:
+        """The best grouping into as many groups as there are rows."""
+        groups = len(self._rows) - 1
+        cut = int(self._last_group(groups).argmin())
+        found = []
+        for before in range(groups - 1, 0, -1):
+            found.append(cut)
+            ready = self._compressed[cut] + before * self._cost.compress.base_s
+            row = np.maximum(self._rows[before - 1][:cut], ready) - self._slope * self._sizes[:cut]
+            cut = int(row.argmin())
+        return tuple(reversed(found))
+
+
+def _floats(values: Any) -> Floats:
+    return np.asarray(values, np.float64)

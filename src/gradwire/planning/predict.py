@@ -1,0 +1,184 @@
+"""How long a step takes: what the engine would do with given ready times, codec costs and links.
+
+Three things work side by side, each at one job at a time: the backward pass; the ordered worker, which
+takes jobs in the order in which they were posted; and the network, which takes collectives in the order
+in which they were issued. A unit that has become ready is encoded, its rounds are issued, and the worker
+waits for all of them but the last; the end of that one posts the decoding. When everything is decoded the
+tail goes out, and the step ends with it. Overlapping of units is therefore COVAP's equation 3 (Meng et
+al. 2023, section II-B), and `inline`, where the codec holds up the backward pass itself, is MergeComp's F
+(Wang et al. 2021, equation 7).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from gradwire.planning.collectives import Sends, time_of
+from gradwire.planning.costs import CodecCost, Line, Network
+
+FREE = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
+"""A codec that takes no time."""
+
+What = Literal["backward", "encode", "wire", "decode"]
+
+
+@dataclass(frozen=True)
+class UnitWork:
+    """One unit of a step: ready so many seconds after the backward pass has begun, then these collectives.
+
+    `codec.encode` includes what the worker does before it, such as folding the gradient into the memory.
+    `decodes` is how many payloads of the whole unit are decoded: N after an all-gather, 1 where ranks
+    decode what has been summed, one more where error feedback decodes the own payload separately.
+    """
+
+    ready_s: float
+    numel: int
+    rounds: tuple[Sends, ...]
+    codec: CodecCost = FREE
+    decodes: float = 1.0
+
+    @property
+    def encode_s(self) -> float:
+        """Seconds on the worker before the first round."""
+        return self.codec.encode(self.numel)
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds on the worker after the last round."""
+        return self.decodes * self.codec.decode(self.numel)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The step's last collective, which carries the verdict; it waits for every decode, or goes at once."""
+
+    round: Sends
+    waits: bool = True
+
+
+class Span(NamedTuple):
+    """What ran when, in seconds from the beginning of the step; `unit` is -1 where there is none."""
+
+    what: What
+    unit: int
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step: `compute_s` of it without any communication; `exposed_s` is what is not hidden behind that."""
+
+    step_s: float
+    compute_s: float
+    spans: tuple[Span, ...]
+
+    @property
+    def exposed_s(self) -> float:
+        """What communication and codec add to the step."""
+        return self.step_s - self.compute_s
+
+    def busy_s(self, what: What) -> float:
+        """Seconds that all spans of a kind take together."""
+        return sum(span.stop_s - span.start_s for span in self.spans if span.what == what)
+
+    @property
+    def share_of_linear(self) -> float:
+        """Speed as a share of the same step's without communication."""
+        return self.compute_s / self.step_s if self.step_s > 0 else 1.0
+
+
+def predict(
+    units: Sequence[UnitWork],
+    backward_s: float,
+    world: int,
+    network: Network,
+    *,
+    before_s: float = 0.0,
+    tail: Tail | None = None,
+    inline: bool = False,
+) -> Prediction:
+    """The step of `units` in the agreed order, ready times ascending.
+
+    `before_s` passes before the backward pass of `backward_s` begins. Units without rounds rest: they
+    cost nothing. With `inline` there is no worker: encoding, and waiting for a round before the last,
+    hold up the backward pass, and decoding waits for its end.
+
+    >>> from gradwire.planning.collectives import Transfer
+    >>> from gradwire.planning.costs import Link
+    >>> units = [UnitWork(at, 1, (Transfer("shift", 1.0),)) for at in (1.0, 2.0)]
+    >>> predict(units, 2.0, 2, Network(Link(alpha_s=0.5, beta_s=1.0)), before_s=1.0).step_s
+    5.0
+    """
+    stage = _Stage(lambda sent: time_of(sent, world, network), inline)
+    worker = _run(units, backward_s, stage)
+    compute_s = before_s + backward_s
+    ended_s = max(backward_s + stage.held_s, worker, stage.wire_free_s)
+    if tail is not None:
+        # One that waits for no decode goes out with the last unit, behind it on the wire.
+        issued_s = ended_s if tail.waits else max(backward_s + stage.held_s, stage.issued_s)
+        stage.wire(-1, tail.round, issued_s)
+        ended_s = max(ended_s, stage.wire_free_s)
+    backward = Span("backward", -1, before_s, compute_s + stage.held_s)
+    spans = (Span(what, unit, before_s + start, before_s + stop) for what, unit, start, stop in stage.spans)
+    return Prediction(before_s + ended_s, compute_s, (backward, *spans))
+
+
+@dataclass
+class _Stage:
+    """The network and the spans so far; times count from the beginning of the backward pass."""
+
+    seconds_of: Callable[[Sends], float]
+    inline: bool
+    wire_free_s: float = 0.0
+    issued_s: float = 0.0
+    held_s: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+
+    def wire(self, unit: int, sent: Sends, issued_s: float) -> float:
+        """When a collective that is issued now has ended."""
+        start_s = max(issued_s, self.wire_free_s)
+        self.wire_free_s = start_s + self.seconds_of(sent)
+        self.spans.append(Span("wire", unit, start_s, self.wire_free_s))
+        return self.wire_free_s
+
+    def work(self, what: What, unit: int, start_s: float, seconds: float) -> float:
+        """When local work that starts now has ended."""
+        if seconds > 0.0:
+            self.spans.append(Span(what, unit, start_s, start_s + seconds))
+        return start_s + seconds
+
+    def start(self, number: int, unit: UnitWork, start_s: float) -> float:
+        """Encode and issue; returns when the worker is free again, with the last round in flight."""
+        now_s = self.work("encode", number, start_s, unit.encode_s)
+        for waited in unit.rounds[:-1]:
+            now_s = self.wire(number, waited, now_s)
+        self.wire(number, unit.rounds[-1], now_s)
+        self.issued_s = now_s
+        return now_s
+
+
+def _run(units: Sequence[UnitWork], backward_s: float, stage: _Stage) -> float:
+    """All units through worker and wire; returns when the worker has done its last job."""
+    arrivals = deque((number, unit) for number, unit in enumerate(units) if unit.rounds)
+    ended: deque[tuple[float, int]] = deque()
+    free_s = 0.0
+    while arrivals or ended:
+        # Jobs are taken as they were posted: an arrival at its ready time, a decoding when its round ended.
+        is_start = bool(arrivals) and (stage.inline or not ended or arrivals[0][1].ready_s <= ended[0][0])
+        if is_start:
+            number, unit = arrivals.popleft()
+            ready_s = unit.ready_s + stage.held_s
+            start_s = ready_s if stage.inline else max(ready_s, free_s)
+            free_s = stage.start(number, unit, start_s)
+            stage.held_s += free_s - start_s if stage.inline else 0.0
+            ended.append((stage.wire_free_s, number))
+        else:
+            posted_s, number = ended.popleft()
+            idle_from_s = backward_s + stage.held_s if stage.inline else 0.0
+            start_s = max(posted_s, free_s, idle_from_s)
+            free_s = stage.work("decode", number, start_s, units[number].decode_s)
+    return free_s

@@ -1,0 +1,107 @@
+"""A printable, JSON-able account: what was chosen and why, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradwire.measure import Change
+from gradwire.planning.costs import Link
+from gradwire.tools.diagnose import Diagnosis
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
+
+    Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
+    which unsent gradient lives, which plain DDP does not need. `facts` are those that an adaptive recipe
+    has decided from, with how long each collective of that dense step took (`collectives_s`). `diagnosis`
+    is the last one asked for. `times_led` says by rank how often it chose for all, where one rank does
+    (`ar_topk`). `link` is what gradwire's own traffic has seen under the recipe in force, once there were
+    enough steps; `link_changes` are the last ones noticed, with the step. `predicted_step_s` is what a whole
+    step should take by the facts (`None` where there are none) and `step_s` the median of what they took,
+    with all that precedes their backward pass. `compile_s` is how long this rank compiled kernels within
+    steps, all together: `gradwire warmup` does that beforehand.
+    """
+
+    recipe: str
+    why: str
+    step: int
+    world: int
+    skipped_steps: int
+    wire_bytes_per_step: float
+    metered_bytes_per_step: float
+    dense_bytes_per_step: float
+    compress_s: float
+    backward_s: float
+    exposed_comm_s: float
+    memory_bytes: int
+    units: int
+    facts: dict[str, Any] | None
+    timeline: list[dict[str, object]]
+    diagnosis: Diagnosis | None = None
+    times_led: list[int] | None = None
+    link: Link | None = None
+    link_changes: tuple[tuple[int, Change], ...] = ()
+    predicted_step_s: float | None = None
+    step_s: float = 0.0
+    compile_s: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Bytes on the wire as a share of what plain all-reduce sends."""
+        return self.wire_bytes_per_step / self.dense_bytes_per_step if self.dense_bytes_per_step else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain numbers, strings, lists and dictionaries."""
+        return {**asdict(self), "ratio": self.ratio}
+
+    def __str__(self) -> str:
+        lines = [
+            f"gradwire: {self.recipe}, step {self.step}, {self.world} ranks",
+            f"  why          {self.why}",
+            f"  on the wire  {_mib(self.wire_bytes_per_step)} per rank and step, "
+            f"{self.ratio:.1%} of plain all-reduce (metered {_mib(self.metered_bytes_per_step)})",
+            f"  per step     backward {_ms(self.backward_s)}, encode and decode {_ms(self.compress_s)}, "
+            f"exposed communication {_ms(self.exposed_comm_s)}",
+            f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
+        ]
+        if self.predicted_step_s is not None:
+            took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
+            lines.append(f"  whole step   {took}")
+        if self.diagnosis is not None:
+            lines.append(f"  ranks        {self.diagnosis}")
+        if self.times_led is not None:
+            lines.append(f"  led          {', '.join(map(str, self.times_led))} times by rank")
+        if self.link_changes:
+            step, change = self.link_changes[-1]
+            told = f"{_link(change.before)}, then {_link(change.after)}"
+            lines.append(f"  link         changed in step {step}: {told}")
+        if self.compile_s > 0.0:
+            lines.append(f"  kernels      compiled for {self.compile_s:.1f} s within steps")
+        if self.skipped_steps:
+            lines.append(
+                f"  skipped      {self.skipped_steps} steps with NaN, Inf or gradients too large to remember"
+            )
+        return "\n".join(lines)
+
+
+def _link(link: Link) -> str:
+    """In words; a line through one size of messages, or through times that do not rise, leaves one out."""
+    latency = f"{_number(link.alpha_s * 1e3)} ms" if link.alpha_s > 0.0 else "latency not resolved"
+    rate = f"{_number(8e-6 / link.beta_s)} Mbit/s" if link.beta_s > 0.0 else "bandwidth not resolved"
+    return f"{latency}, {rate}"
+
+
+def _number(positive: float) -> str:
+    """Whole numbers, or two digits: nothing is rounded to 0."""
+    return f"{positive:.0f}" if positive >= 10.0 else f"{positive:.2g}"
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:.2f} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,1 @@
+"""Gradients from the buckets of `DistributedDataParallel`."""

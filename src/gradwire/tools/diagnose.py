@@ -1,0 +1,220 @@
+"""How alike the ranks are: whether one rank's choice of elements can stand for everybody's.
+
+The figures of Chen et al. 2020 ("ScaleCom", section 2, figures 2 and 3, lemma 1, appendix A): cosine distance
+between memories, Hamming distance between a rank's choice and the true top-k of the mean, the overlap of
+their histograms, rank correlation of magnitudes, and what each choice leaves.
+
+Differences from the paper: cosine distances are averaged over all pairs of ranks, not shown for two; the
+other figures over all ranks in the leader's place, not for the one whose turn it is; the true top-k is that
+of each unit, of as many elements as the selector chooses there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import Lane, Unit
+from gradwire.codec.select.base import Selector
+from gradwire.comm import Comm
+from gradwire.engine.agree import require_agreement
+from gradwire.exchange.base import Exchange, parts
+from gradwire.kernels import topk_indices
+from gradwire.memory import UNSENT
+from gradwire.moment import Moment
+
+BINS_PER_OCTAVE = 4
+SAMPLE = 1 << 20
+"""Ranks of magnitudes are taken over at most so many elements, evenly spaced: sorting more takes seconds."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Of one step; the same numbers on every rank. Those that need a choice of elements are else `None`.
+
+    - `memory_distance`: 1 - cosine of two ranks' memories after the step, 0 (alike) … 2, mean over pairs.
+    - `spearman`: rank correlation of |own| and |mean| error-fed gradient, mean over ranks.
+    - `hamming`: share of a rank's choice that is not in the true top-k of the mean (d/k of lemma 1).
+    - `histogram_overlap`: common area of the histograms of |mean| over both choices.
+    - `contraction`: ‖mean - C(mean)‖² / ‖mean‖² where a rank's choice is C; `best_contraction` of the true
+      top-k. Lemma 1: in expectation contraction = hamming + (1 - hamming) · best_contraction at most.
+    """
+
+    step: int
+    memory_distance: float
+    spearman: float
+    hamming: float | None = None
+    histogram_overlap: float | None = None
+    contraction: float | None = None
+    best_contraction: float | None = None
+
+    def __str__(self) -> str:
+        text = f"step {self.step}: memories {self.memory_distance:.2f} apart, Spearman {self.spearman:.2f}"
+        if self.hamming is None:
+            return text
+        return (
+            f"{text}, choice {self.hamming:.2f} from the true top-k (histograms overlap by "
+            f"{self.histogram_overlap:.0%}) leaves {self.contraction:.3f} instead of "
+            f"{self.best_contraction:.3f}"
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A unit as its exchange found it."""
+
+    exchange: Exchange
+    x: Tensor
+    at: Moment
+
+
+class Watch:
+    """While it `is_on`, keeps a copy of the error-fed gradient of one step, unit by unit.
+
+    The engine calls it before every exchange (`Surroundings.inspect`).
+    """
+
+    def __init__(self, *, is_on: bool = False) -> None:
+        self.is_on = is_on
+        self.seen: list[Seen] = []
+
+    def turn(self, on: bool) -> None:
+        """Watch from now on, or no longer; drops what was kept."""
+        self.is_on, self.seen = on, []
+
+    def __call__(self, lane: Lane, unit: Unit, x: Tensor, at: Moment) -> None:
+        """Take in a unit; the first of another step, or of another attempt at it, drops what was kept."""
+        if not self.is_on:
+            return
+        if self.seen:
+            first = self.seen[0].at
+            if first.step != at.step or (first.lane, first.unit) == (at.lane, at.unit):
+                self.seen.clear()
+        unsent = None if at.unsent is None else at.unsent.clone()
+        self.seen.append(Seen(lane.exchange, x.clone(), replace(at, unsent=unsent)))
+
+
+def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: Comm) -> Diagnosis:
+    """A collective: two all-reduces of a gradient's size over `comm`, and small ones over `control`.
+
+    `ValueError` where nothing was watched, `RanksDisagree` where that was so on some ranks.
+    """
+    watched = f"{seen[0].at.step}, {sum(each.x.numel() for each in seen)} elements" if seen else "none"
+    require_agreement({"the step that was watched": watched}, control)
+    if not seen:
+        raise ValueError(
+            "no step was watched: set wire.watching = True, with a recipe that remembers, on several ranks"
+        )
+    own = torch.cat([each.x.reshape(-1) for each in seen])
+    mean = own / comm.world
+    comm.all_reduce(mean).wait()
+    figures = torch.tensor(
+        [rank_correlation(own, mean), *_choices(seen, mean)], dtype=torch.float64, device="cpu"
+    )
+    control.all_reduce(figures).wait()
+    spearman, chosen, found, common, left, least, energy = (figures / comm.world).tolist()
+    distance = memory_distance(lanes, comm)
+    if not chosen:
+        return Diagnosis(seen[0].at.step, distance, spearman)
+    energy = energy or 1.0
+    return Diagnosis(
+        seen[0].at.step,
+        distance,
+        spearman,
+        hamming=1.0 - found / chosen,
+        histogram_overlap=common / chosen,
+        contraction=left / energy,
+        best_contraction=least / energy,
+    )
+
+
+def memory_distance(lanes: Sequence[Lane], comm: Comm) -> float:
+    """Mean over pairs of ranks of 1 - cosine; 0 where there are none.
+
+    With u_r = m_r/‖m_r‖ the sum of all pairs' cosines is (‖Σu‖² - Σ‖u‖²)/2: one all-reduce, not N².
+    """
+    parts = [lane.committed[UNSENT].double() for lane in lanes if UNSENT in lane.committed]
+    if not parts or comm.world == 1:
+        return 0.0
+    unit = torch.cat(parts)
+    unit /= unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    own = unit.square().sum().reshape(1)
+    comm.all_reduce(unit).wait()
+    comm.all_reduce(own).wait()
+    pairs = comm.world * (comm.world - 1)
+    return 1.0 - float(unit.square().sum() - own) / pairs
+
+
+def _choices(seen: Sequence[Seen], mean: Tensor) -> list[float]:
+    """Chosen, of these in the true top-k, common area of histograms, energy left by each, and in all."""
+    sums, start = torch.zeros(6, dtype=torch.float64, device="cpu"), 0
+    for each in seen:
+        here = mean[start : start + each.x.numel()]
+        start += each.x.numel()
+        selector = selector_of(each.exchange)
+        if selector is not None:
+            sums += _choice(selector, each, here)
+    return [float(each) for each in sums]
+
+
+def _choice(selector: Selector, each: Seen, mean: Tensor) -> Tensor:
+    chosen = selector.select(each.x, each.at)
+    true = topk_indices(mean, chosen.numel())
+    found = torch.isin(chosen, true).sum()
+    common = histogram_overlap(mean[chosen].abs(), mean[true].abs())
+    energy = mean.double().square()
+    total = energy.sum()
+    left, least = (total - energy[indices].sum() for indices in (chosen, true))
+    return torch.tensor(
+        [chosen.numel(), float(found), common, left, least, total], dtype=torch.float64, device="cpu"
+    )
+
+
+def selector_of(exchange: Exchange) -> Selector | None:
+    """The selector within an exchange, however deep; `None` where elements are not chosen.
+
+    >>> from gradwire.codec.select.topk import top_k
+    >>> from gradwire.codec.sparse import sparse
+    >>> from gradwire.exchange.compose import remember
+    >>> from gradwire.exchange.dense import dense
+    >>> from gradwire.exchange.gather import gather
+    >>> selector_of(remember(gather(sparse(top_k(0.01))))), selector_of(dense())
+    (TopK(ratio=0.01), None)
+    """
+    return next((part for part in parts(exchange) if isinstance(part, Selector)), None)
+
+
+def histogram_overlap(left: Tensor, right: Tensor) -> float:
+    """How many of the magnitudes `left` (k,) have a partner among `right` in the same logarithmic bin.
+
+    >>> histogram_overlap(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 4.1, 9.0]))
+    2.0
+    """
+    both = torch.stack([left, right]).double()
+    bins = both.log2().mul(BINS_PER_OCTAVE).floor().nan_to_num(0.0, 0.0, -1e9)
+    _, places = bins.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    counts = [row.bincount(minlength=int(places.max()) + 1 if places.numel() else 0) for row in places]
+    return float(torch.minimum(*counts).sum())
+
+
+def rank_correlation(left: Tensor, right: Tensor) -> float:
+    """Spearman's correlation of the magnitudes of two tensors (n,); equal ones share a rank.
+
+    >>> rank_correlation(torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.1, 0.3, 0.2]))
+    0.5
+    """
+    stride = -(-left.numel() // SAMPLE) or 1
+    first, second = (_ranks(each[::stride].abs()) for each in (left, right))
+    norms = first.norm() * second.norm()
+    return round(float(first @ second / norms), 12) if norms else 0.0
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks (n,) float64, centred at zero."""
+    _, places, counts = values.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+    middle: Tensor = counts.cumsum(0) - (counts - 1) / 2
+    ranks = middle.double()[places]
+    return ranks - ranks.mean()

@@ -1,0 +1,220 @@
+"""What `attach` returns: the handle on one attached model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.comm import Round
+from gradwire.engine import state
+from gradwire.engine.engine import Engine
+from gradwire.engine.vetting import State
+from gradwire.engine.worker import Worker
+from gradwire.exchange.election import times_led
+from gradwire.memory import UNSENT
+from gradwire.report import Report
+from gradwire.sources.ddp.session import Session
+from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
+from gradwire.tools.predicted import predicted_step_s
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What an attached model consists of."""
+
+    ddp: DistributedDataParallel
+    optimizer: torch.optim.Optimizer | None
+    scaler: torch.amp.GradScaler | None
+    session: Session
+    watch: Watch
+    """What `Wire.watching` turns on."""
+    # The worker ends with the model, and a wire without its worker could only hang.
+    worker: Worker
+
+
+def _account(engine: Engine) -> tuple[str, str]:
+    """What runs, and why."""
+    if engine.layout.alone:
+        return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
+    if engine.measuring:
+        return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
+    return engine.layout.main.text, engine.layout.main.why
+
+
+class Wire:
+    """The handle on one attached model. Its methods are for the training thread, between steps.
+
+    `state_dict(kind="mean")`, `load_state_dict`, `diagnose`, `flush` and `detach` are collectives: call
+    them on all ranks.
+    """
+
+    def __init__(self, attached: Attached) -> None:
+        self.attached = attached
+        self._parameters = dict(attached.ddp.module.named_parameters())
+        self._session, self._worker = attached.session, attached.worker
+        self._watch = attached.watch
+        self._diagnosis: Diagnosis | None = None
+
+    @property
+    def _engine(self) -> Engine:
+        return self._session.engine
+
+    @property
+    def overlap(self) -> bool:
+        """Whether exchanges run under the backward pass (the default) or all after it."""
+        return self._session.overlap
+
+    @overlap.setter
+    def overlap(self, value: bool) -> None:
+        """Takes effect from the next backward pass."""
+        self._session.overlap = value
+
+    @property
+    def settled(self) -> bool:
+        """Whether the recipe is decided; `False` while an adaptive one still measures or tries things out."""
+        watch = self._engine.layout.main.watch
+        return not self._engine.measuring and (watch is None or not watch.ends)
+
+    @property
+    def watching(self) -> bool:
+        """Whether every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
+        return self._watch.is_on
+
+    @watching.setter
+    def watching(self, value: bool) -> None:
+        """Takes effect from the next backward pass; costs memory and a pass over what is remembered."""
+        self._watch.turn(value)
+
+    def diagnose(self) -> Diagnosis:
+        """How alike the ranks were in the last step, and how good one's choice is for all. A collective.
+
+        Two all-reduces of the gradient's size. Raises `ValueError` where nothing was watched, and
+        `RanksDisagree` on all ranks where some watched another step than others. Later reports show the
+        result.
+
+        Example::
+
+            wire.watching = True
+            train_one_step()
+            print(wire.diagnose())
+        """
+        self._session.rest()
+        seen, engine = self._watch.seen, self._engine
+        self._diagnosis = self._worker.call(
+            lambda: diagnose(seen, engine.layout.lanes, engine.comm, engine.around.control)
+        )
+        return self._diagnosis
+
+    def report(self) -> Report:
+        """An account of what runs, why, and what it costs.
+
+        Example::
+
+            print(wire.report())
+            json.dump(wire.report().as_dict(), file)
+        """
+        engine, history = self._engine, self._session.history
+        dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
+        facts = None if engine.facts is None else {**asdict(engine.facts), "ccr": engine.facts.ccr}
+        recipe, why = _account(engine)
+        return Report(
+            recipe=recipe,
+            why=why,
+            step=engine.step,
+            world=engine.comm.world,
+            skipped_steps=history.skipped,
+            wire_bytes_per_step=history.mean("predicted_bytes"),
+            metered_bytes_per_step=history.mean("metered_bytes"),
+            dense_bytes_per_step=dense,
+            compress_s=history.mean("compress_s"),
+            backward_s=history.mean("backward_s"),
+            exposed_comm_s=history.mean("exposed_comm_s"),
+            memory_bytes=engine.layout.memory_bytes,
+            units=sum(len(lane.units) for lane in engine.layout.lanes),
+            facts=facts,
+            link=engine.traffic.link,
+            link_changes=tuple(engine.link_changes),
+            timeline=history.timeline(),
+            diagnosis=self._diagnosis,
+            times_led=times_led(lane.kept for lane in engine.layout.lanes),
+            predicted_step_s=predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step),
+            step_s=history.median("step_s"),
+            compile_s=history.compile_s,
+        )
+
+    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
+        """This rank's state as plain tensors, or (a collective) the mean over ranks.
+
+        Save one per rank for an exact resume; the mean is for savers that write from rank 0 only.
+        """
+        if kind not in ("rank", "mean"):
+            raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
+        if kind == "mean":
+            self._session.rest()
+        save = state.save if kind == "rank" else state.save_mean
+        return self._worker.call(lambda: save(self._engine))
+
+    def load_state_dict(self, saved: State | Sequence[State]) -> None:
+        """Resume: from this rank's state, a mean, or the list of all ranks' states of any world.
+
+        Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
+        when ranks load different steps or plans.
+        """
+        self._session.rest()
+        self._session.buffers.current = False  # a model that is loaded, too, may differ between ranks
+        self._worker.call(lambda: state.load(self._engine, saved))
+
+    def flush(self) -> None:
+        """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.
+
+        Follow it by `optimizer.step()`, or `scaler.step(optimizer)`: with a scaler, what is handed over
+        carries the loss scale, as every gradient does. One all-reduce of the memory.
+
+        Example, at the end of training::
+
+            optimizer.zero_grad()
+            wire.flush()
+            optimizer.step()
+        """
+        self._session.rest()
+        self._worker.call(self._flush)
+
+    def _flush(self) -> None:
+        engine = self._engine
+        for lane in engine.layout.lanes:
+            if UNSENT not in lane.committed:
+                continue
+            lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
+            engine.comm.all_reduce(lane.x).wait()
+            for slot in lane.slots:
+                parameter = self._parameters[slot.spec.name]
+                late = slot.spec.shaped(lane.x[slot.start : slot.stop]) * engine.around.loss_scale()
+                if parameter.grad is None:
+                    parameter.grad = late.to(parameter.dtype)
+                else:
+                    parameter.grad += late
+            lane.committed[UNSENT].zero_()
+
+    def detach(self) -> None:
+        """Flush, and from then on run plain all-reduce: DDP cannot unregister a hook.
+
+        Follow it by `optimizer.step()`, as `flush`. Warns where momentum was applied before gradients were
+        sent: from then on it is the optimizer's business again.
+        """
+        self._session.rest()
+        covered = any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
+        self._worker.call(self._detach)
+        if covered:
+            warnings.warn(
+                "nobody applies momentum any more: set it in the optimizer if training goes on", stacklevel=2
+            )
+
+    def _detach(self) -> None:
+        self._flush()
+        self._engine.retire()
+        self._session.buffers.leave_to_ddp()

@@ -1,0 +1,184 @@
+"""A whole step on one thread per rank: an engine, buckets of our own, and what landed in them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec
+from gradwire.comm import Comm
+from gradwire.engine.arrival import Arrival, Entry
+from gradwire.engine.engine import Engine
+from gradwire.engine.step import Step
+from gradwire.engine.surroundings import Surroundings
+from gradwire.memory import UNSENT
+from gradwire.planning import even_cuts
+from gradwire.recipes import recipe
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "first.weight": (37, 61),
+    "first.bias": (61,),
+    "nothing": (0, 4),
+    "middle.weight": (53, 41),
+    "scalar": (),
+    "last.weight": (47, 59),
+    "last.bias": (59,),
+}
+"""Prime sides, so that cuts fall inside parameters; in forward order, as a module registers them."""
+
+NAMES = tuple(SHAPES)
+ONE_BUCKET: tuple[tuple[str, ...], ...] = (NAMES,)
+REVERSED = (
+    ("last.bias", "last.weight"),
+    ("scalar", "middle.weight", "nothing"),
+    ("first.bias", "first.weight"),
+)
+SHUFFLED = (
+    ("scalar", "last.weight", "first.bias"),
+    ("first.weight", "last.bias"),
+    ("middle.weight", "nothing"),
+)
+ALONE = tuple((name,) for name in reversed(NAMES))
+BUCKETS = {"one": ONE_BUCKET, "reversed": REVERSED, "shuffled": SHUFFLED, "alone": ALONE}
+
+
+def specs(
+    dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> tuple[ParameterSpec, ...]:
+    """The layout order is the reverse of registration."""
+    of = dtype if callable(dtype) else lambda _name: dtype
+    return tuple(
+        ParameterSpec(name, shape, of(name), torch.Size(shape).numel())
+        for name, shape in reversed(shapes.items())
+    )
+
+
+def gradients(
+    rank: int, step: int, dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32
+) -> dict[str, Tensor]:
+    """Normal numbers that depend on rank, step and name alone; no element is zero."""
+    of = dtype if callable(dtype) else lambda _name: dtype
+    return {name: values.to(of(name), copy=True) for name, values in _drawn(rank, step).items()}
+
+
+@cache
+def _drawn(rank: int, step: int) -> dict[str, Tensor]:
+    drawn = {}
+    for number, (name, shape) in enumerate(SHAPES.items()):
+        generator = torch.Generator().manual_seed(10_000 * rank + 100 * step + number)
+        values = torch.randn(torch.Size(shape).numel(), generator=generator, dtype=torch.float64)
+        drawn[name] = values + values.sign() * 0.01
+    return drawn
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step on one rank."""
+
+    mean: dict[str, Tensor]
+    step: Step
+    memory: dict[str, Tensor]
+
+    @property
+    def error(self) -> BaseException | None:
+        """What `backward()` would raise."""
+        return self.step.error
+
+    def flat(self) -> Tensor:
+        """All means in a row, float64."""
+        return flat(self.mean)
+
+
+def flat(values: Mapping[str, Tensor]) -> Tensor:
+    """All of them in a row by name, float64."""
+    return torch.cat([values[name].double() for name in sorted(values)])
+
+
+class Rig:
+    """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be.
+
+    `options` are the engine's surroundings, where they differ from the usual.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        text: str,
+        *,
+        unit_elements: int | None = None,
+        dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
+        shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+        **options: Any,
+    ) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._concluded: list[Step] = []
+        around: dict[str, Any] = {"control": comm, **options}
+        post, concluded = self._jobs.append, self._concluded.append
+        self.engine = Engine(
+            specs(dtype, shapes), recipe(text), Surroundings(comm, post=post, concluded=concluded, **around)
+        )
+        fixed = recipe(text).build()
+        if unit_elements is not None and fixed.next is None:
+            cutter = partial(even_cuts, unit_elements=unit_elements)
+            self.engine.install(replace(fixed, cutter=cutter))
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """A copy of what is remembered, by parameter name."""
+        layout = self.engine.layout
+        return {
+            name: layout.memory(name).clone() for name in layout.slots if UNSENT in layout.planes_of(name)
+        }
+
+    @property
+    def planes(self) -> dict[tuple[str, str], Tensor]:
+        """A copy of all that is remembered, by parameter and plane, and of what exchanges keep by kind."""
+        layout = self.engine.layout
+        planes = {
+            (name, plane): layout.memory(name, plane).clone()
+            for name in layout.slots
+            for plane in layout.planes_of(name)
+        }
+        for lane in layout.lanes:
+            for kind, tensors in lane.kept.committed.items():
+                planes |= {(name, kind): tensor.clone() for name, tensor in tensors.items()}
+        return planes
+
+    def step(self, grads: Mapping[str, Tensor], buckets: Sequence[Sequence[str]] = REVERSED) -> Outcome:
+        """Hand over every bucket in turn and let the engine run as soon as it can, as its worker would."""
+        arrivals = [_arrival(grads, names, names is buckets[-1]) for names in buckets]
+        for arrival in arrivals:
+            self._run(partial(self.engine.arrive, arrival))
+        assert len(self._concluded) == 1, "a step must be concluded exactly once"
+        return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
+
+    def _run(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        while self._jobs:
+            try:
+                self._jobs.popleft()()
+            except Exception as error:
+                self.engine.crash(error)
+
+
+def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], is_last: bool) -> Arrival:
+    offset, entries = 0, []
+    for name in names:
+        entries.append(Entry(name, offset, grads[name].numel()))
+        offset += grads[name].numel()
+    return Arrival(torch.cat([grads[name] for name in names]), tuple(entries), is_last)
+
+
+def _means(arrivals: Sequence[Arrival]) -> dict[str, Tensor]:
+    return {
+        entry.name: arrival.buffer[entry.offset : entry.offset + entry.numel].clone()
+        for arrival in arrivals
+        for entry in arrival.entries
+    }

@@ -1,0 +1,65 @@
+"""What is measured for a decision beside dense steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gradwire.comm import Comm, ThreadComm, run_ranks
+from gradwire.engine.decider import PROBED, links_for, surveyed
+from gradwire.engine.surroundings import Surroundings
+from gradwire.measure import Probed
+from gradwire.measure.fit import straight_line
+from gradwire.planning import CodecCost, Facts, Line, Link
+from gradwire.recipes import Decision, recipe
+
+
+def _decision(text: str) -> Decision:
+    decision = recipe(text).build().next
+    assert decision is not None
+    return decision
+
+
+INNER = {
+    "topk": (),
+    "int8": ("all_to_all",),
+    "gcomp": ("shift",),
+    "star_topk(algorithm='tree')": ("all_reduce/tree",),
+    "var_topk(algorithm='star')": ("all_reduce/star",),
+    "allreduce(algorithm='ring')": (),
+    "covap(interval=4)": (),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_what_the_inner_recipe_sends_is_probed_beside_the_usual(inner: str) -> None:
+    assert links_for(_decision(f"mergecomp(inner={inner!r})"), 4) == (*PROBED, *INNER[inner])
+
+
+def test_whoever_asks_about_no_recipe_gets_the_usual() -> None:
+    assert links_for(_decision("covap"), 4) == PROBED
+
+
+def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, list[str]] = {}
+
+    def probe(comm: Comm, verbs: Sequence[str], control: Comm) -> tuple[Probed, ...]:
+        asked[comm.rank] = list(verbs)
+        fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
+        return tuple(Probed(verb, Link(1.0 + number, 1e-9), fit) for number, verb in enumerate(verbs))
+
+    cost = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
+    monkeypatch.setattr("gradwire.engine.decider.probe", probe)
+    monkeypatch.setattr("gradwire.engine.decider.codec_cost", lambda *_: cost)
+    decision = _decision("mergecomp(inner=\"star_topk(algorithm='tree')\")")
+
+    def rank(comm: ThreadComm) -> Facts:
+        return surveyed(Facts(1.0, 1.0, comm.world), decision, Surroundings(comm, comm, post=print), ())
+
+    facts = run_ranks(3, rank)
+    assert facts[0] == facts[1] == facts[2]
+    assert list(asked.values()) == 3 * [["all_reduce", "all_gather", "all_reduce/tree"]]
+    assert facts[0].network is not None
+    assert facts[0].network.calibrated["all_reduce/tree"].alpha_s == 3.0
+    assert facts[0].network.of("all_reduce").alpha_s == 1.0

@@ -1,0 +1,46 @@
+"""From every rank's times to numbers that all agree on."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.planning import Facts, interval_for
+from gradwire.planning.costs import Backward
+from gradwire.planning.facts import Times, facts_of_step, typical
+
+
+def test_a_collective_takes_as_long_as_for_the_rank_that_entered_last() -> None:
+    early, late = Times(1.0, (0.9, 0.2)), Times(3.0, (0.5, 0.7))
+    facts = facts_of_step([early, late])
+    assert facts == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2, world=2, collectives_s=(0.5, 0.2))
+
+
+def test_ranks_with_different_numbers_of_collectives_are_no_step() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        facts_of_step([Times(1.0, (0.5,)), Times(1.0, (0.5, 0.5))])
+
+
+def test_a_step_without_collectives_costs_nothing() -> None:
+    assert facts_of_step([Times(1.0)]).ccr == 0.0
+
+
+def test_a_backward_pass_of_no_time_does_not_divide_by_zero() -> None:
+    assert facts_of_step([Times(0.0, (0.1,))]).ccr > 1e6
+
+
+def test_ranks_compute_side_by_side_so_their_mean_is_when_a_parameter_is_ready() -> None:
+    ranks = [Times(1.0, (0.5,), 2.0, (0.25, 1.0)), Times(2.0, (0.5,), 4.0, (0.75, 2.0))]
+    assert facts_of_step(ranks, (7, 8)).backward == Backward(3.0, (0.5, 1.5), (7, 8), 1.5)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_typical_step_is_the_median_by_ratio(order: tuple[int, ...]) -> None:
+    steps = [Facts(1.0, 0.1, 2), Facts(1.0, 0.5, 2), Facts(1.0, 9.0, 2)]
+    assert typical([steps[i] for i in order]) == Facts(1.0, 0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("ccr", "interval"), [(0.0, 1), (1.0, 1), (2.07, 3), (3.96, 4), (4.04, 4), (4.06, 5)]
+)
+def test_the_interval_is_the_rounded_ratios_ceiling(ccr: float, interval: int) -> None:
+    assert interval_for(ccr) == interval

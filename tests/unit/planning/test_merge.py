@@ -1,0 +1,99 @@
+"""The dynamic program against every other grouping."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire.planning import Backward, GroupCost, Line, Network, UnitWork, even_groups, layer_wise, predict
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import CodecCost, Link
+from gradwire.planning.groups import groups_of
+from gradwire.planning.merge import optimal_cuts, step_seconds
+from tests.unit.planning.instances import all_groupings, backward, cost
+
+ROUNDING = 1 + 1e-12
+"""Sums of fewer than 100 terms in another order: some 100 roundings of 1e-16."""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_grouping_is_better(seed: int) -> None:
+    draw = Random(seed)
+    for _ in range(40):
+        of = backward(draw, draw.randint(1, 9))
+        at = cost(draw, of)
+        best = min(step_seconds(of, cuts, at) for cuts in all_groupings(len(of.numel)))
+        assert step_seconds(of, optimal_cuts(of, at), at) <= best * ROUNDING
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_no_grouping_into_as_few_groups_is_better(most: int) -> None:
+    draw = Random(most)
+    for _ in range(40):
+        of = backward(draw, draw.randint(1, 9))
+        at = cost(draw, of)
+        found = optimal_cuts(of, at, most)
+        best = min(step_seconds(of, cuts, at) for cuts in all_groupings(len(of.numel), most))
+        assert len(found) < most
+        assert step_seconds(of, found, at) <= best * ROUNDING
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_grouping_of_many_tensors_that_anybody_thinks_of_is_better(data: st.DataObject) -> None:
+    draw = Random(data.draw(st.integers(0, 2**32)))
+    tensors = data.draw(st.integers(2, 60))
+    of = backward(draw, tensors)
+    at = cost(draw, of)
+    other = tuple(sorted(data.draw(st.sets(st.integers(1, tensors - 1)))))
+    found = step_seconds(of, optimal_cuts(of, at), at)
+    for cuts in (other, (), layer_wise(tensors), even_groups(tensors, 2), even_groups(tensors, 5)):
+        assert found <= step_seconds(of, cuts, at) * ROUNDING
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_seconds_are_those_of_a_step_whose_backward_pass_encodes(seed: int) -> None:
+    draw = Random(seed)
+    of = backward(draw, 12)
+    at = cost(draw, of, decode=False)
+    codec = CodecCost(at.compress, Line(0.0, 0.0))
+    network = Network(Link(at.communicate.base_s, at.communicate.slope_s))
+    for cuts in ((), (6,), (2, 3, 9), layer_wise(12)):
+        units = [
+            UnitWork(of.ready_s[stop - 1], numel, (Transfer("shift", numel),), codec)
+            for first, stop in groups_of(cuts, 12)
+            for numel in [sum(of.numel[first:stop])]
+        ]
+        step = predict(units, of.total_s, 2, network, inline=True)
+        assert step.step_s == pytest.approx(step_seconds(of, cuts, at), rel=1e-12)
+
+
+def test_by_hand() -> None:
+    # Ready at 1 and 2; encoding takes 1 a group and holds up the second tensor; the wire takes 3 a tensor.
+    of = Backward(0.0, (1.0, 2.0), (1, 1), 2.0)
+    at = GroupCost(Line(1.0, 0.0), Line(0.0, 3.0), Line(0.0, 0.5))
+    assert step_seconds(of, (), at) == 2 + 1 + 6 + 1
+    assert step_seconds(of, (1,), at) == max(1 + 1 + 3, 2 + 2) + 3 + 0.5
+    assert optimal_cuts(of, at) == (1,)
+
+
+def test_a_dear_call_merges_everything_and_a_free_one_nothing() -> None:
+    of = Backward(0.0, (1.0, 2.0, 3.0), (5, 5, 5), 3.0)
+    assert optimal_cuts(of, GroupCost(Line(10.0, 0.0), Line(0.0, 0.1))) == ()
+    assert optimal_cuts(of, GroupCost(Line(0.0, 0.0), Line(0.0, 0.3))) == (1, 2)
+
+
+@pytest.mark.parametrize("tensors", [0, 1])
+def test_nothing_to_cut(tensors: int) -> None:
+    of = Backward(0.0, (1.0,) * tensors, (5,) * tensors, 1.0)
+    assert optimal_cuts(of, GroupCost(Line(1.0, 0.0), Line(1.0, 0.0))) == ()
+
+
+def test_costs_that_fall_and_times_that_do_not_ascend_are_refused() -> None:
+    with pytest.raises(ValueError, match="falls"):
+        GroupCost(Line(-0.1, 1.0), Line(0.0, 1.0))
+    with pytest.raises(ValueError, match="ascend"):
+        optimal_cuts(Backward(0.0, (2.0, 1.0), (1, 1), 2.0), GroupCost(Line(0.0, 0.0), Line(0.0, 1.0)))

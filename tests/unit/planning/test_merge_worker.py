@@ -1,0 +1,92 @@
+"""Cuts for a codec on a thread of its own: against every grouping, and never worse than a simple one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from gradwire.planning import Network, UnitWork, even_groups, layer_wise, predict
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import CodecCost, Link
+from gradwire.planning.groups import groups_of
+from gradwire.planning.merge_worker import WorkerSeconds, improved, moved_cuts, worker_cuts
+from tests.unit.planning.instances import all_groupings, backward, cost
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_seconds_are_the_prediction_of_such_a_step(seed: int) -> None:
+    draw = Random(seed)
+    of = backward(draw, 15)
+    at = cost(draw, of)
+    network = Network(Link(at.communicate.base_s, at.communicate.slope_s))
+    for cuts in ((), (7,), (1, 4, 12), layer_wise(15)):
+        units = [
+            UnitWork(
+                of.ready_s[stop - 1], numel, (Transfer("shift", numel),), CodecCost(at.compress, at.decode)
+            )
+            for first, stop in groups_of(cuts, 15)
+            for numel in [sum(of.numel[first:stop])]
+        ]
+        expected = predict(units, of.total_s, 2, network).step_s
+        assert WorkerSeconds(of, at)(cuts) == pytest.approx(expected, rel=1e-12)
+
+
+def test_nearly_always_the_optimum() -> None:
+    draw, excess = Random(3), []
+    for _ in range(200):
+        of = backward(draw, draw.randint(1, 8))
+        at = cost(draw, of)
+        seconds = WorkerSeconds(of, at)
+        best = min(seconds(cuts) for cuts in all_groupings(len(of.numel)))
+        excess.append(seconds(worker_cuts(of, at)) / best - 1)
+    # A search that ends where no single move helps has no bound; what goal 9 allows it must keep on average,
+    # and miss in few cases.
+    assert sum(excess) / len(excess) < 0.001
+    assert sum(each > 0.02 for each in excess) <= len(excess) / 50
+
+
+@pytest.mark.parametrize("tensors", [2, 7, 60, 161])
+def test_never_worse_than_a_simple_grouping(tensors: int) -> None:
+    draw = Random(tensors)
+    of = backward(draw, tensors)
+    at = cost(draw, of)
+    seconds = WorkerSeconds(of, at)
+    found = seconds(worker_cuts(of, at))
+    for cuts in (layer_wise(tensors), *(even_groups(tensors, parts) for parts in (1, 2, 3, 4))):
+        assert found <= seconds(cuts)
+
+
+@pytest.mark.parametrize("tensors", [7, 60, 161])
+def test_cuts_move_to_where_other_costs_want_them(tensors: int) -> None:
+    draw, excess = Random(tensors), []
+    for _ in range(10):
+        of = backward(draw, tensors)
+        cheap = cost(draw, of)
+        encode, decode = (replace(line, base_s=10.0 * line.base_s) for line in (cheap.compress, cheap.decode))
+        dear = replace(cheap, compress=encode, decode=decode)
+        seconds, made = WorkerSeconds(of, dear), worker_cuts(of, cheap)
+        found = seconds(moved_cuts(of, dear, made))
+        assert found <= seconds(made)
+        excess.append(found / seconds(worker_cuts(of, dear)) - 1)
+    assert sum(excess) / len(excess) < 0.02
+
+
+@pytest.mark.parametrize("tensors", [0, 1])
+def test_nothing_to_cut(tensors: int) -> None:
+    draw = Random(0)
+    of = backward(draw, tensors)
+    assert worker_cuts(of, cost(draw, of)) == moved_cuts(of, cost(draw, of), ()) == ()
+
+
+def test_every_move_is_found() -> None:
+    start = (3, 7)
+    for wanted in ((3,), (3, 6), (3, 7, 8), (1, 7)):
+        # Everything else is as bad as the start, so one move must lead there.
+        found = improved(lambda cuts, wanted=wanted: float(cuts != wanted), [start], 10, effort=1000)
+        assert found == wanted
+
+
+def test_a_search_without_effort_keeps_the_best_start() -> None:
+    assert improved(lambda cuts: abs(len(cuts) - 2), [(1,), (2, 5)], 10, effort=0) == (2, 5)

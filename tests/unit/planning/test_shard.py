@@ -1,0 +1,121 @@
+"""Units for an interval: what the steps of a cycle carry, and when they end."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from random import Random
+from statistics import median
+
+import pytest
+
+from gradwire.planning import (
+    Backward,
+    Line,
+    Network,
+    Transfer,
+    balanced_cuts,
+    paper_cuts,
+    phased_cuts,
+    predict,
+)
+from gradwire.planning.costs import Link
+from gradwire.planning.groups import units_between
+from gradwire.planning.shard import bucketed, imbalance, shards, step_traffic
+from tests.unit.planning.instances import backward
+
+WIRE = Line(0.02, 3e-6)
+MODELS = {
+    "even": Backward(0.0, tuple(i / 20 for i in range(1, 21)), (50_000,) * 20, 1.0),
+    "one large": Backward(0.0, (0.1, 0.2, 0.3, 0.9, 1.0), (20_000, 20_000, 900_000, 30_000, 30_000), 1.0),
+    "large last": Backward(0.0, (0.4, 0.8, 1.0), (100_000, 100_000, 800_000), 1.0),
+    "random": backward(Random(5), 30),
+}
+every_model = pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
+every_interval = pytest.mark.parametrize("interval", [1, 2, 3, 4, 7])
+
+
+def sizes(cuts: tuple[int, ...], numel: int) -> list[int]:
+    return [stop - start for start, stop in pairwise((0, *cuts, numel))]
+
+
+def cycle(of: Backward, cuts: tuple[int, ...], interval: int) -> list[float]:
+    """Seconds of the steps of one interval."""
+    network = Network(Link(WIRE.base_s, WIRE.slope_s / 4))
+
+    def rounds(step: int, index: int, numel: int) -> tuple[Transfer, ...]:
+        return (Transfer("shift", 4.0 * numel),) if (index + step) % interval == 0 else ()
+
+    return [
+        predict(
+            units_between(of, cuts, lambda index, numel, step=step: rounds(step, index, numel)),
+            of.total_s,
+            2,
+            network,
+        ).step_s
+        for step in range(interval)
+    ]
+
+
+@every_model
+@every_interval
+def test_balanced_steps_carry_the_same(of: Backward, interval: int) -> None:
+    cuts = balanced_cuts(of, interval, WIRE)
+    units = sizes(cuts, sum(of.numel))
+    traffic = step_traffic(units, interval)
+    assert min(units) > 0
+    assert sum(traffic) == sum(of.numel)
+    # Each segment's units differ by one element at most.
+    assert max(traffic) - min(traffic) <= len(units) // interval
+
+
+@every_model
+@every_interval
+def test_balanced_cuts_end_no_later_than_others(of: Backward, interval: int) -> None:
+    found = max(cycle(of, balanced_cuts(of, interval, WIRE), interval))
+    fixed = max(cycle(of, phased_cuts(of.numel, interval), interval))
+    sharded = max(cycle(of, paper_cuts(of.numel, interval, unit=100_000), interval))
+    # Segments end at 256ths of the elements: other cuts can be better by what one of those takes on the wire.
+    grain = WIRE.slope_s * sum(of.numel) / 256
+    assert found <= min(fixed, sharded) + grain
+
+
+@every_model
+def test_without_an_interval_it_is_the_best_grouping_of_pieces(of: Backward) -> None:
+    cuts = balanced_cuts(of, 1, WIRE)
+    (found,) = cycle(of, cuts, 1)
+    (whole,) = cycle(of, (), 1)
+    (layers,) = cycle(of, tuple(accumulate(of.numel))[:-1], 1)
+    assert found <= min(whole, layers) + WIRE.slope_s * sum(of.numel) / 256
+
+
+def test_too_few_elements_for_so_long_an_interval() -> None:
+    of = Backward(0.0, (1.0,), (3,), 1.0)
+    assert sizes(balanced_cuts(of, 7, WIRE), 3) == [1, 1, 1]
+
+
+def test_buckets_hold_whole_tensors_and_close_when_full() -> None:
+    assert bucketed([1, 1, 1, 1, 1, 1], unit=3, first=1) == (1, 3, 2)
+    assert bucketed([10, 1, 1], unit=3, first=1) == (10, 2)
+    assert bucketed([], unit=3) == (0,)
+
+
+@every_interval
+def test_shards_are_at_most_the_interval(interval: int) -> None:
+    draw = Random(interval)
+    units = [draw.randint(1, 10**6) for _ in range(9)]
+    parts = shards(units, interval)
+    middle = median(units)
+    for numel, number in zip(units, parts, strict=True):
+        assert 1 <= number <= interval
+        assert number == min(interval, max(1, int(numel // middle)))
+
+
+def test_paper_cuts_divide_evenly() -> None:
+    # Units of 10, 40 and 10 under a median of 10: the middle one into three.
+    cuts = paper_cuts([10, 40, 10], 3, unit=10)
+    assert cuts == (10, 23, 36, 50)
+
+
+def test_traffic_by_hand() -> None:
+    assert step_traffic((1, 2, 3, 4, 5), 2) == (1 + 3 + 5, 2 + 4)
+    assert imbalance((1, 2, 3, 4, 5), 2) == 9 / 7.5

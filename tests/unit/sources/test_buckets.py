@@ -1,0 +1,81 @@
+"""From DDP's buckets to parameter names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradwire.arena import specs_of
+from gradwire.engine.arrival import Entry
+from gradwire.sources.ddp.buckets import BucketMap
+
+
+@dataclass
+class FakeBucket:
+    """`GradBucket` has no constructor."""
+
+    number: int
+    members: Sequence[Tensor]
+    flat: Tensor
+    last: bool = False
+
+    def index(self) -> int:
+        return self.number
+
+    def buffer(self) -> Tensor:
+        return self.flat
+
+    def parameters(self) -> Sequence[Tensor]:
+        return self.members
+
+    def is_last(self) -> bool:
+        return self.last
+
+
+def _model() -> tuple[nn.Module, BucketMap]:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    return model, BucketMap(model, specs_of(model))
+
+
+def test_entries_lie_one_after_the_other() -> None:
+    model, buckets = _model()
+    arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True))
+    assert arrival.entries == (Entry("1.weight", 0, 3), Entry("0.bias", 3, 3))
+    assert arrival.is_last
+
+
+def test_rebuilt_buckets_are_looked_at_anew() -> None:
+    model, buckets = _model()
+    buckets.arrival(FakeBucket(0, [model[0].bias, model[1].weight], torch.zeros(6)))
+    arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6)))
+    assert [entry.name for entry in arrival.entries] == ["1.weight", "0.bias"]
+
+
+def test_a_bucket_without_parameters_is_the_one_seen_last() -> None:
+    model, buckets = _model()
+    expected = buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(3))).entries
+    assert buckets.arrival(FakeBucket(0, [], torch.zeros(3))).entries == expected
+
+
+def test_a_buffer_of_another_size_is_refused() -> None:
+    model, buckets = _model()
+    with pytest.raises(ValueError, match="bucket 0 of 7 elements is sparse or does not match"):
+        buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(7)))
+
+
+def test_a_sparse_buffer_is_refused() -> None:
+    model, buckets = _model()
+    with pytest.raises(ValueError, match="sparse=False"):
+        buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(3).to_sparse()))
+
+
+def test_a_tied_parameter_goes_by_its_first_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    buckets = BucketMap(model, specs_of(model))
+    arrival = buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(4)))
+    assert arrival.entries == (Entry("0.weight", 0, 4),)

@@ -1,0 +1,28 @@
+"""Momentum is applied once, to all parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.checks import check_momentum
+from gradwire.engine.layout import build
+from gradwire.recipes import recipe
+from tests.support.rig import specs
+
+DGC = "dgc(ratio=0.1)"
+
+
+def plain_sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.mark.parametrize("other", ["dense", "fp16", "topk(ratio=0.1)"])
+def test_a_policy_that_leaves_momentum_out_for_some_is_refused(other: str) -> None:
+    main = recipe(DGC).build()
+    policy = {"middle.*": other, "*": DGC}
+    layout = build(specs(), main, policy, torch.device("meta"))
+    with pytest.raises(ValueError, match=r"not to 'middle.weight', which the policy sends"):
+        check_momentum(layout, plain_sgd())
+    check_momentum(layout, None)
+    check_momentum(build(specs(), main, None, torch.device("meta")), plain_sgd())

@@ -1,0 +1,135 @@
+"""What a run says of itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gradwire.engine.history import WINDOW, History
+from gradwire.engine.step import Committed, Failed, Poisoned, Step
+from gradwire.measure import Change, Span
+from gradwire.planning.costs import Link
+from gradwire.report import Report
+
+REPORT = Report(
+    recipe="topk(ratio=0.01)",
+    why="as configured",
+    step=120,
+    world=4,
+    skipped_steps=0,
+    wire_bytes_per_step=3 * 2.0**20,
+    metered_bytes_per_step=3 * 2.0**20,
+    dense_bytes_per_step=60 * 2.0**20,
+    compress_s=0.002,
+    backward_s=0.1,
+    exposed_comm_s=0.0005,
+    memory_bytes=80 * 2**20,
+    units=9,
+    facts={"ccr": 4.2},
+    timeline=[{"what": "backward", "unit": "", "start_s": 0.0, "stop_s": 0.1}],
+)
+
+
+def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.0) -> Step:
+    step = Step(0, plan, 1.0, 10.0)
+    step.outcome = Committed() if committed else Poisoned()
+    step.metered_bytes = step.predicted_bytes = metered_bytes
+    step.last_arrival_s = 10.5
+    return step
+
+
+def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
+    assert str(REPORT) == (
+        "gradwire: topk(ratio=0.01), step 120, 4 ranks\n"
+        "  why          as configured\n"
+        "  on the wire  3.00 MiB per rank and step, 5.0% of plain all-reduce (metered 3.00 MiB)\n"
+        "  per step     backward 100.0 ms, encode and decode 2.0 ms, exposed communication 0.5 ms\n"
+        "  memory       80.00 MiB in 9 units"
+    )
+
+
+def test_skipped_steps_are_said_aloud() -> None:
+    assert str(replace(REPORT, skipped_steps=3)).endswith(
+        "skipped      3 steps with NaN, Inf or gradients too large to remember"
+    )
+
+
+def test_compiling_within_steps_is_said_aloud() -> None:
+    assert str(replace(REPORT, compile_s=12.04)).endswith("  kernels      compiled for 12.0 s within steps")
+
+
+def test_a_prediction_stands_beside_what_was_measured() -> None:
+    predicted = replace(REPORT, predicted_step_s=0.125, step_s=0.13)
+    assert str(predicted).endswith("  whole step   125.0 ms by the facts, 130.0 ms measured")
+    assert predicted.as_dict()["predicted_step_s"] == 0.125
+
+
+def test_a_whole_step_begins_where_the_one_before_has_ended() -> None:
+    history = History()
+    assert history.median("step_s") == 0.0
+    for before_s in (0.0, 0.25, 60.0):
+        step = _step()
+        step.before_s = before_s
+        history.add(step)
+        history.waited(10.5, 10.75)
+    assert history.median("step_s") == 0.25 + 0.5 + 0.25
+
+
+def test_who_has_led_is_said_where_somebody_does() -> None:
+    assert str(replace(REPORT, times_led=[30, 90])).endswith("led          30, 90 times by rank")
+
+
+def test_a_change_of_the_link_is_said_aloud_and_is_plain_json() -> None:
+    change = Change("all_reduce", Link(1e-3, 4e-8), Link(2.5e-3, 2e-5))
+    changed = replace(REPORT, link=change.after, link_changes=((3, change), (70, change)))
+    said = "link         changed in step 70: 1 ms, 200 Mbit/s, then 2.5 ms, 0.4 Mbit/s"
+    assert str(changed).endswith(said)
+    assert json.loads(json.dumps(changed.as_dict()))["link_changes"][0][1]["before"]["alpha_s"] == 1e-3
+
+
+def test_what_could_not_be_told_of_a_link_is_no_number() -> None:
+    change = Change("all_reduce", Link(0.0, 4e-8), Link(2.5e-3, 0.0))
+    said = "changed in step 9: latency not resolved, 200 Mbit/s, then 2.5 ms, bandwidth not resolved"
+    assert str(replace(REPORT, link_changes=((9, change),))).endswith(said)
+
+
+def test_a_report_is_plain_json() -> None:
+    assert json.loads(json.dumps(REPORT.as_dict()))["ratio"] == pytest.approx(0.05)
+
+
+def test_alone_nothing_is_sent_and_the_ratio_is_one() -> None:
+    assert replace(REPORT, wire_bytes_per_step=0.0, dense_bytes_per_step=0.0).ratio == 1.0
+
+
+def test_means_are_over_the_window_and_start_again_with_another_plan() -> None:
+    history = History()
+    assert history.mean("metered_bytes") == 0.0
+    for size in (1000.0, *(WINDOW * [10.0])):
+        history.add(_step(metered_bytes=size))
+    assert history.mean("metered_bytes") == 10.0
+    history.add(_step(plan="topk", metered_bytes=2.0))
+    assert history.mean("metered_bytes") == 2.0
+    assert history.mean("backward_s") == 0.5
+
+
+def test_only_steps_without_an_error_count_as_skipped() -> None:
+    history = History()
+    failed = _step(committed=False)
+    failed.outcome = Failed(ValueError())
+    for step in (_step(), failed, _step(committed=False)):
+        history.add(step)
+    assert history.skipped == 1
+
+
+def test_the_timeline_starts_with_the_backward_pass() -> None:
+    history = History()
+    step = _step()
+    step.trace.spans += [Span("wire", "unit", 10.3, 10.6), Span("encode", "unit", 10.2, 10.3)]
+    history.add(step)
+    history.waited(10.5, 10.75)
+    timeline = history.timeline()
+    assert [span["what"] for span in timeline] == ["backward", "encode", "wire", "wait"]
+    assert (timeline[0]["start_s"], timeline[0]["stop_s"]) == (0.0, 0.5)
+    assert history.mean("exposed_comm_s") == 0.25
