@@ -28,7 +28,7 @@ import gradwire
 from gradwire.lab import emulate
 from gradwire.lab.report import svg
 from gradwire.lab.workloads.catalogue import workload
-from gradwire.planning import candidate_ratios
+from gradwire.planning.ratio import candidate_ratios
 
 HIGH, LOW, MIDDLE = 500e6, 20e6, 200e6
 SHORT, LONG, BETWEEN = 2e-4, 1e-2, 2e-3

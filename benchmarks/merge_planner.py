@@ -43,25 +43,11 @@ from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import profile
 from gradwire.lab.workloads.profile import backward_of
 from gradwire.moment import Moment
-from gradwire.planning import (
-    Backward,
-    CodecCost,
-    GroupCost,
-    Line,
-    Network,
-    Transfer,
-    even_groups,
-    layer_wise,
-    moved_cuts,
-    optimal_cuts,
-    search_cuts,
-    step_seconds,
-    time_of,
-    worker_cuts,
-)
-from gradwire.planning.costs import Link
-from gradwire.planning.groups import Cuts, groups_of
-from gradwire.planning.merge_worker import WorkerSeconds
+from gradwire.planning.collectives import Transfer, time_of
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.cuts import Cuts, even_groups, groups_of, layer_wise
+from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
+from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes.mergecomp import dearer
 
 CODECS: dict[str, Callable[[], Codec]] = {

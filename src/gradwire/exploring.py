@@ -24,7 +24,7 @@ from gradwire.engine.layout import Layout
 from gradwire.measure import now_s
 from gradwire.measure.aligned import table_of
 from gradwire.memory import UNSENT
-from gradwire.planning import Observed
+from gradwire.planning.facts import Observed
 from gradwire.recipes import Composition
 from gradwire.recipes.base import Watch
 from gradwire.recipes.parse import steady

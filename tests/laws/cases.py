@@ -49,7 +49,7 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual
 from gradwire.moment import Moment
-from gradwire.planning import Facts
+from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
 from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
 

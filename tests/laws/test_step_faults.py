@@ -18,7 +18,7 @@ from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.kernels import Folded
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.moment import Moment
-from gradwire.planning import even_cuts
+from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import Outcome, Rig, gradients

@@ -12,8 +12,7 @@ from pymoo.algorithms.moo.nsga2 import NSGA2
 from pymoo.optimize import minimize
 from pymoo.problems.functional import FunctionalProblem
 
-from gradwire.planning import Candidate
-from gradwire.planning.ratio import HIGHEST, LOWEST, Evaluate, knee, pareto_front
+from gradwire.planning.ratio import HIGHEST, LOWEST, Candidate, Evaluate, knee, pareto_front
 
 POPULATION, GENERATIONS = 40, 40
 

@@ -9,20 +9,19 @@ import pytest
 
 from gradwire.lab.workloads import profile
 from gradwire.lab.workloads.profile import backward_of, timing
-from gradwire.planning import (
-    Backward,
-    Network,
-    Transfer,
-    UnitWork,
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.cuts import phased_cuts
+from gradwire.planning.interval import (
     balanced_cuts,
+    bucketed,
+    imbalance,
     interval_for,
     paper_cuts,
-    phased_cuts,
-    predict,
-    units_between,
+    shards,
+    step_traffic,
 )
-from gradwire.planning.costs import CodecCost, Line, Link
-from gradwire.planning.shard import bucketed, imbalance, shards, step_traffic
+from gradwire.planning.predict import UnitWork, predict, units_between
 from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_III, TABLE_V, TABLE_VII, Row
 
 MILLISECONDS = Network(Link(0.0, 1.0))

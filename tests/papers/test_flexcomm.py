@@ -11,10 +11,19 @@ import torch
 
 from gradwire.codec import indices
 from gradwire.moment import Moment
-from gradwire.planning import Network, Transfer, best_ratio, fastest, time_of, total_time
-from gradwire.planning.ar_topk import ALL_GATHER, RING, TREE, by_thresholds, ways
-from gradwire.planning.costs import Link
-from gradwire.planning.ratio import HIGHEST, LOWEST, fine_ratios
+from gradwire.planning.collectives import Transfer, fastest, time_of, total_time
+from gradwire.planning.costs import Link, Network
+from gradwire.planning.ratio import (
+    ALL_GATHER,
+    HIGHEST,
+    LOWEST,
+    RING,
+    TREE,
+    best_ratio,
+    by_thresholds,
+    fine_ratios,
+    ways,
+)
 from gradwire.recipes import recipe
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 from tests.papers.nsga2 import POPULATION, genetic_ratio

@@ -8,7 +8,8 @@ from statistics import mean
 
 import pytest
 
-from gradwire.planning import even_groups, layer_wise, optimal_cuts, search_cuts, step_seconds
+from gradwire.planning.cuts import even_groups, layer_wise
+from gradwire.planning.merge import optimal_cuts, search_cuts, step_seconds
 from tests.unit.planning.instances import all_groupings, backward, cost
 
 INSTANCES = 300

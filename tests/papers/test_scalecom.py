@@ -16,7 +16,7 @@ from gradwire.kernels import topk_indices
 from gradwire.lab.workloads import profile
 from gradwire.memory import LowPass
 from gradwire.moment import Moment
-from gradwire.planning import overall_rate
+from gradwire.planning.rates import overall_rate
 from tests.laws.folding import Folding
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}

@@ -18,7 +18,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.memory import UNSENT
-from gradwire.planning import even_cuts
+from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 
 SHAPES: dict[str, tuple[int, ...]] = {

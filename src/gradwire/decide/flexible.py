@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from gradwire.planning import Observed, Watched
-from gradwire.planning.ar_topk import ALL_GATHER, RING, TREE
 from gradwire.planning.collectives import Sends, fastest, total_time
 from gradwire.planning.costs import Link, Network
-from gradwire.planning.ratio import Candidate, knee, pareto_front
+from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.ratio import ALL_GATHER, RING, TREE, Candidate, knee, pareto_front
 from gradwire.planning.spread import WINDOW, has_moved
 
 Rule = Literal["progress", "knee"]
@@ -83,7 +82,7 @@ class Seen:
 def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> Seen:
     """What a step's collectives tell of the link.
 
-    >>> from gradwire.planning import Transfer
+    >>> from gradwire.planning.collectives import Transfer
     >>> rounds = [Transfer("all_reduce", 1e6, "ring")]  # 6 ms of latencies, 1.5 MB on the busiest link
     >>> print(seen_by(rounds, 4, Link(1e-3, 8e-8)))
     1.00 ms and 100 Mbit/s

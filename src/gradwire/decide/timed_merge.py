@@ -15,9 +15,9 @@ from itertools import count
 from math import comb
 from statistics import median
 
-from gradwire.planning import Observed
-from gradwire.planning.groups import Cuts
-from gradwire.planning.merge_search import Seconds, search_cuts
+from gradwire.planning.cuts import Cuts
+from gradwire.planning.facts import Observed
+from gradwire.planning.merge import Seconds, search_cuts
 
 MOST_STEPS = 49
 """That a search takes, unless more are allowed."""

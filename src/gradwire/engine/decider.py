@@ -22,7 +22,9 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.exchange.late import sent
 from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, slowest
-from gradwire.planning import CodecCost, Facts, Line, Link, Observed, Watched, calibrated
+from gradwire.planning.collectives import calibrated
+from gradwire.planning.costs import CodecCost, Line, Link
+from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.base import Watch
 

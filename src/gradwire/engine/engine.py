@@ -28,7 +28,8 @@ from gradwire.measure import BackwardWatch, Change, Observed, stopwatch_for
 from gradwire.measure.traffic import Traffic
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
-from gradwire.planning import Facts, Link
+from gradwire.planning.costs import Link
+from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 

@@ -15,7 +15,7 @@ from gradwire.engine.layout import Layout, Policy
 from gradwire.engine.runner import Post
 from gradwire.engine.step import Passenger, Step
 from gradwire.moment import Moment, Replicas
-from gradwire.planning import Link
+from gradwire.planning.costs import Link
 
 Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
 

@@ -1,4 +1,9 @@
-"""Where to cut a lane into units: from the elements of its parameters, in order, to inner cut points."""
+"""Where to cut a lane into units, and tensors into groups.
+
+The first functions turn the elements of a lane's parameters, in order, into inner cut points in elements.
+The others group tensors in ready order: there a cut k lies between the k-th tensor and the next, counted from
+one.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +99,36 @@ def phased_cuts(sizes: Sequence[int], interval: int, edges: Sequence[float] = PH
 
 def _segments(numel: int, ramp: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(pairwise([0, *(numel * edge // 16 for edge in ramp), numel]))
+
+
+Cuts = tuple[int, ...]
+
+
+def groups_of(cuts: Cuts, tensors: int) -> list[tuple[int, int]]:
+    """(first, stop) of every group.
+
+    >>> groups_of((2, 3), 5)
+    [(0, 2), (2, 3), (3, 5)]
+    """
+    return list(pairwise((0, *cuts, tensors)))
+
+
+def layer_wise(tensors: int) -> Cuts:
+    """Every tensor alone."""
+    return tuple(range(1, tensors))
+
+
+def even_groups(tensors: int, parts: int) -> Cuts:
+    """As many tensors in every group: MergeComp's naive split, which does not look at their sizes.
+
+    >>> even_groups(7, 3)
+    (2, 4)
+    """
+    parts = max(1, min(parts, tensors))
+    return tuple(tensors * part // parts for part in range(1, parts))
+
+
+def element_cuts(cuts: Cuts, numel: Sequence[int]) -> tuple[int, ...]:
+    """The same cuts counted in elements, as an arena takes them."""
+    ends = list(accumulate(numel, initial=0))
+    return tuple(ends[cut] for cut in cuts)

@@ -1,8 +1,26 @@
-"""COVAP's interval from the communication-to-computation ratio (Meng et al. 2023, section III-C)."""
+"""COVAP's interval, and where to cut so that every step of it carries as much as every other one.
+
+The interval follows from the communication-to-computation ratio (Meng et al. 2023, section III-C). There are
+two ways to cut. `paper_cuts` is the paper's tensor sharding (section III-C): units of 25 MB, and those that
+are multiples of the median cut evenly, into at most as many parts as the interval. `balanced_cuts` places
+cuts freely: it chooses segments for the least step time, by the ready times, and divides each into as many
+equal units as the interval, so that all steps carry the same bytes.
+
+Differences from the paper: its worked example takes 5590260 for the median of VGG-19's six units, which is
+7374592.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from statistics import median
+
+from gradwire.planning.costs import Backward, Line
+from gradwire.planning.cuts import even_cuts
+from gradwire.planning.merge import GroupCost, optimal_cuts
+from gradwire.planning.predict import ready_of_element
 
 
 def interval_for(ccr: float, decimals: int = 1) -> int:
@@ -14,3 +32,123 @@ def interval_for(ccr: float, decimals: int = 1) -> int:
     [3, 4, 4, 4, 1]
     """
     return max(1, math.ceil(round(ccr, decimals)))
+
+
+UNIT = 25 << 18
+"""25 MB of float32, in elements: the paper's unit, and DDP's bucket."""
+FIRST_UNIT = 1 << 18
+"""1 MB: DDP's first bucket."""
+
+
+def bucketed(numel: Sequence[int], unit: int = UNIT, first: int = FIRST_UNIT) -> tuple[int, ...]:
+    """Elements of the paper's units: tensors in ready order, a unit closed once it holds `unit` or more.
+
+    No tensor is divided, so a unit can be much larger. The first one is closed at `first`, as DDP does it.
+
+    >>> bucketed([3, 3, 9, 1], unit=5, first=1)
+    (3, 12, 1)
+    """
+    units = [0]
+    for tensor in numel:
+        if units[-1] >= (unit if len(units) > 1 else min(first, unit)):
+            units.append(0)
+        units[-1] += tensor
+    return tuple(units)
+
+
+def shards(units: Sequence[int], interval: int) -> tuple[int, ...]:
+    """Into how many parts each unit is cut: ⌊numel / median⌋, at least 1 and at most the interval.
+
+    >>> shards((4101096, 16781312, 107480576, 7079424, 7669760, 555072), interval=4)
+    (1, 2, 4, 1, 1, 1)
+    """
+    middle = median(units) if units else 1
+    return tuple(max(1, min(interval, int(numel // middle) if middle else 1)) for numel in units)
+
+
+def paper_cuts(
+    numel: Sequence[int], interval: int, unit: int = UNIT, first: int = FIRST_UNIT
+) -> tuple[int, ...]:
+    """Inner cuts in elements by the paper's rule, for tensors of `numel` in ready order."""
+    units = bucketed(numel, unit, first)
+    starts = accumulate(units, initial=0)
+    parts = shards(units, interval)
+    bounds = [
+        start + numel * part // number
+        for start, numel, number in zip(starts, units, parts, strict=False)
+        for part in range(1, number + 1)
+    ]
+    return tuple(bounds[:-1])
+
+
+def balanced_cuts(backward: Backward, interval: int, communicate: Line) -> tuple[int, ...]:
+    """Inner cuts in elements: all steps of an interval carry the same, and each ends as early as can be.
+
+    `communicate` is what a unit of x elements takes on the wire.
+    """
+    edges = _segments(backward, interval, communicate)
+    bounds = [
+        start + (stop - start) * part // interval
+        for start, stop in pairwise(edges)
+        for part in range(1, interval + 1)
+    ]
+    return tuple(sorted({bound for bound in bounds if 0 < bound < edges[-1]}))
+
+
+def balanced_edges(backward: Backward, interval: int, communicate: Line) -> tuple[float, ...]:
+    """Where the segments of `balanced_cuts` end, as shares of all elements.
+
+    >>> balanced_edges(Backward(0.0, (1.0, 10.0), (60, 40), 10.0), 4, Line(0.1, 0.01))
+    (0.6,)
+    """
+    edges = _segments(backward, interval, communicate)
+    return tuple(round(edge / edges[-1], 4) for edge in edges[1:-1])
+
+
+def _segments(backward: Backward, interval: int, communicate: Line) -> list[int]:
+    """The elements at which segments begin and end.
+
+    A step sends one unit of every segment, 1/I of it, ready at the latest when the segment is; so the best
+    segments are the best groups of tensors for a wire that is I times as fast.
+    """
+    pieces = _divisible(backward, interval)
+    wire = Line(communicate.base_s, communicate.slope_s / interval)
+    segments = optimal_cuts(pieces, GroupCost(Line(0.0, 0.0), wire))
+    ends = list(accumulate(pieces.numel, initial=0))
+    return [0, *(ends[cut] for cut in segments), ends[-1]]
+
+
+def _divisible(backward: Backward, interval: int, most: int = 256) -> Backward:
+    """The same elements in equal pieces, because segments need not end where tensors do."""
+    total = sum(backward.numel)
+    unit = max(interval, -(-total // most))
+    ready_s = ready_of_element(backward)
+    bounds = [0, *even_cuts((total,), unit), total]
+    return Backward(
+        backward.before_s,
+        tuple(ready_s(stop) for stop in bounds[1:]),
+        tuple(stop - start for start, stop in pairwise(bounds)),
+        backward.total_s,
+    )
+
+
+def step_traffic(units: Sequence[int], interval: int) -> tuple[int, ...]:
+    """Elements that each step of an interval carries: unit t travels in step s iff (t + s) mod I = 0.
+
+    >>> step_traffic((1, 10, 100, 1000, 10000), interval=4)
+    (10001, 1000, 100, 10)
+    """
+    sums = [0] * interval
+    for index, numel in enumerate(units):
+        sums[-index % interval] += numel
+    return tuple(sums)
+
+
+def imbalance(units: Sequence[int], interval: int) -> float:
+    """The busiest step's traffic over the mean; 1 is perfect.
+
+    >>> imbalance((1, 1, 4), interval=3)
+    2.0
+    """
+    traffic = step_traffic(units, interval)
+    return max(traffic) * interval / max(sum(traffic), 1)

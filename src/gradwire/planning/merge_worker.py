@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from gradwire.planning.costs import Backward, Line
-from gradwire.planning.groups import Cuts, even_groups, layer_wise
+from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import NOTHING, GroupCost, optimal_cuts
 
 _FEW = 32

@@ -1,22 +1,29 @@
-"""Which ratio: the knee of what it costs in time against what it loses of the gradient.
+"""Which ratio, and which collectives for it: what "Flexible communication …" (Tyagi, Swany 2024) chooses.
 
-"Flexible communication …" (Tyagi, Swany 2024, section 3-E, equation 6) minimises compression time,
-communication time and 1/gain together, and takes the knee point of the Pareto front.
+Section 3-E, equation 6 minimises compression time, communication time and 1/gain together, and takes the
+knee point of the Pareto front. Compression gain is ‖sent‖²/‖x‖² (GraVAC, Tyagi and Swany 2023; section 2-C).
+Equations 4 and 5 say when AR-Topk should run as a ring, as a tree, or as an all-gather.
 
 Differences from the paper: the choice has one dimension, so an exact sweep over the candidates replaces the
-genetic algorithm, which finds the same; the gain of each comes from a histogram (`gain.py`). What a knee is
-the paper does not say: here the point of the front next to the ideal, each objective scaled to 0 … 1 over
-the front.
+genetic algorithm, which finds the same. The paper runs ten iterations for each candidate ratio under
+checkpoint–restore to find its gain; a histogram with counts and energies gives the gain of all ratios at
+once, with a bound on the error. The paper does not define a knee: here it is the point of the front next to
+the ideal, each objective scaled to 0 … 1 over the front. Equation 5a divides by zero for two ranks, where
+ring and tree cost the same. The smallest calibrated cost (`fastest`) decides between the collectives; the
+thresholds of equation 5 only check it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gradwire.planning.collectives import Sends, Transfer, levels
 
 LOWEST, HIGHEST, FACTOR = 0.001, 0.1, 3.0
 
@@ -94,3 +101,132 @@ def best_ratio(evaluate: Evaluate, ratios: Sequence[float] | None = None) -> Can
 
 def _table(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
     return np.array([candidate.objectives for candidate in candidates], np.float64).reshape(-1, 3)
+
+
+Floats = NDArray[np.float64]
+
+
+class Gain(NamedTuple):
+    """A compression gain and by how much it can be wrong, either way."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """|x| in bins: ascending `edges` (bins + 1,), and (bins,) each, `counts` and sums of squares.
+
+    Counts and energies of several units, or of several ranks, may be added up.
+    """
+
+    edges: Floats
+    counts: NDArray[np.int64]
+    energies: Floats
+
+    def __post_init__(self) -> None:
+        bins = len(self.counts)
+        if len(self.edges) != bins + 1 or len(self.energies) != bins:
+            sizes = f"{len(self.edges)} edges, {bins} counts, {len(self.energies)} energies"
+            raise ValueError(f"{sizes}; n bins have n + 1 edges")
+
+    @property
+    def total(self) -> int:
+        """Number of elements."""
+        return int(self.counts.sum())
+
+
+def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
+    """The gain of an exact top-k at every ratio; k is the ratio's share of the elements, at least 1.
+
+    Bins above the k-th magnitude are sent whole, and their energy is known. Of the bin it falls into, the
+    r largest of n elements are sent: not less energy than r average ones have, and at most r upper edges
+    squared, nor what is left when the others have their lower edges squared. The value is the middle of
+    that; a bin whose width is the share w of its edge leaves an error of at most r·edge²·(w + w²/2)
+    before it is divided by ‖x‖².
+
+    >>> exact = Magnitudes(np.array([0.0, 1.5, 2.5]), np.array([3, 1]), np.array([3.0, 4.0]))
+    >>> [round(gain.value, 3) for gain in gains(exact, [0.25, 1.0])]
+    [0.571, 1.0]
+    """
+    total_energy = float(magnitudes.energies.sum())
+    if not np.isfinite(total_energy):
+        raise ValueError("the histogram holds infinities or NaN: there is no gain to speak of")
+    if magnitudes.total == 0 or total_energy == 0.0:
+        return [Gain(1.0, 0.0) for _ in ratios]
+    counts, energies = magnitudes.counts[::-1], magnitudes.energies[::-1]
+    reached = np.cumsum(counts)
+    energy = np.concatenate(((0.0,), np.cumsum(energies)))
+    found = []
+    for ratio in ratios:
+        kept = min(max(1, round(ratio * magnitudes.total)), magnitudes.total)
+        place = int(np.searchsorted(reached, kept))
+        least, most = _part(magnitudes, place, int(kept - (reached[place] - counts[place])))
+        middle, half = (least + most) / 2, (most - least) / 2
+        found.append(Gain((float(energy[place]) + middle) / total_energy, half / total_energy))
+    return found
+
+
+def _part(magnitudes: Magnitudes, from_top: int, taken: int) -> tuple[float, float]:
+    """Least and most energy of the `taken` largest elements of a bin."""
+    place = len(magnitudes.counts) - 1 - from_top
+    count, energy = int(magnitudes.counts[place]), float(magnitudes.energies[place])
+    low, high = float(magnitudes.edges[place]), float(magnitudes.edges[place + 1])
+    least = energy * taken / count
+    most = min(energy - (count - taken) * low**2, taken * high**2) if taken < count else energy
+    return least, max(least, most)
+
+
+ALL_GATHER, RING, TREE, STAR = "all_gather", "ring", "tree", "star"
+
+
+def ways(value_bytes: float, index_bytes: float | None = None) -> dict[str, tuple[Sends, ...]]:
+    """The collectives of every way to agree on k chosen values of `value_bytes` together.
+
+    `index_bytes` is what their places take: as much as the values in the paper, less if they are coded.
+    Everybody's places and values by all-gather, in its tree form; or the leader's places by a tree
+    broadcast and the values by an all-reduce.
+    """
+    places = value_bytes if index_bytes is None else index_bytes
+    spread = Transfer("broadcast", places, "tree")
+    return {
+        ALL_GATHER: (Transfer("all_gather", value_bytes + places, "tree"),),
+        RING: (spread, Transfer("all_reduce", value_bytes, "ring")),
+        TREE: (spread, Transfer("all_reduce", value_bytes, "tree")),
+        STAR: (spread, Transfer("all_reduce", value_bytes, "star")),
+    }
+
+
+def ring_over_tree(world: int, kept_bytes: float) -> float:
+    """Equation 5a: the ring is faster below this α/β (bytes); infinite where it never loses.
+
+    >>> ring_over_tree(2, 1e6)
+    inf
+    """
+    hops = world - 1
+    if hops == levels(world):
+        return math.inf
+    return (levels(world) - hops / world) / (hops - levels(world)) * kept_bytes
+
+
+def ring_over_all_gather(world: int, kept_bytes: float) -> float:
+    """Equation 5b: AR-Topk by a ring is faster than the all-gather below this α/β (bytes)."""
+    return (1 - 1 / world - levels(world) / (2 * (world - 1))) * kept_bytes
+
+
+def tree_over_all_gather(world: int, kept_bytes: float) -> float:
+    """Equation 5c: AR-Topk by a tree is faster than the all-gather below this α/β (bytes)."""
+    return ((world - 1) / levels(world) - 1.5) * kept_bytes
+
+
+def by_thresholds(world: int, kept_bytes: float, latency_bytes: float) -> str:
+    """The paper's rule: the better of ring and tree by 5a, if 5b or 5c puts it before the all-gather.
+
+    `latency_bytes` is α/β, the bytes that could have travelled during one latency.
+
+    >>> [by_thresholds(8, kept, 1.25e6) for kept in (5e4, 2e6, 5e7)]
+    ['all_gather', 'tree', 'ring']
+    """
+    if latency_bytes < ring_over_tree(world, kept_bytes):
+        return RING if latency_bytes < ring_over_all_gather(world, kept_bytes) else ALL_GATHER
+    return TREE if latency_bytes < tree_over_all_gather(world, kept_bytes) else ALL_GATHER

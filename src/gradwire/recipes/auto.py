@@ -19,7 +19,9 @@ import torch
 from gradwire.codec.indices import bits_per_index
 from gradwire.comm.base import Round
 from gradwire.exchange.late import sent
-from gradwire.planning import Facts, Tail, Transfer, step_from_facts
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.facts import Facts
+from gradwire.planning.predict import Tail, step_from_facts
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
 from gradwire.recipes.fp16 import fp16

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gradwire.arena import Cutter
 from gradwire.exchange.base import Exchange
-from gradwire.planning import Facts, Observed, Watched, ramped_cuts
+from gradwire.planning.cuts import ramped_cuts
+from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.recipes.catalogue import MODULES
 
 Judge = Callable[[Observed], "Composition | None"]

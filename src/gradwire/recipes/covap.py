@@ -21,11 +21,11 @@ from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.every import every
 from gradwire.memory import Forgetful, Residual
-from gradwire.planning import Facts, interval_for, phased_cuts
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Line
-from gradwire.planning.cuts import PHASED_RAMP
-from gradwire.planning.shard import balanced_edges, bucketed, paper_cuts
+from gradwire.planning.cuts import PHASED_RAMP, phased_cuts
+from gradwire.planning.facts import Facts
+from gradwire.planning.interval import balanced_edges, bucketed, interval_for, paper_cuts
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import measured_for
 

@@ -29,9 +29,9 @@ from gradwire.exchange.election import Election
 from gradwire.exchange.gather import gather
 from gradwire.kernels import magnitude_edges, magnitude_histogram
 from gradwire.moment import Moment
-from gradwire.planning import Magnitudes, Observed, Watched, candidate_ratios, gains, ramped_cuts
-from gradwire.planning.ar_topk import ALL_GATHER, TREE
-from gradwire.planning.ratio import FACTOR
+from gradwire.planning.cuts import ramped_cuts
+from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Judge, Watch, register
 

@@ -22,27 +22,12 @@ from gradwire.decide.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, con
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import forget
 from gradwire.exchange.late import sent
-from gradwire.planning import (
-    Backward,
-    Facts,
-    GroupCost,
-    Line,
-    Network,
-    Observed,
-    Watched,
-    element_cuts,
-    even_groups,
-    fixed_cuts,
-    layer_cuts,
-    moved_cuts,
-    optimal_cuts,
-    search_cuts,
-    step_seconds,
-    total_time,
-    worker_cuts,
-)
-from gradwire.planning.groups import Cuts
-from gradwire.planning.merge_worker import WorkerSeconds
+from gradwire.planning.collectives import total_time
+from gradwire.planning.costs import Backward, Line, Network
+from gradwire.planning.cuts import Cuts, element_cuts, even_groups, fixed_cuts, layer_cuts
+from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
+from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
 from gradwire.recipes.dense import measured_for

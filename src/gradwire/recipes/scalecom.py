@@ -19,8 +19,8 @@ from gradwire.codec.select.rated import rated_chunks
 from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.leader import leader
 from gradwire.memory import LowPass
-from gradwire.planning import Facts
-from gradwire.planning.layer_rates import rates_of
+from gradwire.planning.facts import Facts
+from gradwire.planning.rates import rates_of
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import measured_for
 from gradwire.recipes.narrow import Values, dtype_of

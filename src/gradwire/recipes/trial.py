@@ -15,7 +15,7 @@ from statistics import median
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import Dense
 from gradwire.memory import Residual
-from gradwire.planning import Observed, Watched
+from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
 from gradwire.recipes.local_every import local_every

@@ -14,7 +14,8 @@ from gradwire.comm import Round
 from gradwire.engine.layout import Layout
 from gradwire.engine.verdict import HEADER
 from gradwire.moment import Moment
-from gradwire.planning import Facts, Tail, step_from_facts
+from gradwire.planning.facts import Facts
+from gradwire.planning.predict import Tail, step_from_facts
 
 STEPS = 64
 """What is sent may depend on the step: this many in a row stand for all."""

@@ -13,11 +13,10 @@ from gradwire.comm.base import Round
 from gradwire.decide.flexible import WAYS, Choice, Flexible, Rule
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.traffic import Traffic
-from gradwire.planning import Observed, Watched
-from gradwire.planning.ar_topk import ALL_GATHER, RING, TREE
 from gradwire.planning.collectives import time_of, total_time
 from gradwire.planning.costs import Link, Network
-from gradwire.planning.ratio import Candidate, best_ratio, candidate_ratios
+from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.ratio import ALL_GATHER, RING, TREE, Candidate, best_ratio, candidate_ratios
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.flexible import rounds_of
 

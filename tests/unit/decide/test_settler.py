@@ -9,9 +9,8 @@ import pytest
 
 from gradwire.decide import Settler
 from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
-from gradwire.planning import Facts
 from gradwire.planning.costs import Backward
-from gradwire.planning.facts import Times
+from gradwire.planning.facts import Facts, Times
 
 
 def _facts(steps: Sequence[Times], settler: Settler | None = None, world: int = 1) -> list[Facts | None]:

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from gradwire.decide.timed_merge import TimedMerge, Trial, contest, groupings, timed_search
-from gradwire.planning import Observed
-from gradwire.planning.groups import Cuts
-from gradwire.planning.merge_search import search_cuts
+from gradwire.planning.cuts import Cuts
+from gradwire.planning.facts import Observed
+from gradwire.planning.merge import search_cuts
 
 TENSORS = 60
 

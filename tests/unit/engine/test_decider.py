@@ -11,7 +11,8 @@ from gradwire.engine.decider import PROBED, links_for, surveyed
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure import Probed
 from gradwire.measure.fit import straight_line
-from gradwire.planning import CodecCost, Facts, Line, Link
+from gradwire.planning.costs import CodecCost, Line, Link
+from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
 
 

@@ -9,7 +9,7 @@ import pytest
 from gradwire.comm import Comm, run_ranks
 from gradwire.measure.monitor import WINDOW
 from gradwire.measure.traffic import Traffic
-from gradwire.planning import Link
+from gradwire.planning.costs import Link
 from tests.support.rig import Rig, gradients
 
 

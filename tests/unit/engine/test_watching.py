@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.measure.monitor import WINDOW
-from gradwire.planning import Observed, Watched
+from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge, Watch
 from tests.support.rig import Rig, gradients

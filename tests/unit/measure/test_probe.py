@@ -11,7 +11,8 @@ from gradwire.measure import Probed, network_of, probe
 from gradwire.measure.aligned import shortest, slowest
 from gradwire.measure.pattern import hops, payload_for, serial_bytes
 from gradwire.measure.probe import OWN, VERBS, WIRE_BYTES
-from gradwire.planning import Link, Network, Transfer, time_of
+from gradwire.planning.collectives import Transfer, time_of
+from gradwire.planning.costs import Link, Network
 from tests.unit.measure.links import SlowComm
 
 ALPHA_S, BETA_S = 2e-3, 4e-8

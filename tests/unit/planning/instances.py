@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import accumulate, combinations
 from random import Random
 
-from gradwire.planning import Backward, Candidate, GroupCost, Line
-from gradwire.planning.groups import Cuts
-from gradwire.planning.ratio import Evaluate
+from gradwire.planning.costs import Backward, Line
+from gradwire.planning.cuts import Cuts
+from gradwire.planning.merge import GroupCost
+from gradwire.planning.ratio import Candidate, Evaluate
 
 
 def backward(draw: Random, tensors: int) -> Backward:

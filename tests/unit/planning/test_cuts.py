@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gradwire.planning import even_cuts, phased_cuts, ramped_cuts
+from gradwire.planning.cuts import even_cuts, phased_cuts, ramped_cuts
 
 SIZES = (0, 1, 7, 1000, 16_384, 100_003, 11_000_000, 143_667_240)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.planning import Facts, interval_for
 from gradwire.planning.costs import Backward
-from gradwire.planning.facts import Times, facts_of_step, typical
+from gradwire.planning.facts import Facts, Times, facts_of_step, typical
+from gradwire.planning.interval import interval_for
 
 
 def test_a_collective_takes_as_long_as_for_the_rank_that_entered_last() -> None:

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from gradwire.planning import Network, UnitWork, even_groups, layer_wise, predict
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import CodecCost, Link
-from gradwire.planning.groups import groups_of
+from gradwire.planning.costs import CodecCost, Link, Network
+from gradwire.planning.cuts import even_groups, groups_of, layer_wise
 from gradwire.planning.merge_worker import WorkerSeconds, improved, moved_cuts, worker_cuts
+from gradwire.planning.predict import UnitWork, predict
 from tests.unit.planning.instances import all_groupings, backward, cost
 
 

@@ -7,19 +7,10 @@ from random import Random
 
 import pytest
 
-from gradwire.planning import (
-    Backward,
-    CodecCost,
-    Line,
-    Network,
-    Tail,
-    Transfer,
-    UnitWork,
-    predict,
-    units_between,
-)
-from gradwire.planning.costs import Link
-from gradwire.planning.groups import element_cuts
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.cuts import element_cuts
+from gradwire.planning.predict import Tail, UnitWork, predict, units_between
 from tests.unit.planning.ticking import Clockwork, Unit
 
 SECONDS = Network(Link(0.0, 1.0))

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.comm import Round
 from gradwire.moment import Moment
-from gradwire.planning import Facts
+from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
 
 

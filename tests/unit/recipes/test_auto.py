@@ -9,7 +9,8 @@ import torch
 
 from gradwire.comm import Round
 from gradwire.moment import Moment
-from gradwire.planning import Backward, Facts, Link, Network
+from gradwire.planning.costs import Backward, Link, Network
+from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import candidates, predicted
 

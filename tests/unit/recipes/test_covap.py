@@ -10,10 +10,11 @@ import torch
 
 from gradwire.arena import Lane, ParameterSpec
 from gradwire.memory import Forgetful, Residual
-from gradwire.planning import Facts, phased_cuts
 from gradwire.planning.costs import Backward, Line, Link, Network
-from gradwire.planning.groups import ready_of_element
-from gradwire.planning.shard import imbalance
+from gradwire.planning.cuts import phased_cuts
+from gradwire.planning.facts import Facts
+from gradwire.planning.interval import imbalance
+from gradwire.planning.predict import ready_of_element
 from gradwire.recipes import Composition, recipe
 
 # VGG-19's six buckets in the paper (table V), in the order in which they become ready.

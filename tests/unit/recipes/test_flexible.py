@@ -11,8 +11,9 @@ import torch
 from gradwire.decide.flexible import Choice
 from gradwire.exchange.election import Election
 from gradwire.moment import Moment
-from gradwire.planning import Observed, Watched, candidate_ratios
 from gradwire.planning.costs import Link
+from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.ratio import candidate_ratios
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.flexible import energies, rounds_of

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.planning import Backward, CodecCost, Facts, Line, Link, Network, Observed, Watched, step_seconds
-from gradwire.planning.groups import Cuts, element_cuts, even_groups, layer_wise
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.cuts import Cuts, element_cuts, even_groups, layer_wise
+from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.merge import step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending

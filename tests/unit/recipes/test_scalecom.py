@@ -10,7 +10,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine.decider import surveyed
 from gradwire.engine.surroundings import Surroundings
-from gradwire.planning import Facts
+from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
 from tests.support.rig import Outcome, Rig, gradients
 

@@ -16,7 +16,8 @@ from gradwire.engine import state
 from gradwire.engine.layout import build
 from gradwire.engine.preparing import kernels_for
 from gradwire.engine.step import Step
-from gradwire.planning import Backward, Facts, Link, Network, Observed, Watched
+from gradwire.planning.costs import Backward, Link, Network
+from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge
 from gradwire.recipes.trial import AGAIN, COUNTED, SKIPPED, back_to_dense, on_trial

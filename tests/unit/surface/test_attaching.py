@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import kernels
 from gradwire.integrations import lossless_group
-from gradwire.planning import CodecCost, Line
+from gradwire.planning.costs import CodecCost, Line
 
 
 @pytest.fixture(autouse=True)

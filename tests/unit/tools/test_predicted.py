@@ -11,8 +11,10 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine.layout import build
 from gradwire.engine.verdict import HEADER
-from gradwire.planning import Backward, CodecCost, Facts, Line, Link, Network, Transfer, predict, time_of
-from gradwire.planning.predict import UnitWork
+from gradwire.planning.collectives import Transfer, time_of
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.facts import Facts
+from gradwire.planning.predict import UnitWork, predict
 from gradwire.recipes import recipe
 from gradwire.tools.predicted import predicted_step_s
 from tests.support.rig import Rig, gradients, specs

@@ -1,4 +1,4 @@
-"""A histogram of magnitudes, from which the gain of every ratio follows (`gradwire.planning.gain`)."""
+"""A histogram of magnitudes, from which the gain of every ratio follows (`gradwire.planning.ratio`)."""
 
 from __future__ import annotations
 

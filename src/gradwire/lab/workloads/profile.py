@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from gradwire.planning import Backward
+from gradwire.planning.costs import Backward
 
 PROFILES = Path(__file__).parent / "profiles"
 _THIN = 16

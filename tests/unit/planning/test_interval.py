@@ -8,19 +8,11 @@ from statistics import median
 
 import pytest
 
-from gradwire.planning import (
-    Backward,
-    Line,
-    Network,
-    Transfer,
-    balanced_cuts,
-    paper_cuts,
-    phased_cuts,
-    predict,
-)
-from gradwire.planning.costs import Link
-from gradwire.planning.groups import units_between
-from gradwire.planning.shard import bucketed, imbalance, shards, step_traffic
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import Backward, Line, Link, Network
+from gradwire.planning.cuts import phased_cuts
+from gradwire.planning.interval import balanced_cuts, bucketed, imbalance, paper_cuts, shards, step_traffic
+from gradwire.planning.predict import predict, units_between
 from tests.unit.planning.instances import backward
 
 WIRE = Line(0.02, 3e-6)

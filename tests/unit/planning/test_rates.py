@@ -1,10 +1,12 @@
-"""Rates by use per weight, at the edges of the ranges."""
+"""Rates by use per weight, at the edges of the ranges; rates by patterns mean what each name was given."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 
-from gradwire.planning import RateRule, overall_rate
+from gradwire.planning.rates import RateRule, overall_rate, patterns_of
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,33 @@ def test_the_whole_is_what_travels_together() -> None:
     assert overall_rate([(1000, 0.0), (1000, 1e9)], rule) == pytest.approx(2000 / (10 + 250))
     assert overall_rate([], rule) == 1.0
     assert RateRule()(0, 0.0) == 400.0
+
+
+def rates_from(patterns: dict[str, int], names: list[str]) -> list[int]:
+    return [next(rate for pattern, rate in patterns.items() if fnmatchcase(name, pattern)) for name in names]
+
+
+def test_patterns_mean_the_same_rates() -> None:
+    rates = {
+        "conv.weight": 25,
+        "layer1.0.conv1.weight": 25,
+        "layer1.0.conv2.weight": 25,
+        "layer1.1.conv1.weight": 50,
+        "layer1.10.conv1.weight": 400,
+        "layer10.0.weight": 50,
+        "scale": 400,
+        "layer2.scale": 400,
+        "layer2.inner.weight": 25,
+    }
+    patterns = patterns_of(rates)
+    assert rates_from(patterns, list(rates)) == list(rates.values())
+    assert len(patterns) < len(rates)
+
+
+def test_nothing_counted_is_no_pattern() -> None:
+    assert patterns_of({}) == {}
+
+
+def test_a_name_that_begins_a_module_again_later_loses_nothing() -> None:
+    rates = {"a.x": 25, "b": 50, "a.y": 400}
+    assert rates_from(patterns_of(rates), list(rates)) == [25, 50, 400]
