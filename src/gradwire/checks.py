@@ -8,16 +8,13 @@ import torch
 
 from gradwire.arena import Lane
 from gradwire.engine.layout import Layout
-from gradwire.exchange.base import parts
-from gradwire.exchange.gcomp import Gcomp
 
 
 def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | None) -> None:
     """Warn, in the name of whoever called `attach`, if something goes by an optimizer that was not given."""
     if optimizer is not None:
         return
-    made_of = [part for lane in layout.lanes for part in parts(lane.exchange)]
-    if any(isinstance(part, Gcomp) and part.asks_optimizer for part in made_of):
+    if any(lane.exchange.laws.asks_optimizer for lane in layout.lanes):
         warnings.warn(
             f"{layout.main.text} drops what the optimizer cannot see, and was given none: gradients are sent "
             "without loss, in 0.7 to 0.9 of the bytes. Pass gradwire.attach(ddp, optimizer, …).",

@@ -15,7 +15,7 @@ from gradwire.engine import state
 from gradwire.engine.engine import Engine
 from gradwire.engine.vetting import State
 from gradwire.engine.worker import Worker
-from gradwire.exchange.election import times_led
+from gradwire.exchange.state import times_led
 from gradwire.memory import UNSENT
 from gradwire.report import Report
 from gradwire.sources.ddp.session import Session

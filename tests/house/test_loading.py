@@ -50,6 +50,16 @@ def test_dense_loads_no_other_recipe() -> None:
     assert {home for home in HOMES.values() if home in loaded} == {"gradwire.recipes.dense"}
 
 
+def test_dense_loads_no_other_exchange() -> None:
+    loaded = found_by(DENSE)
+    assert isinstance(loaded, list)
+    exchanges = {name for name in loaded if name.startswith("gradwire.exchange.")}
+    assert exchanges == {
+        f"gradwire.exchange.{name}" for name in ("base", "compose", "dense", "late", "state")
+    }
+    assert not {"gradwire.codec.gcomp", "gradwire.metric"} & set(loaded)
+
+
 def test_every_recipe_is_where_the_catalogue_says() -> None:
     for module in MODULES:
         if module.name.startswith(("gradwire.recipes.", "gradwire.contrib.")):

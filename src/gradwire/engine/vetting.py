@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.arena import layout_hash
 from gradwire.engine.engine import META, Engine
 from gradwire.engine.layout import Layout
-from gradwire.exchange.restored import complaint
+from gradwire.exchange.state import complaint
 from gradwire.kernels import LARGEST_SUM
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe

@@ -30,6 +30,7 @@ class ExchangeLaws:
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
       Here it is `False` that promises something.
+    - `asks_optimizer`: what may be lost follows from `Moment.replicas`; without an optimizer nothing is lost.
     - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
     """
 
@@ -37,6 +38,7 @@ class ExchangeLaws:
     contractive: bool = False
     in_place: bool = False
     may_overflow: bool = False
+    asks_optimizer: bool = False
     grain: int = 1
 
 

@@ -11,14 +11,14 @@ of which the first N let the memories settle, and the better one leads the other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.moment import Kept, Moment
+from gradwire.exchange.state import GAINS, LED
+from gradwire.moment import Moment
 
 Election = Literal["round_robin", "variance", "auto"]
 
@@ -27,9 +27,6 @@ CYCLE, TRIAL = 16, 2
 
 MARGIN = 1.02
 """The variance must gain so much more: it costs a round, and a choice on every rank instead of one."""
-
-LED, GAINS = "led", "gains"
-"""What is kept, with the number of the unit: see `_key`."""
 
 
 def in_turn(elect: Election, at: Moment) -> bool:
@@ -85,18 +82,6 @@ def note(at: Moment, leader: int, gained: float | None) -> None:
         is_first = at.step % (TRIAL * at.world) == (TRIAL - 1) * at.world
         gains[way] = gained / at.world + (0.0 if is_first else gains[way])
         _keep(GAINS, at, gains)
-
-
-def times_led(lanes: Iterable[Kept]) -> list[int] | None:
-    """How often each rank has led, lanes and units added up; `None` where no rank leads."""
-    counts = [
-        tensor
-        for kept in lanes
-        for kind, tensors in kept.committed.items()
-        if kind.startswith(f"{LED}/")
-        for tensor in tensors.values()
-    ]
-    return [int(count) for count in torch.stack(counts).sum(0)] if counts else None
 
 
 def _key(kind: str, at: Moment) -> tuple[str, str]:

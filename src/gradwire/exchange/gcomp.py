@@ -47,12 +47,11 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.dense import dense
 from gradwire.exchange.ring import Course, Lap
+from gradwire.exchange.state import COUNTED
 from gradwire.kernels import mantissa_levels
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment
 
-COUNTED = "symbols"
-"""What is kept, with the element of the parameter from which on: see `place_of`."""
 Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]
 
@@ -81,12 +80,8 @@ class Gcomp:
     def laws(self) -> ExchangeLaws:
         """All of them if nothing is lost. Otherwise what is lost is dropped: nothing is left to remember."""
         exact = self.mode == "lossless"
-        return ExchangeLaws(conserves=exact, contractive=exact, in_place=exact)
-
-    @property
-    def asks_optimizer(self) -> bool:
-        """If what may be dropped follows from `Moment.replicas`."""
-        return self.mode in ("near", "levels")
+        asks_optimizer = self.mode in ("near", "levels")
+        return ExchangeLaws(conserves=exact, contractive=exact, in_place=exact, asks_optimizer=asks_optimizer)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """Shifts of lengths and frames, sometimes an all-reduce of counts."""

@@ -18,12 +18,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gradwire.exchange.state import LEFT, RIGHT
 from gradwire.kernels import orthonormalise
 from gradwire.moment import Moment, Part
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
-LEFT, RIGHT = "P", "Q"
-"""What is kept of a matrix: (rank, rows) and (rank, columns)."""
 
 
 @dataclass(frozen=True)

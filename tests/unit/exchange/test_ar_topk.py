@@ -11,8 +11,8 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import run
-from gradwire.exchange.election import times_led
 from gradwire.exchange.gather import gather
+from gradwire.exchange.state import times_led
 from gradwire.measure import Observed
 from gradwire.moment import Kept, Moment
 from tests.unit.exchange.steps import step

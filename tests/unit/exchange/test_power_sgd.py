@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gradwire.ddp import state
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.engine import state
 from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.low_rank import arrange

@@ -1,4 +1,6 @@
-"""What a checkpoint may bring of what exchanges keep by parameter.
+"""What exchanges keep by parameter: the kinds of it, and what a checkpoint may bring of each.
+
+It stands apart from the exchanges, because loading a checkpoint must not load all of them.
 
 All ranks must go on from equal and sensible numbers. Factors of another rank, or counts of another world, are
 sensible: their exchange takes none of them and starts anew.
@@ -7,18 +9,25 @@ sensible: their exchange takes none of them and starts anew.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp import SYMBOLS
-from gradwire.exchange.election import GAINS, LED
-from gradwire.exchange.gcomp import COUNTED
-from gradwire.exchange.low_rank import LEFT, RIGHT
 from gradwire.kernels import is_finite
+from gradwire.moment import Kept
+
+LEFT, RIGHT = "P", "Q"
+"""Low-rank factors of a matrix: (rank, rows) and (rank, columns)."""
+COUNTED = "symbols"
+"""GComp's counts of symbols. The kind goes on with the element of the parameter from which on they count."""
+LED, GAINS = "led", "gains"
+"""How often each rank has led in AR-Topk, and what either way of electing gained; then the unit's number."""
 
 _SKEW = 1e-3
 """How far factors may be from orthonormal: far above their roundings, far below what would matter."""
+_SYMBOLS = 256
+"""Symbols are bytes."""
 _MOST = 2**48
 """Symbols that are counted stay below this, as exact sums of counts have to."""
 
@@ -33,7 +42,7 @@ def complaint(kind: str, kept: Tensor, shape: tuple[int, ...]) -> str | None:
     if family in (LEFT, RIGHT):
         return _of_factors(kept, shape[0] if family == LEFT and shape else math.prod(shape[1:]))
     if family == COUNTED:
-        fits = kept.dtype == torch.int64 and kept.shape == (SYMBOLS,)
+        fits = kept.dtype == torch.int64 and kept.shape == (_SYMBOLS,)
         return None if fits and 0 <= int(kept.min()) <= int(kept.max()) < _MOST else "is no count of symbols"
     if family in (LED, GAINS):
         fits = kept.dtype == torch.float64 and kept.dim() == 1 and is_finite(kept) and bool((kept >= 0).all())
@@ -50,3 +59,15 @@ def _of_factors(kept: Tensor, size: int) -> str | None:
     # A factor of which nothing was left may be zero.
     wanted = gram.diagonal().round().clamp(0.0, 1.0).diag()
     return None if bool(((gram - wanted).abs() <= _SKEW).all()) else "is not orthonormal"
+
+
+def times_led(lanes: Iterable[Kept]) -> list[int] | None:
+    """How often each rank has led, lanes and units added up; `None` where no rank leads."""
+    counts = [
+        tensor
+        for kept in lanes
+        for kind, tensors in kept.committed.items()
+        if kind.startswith(f"{LED}/")
+        for tensor in tensors.values()
+    ]
+    return [int(count) for count in torch.stack(counts).sum(0)] if counts else None
