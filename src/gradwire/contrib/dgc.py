@@ -44,7 +44,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.gather import gather
 from gradwire.kernels import Folded, fold_momentum, mask_zeros
-from gradwire.memory.base import MOMENTUM, UNSENT, Gradients, Planes
+from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 

@@ -36,7 +36,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import forget
 from gradwire.kernels import Folded, apply_votes, ballot_words, cast_votes, count_groups, fold, tally
-from gradwire.memory.base import MOMENTUM, UNSENT, Gradients, Planes
+from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 

@@ -1,0 +1,174 @@
+"""What becomes of the unsent part of a gradient: late, not lost.
+
+A memory owns no buffers. The arena holds two sets of planes per element: `committed` (what the last good
+step left) and `working` (this step's). Nothing touches `committed` before the verdict, so a step that is
+not committed leaves no trace.
+
+- `Residual` is error feedback: Seide et al. 2014, "1-bit stochastic gradient descent"; Stich et al. 2018,
+  "Sparsified SGD with memory". Its scheduled coefficient is COVAP's (Meng et al. 2023, section III-D).
+- `LowPass` filters the residual: ScaleCom, Chen et al. 2020, section 3.2, equation 5.
+- `Forgetful` drops what is not sent. It is for exchanges that are right in the mean (QSGD of few bits,
+  TernGrad), with which error feedback would diverge or pile up many gradients: their errors average out over
+  ranks and steps, and have to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels import Folded, Pieces, fold, whole
+
+UNSENT = "unsent"
+"""The plane of which every step has a working copy: what the exchange takes, and where it leaves what it does
+not send. Committed it is only where that is remembered."""
+
+MOMENTUM = "momentum"
+"""The plane of a momentum that a rank keeps by itself."""
+
+Planes = Mapping[str, Tensor]
+"""Tensors (numel,) by the names of `Memory.planes`; working ones in float32 or float64, or
+in the gradient's own type (`Memory.as_arrived`)."""
+
+
+class Gradients(NamedTuple):
+    """What arrived together: a bucket (numel,), where its parameters lie in it and in planes; a factor."""
+
+    bucket: Tensor
+    pieces: Pieces
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, gradient: Tensor, scale: float = 1.0) -> Gradients:
+        """A single parameter's (numel,), for planes of its size."""
+        return cls(gradient, whole(gradient.numel()), scale)
+
+
+class Memory(Protocol):
+    """The element-wise state of an exchange.
+
+    - `planes`: names of the planes that are committed; `UNSENT` comes first where it is one of them.
+    - `weight`: how much gradient one unit of the committed plane `UNSENT` stands for.
+    - `covers_momentum`: it applies momentum itself, so the optimizer must not.
+    - `as_arrived`: its planes have the gradient's own type, and a loss scale stays in. All others add up in
+      float32 or float64, without it.
+    - `whole`: values travel in the type of the planes, not in a shorter one that parameters have: nothing of
+      what is sent stays.
+    """
+
+    @property
+    def planes(self) -> tuple[str, ...]: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def covers_momentum(self) -> bool: ...
+    @property
+    def as_arrived(self) -> bool: ...
+    @property
+    def whole(self) -> bool: ...
+
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+        """Write the error-fed gradients to working[UNSENT], where `grads` says."""
+        ...
+
+    def settle(self, working: Planes, committed: Planes) -> None:
+        """Turn what the exchange left in working[UNSENT] into the next memory, in the working planes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x = c·m + g, and what x leaves unsent is the next m.
+
+    The coefficient is c = min(start + ⌊step / every⌋ · rise, 1); the default is plain error feedback,
+    c = 1 throughout. With `whole`, a step that sends everything leaves nothing, in 16 bits either.
+
+    >>> Residual(start=0.5, rise=0.1, every=50).coefficient(120)
+    0.7
+    """
+
+    start: float = 1.0
+    rise: float = 0.0
+    every: int = 1
+    whole: bool = field(default=False, repr=False)
+    planes = (UNSENT,)
+    weight = 1.0
+    covers_momentum = False
+    as_arrived = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.start <= 1.0:
+            raise ValueError(f"start={self.start} is outside 0 … 1; 1 is plain error feedback")
+        if self.every < 1:
+            raise ValueError(f"every={self.every} must be at least 1 step")
+
+    def coefficient(self, step: int) -> float:
+        """The factor on the residual when it is added in `step`."""
+        return min(round(self.start + (step // self.every) * self.rise, 9), 1.0)
+
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+        weights = self.coefficient(step), grads.scale
+        return fold(working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
+
+    def settle(self, working: Planes, committed: Planes) -> None:
+        """What is left is the memory."""
+
+
+@dataclass(frozen=True)
+class LowPass:
+    """x = m + g, and of what x leaves unsent the share β replaces as much of m: m ← (1 − β)·m + β·unsent.
+
+    Per coordinate, Σ sent + m_T/β = Σ g + m_0/β holds exactly: a memory of m stands for m/β of gradient,
+    which is what a flush hands over.
+
+    β = 1 is plain error feedback; the paper has 0.1 to 0.3 for learning rates scaled up with the batch.
+
+    >>> LowPass(0.25).weight
+    4.0
+    """
+
+    beta: float
+    planes = (UNSENT,)
+    covers_momentum = False
+    as_arrived = False
+    whole = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.beta <= 1.0:
+            raise ValueError(f"beta={self.beta} is outside (0, 1]; 1 is plain error feedback")
+
+    @property
+    def weight(self) -> float:
+        return 1.0 / self.beta
+
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+        return fold(working[UNSENT], committed[UNSENT], grads.bucket, 1.0, grads.scale, grads.pieces)
+
+    def settle(self, working: Planes, committed: Planes) -> None:
+        if self.beta < 1.0:
+            old = committed[UNSENT].to(working[UNSENT].dtype)
+            torch.lerp(old, working[UNSENT], self.beta, out=working[UNSENT])
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """x = g, and what x leaves unsent is dropped.
+
+    With `as_arrived` x has the gradient's own type, and the loss scale in it.
+    """
+
+    as_arrived: bool = False
+    planes = ()
+    weight = 1.0
+    covers_momentum = False
+    whole = False
+
+    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+        return fold(working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
+
+    def settle(self, working: Planes, committed: Planes) -> None:
+        """Nothing is kept."""
