@@ -27,7 +27,7 @@ PUBLISHED = {
     "resnet101": (21.52, 10.48, 16.64, 3.76, 31.6, 29.92, 25.6, 57.52),
     "vgg19": (12.07, 3.51, 5.85, 2.66, 18.68, 33.37, 9.08, 51.80),
     "bert_base": (26.64, 15.28, 45.12, 19.92, 41.12, 45.36, 31.92, 57.84),
-    "gpt2": (19.10, 11.366, 12.35, 2.81, 33.44, 49.85, 35.13, 56.11),
+    "gpt2_covap": (19.10, 11.366, 12.35, 2.81, 33.44, 49.85, 35.13, 56.11),
 }
 SCHEMES = ("ddp", "topk", "dgc", "efsignsgd", "fp16", "powersgd", "oktopk", "covap")
 # In two groups, each beside DDP: ten settings of four ranks at once would not fit into memory. Random-k has

@@ -40,9 +40,9 @@ from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits
 from gradwire.kernels import prepare
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.lab.workloads import profile
 from gradwire.lab.workloads.profile import backward_of
 from gradwire.moment import Moment
+from gradwire.planning import shapes
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import Cuts, even_groups, groups_of, layer_wise
@@ -168,7 +168,7 @@ def both_plans(of: Backward, cost: GroupCost) -> Any:
 
 def planning(costs: dict[str, GroupCost], repetitions: int) -> list[dict[str, Any]]:
     """Milliseconds of planning 314 tensors, every time other ones."""
-    base, rows = backward_of(profile.load(LARGEST)), []
+    base, rows = backward_of(shapes.load(LARGEST)), []
     planners: dict[str, Callable[[Backward, GroupCost], Any]] = {"exact": optimal_cuts, "recipe": both_plans}
     for codec, cost in costs.items():
         spent: dict[str, list[float]] = {}
@@ -256,7 +256,7 @@ def main() -> None:
     print(f"groups of both plans; both over brute force on few tensors\n{'':<21} │{head} │{head} │")
     rows = []
     for name in NETWORKS:
-        of = backward_of(profile.load(name))
+        of = backward_of(shapes.load(name))
         for codec, cost in costs.items():
             rows.append({"network": name, "tensors": len(of.numel), "codec": codec, **compared(of, cost)})
             print(line(name, codec, rows[-1]), flush=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from sketch import Sketch
 
 
-def bert_base() -> Sketch:
-    net = Sketch("BERT-base, uncased (Devlin et al. 2018), with pooler and without task head, 128 tokens")
-    width, places = 768, 128
+def bert(size: str, width: int, layers: int) -> Sketch:
+    net = Sketch(f"BERT-{size}, uncased (Devlin et al. 2018), with pooler and without task head, 128 tokens")
+    places = 128
     for name, entries in (("words", 30522), ("positions", 512), ("segments", 2)):
         net.embedding(f"embeddings.{name}", entries, width)
     net.norm("embeddings.norm", width)
-    for layer in range(12):
+    for layer in range(layers):
         name = f"layer{layer}"
         _attention(net, name, width, places)
         net.norm(f"{name}.norm1", width)
@@ -21,13 +21,12 @@ def bert_base() -> Sketch:
     return net
 
 
-def gpt2() -> Sketch:
-    # 1000 positions rather than 1024 give exactly the 81,894,144 parameters of COVAP's Table VI
-    net = Sketch("GPT-2 with 6 layers (COVAP, Table VI), output tied to the embedding, 1000 positions")
-    width, places, words = 768, 1000, 50257
+def gpt2(source: str, width: int, layers: int, places: int = 1024) -> Sketch:
+    net = Sketch(source)
+    words = 50257
     net.embedding("words", words, width)
-    net.embedding("positions", 1000, width)
-    for layer in range(6):
+    net.embedding("positions", places, width)
+    for layer in range(layers):
         name = f"layer{layer}"
         net.norm(f"{name}.norm1", width)
         net.linear(f"{name}.query_key_value", width, 3 * width, places, extra=2 * places * places * width)
@@ -36,6 +35,25 @@ def gpt2() -> Sketch:
         _perceptron(net, name, width, places)
     # the tied output layer's arithmetic has no parameter of its own: it delays what comes before it
     net.add("norm", words * width * places, (width,), (width,))
+    return net
+
+
+def llama_7b() -> Sketch:
+    net = Sketch("LLaMA-7B (Touvron et al. 2023), 2048 tokens; as plain data parallelism, not sharded")
+    width, wide, places, words = 4096, 11008, 2048, 32000
+    net.embedding("words", words, width)
+    for layer in range(32):
+        name = f"layer{layer}"
+        net.add(f"{name}.norm1", 0, (width,))
+        for part in ("query", "key", "value"):
+            net.linear(f"{name}.{part}", width, width, places, bias=False)
+        net.linear(f"{name}.attended", width, width, places, bias=False, extra=2 * places * places * width)
+        net.add(f"{name}.norm2", 0, (width,))
+        net.linear(f"{name}.gate", width, wide, places, bias=False)
+        net.linear(f"{name}.widen", width, wide, places, bias=False)
+        net.linear(f"{name}.narrow", wide, width, places, bias=False)
+    net.add("norm", 0, (width,))
+    net.linear("output", width, words, places, bias=False)
     return net
 
 

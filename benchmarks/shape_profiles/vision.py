@@ -5,10 +5,11 @@ from __future__ import annotations
 from sketch import Sketch
 
 
-def vgg19() -> Sketch:
-    net = Sketch("VGG-19 (Simonyan, Zisserman 2014, configuration E), 224x224 pixels")
+def vgg(depth: int) -> Sketch:
+    letter, deep = {16: ("D", 3), 19: ("E", 4)}[depth]
+    net = Sketch(f"VGG-{depth} (Simonyan, Zisserman 2014, configuration {letter}), 224x224 pixels")
     inputs, side = 3, 224
-    for stage, (width, count) in enumerate(((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))):
+    for stage, (width, count) in enumerate(((64, 2), (128, 2), (256, deep), (512, deep), (512, deep))):
         for layer in range(count):
             net.conv(f"stage{stage}.conv{layer}", inputs, width, 3, side * side, bias=True)
             inputs = width

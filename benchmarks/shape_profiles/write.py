@@ -1,4 +1,4 @@
-"""Writes the shape profiles that `emulated(model)` reads: `python benchmarks/shape_profiles/write.py`."""
+"""Writes the shape profiles of published networks: `python benchmarks/shape_profiles/write.py`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from pathlib import Path
 import sequence
 import vision
 
-PROFILES = Path(__file__).parents[2] / "src/gradwire/lab/workloads/profiles"
+PROFILES = Path(__file__).parents[2] / "src/gradwire/planning/profiles"
+# 1000 positions rather than 1024 give exactly the 81,894,144 parameters of COVAP's Table VI
+COVAP = "GPT-2 with 6 layers (COVAP, Table VI), output tied to the embedding, 1000 positions"
+RADFORD = "GPT-2 {} (Radford et al. 2019), output tied to the embedding, 1024 positions"
 MODELS = {
     "alexnet": vision.alexnet,
-    "bert_base": sequence.bert_base,
+    "bert_base": partial(sequence.bert, "base", 768, 12),
+    "bert_large": partial(sequence.bert, "large", 1024, 24),
     "bilstm4": sequence.bilstm4,
-    "gpt2": sequence.gpt2,
+    "gpt2": partial(sequence.gpt2, RADFORD.format("small"), 768, 12),
+    "gpt2_covap": partial(sequence.gpt2, COVAP, 768, 6, 1000),
+    "gpt2_medium": partial(sequence.gpt2, RADFORD.format("medium"), 1024, 24),
+    "gpt2_xl": partial(sequence.gpt2, RADFORD.format("XL"), 1600, 48),
+    "llama_7b": sequence.llama_7b,
     "mask_rcnn": vision.mask_rcnn,
     "mobilenet_v2": vision.mobilenet_v2,
     **{f"resnet{depth}": partial(vision.resnet, depth) for depth in (18, 34, 50, 101)},
     "transformer_base": sequence.transformer_base,
-    "vgg19": vision.vgg19,
+    **{f"vgg{depth}": partial(vision.vgg, depth) for depth in (16, 19)},
     "vit_b16": vision.vit_b16,
 }
 

@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from gradwire.lab.workloads import profile
 from gradwire.lab.workloads.profile import backward_of, timing
+from gradwire.planning import shapes
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
@@ -125,10 +125,10 @@ def cycle_s(of: Backward, cuts: tuple[int, ...], interval: int, link: Link) -> l
     return [step(number) for number in range(interval)]
 
 
-@pytest.mark.parametrize("name", ["vgg19", "resnet101", "bert_base", "gpt2"])
+@pytest.mark.parametrize("name", ["vgg19", "resnet101", "bert_base", "gpt2_covap"])
 def test_cuts_balanced_over_steps_and_ready_times_beat_the_papers_shards(name: str) -> None:
     """On the paper's networks and times: no step is later than the latest of the others' (`pytest -s`)."""
-    found = profile.load(name)
+    found = shapes.load(name)
     of, times, numel = backward_of(found), timing(found), found.parameters
     interval = interval_for(times.allreduce_s / times.backward_s)
     link = Link(2e-5, times.allreduce_s / (2 * 7 / 8 * 4 * numel))

@@ -13,9 +13,9 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.leader import leader
 from gradwire.kernels import topk_indices
-from gradwire.lab.workloads import profile
 from gradwire.memory import LowPass
 from gradwire.moment import Moment
+from gradwire.planning import shapes
 from gradwire.planning.rates import overall_rate
 from tests.laws.folding import Folding
 
@@ -28,7 +28,7 @@ def layers(network: str) -> list[tuple[int, float]]:
     """Weights and multiply–adds per sample of what multiplies: convolutions and linear layers."""
     return [
         (sum(math.prod(shape) for shape in layer.shapes if len(shape) > 1), layer.macs)
-        for layer in profile.load(network).layers
+        for layer in shapes.load(network).layers
         if layer.macs
     ]
 

@@ -17,19 +17,26 @@ from gradwire.lab.bench.settings import Task
 from gradwire.lab.bench.trainer import policy_for
 from gradwire.lab.workloads import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload
-from gradwire.lab.workloads.profile import PROFILES, load, models, shrunk, timing
+from gradwire.lab.workloads.profile import shrunk, timing
+from gradwire.planning.shapes import PROFILES, load, models
 from gradwire.recipes import recipe
 
 PUBLISHED = {
     "alexnet": 61_100_840,
     "bert_base": 109_482_240,
-    "gpt2": 81_894_144,
+    "bert_large": 335_141_888,
+    "gpt2": 124_439_808,
+    "gpt2_covap": 81_894_144,
+    "gpt2_medium": 354_823_168,
+    "gpt2_xl": 1_557_611_200,
+    "llama_7b": 6_738_415_616,
     "mask_rcnn": 44_401_393,
     "mobilenet_v2": 3_504_872,
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
+    "vgg16": 138_357_544,
     "vgg19": 143_667_240,
     "vit_b16": 86_567_656,
 }
@@ -230,7 +237,7 @@ def test_buckets_shrink_with_the_model():
 def test_every_network_says_where_its_times_are_from(model):
     times = timing(load(model))
     assert 0 < times.before_s < times.backward_s < 10
-    assert 0 < times.allreduce_s < 10
+    assert 0 < times.allreduce_s < 60  # LLaMA-7B has 27 GB of gradient
     described = emulated(f"emulated({model}, shrink=4)").describe()
     assert json.loads(json.dumps(described)) == described
     assert any(described["compute_from"].startswith(word) for word in ("COVAP", "MergeComp", "estimated"))

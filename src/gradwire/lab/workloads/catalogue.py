@@ -11,8 +11,9 @@ from gradwire.lab.workloads.base import Shards, Workload, check_shards
 from gradwire.lab.workloads.emulated import EmulatedWorkload
 from gradwire.lab.workloads.images import ImageWorkload, Recipe
 from gradwire.lab.workloads.models import ConvNet, resnet18, resnet_demo
-from gradwire.lab.workloads.profile import load, models, timing
+from gradwire.lab.workloads.profile import timing
 from gradwire.lab.workloads.text import Size, TextWorkload
+from gradwire.planning.shapes import load, models
 
 
 def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from gradwire.engine.layout import TINY_ELEMENTS
 from gradwire.lab.workloads.base import Batch, Parameters, check_rank, seeded
-from gradwire.lab.workloads.profile import Profile, Timing, shrunk
+from gradwire.lab.workloads.profile import Timing, shrunk
+from gradwire.planning.shapes import Profile
 
 _LENGTH = 1 << 22
 _WINDOW = 1 << 18

@@ -1,64 +1,17 @@
-"""Published networks in numbers: parameter shapes, and how long they compute and communicate.
+"""How long published networks compute and communicate, and the same networks with fewer parameters.
 
 Times are from the papers, else estimated, and say so. COVAP's Table I is measured on 64 V100 behind 30 Gbit/s
 per node of eight; "before" is everything that precedes the backward pass. MergeComp, section 3, gives one
 iteration on one GPU and the all-reduce of two over PCIe.
 """
 
-import json
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
-from pathlib import Path
 
 from gradwire.planning.costs import Backward
+from gradwire.planning.shapes import Profile, Shape, ready_of
 
-PROFILES = Path(__file__).parent / "profiles"
 _THIN = 16
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer's parameter shapes and its multiply-adds for one sample, forward."""
-
-    name: str
-    macs: int
-    shapes: tuple[Shape, ...]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Layers in forward order; `source` cites the network."""
-
-    model: str
-    source: str
-    layers: tuple[Layer, ...]
-
-    @cached_property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for layer in self.layers for shape in layer.shapes)
-
-    @property
-    def macs(self) -> int:
-        """Multiply-adds of one sample's forward pass."""
-        return sum(layer.macs for layer in self.layers)
-
-
-def models() -> list[str]:
-    """The networks with a profile."""
-    return sorted(path.stem for path in PROFILES.glob("*.json"))
-
-
-def load(model: str) -> Profile:
-    """The profile of one of `models()`."""
-    raw = json.loads((PROFILES / f"{model}.json").read_text(encoding="utf-8"))
-    layers = tuple(
-        Layer(name, macs, tuple(tuple(shape) for shape in shapes)) for name, macs, shapes in raw["layers"]
-    )
-    return Profile(raw["model"], raw["source"], layers)
 
 
 def shrunk(profile: Profile, factor: float) -> Profile:
@@ -107,7 +60,8 @@ _FLOP_PER_S = 8e12
 _LAYER_S = 1e-4  # a kernel's launch and its small work, which dominate thin layers
 _GRADIENT_BYTES_PER_S = 0.68e9
 _BACKWARD_FLOP_PER_MAC = 4  # gradients by input and by weight, two operations each
-_BATCH = {"mask_rcnn": 1, "transformer_base": 140, "gpt2": 1}
+_ALONE = ("gpt2", "gpt2_medium", "gpt2_xl", "llama_7b", "mask_rcnn")
+_BATCH = {"transformer_base": 140, **dict.fromkeys(_ALONE, 1)}
 
 
 @dataclass(frozen=True)
@@ -147,7 +101,7 @@ def timing(profile: Profile) -> Timing:
         return _PUBLISHED[profile.model]
     allreduce_s = 4 * profile.parameters / _GRADIENT_BYTES_PER_S
     link = "estimated: gradient bytes at the 0.68 GB/s that COVAP's Table I implies (64 V100, 30 Gbit/s)"
-    if profile.model == "gpt2":
+    if profile.model == "gpt2_covap":
         backward_s = allreduce_s / _GPT2_CCR
         compute = (
             "estimated: all-reduce time over the CCR of 3.5 in COVAP, section IV.C; before = backward / 2"
@@ -163,18 +117,11 @@ def timing(profile: Profile) -> Timing:
 
 
 def backward_of(profile: Profile) -> Backward:
-    """Tensors in reverse order; a layer's are ready together, when its share of the multiply-adds is done.
+    """The published backward pass.
 
-    >>> from gradwire.lab.workloads.profile import load
+    >>> from gradwire.planning.shapes import load
     >>> len(backward_of(load("resnet101")).numel)
     314
     """
-    times, layers = timing(profile), profile.layers[::-1]
-    done = list(accumulate(layer.macs for layer in layers))
-    tensors = [
-        (times.backward_s * macs / max(done[-1], 1), math.prod(shape))
-        for layer, macs in zip(layers, done, strict=True)
-        for shape in layer.shapes[::-1]
-    ]
-    ready_s, numel = zip(*tensors, strict=True)
-    return Backward(times.before_s, ready_s, numel, times.backward_s)
+    times = timing(profile)
+    return ready_of(profile, times.before_s, times.backward_s)
