@@ -47,7 +47,7 @@ from gradwire.exchange.leader import leader
 from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.moment import Moment
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"

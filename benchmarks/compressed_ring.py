@@ -42,7 +42,7 @@ from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.kernels import prepare
 from gradwire.lab import emulate, workloads
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Replicated
 

@@ -30,7 +30,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.lab import workloads
 from gradwire.lab.report import svg
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import Composition

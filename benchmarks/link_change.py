@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.lab import emulate
 from gradwire.lab.workloads.catalogue import workload
-from gradwire.measure import LinkMonitor, Sample
+from gradwire.measure.link import LinkMonitor, Sample
 
 START = emulate.Link(200e6, 0.001)
 CHANGES = {

@@ -24,7 +24,7 @@ import torch
 from lockstep import Outcome, Setting, spread, train
 
 from gradwire.lab import workloads
-from gradwire.measure import layer_rates
+from gradwire.measure.uses import layer_rates
 
 SCALES = (1, 8)
 BETAS = (1.0, 0.3, 0.1)

@@ -23,7 +23,7 @@ from gradwire.engine.preparing import prepare_for
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
-from gradwire.measure.multiply_adds import FirstForward
+from gradwire.measure.uses import FirstForward
 from gradwire.recipes import Recipe, recipe
 from gradwire.sources.ddp.buckets import BucketMap
 from gradwire.sources.ddp.buffers import Buffers

@@ -21,8 +21,8 @@ from gradwire.engine.agree import require_agreement
 from gradwire.engine.engine import Engine
 from gradwire.engine.history import History
 from gradwire.engine.layout import Layout
-from gradwire.measure import now_s
-from gradwire.measure.aligned import table_of
+from gradwire.measure.clock import now_s
+from gradwire.measure.probe import table_of
 from gradwire.memory import UNSENT
 from gradwire.planning.facts import Observed
 from gradwire.recipes import Composition

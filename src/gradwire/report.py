@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gradwire.measure import Change
+from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
 from gradwire.tools.diagnose import Diagnosis
 

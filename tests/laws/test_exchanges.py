@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, coded
 from tests.laws.rows import Outcome, Row, bits, groups, perform

@@ -17,10 +17,9 @@ from gradwire import recipe
 from gradwire.cli.beforehand import check_extra
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.comm import ProcessGroupComm
-from gradwire.measure import Probed
-from gradwire.measure import probe as probe_links
 from gradwire.measure.codec import CodecCurves, measure_codec
-from gradwire.measure.probe import OWN, VERBS
+from gradwire.measure.probe import OWN, VERBS, Probed
+from gradwire.measure.probe import probe as probe_links
 
 _ALONE = (
     "a link needs ranks: start the command on each, with\n"

@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.arena import Lane, Slot, Unit
 from gradwire.exchange.base import Exchange
 from gradwire.kernels import Pieces
-from gradwire.measure import now_s
+from gradwire.measure.clock import now_s
 
 
 @dataclass(frozen=True)

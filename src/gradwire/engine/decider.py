@@ -21,7 +21,8 @@ from gradwire.engine.layout import Layout
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.exchange.late import sent
-from gradwire.measure import codec_cost, name_of, network_of, payloads, probe, slowest
+from gradwire.measure.codec import codec_cost, payloads
+from gradwire.measure.probe import name_of, network_of, probe, slowest
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts, Observed, Watched

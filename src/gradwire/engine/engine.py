@@ -24,8 +24,9 @@ from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.tail import SMALL_BYTES, Small, Tail
 from gradwire.engine.verdict import Row, Verdict, plan_number
 from gradwire.errors import RanksDisagree, TransportError
-from gradwire.measure import BackwardWatch, Change, Observed, stopwatch_for
-from gradwire.measure.traffic import Traffic
+from gradwire.measure.clock import BackwardWatch, stopwatch_for
+from gradwire.measure.link import Change, Traffic
+from gradwire.measure.observed import Observed
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.planning.costs import Link

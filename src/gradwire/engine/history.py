@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from gradwire.engine.step import Poisoned, Step
 from gradwire.kernels import compiled_s
-from gradwire.measure import Span
+from gradwire.measure.clock import Span
 
 WINDOW = 50
 

@@ -21,7 +21,8 @@ from gradwire.engine.tail import Small, Tail
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import compiled_s, is_finite
-from gradwire.measure import Observed, Trace, now_s
+from gradwire.measure.clock import Trace, now_s
+from gradwire.measure.observed import Observed
 from gradwire.moment import Moment
 from gradwire.planning.facts import Times
 

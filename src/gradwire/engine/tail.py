@@ -11,7 +11,7 @@ from gradwire.comm import Pending
 from gradwire.comm.base import DONE
 from gradwire.engine.verdict import Row, Verdict
 from gradwire.kernels import is_finite
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 
 SMALL_BYTES = 64 * 1024
 """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""

@@ -1,33 +1,21 @@
-"""What is found out by looking: times (the only code that reads a clock) and how often weights are used."""
+"""What is found out by looking: times (the only code that reads a clock) and how often weights are used.
 
-from gradwire.measure.aligned import slowest
-from gradwire.measure.backward import BackwardWatch
-from gradwire.measure.clock import RoundTime, Span, Trace, now_s
-from gradwire.measure.codec import codec_cost, payloads
-from gradwire.measure.monitor import Change, LinkMonitor, Sample
-from gradwire.measure.multiply_adds import layer_rates, multiply_adds
-from gradwire.measure.observed import Observed
-from gradwire.measure.probe import Probed, name_of, network_of, probe
-from gradwire.measure.stopwatch import stopwatch_for
+Import from the files, as `from gradwire.measure.probe import probe`: a run loads only those that it needs.
+"""
 
-__all__ = [
-    "BackwardWatch",
-    "Change",
-    "LinkMonitor",
-    "Observed",
-    "Probed",
-    "RoundTime",
-    "Sample",
-    "Span",
-    "Trace",
-    "codec_cost",
-    "layer_rates",
-    "multiply_adds",
-    "name_of",
-    "network_of",
-    "now_s",
-    "payloads",
-    "probe",
-    "slowest",
-    "stopwatch_for",
-]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradwire.measure.uses import layer_rates, multiply_adds
+else:
+
+    def __getattr__(name: str) -> Any:
+        """What users call before training, on first use."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from gradwire.measure import uses
+
+        return getattr(uses, name)
+
+
+__all__ = ["layer_rates", "multiply_adds"]

@@ -1,10 +1,19 @@
-"""The clock, and spans of what ran when."""
+"""Clocks: spans of what ran when, marks in a stream of work, and when a backward pass makes gradients ready.
+
+Kernels run after the host has queued them. A host's clock sees when a gradient was ordered, not when it was
+there. On CUDA, an event is therefore recorded in the stream that computes, and read later.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
 
 now_s = time.perf_counter
 """Seconds of a monotonic clock."""
@@ -80,3 +89,114 @@ class _Compressing:
         stop_s, trace = now_s(), self._trace
         trace.compress_s += stop_s - self._start_s - (trace.waited_s - self._waited_s)
         trace.spans.append(Span(self._what, self._unit, self._start_s, stop_s))
+
+
+class Stopwatch(Protocol):
+    """Two marks make a duration; what a mark is, is the stopwatch's business."""
+
+    def mark(self) -> Any:
+        """Now, in the work queued so far. Does not wait."""
+
+    def seconds(self, start: Any, stop: Any) -> float:
+        """From one mark to another; may wait until the work in between is done."""
+
+
+class HostStopwatch:
+    """For work that is done when a call returns."""
+
+    def mark(self) -> float:
+        """See `Stopwatch.mark`."""
+        return now_s()
+
+    def seconds(self, start: float, stop: float) -> float:
+        """See `Stopwatch.seconds`."""
+        return stop - start
+
+
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class CudaStopwatch:
+    """Events in the current stream, which is the one that computes when a gradient's hook runs.
+
+    `new_event` makes an object with `record`, `synchronize` and `elapsed_time` (milliseconds).
+    """
+
+    def __init__(self, new_event: Callable[[], Any] = _timing_event) -> None:
+        self._new_event = new_event
+
+    def mark(self) -> Any:
+        """See `Stopwatch.mark`."""
+        event = self._new_event()
+        event.record()
+        return event
+
+    def seconds(self, start: Any, stop: Any) -> float:
+        """See `Stopwatch.seconds`."""
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) / 1e3
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """The stopwatch of the device that computes."""
+    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+
+
+class BackwardWatch:
+    """Marks on the training thread, which the engine reads before that thread goes on.
+
+    A pass that begins forgets the marks of the one before, so of several passes without synchronisation the
+    last counts. Parameters are watched only between `watch` and `release`: a hook costs a microsecond.
+    """
+
+    def __init__(self, stopwatch: Stopwatch | None = None, clock: Callable[[], float] = now_s) -> None:
+        self._stopwatch, self._clock = stopwatch or HostStopwatch(), clock
+        self._begun_s: float | None = None
+        self._ended_s: float | None = None
+        self._begun: Any = None
+        self._ready: dict[str, Any] = {}
+        self._hooks: list[Any] = []
+
+    def watch(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Mark from now on when the gradient of each of the named `parameters` has been accumulated."""
+        if not self._hooks:
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(partial(self._mark, name))  # type: ignore[no-untyped-call]
+                for name, parameter in parameters
+                if parameter.requires_grad
+            ]
+
+    def release(self) -> None:
+        """Watch no parameter any more."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        self._ready = {}
+
+    def _mark(self, name: str, _parameter: Tensor) -> None:
+        self._ready[name] = self._stopwatch.mark()
+
+    def begin(self, _gradient: Tensor | None = None) -> None:
+        """The backward pass begins now; the last time counts."""
+        self._begun_s, self._begun = self._clock(), self._stopwatch.mark()
+        self._ready = {}
+
+    def end(self) -> None:
+        """The backward pass has ended, with all that had to be waited for."""
+        self._ended_s = self._clock()
+
+    def take_begun_s(self) -> float:
+        """When this pass began, once; without a mark (under `join()`), now."""
+        begun_s, self._begun_s = self._begun_s, None
+        return self._clock() if begun_s is None else begun_s
+
+    def before_s(self, begun_s: float) -> float:
+        """Seconds between the end of the pass before and `begun_s`; 0 in the first step."""
+        return max(begun_s - self._ended_s, 0.0) if self._ended_s is not None else 0.0
+
+    def ready_s(self) -> dict[str, float]:
+        """Seconds from the beginning of this pass until each watched gradient was there."""
+        if self._begun is None:
+            return {}
+        return {name: self._stopwatch.seconds(self._begun, mark) for name, mark in list(self._ready.items())}

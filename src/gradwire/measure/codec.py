@@ -14,17 +14,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.late import LATE, late_moment, step_that_sends
 from gradwire.measure import cache
+from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import now_s
-from gradwire.measure.echo import EchoComm
-from gradwire.measure.fit import Fit, straight_line
-from gradwire.measure.machine import fingerprint
+from gradwire.measure.probe import Fit, straight_line
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Kept
 from gradwire.planning.costs import CodecCost, Line
+
+
+class EchoComm(Comm):
+    """Rank 0 of a world in which all others hold what it holds.
+
+    Verbs complete before they return. What rank 0 gets is of the shapes and sizes that peers would send, and
+    as hard to decode. A sum is what rank 0 brought: others may bring zeros, and no decoder's time depends on
+    it.
+    `spent_s` adds up the seconds inside of the verbs, which are no local work.
+    """
+
+    def __init__(self, world: int, clock: Callable[[], float] = now_s) -> None:
+        self.rank, self.world, self.spent_s = 0, world, 0.0
+        self._clock = clock
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """Answer at once; in an all-to-all all ranks send what would go to rank 0."""
+        start_s = self._clock()
+        if round_.verb == "all_gather":
+            out.view(self.world, -1).copy_(tensor.view(1, -1))
+        elif round_.verb == "all_to_all":
+            out.view(self.world, -1).copy_(tensor.view(self.world, -1)[:1])
+        elif round_.verb == "shift":
+            out.copy_(tensor)
+        self.spent_s += self._clock() - start_s
+        return DONE
+
 
 SIZES = tuple(1 << power for power in (6, 8, 10, 12, 14, 16, 17, 18, 19, 20))
 """Elements. Closer together where memory begins to slow codecs down, because most of a gradient is in large
@@ -50,7 +77,7 @@ class CodecCurves:
 def codec_cost(exchange: Exchange, text: str, *, budget_s: float = 0.3) -> CodecCost:
     """The cost of the recipe `text`, which composes `exchange`: measured once per machine, then remembered.
 
-    This rank's own: ranks that plan with it must agree first (`gradwire.measure.aligned.slowest`).
+    This rank's own: ranks that plan with it must agree first (`gradwire.measure.probe.slowest`).
     """
     key = {"form": FORM, "recipe": text, **fingerprint()}
     kept = cache.load(key)

@@ -131,7 +131,7 @@ class Observed:
     `previous_s` is how long the step before took from the start of backward to its verdict, `compressed_s`
     what of that went into encoding and decoding, each on the slowest rank; 0 when there was none under this
     plan. `looked` are sums over units and ranks; `None` in steps that did not look. `link` is the line
-    through what steps' own collectives took under this plan, as `gradwire.measure.traffic` draws it; `None`
+    through what steps' own collectives took under this plan, as `gradwire.measure.link` draws it; `None`
     in the first 15 of them.
     """
 

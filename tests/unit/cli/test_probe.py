@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from gradwire.cli import probe as command
 from gradwire.cli.main import app
 from gradwire.cli.plot import Axes, Curve, text_plot
-from gradwire.measure import Probed
-from gradwire.measure.fit import straight_line
+from gradwire.measure.probe import Probed, straight_line
 from gradwire.planning.costs import Link
 
 AXES = Axes("bytes", "ms")

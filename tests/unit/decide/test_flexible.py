@@ -12,7 +12,7 @@ import torch
 from gradwire.comm.base import Round
 from gradwire.decide.flexible import WAYS, Choice, Flexible, Rule
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.traffic import Traffic
+from gradwire.measure.link import Traffic
 from gradwire.planning.collectives import time_of, total_time
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.facts import Observed, Watched

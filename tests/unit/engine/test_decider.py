@@ -9,8 +9,7 @@ import pytest
 from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.engine.decider import PROBED, links_for, surveyed
 from gradwire.engine.surroundings import Surroundings
-from gradwire.measure import Probed
-from gradwire.measure.fit import straight_line
+from gradwire.measure.probe import Probed, straight_line
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe

@@ -7,8 +7,7 @@ from itertools import cycle
 import pytest
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.measure.monitor import WINDOW
-from gradwire.measure.traffic import Traffic
+from gradwire.measure.link import WINDOW, Traffic
 from gradwire.planning.costs import Link
 from tests.support.rig import Rig, gradients
 

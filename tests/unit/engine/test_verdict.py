@@ -9,7 +9,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.engine.tail import Small, Tail
 from gradwire.engine.verdict import Row, Verdict, plan_number
 from gradwire.errors import PeerFailed, RanksDisagree
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 
 FINE = Row(finite=True, failed=False, plan=7)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.measure.monitor import WINDOW
+from gradwire.measure.link import WINDOW
 from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge, Watch

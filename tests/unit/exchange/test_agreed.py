@@ -15,7 +15,7 @@ from gradwire.contrib.threshold import fixed_threshold
 from gradwire.errors import WireError
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.base import run
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.moment import Moment
 
 VALUES = [

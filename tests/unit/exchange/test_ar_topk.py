@@ -13,7 +13,7 @@ from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import run
 from gradwire.exchange.gather import gather
 from gradwire.exchange.state import times_led
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.moment import Kept, Moment
 from tests.unit.exchange.steps import step
 

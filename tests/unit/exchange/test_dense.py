@@ -8,7 +8,7 @@ import torch
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
 

@@ -15,7 +15,7 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import Gcomp, gcomp
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.metric import SHARE, numerators, thresholds
 from gradwire.moment import Kept, Moment, Part, Replicated
 from tests.ring_order import ring_sum

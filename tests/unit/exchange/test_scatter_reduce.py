@@ -15,7 +15,7 @@ from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
-from gradwire.measure import Observed
+from gradwire.measure.observed import Observed
 from gradwire.moment import Moment, Part
 from tests.laws.cases import Raw
 from tests.laws.inputs import generator

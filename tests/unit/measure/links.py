@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm
 from gradwire.comm.base import DONE
-from gradwire.measure.pattern import hops, serial_bytes
+from gradwire.planning.collectives import hops, serial_bytes
 
 
 class SlowComm(Comm):

@@ -12,9 +12,8 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
-from gradwire.measure import cache, codec_cost
-from gradwire.measure.codec import SIZES, measure_codec, payloads
-from gradwire.measure.echo import EchoComm
+from gradwire.measure import cache
+from gradwire.measure.codec import SIZES, EchoComm, codec_cost, measure_codec, payloads
 from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment
 from gradwire.planning.costs import CodecCost, Line

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from gradwire.measure.monitor import WINDOW, Change, LinkMonitor, Sample
-from gradwire.measure.pattern import hops, serial_bytes
+from gradwire.measure.link import WINDOW, Change, LinkMonitor, Sample
+from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
 
 WORLD = 4

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import RanksDisagree, TransportError
-from gradwire.measure import Observed, Trace
-from gradwire.measure.clock import RoundTime
+from gradwire.measure.clock import RoundTime, Trace
+from gradwire.measure.observed import Observed
 from tests.unit.comm.verbs import CALLS, SIZE, Call
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.monitor import WINDOW
-from gradwire.measure.pattern import hops, serial_bytes
-from gradwire.measure.traffic import Traffic, under_way
+from gradwire.measure.link import WINDOW, Traffic, under_way
+from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
 
 WORLD, UNIT_BYTES, TAIL_BYTES = 3, 600_000, 120

@@ -9,7 +9,8 @@ import pytest
 
 from gradwire.engine.history import WINDOW, History
 from gradwire.engine.step import Committed, Failed, Poisoned, Step
-from gradwire.measure import Change, Span
+from gradwire.measure.clock import Span
+from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
 from gradwire.report import Report
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.measure.multiply_adds import FirstForward
+from gradwire.measure.uses import FirstForward
 from gradwire.moment import Replicas, Replicated
 from gradwire.sources.ddp.buffers import joins
 from gradwire.sources.ddp.finer import Caps, caps_of, refine_buckets, restore_buckets

@@ -19,7 +19,7 @@ from gradwire.engine.history import History
 from gradwire.engine.step import Step
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireError
-from gradwire.measure import now_s
+from gradwire.measure.clock import now_s
 from gradwire.sources.ddp.buckets import BucketMap
 from gradwire.sources.ddp.buffers import Buffers
 

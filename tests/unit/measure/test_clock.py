@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.measure import BackwardWatch
-from gradwire.measure.stopwatch import CudaStopwatch, HostStopwatch, stopwatch_for
+from gradwire.measure.clock import BackwardWatch, CudaStopwatch, HostStopwatch, stopwatch_for
 
 
 class FakeEvent:

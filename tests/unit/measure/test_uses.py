@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.codec.select.rated import rated_chunks
 from gradwire.lab.workloads.models import resnet_demo
-from gradwire.measure import layer_rates, multiply_adds
-from gradwire.measure.multiply_adds import FirstForward
+from gradwire.measure.uses import FirstForward, layer_rates, multiply_adds
 from gradwire.moment import Moment, Part
 from gradwire.recipes import recipe
 
