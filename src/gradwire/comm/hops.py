@@ -1,0 +1,191 @@
+"""Collectives of our own, on point-to-point messages: the same code over processes and over threads.
+
+Vocabulary: a *hop* is one message; M is the payload of a rank in bytes, N the number of ranks. α is the
+latency of a hop and β the seconds per byte. The algorithms block; a caller that must not block runs them on
+another thread (`gradwire.comm.progress`). Messages of no elements are left out by sender and receiver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Algorithm, Broadcasting, Pending
+
+
+class Peers(Protocol):
+    """The other ranks. Messages between two ranks arrive in the order in which they were sent."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+
+    def send(self, tensor: Tensor, target: int) -> Pending:
+        """Send `tensor` (numel,) to rank `target`; it must not be written to before the wait."""
+
+    def receive(self, out: Tensor, source: int) -> Pending:
+        """Fill `out` (numel,) with what rank `source` sends."""
+
+
+def parts_of(tensor: Tensor, world: int) -> Sequence[Tensor]:
+    """Views of `world` parts of `tensor`; the first may have one element more than the last.
+
+    >>> import torch
+    >>> [part.tolist() for part in parts_of(torch.arange(5), 3)]
+    [[0, 1], [2, 3], [4]]
+    """
+    return tensor.view(-1).tensor_split(world)
+
+
+def ring_all_reduce(tensor: Tensor, peers: Peers) -> None:
+    """Sum `tensor` over all ranks, in place: N-1 hops that add up, N-1 hops that hand on.
+
+    The ring of Thakur et al. 2005, section 4.4. Every rank sends 2(N-1)/N·M: 2(N-1)α + 2(N-1)/N·Mβ. Takes
+    memory for one part beside the tensor.
+
+    Order of addition: part p is added up from rank p on, ((x_p + x_(p+1)) + x_(p+2)) + …, and complete at
+    rank p-1, whose bits all others get.
+    """
+    parts = parts_of(tensor, peers.world)
+    _ring_sum(parts, peers)
+    _ring_gather(parts, peers)
+
+
+def _ring_neighbours(peers: Peers) -> tuple[int, int]:
+    """To whom a rank sends, and from whom it receives."""
+    return (peers.rank + 1) % peers.world, (peers.rank - 1) % peers.world
+
+
+def _ring_sum(parts: Sequence[Tensor], peers: Peers) -> None:
+    """Afterwards this rank holds the sum of part rank + 1."""
+    target, source = _ring_neighbours(peers)
+    scratch = torch.empty_like(parts[0])
+    for hop in range(peers.world - 1):
+        part = parts[(peers.rank - hop - 1) % peers.world]
+        incoming = scratch[: part.numel()]
+        came = peers.receive(incoming, source)  # announced before anything is sent: see `ProcessGroupComm`
+        sent = peers.send(parts[(peers.rank - hop) % peers.world], target)
+        came.wait()
+        torch.add(incoming, part, out=part)
+        sent.wait()
+
+
+def _ring_gather(parts: Sequence[Tensor], peers: Peers) -> None:
+    """From one part each, rank + 1, to all parts on all ranks."""
+    target, source = _ring_neighbours(peers)
+    for hop in range(peers.world - 1):
+        came = peers.receive(parts[(peers.rank - hop) % peers.world], source)
+        sent = peers.send(parts[(peers.rank + 1 - hop) % peers.world], target)
+        came.wait()
+        sent.wait()
+
+
+def strides(world: int) -> tuple[int, ...]:
+    """1, 2, 4 … below `world`: how far partners are apart, level by level.
+
+    >>> strides(5), strides(1)
+    ((1, 2, 4), ())
+    """
+    return tuple(2**level for level in range((world - 1).bit_length()))
+
+
+def tree_all_reduce(tensor: Tensor, peers: Peers) -> None:
+    """Sum `tensor` over all ranks, in place: a binomial tree adds up towards rank 0, then hands the sum down.
+
+    Tyagi and Swany 2024, "Flexible communication …", table I: 2α·log N + 2·log N·Mβ. Rank 0 sends log N·M
+    and receives as much, a leaf sends and receives M. Nothing is pipelined (NCCL's tree is), so large
+    payloads take log N times as long as they must. Ranks that add take as much memory beside the tensor.
+
+    Order of addition: sums of neighbouring ranks, then of neighbouring pairs, and so on, the lower rank's sum
+    first: (x_0 + x_1) + (x_2 + x_3). Rank 0 has the sum, whose bits all others get.
+    """
+    flat = tensor.view(-1)
+    _tree_sum(flat, peers)
+    _tree_broadcast(flat, peers)
+
+
+def _tree_sum(flat: Tensor, peers: Peers) -> None:
+    other: Tensor | None = None
+    for by in strides(peers.world):
+        if peers.rank % (2 * by) == by:
+            peers.send(flat, peers.rank - by).wait()
+            return
+        if peers.rank + by < peers.world:
+            other = torch.empty_like(flat) if other is None else other
+            peers.receive(other, peers.rank + by).wait()
+            flat += other
+
+
+def _tree_broadcast(flat: Tensor, peers: Peers) -> None:
+    for by in reversed(strides(peers.world)):
+        if peers.rank % (2 * by) == by:
+            peers.receive(flat, peers.rank - by).wait()
+        elif peers.rank % (2 * by) == 0 and peers.rank + by < peers.world:
+            peers.send(flat, peers.rank + by).wait()
+
+
+def star_all_reduce(tensor: Tensor, peers: Peers) -> None:
+    """Sum `tensor` over all ranks, in place: rank 0 is the parameter server, and trains as all others do.
+
+    Li et al. 2014; Tyagi and Swany 2024, "Flexible communication …", table I: 2α + 2(N-1)Mβ, because the
+    server's link carries every rank's payload, both ways. The server takes N-1 times the tensor's memory
+    beside it.
+
+    Order of addition: by rank, ((x_0 + x_1) + x_2) + …, at rank 0, whose bits all others get.
+    """
+    flat, others = tensor.view(-1), range(1, peers.world)
+    if peers.rank != 0:
+        peers.send(flat, 0).wait()
+        peers.receive(flat, 0).wait()
+        return
+    received = flat.new_empty(len(others), flat.numel())
+    pending = [peers.receive(row, source) for row, source in zip(received, others, strict=True)]
+    for row, arrival in zip(received, pending, strict=True):
+        arrival.wait()
+        flat += row
+    for sent in [peers.send(flat, target) for target in others]:
+        sent.wait()
+
+
+def scatter_broadcast(tensor: Tensor, src: int, peers: Peers) -> None:
+    """Overwrite `tensor` with that of rank `src`, by a scatter and an all-gather.
+
+    Van de Geijn's; Thakur et al. 2005, section 4.2. The root gives every rank a part, and a ring passes the
+    parts round: Nα + 2(N-1)/N·Mβ, the root's bytes, against log N·(α + Mβ) of a binomial tree. From three
+    ranks on that is less where bandwidth is scarce, and more where latency is high. Nothing is sent to the
+    root, which has it all, so that N-1 payloads travel altogether, as in a tree.
+    """
+    parts, world = parts_of(tensor, peers.world), peers.world
+    place = (peers.rank - src) % world  # hops after the root in the ring
+    target, source = (peers.rank + 1) % world, (peers.rank - 1) % world
+    sent = []
+    if place == 0:
+        sent += [peers.send(parts[number], (src + number) % world) for number in range(1, world)]
+    else:
+        peers.receive(parts[place], src).wait()
+    for hop in range(world - 1):
+        came = None if place == 0 else peers.receive(parts[(place - hop - 1) % world], source)
+        if target != src:
+            sent.append(peers.send(parts[(place - hop) % world], target))
+        if came is not None:
+            came.wait()
+    for each in sent:
+        each.wait()
+
+
+ALL_REDUCES: Mapping[Algorithm, Callable[[Tensor, Peers], None]] = {
+    "ring": ring_all_reduce,
+    "tree": tree_all_reduce,
+    "star": star_all_reduce,
+}
+"""By algorithm; the library's own is not among them."""
+
+BROADCASTS: Mapping[Broadcasting, Callable[[Tensor, int, Peers], None]] = {"scatter": scatter_broadcast}
+"""Broadcasts of our own by algorithm."""
