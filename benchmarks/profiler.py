@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.decide import Settler
+from gradwire.decide.profiler import WarmupProfiler
 from gradwire.engine.decider import Measuring
 from gradwire.lab import emulate
 from gradwire.lab.workloads.catalogue import workload
@@ -45,8 +45,8 @@ HEADER = (
 )
 
 
-class Recorder(Settler):
-    """In the place of the settler: takes every step apart, keeps its rows and never has enough of them."""
+class Recorder(WarmupProfiler):
+    """Replaces the profiler: takes every step apart, keeps its rows and never has enough of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Bench:
         self.recorder = Recorder()
         measuring = self.wire._engine._decider
         assert isinstance(measuring, Measuring)
-        measuring.settler = self.recorder
+        measuring.profiler = self.recorder
         self.batches = made.batches(self.rank, self.world, 0)
 
     def step(self, late_s: float) -> dict[str, float]:

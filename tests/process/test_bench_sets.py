@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gradwire.lab.bench.measuring import Setting
 from gradwire.lab.bench.process_set import ProcessSet, SettingFailed
 from gradwire.lab.bench.runner import run
-from gradwire.lab.bench.setting import Setting
 from gradwire.lab.bench.settings import Network as LinkSettings
 from gradwire.lab.bench.settings import Schedule, Settings, Task, parse_entry
 from gradwire.lab.emulate import Counters

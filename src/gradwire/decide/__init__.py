@@ -1,5 +1,1 @@
 """Controllers: when to measure again, when to change the plan. They see only agreed numbers."""
-
-from gradwire.decide.settler import Settler
-
-__all__ = ["Settler"]

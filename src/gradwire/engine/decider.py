@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm
-from gradwire.decide import Settler
-from gradwire.decide.settler import ORDINARY
+from gradwire.decide.profiler import ORDINARY, WarmupProfiler
 from gradwire.engine.layout import Layout
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
@@ -83,24 +82,26 @@ class Measuring:
         ready_s: Callable[[], Mapping[str, float]],
     ) -> None:
         self.facts: Facts | None = None
-        self.settler = Settler([spec.numel for spec in specs], ORDINARY if decision.whole_steps else 0)
+        self.profiler = WarmupProfiler(
+            [spec.numel for spec in specs], ORDINARY if decision.whole_steps else 0
+        )
         self._decision, self._specs, self._around, self._ready_s = decision, specs, around, ready_s
 
     @property
     def apart(self) -> bool:
-        """As the settler says."""
-        return self.settler.apart
+        """As the profiler says."""
+        return self.profiler.apart
 
     def look(self, step: int, x: Tensor) -> None:
         """Dense gradients are nothing to look at."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """The settler's row. Nothing is said of the link, which is probed in the end."""
-        return self.settler.row(lambda: step.times(self._specs, self._ready_s()))
+        """The profiler's row. Nothing is said of the link, which is probed in the end."""
+        return self.profiler.row(lambda: step.times(self._specs, self._ready_s()))
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
         """Once there are enough facts, survey the rest of them, a collective, and decide."""
-        facts = self.settler.observe(rows, step.lasted_s())
+        facts = self.profiler.observe(rows, step.lasted_s())
         if facts is None:
             return None
         facts = replace(facts, buckets=tuple(step.direct))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
+from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
 from tests.support.rig import ONE_BUCKET, REVERSED, SHAPES, Rig, gradients
 
 UNTIL = {"auto": DISCARDED + ORDINARY + MEASURED, "covap": DISCARDED + MEASURED}

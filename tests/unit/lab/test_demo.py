@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from gradwire.lab.bench.measuring import Setting
 from gradwire.lab.bench.process_set import Answers, SettingFailed
-from gradwire.lab.bench.setting import Setting
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.demo import findings
 from gradwire.lab.demo.director import Director

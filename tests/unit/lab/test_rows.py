@@ -2,9 +2,9 @@
 
 import pytest
 
+from gradwire.lab.bench.measuring import Measured
 from gradwire.lab.bench.process_set import SettingFailed
 from gradwire.lab.bench.rows import rows
-from gradwire.lab.bench.setting import Measured
 from gradwire.lab.bench.settings import BOUND, BOUND_AGAIN, parse_entry
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.bench.table import exit_code, failures

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
+from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.engine import state
 from gradwire.engine.layout import build
 from gradwire.engine.preparing import kernels_for

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from gradwire.lab.bench.measuring import Setting
 from gradwire.lab.bench.peers import check_peer
 from gradwire.lab.bench.process_set import Network
 from gradwire.lab.bench.rows import rows
-from gradwire.lab.bench.setting import Setting
 from gradwire.lab.bench.settings import Entry, Settings
 from gradwire.lab.bench.statistics import mixed
 from gradwire.lab.bench.trainer import policy_of

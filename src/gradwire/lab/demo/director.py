@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from gradwire.lab.bench.measuring import Measured, Setting
 from gradwire.lab.bench.process_set import Network
 from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.setting import Measured, Setting
 from gradwire.lab.bench.settings import BOUND, Entry, parse_entry
 from gradwire.lab.demo.findings import checks
 from gradwire.lab.demo.plans import AUTO_RATE, Plan, rate_for_ccr

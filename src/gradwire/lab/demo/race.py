@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Protocol
 
+from gradwire.lab.bench.measuring import Setting
 from gradwire.lab.bench.process_set import OnStep
-from gradwire.lab.bench.setting import Setting
 from gradwire.lab.bench.statistics import StepSample, slowest
 from gradwire.lab.demo.plans import Plan
 

@@ -14,7 +14,7 @@ ORDINARY = 5
 MEASURED = 3
 
 
-class Settler:
+class WarmupProfiler:
     """Has facts after 2 discarded dense steps, `ordinary` ones that are timed whole, and 3 taken apart.
 
     The first step has DDP's provisional bucket and cold caches, the second rebuilds the buckets. In an
@@ -24,9 +24,9 @@ class Settler:
 
     A rank's row says how long its last step took, and in a step taken apart also that step's `Times.row`.
 
-    >>> settler = Settler()
+    >>> profiler = WarmupProfiler()
     >>> rows = [(0.0,), (9.0,), (2.0, 1.0, 0.5, 2.0), (3.5, 1.0, 0.5, 2.0), (3.5, 1.0, 0.5, 2.0)]
-    >>> [settler.observe([row]) is not None for row in rows]
+    >>> [profiler.observe([row]) is not None for row in rows]
     [False, False, False, False, True]
     """
 

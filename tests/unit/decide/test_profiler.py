@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.decide import Settler
-from gradwire.decide.settler import DISCARDED, MEASURED, ORDINARY
+from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY, WarmupProfiler
 from gradwire.planning.costs import Backward
 from gradwire.planning.facts import Facts, Times
 
 
-def _facts(steps: Sequence[Times], settler: Settler | None = None, world: int = 1) -> list[Facts | None]:
+def _facts(
+    steps: Sequence[Times], profiler: WarmupProfiler | None = None, world: int = 1
+) -> list[Facts | None]:
     """What is known after each of the steps, which all ranks measure alike."""
-    settler = settler or Settler()
-    return [settler.observe(world * [settler.row(lambda times=times: times)]) for times in steps]
+    profiler = profiler or WarmupProfiler()
+    return [profiler.observe(world * [profiler.row(lambda times=times: times)]) for times in steps]
 
 
 def test_the_first_two_steps_do_not_count() -> None:
@@ -41,13 +42,13 @@ def test_ready_times_are_those_of_the_typical_step_and_what_precedes_it_the_medi
         Times(1.0, (allreduce_s,), before_s, (0.25, ready_s)) for before_s, allreduce_s, ready_s in measured
     ]
     backward = Backward(0.75, (0.25, 0.2), (10, 20), 1.0)
-    found = _facts(steps, Settler(numel=(10, 20)), world=2)
+    found = _facts(steps, WarmupProfiler(numel=(10, 20)), world=2)
     assert found == [None] * 4 + [Facts(1.0, 2.0, 2, backward, collectives_s=(2.0,))]
 
 
 def test_ordinary_steps_are_timed_whole_by_the_slowest_rank_before_any_is_taken_apart() -> None:
     """A step's time rides on the verdict of the next one."""
-    ranks = [Settler(ordinary=ORDINARY) for _ in range(2)]
+    ranks = [WarmupProfiler(ordinary=ORDINARY) for _ in range(2)]
     took_s = [90.0, 80.0, 1.0, 7.0, 3.0, 2.0, 60.0, 50.0, 50.0, 50.0]
     apart, facts = [], []
     for step_s in took_s:
@@ -62,17 +63,17 @@ def test_ordinary_steps_are_timed_whole_by_the_slowest_rank_before_any_is_taken_
 
 
 def test_rows_of_ordinary_steps_are_short() -> None:
-    settler = Settler(numel=(10, 20), ordinary=ORDINARY)
+    profiler = WarmupProfiler(numel=(10, 20), ordinary=ORDINARY)
 
     def asked() -> Times:
         pytest.fail("nothing is taken apart yet")
 
     for _ in range(DISCARDED + ORDINARY):
-        row = settler.row(asked)
+        row = profiler.row(asked)
         assert len(row) == 1
-        assert settler.observe([row], 1.0) is None
+        assert profiler.observe([row], 1.0) is None
     times = Times(1.0, (2.0,), 0.5, (0.1, 0.2))
-    assert settler.row(lambda: times) == (1.0, *times.row)
+    assert profiler.row(lambda: times) == (1.0, *times.row)
 
 
 def test_without_ordinary_steps_nobody_knows_what_one_takes() -> None:
