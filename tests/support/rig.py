@@ -17,6 +17,7 @@ from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.engine import Engine
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
+from gradwire.measure import now_s
 from gradwire.memory import UNSENT
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
@@ -151,16 +152,27 @@ class Rig:
                 planes |= {(name, kind): tensor.clone() for name, tensor in tensors.items()}
         return planes
 
-    def step(self, grads: Mapping[str, Tensor], buckets: Sequence[Sequence[str]] = REVERSED) -> Outcome:
-        """Hand over every bucket in turn and let the engine run as soon as it can, as its worker would."""
-        arrivals = [_arrival(grads, names, names is buckets[-1]) for names in buckets]
-        for arrival in arrivals:
-            self._run(partial(self.engine.arrive, arrival))
+    def step(
+        self,
+        grads: Mapping[str, Tensor],
+        buckets: Sequence[Sequence[str]] = REVERSED,
+        order: Sequence[int] | None = None,
+    ) -> Outcome:
+        """Hand over every bucket and let the engine run as soon as it can, as its worker would.
+
+        `order` are the indices of the buckets in the order of arrival, by default one after the other.
+        """
+        arrivals = [_arrival(grads, names, index) for index, names in enumerate(buckets)]
+        *early, last = range(len(buckets)) if order is None else order
+        self._run(partial(self.engine.open, now_s()))
+        for index in early:
+            self._run(partial(self.engine.arrive, arrivals[index]))
+        self._run(partial(self.engine.arrive, arrivals[last]), self.engine.close)
         assert len(self._concluded) == 1, "a step must be concluded exactly once"
         return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
 
-    def _run(self, job: Callable[[], None]) -> None:
-        self._jobs.append(job)
+    def _run(self, *jobs: Callable[[], None]) -> None:
+        self._jobs.extend(jobs)
         while self._jobs:
             try:
                 self._jobs.popleft()()
@@ -168,12 +180,12 @@ class Rig:
                 self.engine.crash(error)
 
 
-def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], is_last: bool) -> Arrival:
+def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> Arrival:
     offset, entries = 0, []
     for name in names:
         entries.append(Entry(name, offset, grads[name].numel()))
         offset += grads[name].numel()
-    return Arrival(torch.cat([grads[name] for name in names]), tuple(entries), is_last)
+    return Arrival(torch.cat([grads[name] for name in names]), tuple(entries), index)
 
 
 def _means(arrivals: Sequence[Arrival]) -> dict[str, Tensor]:

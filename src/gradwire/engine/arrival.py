@@ -30,14 +30,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Gradients that are ready since `at_s`: the bucket's flat buffer, which receives the mean in place.
+    """Gradients that are ready since `at_s`, in a flat buffer, which receives their mean in place.
 
-    The time is that of the hook; the engine may get to it later.
+    The buffers of a step are numbered from 0; `index` is the same on all ranks, whatever the order in which
+    they arrive. The time is that of the source, and the engine may get to the buffer later.
     """
 
     buffer: Tensor
     entries: tuple[Entry, ...]
-    is_last: bool
+    index: int
     at_s: float = field(default_factory=now_s)
 
 

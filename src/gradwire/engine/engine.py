@@ -1,4 +1,4 @@
-"""From arriving buckets to committed means: the agreed order, the exchanges, the verdict.
+"""From arriving gradients to committed means: the agreed order, the exchanges, the verdict.
 
 Everything here runs on one thread (the ordered worker, or a test's own), so that every rank issues the
 same collectives in the same order.
@@ -146,15 +146,47 @@ class Engine:
 
     # -- arrival: fold, and start what is complete
 
+    def open(self, at_s: float) -> None:
+        """Begin a step whose first gradients are there since `at_s`.
+
+        Neither this nor the two below raise for what goes wrong in a step: `concluded` delivers it.
+        """
+        step = self._now = Step(self.step, self.layout.main.text)
+        step.scale = self.around.loss_scale()
+        step.started_s = min(self.watch.take_begun_s(), at_s)
+        step.before_s = self.watch.before_s(step.started_s)
+        step.buffers = carried = self.around.buffers()
+        if carried is not None:
+            if carried.failure is not None:
+                step.fail(carried.failure, "pack of buffers", self.comm.rank)
+            self.runner.issue(lambda: carried.send(Observed(self.comm, step.trace, "buffers")))
+
     def arrive(self, arrival: Arrival) -> None:
-        """Take in a bucket. Raises nothing: errors go to the step, which `concluded` delivers."""
-        opens = self._now is None
-        step = self._now = self._now or Step(self.step, self.layout.main.text)
-        # First of all, so that an error further down can end the step.
-        step.all_arrived = arrival.is_last
+        """Take in a flat buffer of the open step.
+
+        Buffers have their turn by index, and one that comes too early waits: so all ranks issue the same
+        collectives in the same order, whatever the order of arrival on each of them.
+        """
+        step = self._opened()
         step.arrive(arrival)
-        if opens:
-            self._open(step, arrival)
+        self._take_turns(step)
+
+    def close(self) -> None:
+        """All gradients of the open step have come."""
+        step = self._opened()
+        step.all_arrived = True  # first of all, so that an error further down can end the step
+        self._take_turns(step)
+        self._progress(step)
+
+    def _opened(self) -> Step:
+        assert self._now is not None, "open the step first"
+        return self._now
+
+    def _take_turns(self, step: Step) -> None:
+        for arrival in step.next_turns():
+            self._take(step, arrival)
+
+    def _take(self, step: Step, arrival: Arrival) -> None:
         intake = self.layout.intake(arrival.entries)
         for run in intake.runs:
             self._launch_direct(step, arrival, run)
@@ -163,17 +195,6 @@ class Engine:
         for unit in step.completed(intake.units):
             self._launch_unit(step, unit)
         self._send_early(step)
-        self._progress(step)
-
-    def _open(self, step: Step, arrival: Arrival) -> None:
-        step.scale = self.around.loss_scale()
-        step.started_s = min(self.watch.take_begun_s(), arrival.at_s)
-        step.before_s = self.watch.before_s(step.started_s)
-        step.buffers = carried = self.around.buffers()
-        if carried is not None:
-            if carried.failure is not None:
-                step.fail(carried.failure, "pack of buffers", self.comm.rank)
-            self.runner.issue(lambda: carried.send(Observed(self.comm, step.trace, "buffers")))
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
         lane, scale = share.lane, share.lane.scale(step.scale) / step.scale

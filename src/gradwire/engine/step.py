@@ -7,7 +7,7 @@ transport is the exception: the step fails without a verdict, as do all later on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -136,13 +136,24 @@ class Step:
     last_arrival_s: float = 0.0
     compiled_before_s: float = field(default_factory=compiled_s)
     _doubts: list[bool | Tensor] = field(default_factory=list)
+    _waiting: list[Arrival] = field(default_factory=list)
+    _turn: int = 0
 
     def arrive(self, arrival: Arrival) -> None:
-        """Note a bucket and where its parameters lie."""
+        """Note a flat buffer, whose turn may come later."""
         self.arrivals.append(arrival)
-        self.last_arrival_s = arrival.at_s
-        for entry in arrival.entries:
-            self.places[entry.name] = (arrival.buffer, entry)
+        self.last_arrival_s = max(self.last_arrival_s, arrival.at_s)
+        self._waiting.append(arrival)
+        self._waiting.sort(key=lambda each: each.index)
+
+    def next_turns(self) -> Iterator[Arrival]:
+        """The buffers whose turn it is, by index. Once all have arrived, missing ones keep nobody waiting."""
+        while self._waiting and (self.all_arrived or self._waiting[0].index == self._turn):
+            arrival = self._waiting.pop(0)
+            self._turn = arrival.index + 1
+            for entry in arrival.entries:
+                self.places[entry.name] = (arrival.buffer, entry)
+            yield arrival
 
     def times(self, specs: Sequence[ParameterSpec], ready_s: Mapping[str, float]) -> Times:
         """What this rank has measured, with parameters in the order of `specs`.
@@ -254,8 +265,8 @@ class Step:
         complete = sum(left == 0 for left in self.missing.values())
         if complete != sum(len(lane.units) for lane in lanes):
             error = GradwireError(
-                "some parameters never arrived in a bucket: which ones need gradients must not change "
-                "between building DistributedDataParallel and attaching"
+                "the gradients of some parameters never arrived: which ones need gradients must not change "
+                "after wrapping and attaching the model"
             )
             self.fail(error, "end of the step", rank)
 

@@ -27,7 +27,8 @@ def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
             entries.append(Entry(name, offset, size))
             offset += size
         buffers.append(torch.zeros(offset))
-        step.arrive(Arrival(buffers[-1], tuple(entries), is_last=False))
+        step.arrive(Arrival(buffers[-1], tuple(entries), len(buffers) - 1))
+    assert len(list(step.next_turns())) == len(buckets)
     return step, buffers
 
 

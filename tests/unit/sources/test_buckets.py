@@ -45,7 +45,7 @@ def test_entries_lie_one_after_the_other() -> None:
     model, buckets = _model()
     arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True))
     assert arrival.entries == (Entry("1.weight", 0, 3), Entry("0.bias", 3, 3))
-    assert arrival.is_last
+    assert arrival.index == 0
 
 
 def test_rebuilt_buckets_are_looked_at_anew() -> None:

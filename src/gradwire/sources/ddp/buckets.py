@@ -43,7 +43,7 @@ class BucketMap:
                 f"bucket {index} of {buffer.numel()} elements is sparse or does not match its parameters; "
                 "use sparse=False in embeddings"
             )
-        return Arrival(buffer, entries, bucket.is_last())
+        return Arrival(buffer, entries, index)
 
     def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[Entry, ...]:
         key = [id(p) for p in parameters]

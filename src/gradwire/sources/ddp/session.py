@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.engine.arrival import Arrival
 from gradwire.engine.engine import Engine
 from gradwire.engine.history import History
 from gradwire.engine.step import Step
-from gradwire.engine.worker import Worker
+from gradwire.engine.worker import Job, Worker
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
 from gradwire.sources.ddp.buckets import BucketMap
@@ -51,7 +50,7 @@ class Session:
         self.compressed = 0  # steps that a memory has been through
         self._buckets, self._worker = buckets, worker
         self._futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
-        self._held: list[Arrival] = []
+        self._held: list[Job] = []
         self._ended = threading.Event()
         self._ended.set()
         self._all_given = True
@@ -62,18 +61,20 @@ class Session:
         """Queue a bucket for the engine and promise its mean."""
         if bucket.index() == 0:
             self._open()
+        is_last = bucket.is_last()
         arrival = self._buckets.arrival(bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._futures.append((future, arrival.buffer))
-        self._held.append(arrival)
-        if arrival.is_last:
+        self._held.append(partial(self.engine.arrive, arrival))
+        if is_last:
             self.buffers.look()
+            self._held.append(self.engine.close)
         # In a step taken apart, communication would slow the computation that shares its cores.
-        if arrival.is_last or (self.overlap and not self.engine.apart):
+        if is_last or (self.overlap and not self.engine.apart):
             held, self._held = self._held, []
-            for each in held:
-                self._worker.post(partial(self.engine.arrive, each))
-        if arrival.is_last:
+            for job in held:
+                self._worker.post(job)
+        if is_last:
             self._all_given = True
             self._wait_at_the_end()
         return future
@@ -109,7 +110,7 @@ class Session:
             raise GradwireError(_BROKE_OFF)
         self._ended.clear()
         self._all_given = False
-        self._held = []
+        self._held = [partial(self.engine.open, now_s())]
         self.buffers.pack(self.engine.apart)
 
     def _wait_at_the_end(self) -> None:
