@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.codec import elias_fano, indices
-from gradwire.kernels import reference, topk_indices
+from gradwire.codec.indices import elias_fano_planes, index_form, pack_indices, unpack_indices
+from gradwire.kernels import pack_elias_fano, reference, topk_indices
 from gradwire.lab.bench.statistics import mixed, paired
 
 SHARES = (0.001, 0.01, 0.03, 0.1, 0.3)
@@ -70,9 +70,9 @@ def check_against_reference(numel: int) -> None:
     for draw in KINDS.values():
         for share in SHARES:
             chosen = draw(numel, round(share * numel))
-            planes = elias_fano.planes(chosen.numel(), numel)
+            planes = elias_fano_planes(chosen.numel(), numel)
             expected = reference.pack_elias_fano(chosen, planes)
-            assert torch.equal(elias_fano.pack(chosen, numel), expected)
+            assert torch.equal(pack_elias_fano(chosen, planes), expected)
 
 
 def timed(work: Callable[[], Any], calls: int) -> tuple[float, float]:
@@ -91,14 +91,14 @@ def measure(kind: str, share: float, numel: int, repetitions: int) -> dict[str, 
     rice = []
     for repetition in range(repetitions):
         chosen = KINDS[kind](numel, count)
-        packed = indices.pack(chosen, numel)
+        packed = pack_indices(chosen, numel)
         listed = chosen.int()
-        assert torch.equal(indices.unpack(packed, count, numel), listed)
+        assert torch.equal(unpack_indices(packed, count, numel), listed)
         rice.append(rice_bits(chosen))
         work: list[tuple[str, Callable[[], Any]]] = [
-            ("encode", lambda chosen=chosen: indices.pack(chosen, numel)),
-            ("encode again", lambda chosen=chosen: indices.pack(chosen, numel)),
-            ("decode", lambda packed=packed: indices.unpack(packed, count, numel)),
+            ("encode", lambda chosen=chosen: pack_indices(chosen, numel)),
+            ("encode again", lambda chosen=chosen: pack_indices(chosen, numel)),
+            ("decode", lambda packed=packed: unpack_indices(packed, count, numel)),
             ("int32 write", lambda chosen=chosen: chosen.int()),
             ("int32 read", lambda listed=listed: listed.clone()),
         ]
@@ -112,7 +112,7 @@ def measure(kind: str, share: float, numel: int, repetitions: int) -> dict[str, 
     return {
         "kind": kind,
         "share": share,
-        "form": indices.form(count, numel),
+        "form": index_form(count, numel),
         "bits": 32 * packed.numel() / count,
         "bits_int32": 32.0,
         "bits_rice": median(rice) / count,

@@ -34,7 +34,7 @@ import torch
 
 from gradwire.codec.base import Codec
 from gradwire.codec.select.topk import top_k
-from gradwire.codec.sign import sign
+from gradwire.codec.signs import sign
 from gradwire.codec.sparse import sparse
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits

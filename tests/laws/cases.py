@@ -11,16 +11,12 @@ from torch import Tensor
 from gradwire.codec.base import Codec, CodecLaws
 from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
-from gradwire.codec.one_bit import one_bit
 from gradwire.codec.select.base import Selector
-from gradwire.codec.select.chunks import chunk_top_k
-from gradwire.codec.select.everything import everything
-from gradwire.codec.select.rated import rated_chunks
-from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.chunks import chunk_top_k, rated_chunks
+from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
-from gradwire.codec.sign import sign
-from gradwire.codec.sparse import sparse, values
-from gradwire.codec.sparse_coded import sparse_coded
+from gradwire.codec.signs import one_bit, sign
+from gradwire.codec.sparse import sparse, sparse_coded, values
 from gradwire.contrib.adacomp import ada_comp
 from gradwire.contrib.dgc import ramp, sampled_top_k
 from gradwire.contrib.gtopk import gtop_k
@@ -51,6 +47,7 @@ from gradwire.memory import Residual
 from gradwire.moment import Moment
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
+from tests.support.everything import everything
 from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
 
 F32, F64 = torch.float32, torch.float64

@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 import torch
 
-from gradwire.codec import indices
+from gradwire.codec.indices import index_words
 from gradwire.moment import Moment
 from gradwire.planning.collectives import Transfer, fastest, time_of, total_time
 from gradwire.planning.costs import Link, Network
@@ -112,7 +112,7 @@ def test_coded_places_and_a_scattered_broadcast_send_less_than_half() -> None:
     alone, numel, kept = Network(Link(0.0, 1.0)), 10_000_000, 1_000_000
     built = recipe("star_topk(ratio=0.1)").build()
     ours = built.exchange.rounds(numel, torch.float32, Moment(0, 0, 0, WORLD))
-    assert [each.numel for each in ours] == [indices.words(kept, numel), kept]
+    assert [each.numel for each in ours] == [index_words(kept, numel), kept]
     assert total_time(ways(4.0 * kept)[RING], WORLD, alone) / total_time(ours, WORLD, alone) > 2.2
 
 

@@ -1,8 +1,13 @@
-"""Which elements travel, in the fewest bytes: a list, one bit per element, or coded.
+"""Which elements travel, in the fewest bytes: a list, one bit per element, or Elias-Fano coded.
 
-A list costs 32 bits for each of k elements and is for a handful of them; a bitmap costs one bit for each of n
-and is shortest above k/n = 0.4; between them indices are coded (`gradwire.codec.elias_fano`), within 1.08 of
-the entropy log2 C(n, k). Each has a size that depends on k and n alone, so that all ranks know it.
+A list costs 32 bits for each of k elements and is for a handful of them. A bitmap costs one bit for each of n
+and is shortest above k/n = 0.4. Between them indices are coded, within 1.08 of the entropy log2 C(n, k). Each
+has a size that depends on k and n alone, so that all ranks know it.
+
+The coded layout, its arithmetic and its sources are in `gradwire.kernels.elias_fano`. Coding the gaps between
+indices by Golomb's or Rice's code (Golomb, "Run-length encodings", 1966; Rice, "Some practical universal
+noiseless coding techniques", 1979) takes 0.96 to 0.99 of this size on random indices. But its length depends
+on the indices, so that all ranks would have to agree on it first, or reserve the longest.
 """
 
 from __future__ import annotations
@@ -12,22 +17,30 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.codec import elias_fano
 from gradwire.errors import WireError
-from gradwire.kernels import Form, index_type, pack_bits, unpack_bits
+from gradwire.kernels import (
+    Form,
+    Planes,
+    index_type,
+    pack_bits,
+    pack_elias_fano,
+    unpack_bits,
+    unpack_elias_fano,
+)
+from gradwire.kernels.elias_fano import BLOCK, GROUP, MOST_LOW_BITS
 
 
 def _sizes(count: int, numel: int) -> dict[Form, int]:
     """int32 words of each form that there is; where two are equal, the first is the cheaper to read."""
     sizes: dict[Form, int] = {"list": count} if index_type(numel) == torch.int32 else {}
-    return {**sizes, "bitmap": -(-numel // 32), "coded": elias_fano.words(count, numel)}
+    return {**sizes, "bitmap": -(-numel // 32), "coded": elias_fano_planes(count, numel).words}
 
 
 @lru_cache(maxsize=4096)
-def form(count: int, numel: int) -> Form:
+def index_form(count: int, numel: int) -> Form:
     """The form in which `count` of `numel` indices are shortest.
 
-    >>> form(2, 1000), form(100, 1000), form(500, 1000)
+    >>> index_form(2, 1000), index_form(100, 1000), index_form(500, 1000)
     ('list', 'coded', 'bitmap')
     """
     sizes = _sizes(count, numel)
@@ -35,50 +48,64 @@ def form(count: int, numel: int) -> Form:
 
 
 @lru_cache(maxsize=4096)
-def words(count: int, numel: int) -> int:
+def index_words(count: int, numel: int) -> int:
     """int32 words that carry `count` of `numel` indices.
 
-    >>> words(2, 1000), words(100, 1000), words(500, 1000)
+    >>> index_words(2, 1000), index_words(100, 1000), index_words(500, 1000)
     (2, 18, 32)
     """
     return min(_sizes(count, numel).values())
 
 
+@lru_cache(maxsize=4096)
+def elias_fano_planes(count: int, numel: int) -> Planes:
+    """The coded layout, with the number of low bits that makes it smallest.
+
+    >>> layout = elias_fano_planes(count=10_000, numel=1_000_000)
+    >>> layout.low_bits, layout.words
+    (5, 2644)
+    """
+    choices = (Planes(count, numel, low_bits) for low_bits in range(MOST_LOW_BITS + 1))
+    return min(choices, key=lambda layout: layout.bits)
+
+
 def bits_per_index(density: float) -> float:
     """Bits for each of k of n indices, k/n = `density` in (0, 1], when n is large but below 2^31.
 
-    >>> bits_per_index(0.5), round(bits_per_index(0.01), 3)
-    (2.0, 8.456)
+    >>> bits_per_index(0.5), round(bits_per_index(0.1), 3), round(bits_per_index(0.01), 3)
+    (2.0, 4.95, 8.456)
     """
-    return min(32.0, 1.0 / density, elias_fano.bits_per_index(density))
+    zeros = 1.0 / density - 1.0
+    coded = min(b + 1 + GROUP / BLOCK * (1 + zeros / 2.0**b) for b in range(MOST_LOW_BITS + 1))
+    return min(32.0, 1.0 / density, coded)
 
 
-def pack(indices: Tensor, numel: int) -> Tensor:
+def pack_indices(indices: Tensor, numel: int) -> Tensor:
     """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32.
 
-    >>> pack(torch.tensor([3, 5]), 1000)
+    >>> pack_indices(torch.tensor([3, 5]), 1000)
     tensor([3, 5], dtype=torch.int32)
     """
-    chosen = form(indices.numel(), numel)
-    if chosen == "list":
+    form = index_form(indices.numel(), numel)
+    if form == "list":
         return indices.int()
-    if chosen == "bitmap":
+    if form == "bitmap":
         return pack_bits(indices, -(-numel // 32))
-    return elias_fano.pack(indices, numel)
+    return pack_elias_fano(indices, elias_fano_planes(indices.numel(), numel))
 
 
-def unpack(packed: Tensor, count: int, numel: int) -> Tensor:
+def unpack_indices(packed: Tensor, count: int, numel: int) -> Tensor:
     """Ascending indices (count,), int32 if numel ≤ 2^31, else int64.
 
     Kernels do not check bounds; what comes from a peer is checked here, once: `WireError` for words that
-    stand for no choice of `count` of `numel`. Zeros are what a rank sends whose encode has failed: they stand
-    for any choice, because its verdict will tell.
+    stand for no choice of `count` of `numel`. A damaged word may well stand for another choice. Zeros are
+    what a rank sends whose encode has failed: they stand for any choice, because its verdict will tell.
 
-    >>> unpack(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
+    >>> unpack_indices(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
     tensor([3, 5], dtype=torch.int32)
     """
-    if packed.numel() != words(count, numel):
-        raise WireError(f"{count} of {numel} indices take {words(count, numel)} words, not {packed.numel()}")
+    if packed.numel() != (words := index_words(count, numel)):
+        raise WireError(f"{count} of {numel} indices take {words} words, not {packed.numel()}")
     found = _unpacked(packed, count, numel)
     if found is not None:
         return found
@@ -88,10 +115,10 @@ def unpack(packed: Tensor, count: int, numel: int) -> Tensor:
 
 
 def _unpacked(packed: Tensor, count: int, numel: int) -> Tensor | None:
-    chosen = form(count, numel)
-    if chosen == "coded":
-        return elias_fano.unpack(packed, count, numel)
-    if chosen == "list":
+    form = index_form(count, numel)
+    if form == "coded":
+        return unpack_elias_fano(packed, elias_fano_planes(count, numel))
+    if form == "list":
         return packed if count == 0 or _ascends(packed, numel) else None
     found = unpack_bits(packed, count)
     # Ones ascend by themselves, and only those beyond the end are too large.

@@ -1,18 +1,122 @@
-"""Chosen elements: their values alone, or values with their places in one buffer."""
+"""Chosen elements: their values alone, values with their indices in one buffer, or values in another codec.
+
+The last is what Basu et al. 2019 compose ("Qsparse-local-SGD: distributed SGD with quantization,
+sparsification and local computations", section 2). With γ of the codec on k of d elements, at most
+1 - (1 - γ)·k/d of the squared norm of x is left. Differences from the paper: any selector and any codec,
+indices coded as `gradwire.codec.indices` has it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
-from gradwire.codec.buffer import Chosen, chosen
-from gradwire.codec.narrow import check_narrow, narrowed, wire_type
+from gradwire.codec.base import Codec, CodecLaws
+from gradwire.codec.cast import check_wire_type, saturating_cast, wire_type
+from gradwire.codec.indices import elias_fano_planes, index_form, index_words, pack_indices, unpack_indices
 from gradwire.codec.select.base import Selector, check_fixed_size
-from gradwire.kernels import take
+from gradwire.kernels import Shape, add_at, add_chosen, take, take_chosen
 from gradwire.moment import Moment
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """`words` int32 words, padded to a multiple of 8 bytes, then `count` values of `dtype`, padded to 4.
+
+    The padding aligns the values, and the words of every row where several buffers are the rows of one.
+
+    >>> Buffer(words=3, count=3, dtype=torch.float16).bytes
+    24
+    """
+
+    words: int
+    count: int
+    dtype: torch.dtype
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size, a multiple of 4."""
+        return self.start + _padded(self.count * self.dtype.itemsize, 4)
+
+    @cached_property
+    def start(self) -> int:
+        """The byte where values begin."""
+        return _padded(4 * self.words, 8)
+
+    def parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        """Words (words,) int32 and values (count,) of a payload (bytes,) uint8, both as views.
+
+        An empty payload must own its memory: as a row of an empty buffer it has an offset that no view
+        allows.
+        """
+        stop = self.start + self.count * self.dtype.itemsize
+        return payload[: 4 * self.words].view(torch.int32), payload[self.start : stop].view(self.dtype)
+
+
+@dataclass(frozen=True)
+class SparseLayout:
+    """The payload of `count` of `numel` elements: packed indices, then values.
+
+    >>> chosen = SparseLayout(count=2, numel=1000, dtype=torch.float32)
+    >>> payload = chosen.write(torch.tensor([3, 30]), torch.tensor([1.0, 2.0]))
+    >>> payload.numel(), chosen.read(payload)
+    (16, (tensor([ 3, 30], dtype=torch.int32), tensor([1., 2.])))
+    """
+
+    count: int
+    numel: int
+    dtype: torch.dtype
+
+    @cached_property
+    def buffer(self) -> Buffer:
+        """Where words and values lie."""
+        return Buffer(index_words(self.count, self.numel), self.count, self.dtype)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The layout as kernels know it."""
+        form, planes = index_form(self.count, self.numel), elias_fano_planes(self.count, self.numel)
+        return Shape(form, planes, self.buffer.words, self.buffer.start, self.buffer.bytes, self.dtype)
+
+    def write(self, indices: Tensor, values: Tensor) -> Tensor:
+        """A new payload (bytes,) uint8 of ascending `indices` (count,) and their `values` (count,)."""
+        payload = torch.zeros(self.buffer.bytes, dtype=torch.uint8, device=values.device)
+        words, room = self.buffer.parts(payload)
+        words.copy_(pack_indices(indices, self.numel))
+        room.copy_(values)
+        return payload
+
+    def take(self, x: Tensor, indices: Tensor) -> Tensor:
+        """A new payload of x (numel,) at ascending `indices` (count,); what it carries is taken out of x."""
+        return take_chosen(x, indices, self.shape)
+
+    def add(self, payload: Tensor, out: Tensor, weight: float) -> None:
+        """Add weight · values of a payload to `out` (numel,). May raise `WireError`."""
+        if add_chosen(payload, self.shape, out, weight):
+            return
+        indices, values = self.read(payload)
+        add_at(out, indices, values.to(out.dtype), weight)
+
+    def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.
+
+        Raises `WireError`, as `unpack_indices` does.
+        """
+        words, values = self.buffer.parts(payload)
+        return unpack_indices(words, self.count, self.numel), values
+
+
+@lru_cache(maxsize=4096)
+def sparse_layout(count: int, numel: int, dtype: torch.dtype) -> SparseLayout:
+    """The layout, worked out once: for small units that takes longer than coding them."""
+    return SparseLayout(count, numel, dtype)
+
+
+def _padded(size: int, grain: int) -> int:
+    return -(-size // grain) * grain
 
 
 @dataclass(frozen=True)
@@ -46,7 +150,7 @@ class Values:
 class Sparse:
     """Indices and values in one byte buffer: one collective per unit, not two.
 
-    The layout is that of `gradwire.codec.buffer.Chosen`. With a `dtype`, values travel in that type where it
+    The layout is that of `SparseLayout`. With a `dtype`, values travel in that type where it
     is shorter than the tensor's own; what is too large for it is sent as its largest number.
     """
 
@@ -64,7 +168,7 @@ class Sparse:
 
     def encode(self, x: Tensor, at: Moment) -> Tensor:
         indices, layout = self.selector.select(x, at), self._layout(x.numel(), x.dtype, at)
-        return layout.write(indices, narrowed(x[indices], layout.dtype))
+        return layout.write(indices, saturating_cast(x[indices], layout.dtype))
 
     def take(self, x: Tensor, at: Moment) -> Tensor:
         return self._layout(x.numel(), x.dtype, at).take(x, self.selector.select(x, at))
@@ -74,8 +178,8 @@ class Sparse:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         self._layout(out.numel(), out.dtype, at).add(payload, out, weight)
 
-    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> Chosen:
-        return chosen(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
+    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> SparseLayout:
+        return sparse_layout(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
 
 
 def values(selector: Selector) -> Values:
@@ -87,4 +191,80 @@ def values(selector: Selector) -> Values:
 
 def sparse(selector: Selector, dtype: torch.dtype | None = None) -> Sparse:
     """Send the chosen values, in float16 or bfloat16 on request, with their indices."""
-    return Sparse(check_fixed_size(selector), check_narrow(dtype))
+    return Sparse(check_fixed_size(selector), check_wire_type(dtype))
+
+
+@dataclass(frozen=True)
+class SparseCoded:
+    """Indices, padded to 8 bytes, and the payload of the values as one part, in one byte buffer."""
+
+    selector: Selector
+    codec: Codec
+
+    @property
+    def laws(self) -> CodecLaws:
+        """Contractive if both are: a codec that enlarges what it is given enlarges what is left."""
+        return CodecLaws(
+            contractive=self.selector.laws.contractive and self.codec.laws.contractive,
+            may_overflow=self.codec.laws.may_overflow,
+        )
+
+    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+        """Bytes."""
+        count = self.selector.count(numel, at)
+        size, kind = self.codec.payload(count, dtype, _alone(at))
+        return _start(count, numel) + size * kind.itemsize, torch.uint8
+
+    def encode(self, x: Tensor, at: Moment) -> Tensor:
+        indices = self.selector.select(x, at)
+        return self._join(x, indices, self.codec.encode(x[indices], _alone(at)), at)
+
+    def take(self, x: Tensor, at: Moment) -> Tensor:
+        indices = self.selector.select(x, at)
+        values = x[indices]
+        payload = self._join(x, indices, self.codec.take(values, _alone(at)), at)
+        x[indices] = values
+        return payload
+
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+        """Raises `WireError` for indices that cannot be."""
+        count = self.selector.count(out.numel(), at)
+        if count == 0:
+            return
+        start = _start(count, out.numel())
+        words = payload[: 4 * index_words(count, out.numel())].view(torch.int32)
+        values = torch.zeros(count, dtype=out.dtype, device=out.device)
+        kind = self.codec.payload(count, out.dtype, _alone(at))[1]
+        self.codec.add_decoded(payload[start:].view(kind), values, 1.0, _alone(at))
+        add_at(out, unpack_indices(words, count, out.numel()), values, weight)
+
+    def _join(self, x: Tensor, indices: Tensor, values: Tensor, at: Moment) -> Tensor:
+        size, kind = self.payload(x.numel(), x.dtype, at)
+        payload = torch.zeros(size, dtype=kind, device=x.device)
+        words = pack_indices(indices, x.numel()).view(torch.uint8)
+        payload[: words.numel()] = words
+        payload[_start(indices.numel(), x.numel()) :] = values.view(torch.uint8)
+        return payload
+
+
+def _start(count: int, numel: int) -> int:
+    return _padded(4 * index_words(count, numel), 8)
+
+
+def _alone(at: Moment) -> Moment:
+    """The chosen values are one part: how many are of which parameter is not known beforehand."""
+    return replace(at, parts=(), unsent=None)
+
+
+def sparse_coded(selector: Selector, codec: Codec) -> SparseCoded:
+    """Send the chosen values in `codec`, with their indices.
+
+    >>> from gradwire.codec.blocks import blocks
+    >>> from gradwire.codec.select.topk import top_k
+    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> sparse(top_k(0.01)).payload(1_000_000, torch.float32, at)[0]
+    50576
+    >>> sparse_coded(top_k(0.01), blocks("int8")).payload(1_000_000, torch.float32, at)[0]
+    20736
+    """
+    return SparseCoded(check_fixed_size(selector), codec)

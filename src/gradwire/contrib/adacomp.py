@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
-from gradwire.codec.select.room import largest_of
+from gradwire.codec.select.threshold import largest_of
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.compose import remember
 from gradwire.kernels import indices_near_maxima

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import Selector, SelectorLaws, check_ratio, count_kept
-from gradwire.codec.select.room import exactly, threshold_of_sample
+from gradwire.codec.select.threshold import exactly, threshold_of_sample
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.exchange.compose import remember

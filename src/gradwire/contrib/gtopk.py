@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.buffer import Chosen
 from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
@@ -52,7 +52,7 @@ class GTopK:
         count = count_kept(self.ratio, x.numel())
         if count == 0:
             return lambda: None
-        elected = self._elect(x, Chosen(count, x.numel(), x.dtype), comm)
+        elected = self._elect(x, SparseLayout(count, x.numel(), x.dtype), comm)
         indices = spread_indices(elected if comm.rank == 0 else None, count, x, comm)
         values = take(x, indices, 1.0 / comm.world)
         pending = comm.all_reduce(values)
@@ -63,7 +63,7 @@ class GTopK:
 
         return finish
 
-    def _elect(self, x: Tensor, chosen: Chosen, comm: Comm) -> Tensor:
+    def _elect(self, x: Tensor, chosen: SparseLayout, comm: Comm) -> Tensor:
         """The places that reached this rank; those of rank 0 are the choice of all."""
         places = topk_indices(x, chosen.count)
         # 1/N: a sum of N numbers near the end of the range must not be taken for Inf.
@@ -82,7 +82,7 @@ class GTopK:
         count = count_kept(self.ratio, numel)
         if count == 0:
             return ()
-        size = Chosen(count, numel, dtype).buffer.bytes
+        size = SparseLayout(count, numel, dtype).buffer.bytes
         tree = (Round("shift", size, torch.uint8, -by) for by in _strides(at.world))
         return (*tree, spread_round(count, numel), Round("all_reduce", count, dtype))
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
-from gradwire.codec.select.room import filled, start_of, threshold_of_sample
+from gradwire.codec.select.threshold import fill_up, random_start, threshold_of_sample
 from gradwire.exchange.compose import remember
 from gradwire.exchange.gather import gather
 from gradwire.kernels import indices_reaching, moments_reaching, topk_indices
@@ -134,9 +134,9 @@ def _within(bracket: Bracket, indices: Tensor, magnitudes: Tensor, k: int, numel
     if need == 0:
         return indices[above]
     if bracket.lower == 0.0:  # everything lies within it
-        return filled(indices[above], k, numel, at)
+        return fill_up(indices[above], k, numel, at)
     within = ((magnitudes >= bracket.lower) & ~above).nonzero().view(-1)
-    above[within.roll(-start_of(within.numel(), at))[:need]] = True
+    above[within.roll(-random_start(within.numel(), at))[:need]] = True
     return indices[above]
 
 

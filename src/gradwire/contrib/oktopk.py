@@ -26,9 +26,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gradwire.codec.buffer import Buffer
 from gradwire.codec.select.base import Selector
 from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import Buffer
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import ExchangeLaws, Finish

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
-from gradwire.codec.select.room import exactly
+from gradwire.codec.select.threshold import exactly
 from gradwire.exchange.compose import remember
 from gradwire.exchange.gather import gather
 from gradwire.kernels import moments_reaching, topk_indices

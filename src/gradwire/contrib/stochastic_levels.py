@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.codec.scaled import Scaled
+from gradwire.codec.blocks import ScaledPayload
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.gather import gather
 from gradwire.kernels import Grid, Norm, add_quantized, quantize, step_type
@@ -65,8 +65,8 @@ class Levels:
         return self._layout.bytes
 
     @cached_property
-    def _layout(self) -> Scaled:
-        return Scaled(self.grid.buckets, self.grid.code_bytes, self.dtype)
+    def _layout(self) -> ScaledPayload:
+        return ScaledPayload(self.grid.buckets, self.grid.code_bytes, self.dtype)
 
     def write(self, x: Tensor, at: Moment, *, subtract: bool) -> Tensor:
         """A new payload (bytes,) uint8 of x (numel,), which keeps what is not in it if `subtract`."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.buffer import Chosen
-from gradwire.codec.narrow import check_narrow, wire_type
+from gradwire.codec.cast import check_wire_type, wire_type
 from gradwire.codec.select.base import Selector
-from gradwire.codec.select.room import filled
+from gradwire.codec.select.threshold import fill_up
+from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.base import ExchangeLaws, Finish
@@ -45,7 +45,7 @@ class Agreed:
         count = self._largest(chosen.numel(), x, comm, at)
         mean.zero_()
         pending: Pending = DONE
-        layout = Chosen(count, x.numel(), wire_type(self.dtype, x.dtype, at))
+        layout = SparseLayout(count, x.numel(), wire_type(self.dtype, x.dtype, at))
         payloads = _room(comm.world, layout.buffer.bytes, x)
         if count > 0:
             pending = comm.all_gather(payloads, _take(x, chosen, layout, at, failures))
@@ -71,7 +71,7 @@ class Agreed:
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """The second is an upper bound."""
-        layout = Chosen(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
+        layout = SparseLayout(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
         payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload
 
@@ -85,10 +85,12 @@ def _room(world: int, size: int, x: Tensor) -> Tensor:
         raise TransportError(f"no memory for {world} payloads of {size} bytes") from error
 
 
-def _take(x: Tensor, chosen: Tensor, layout: Chosen, at: Moment, failures: list[BaseException]) -> Tensor:
+def _take(
+    x: Tensor, chosen: Tensor, layout: SparseLayout, at: Moment, failures: list[BaseException]
+) -> Tensor:
     """The payload of this rank, which is taken from x; zeros after a failure."""
     try:
-        indices = filled(chosen, layout.count, layout.numel, at)
+        indices = fill_up(chosen, layout.count, layout.numel, at)
         payload = layout.take(x, indices)
     except BaseException as error:
         failures.append(error)
@@ -98,4 +100,4 @@ def _take(x: Tensor, chosen: Tensor, layout: Chosen, at: Moment, failures: list[
 
 def agreed(selector: Selector, dtype: torch.dtype | None = None) -> Agreed:
     """All-gather what `selector` chooses, however much that is; values in float16 or bfloat16 on request."""
-    return Agreed(selector, check_narrow(dtype))
+    return Agreed(selector, check_wire_type(dtype))

@@ -19,7 +19,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.narrow import check_narrow, wire_type
+from gradwire.codec.cast import check_wire_type, wire_type
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Round, check_algorithm
 from gradwire.exchange.base import ExchangeLaws, Finish
@@ -103,5 +103,5 @@ def ar_topk(
     if broadcast not in get_args(Broadcasting):
         raise ValueError(f"broadcast={broadcast!r} is none of {', '.join(get_args(Broadcasting))}")
     return ArTopK(
-        check_fixed_size(selector), elect, check_narrow(dtype), check_algorithm(algorithm), broadcast
+        check_fixed_size(selector), elect, check_wire_type(dtype), check_algorithm(algorithm), broadcast
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.narrow import held, wire_type
+from gradwire.codec.cast import cast_for_sum, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.moment import Moment
@@ -37,7 +37,7 @@ class Dense:
 
     def _start_narrow(self, x: Tensor, mean: Tensor, comm: Comm, wire: torch.dtype) -> Finish:
         share = x * (1.0 / comm.world)
-        payload = held(share, comm.world, wire)
+        payload = cast_for_sum(share, comm.world, wire)
         torch.sub(share, payload, out=x).mul_(comm.world)
         pending = comm.all_reduce(payload, self.algorithm)
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.narrow import check_narrow, wire_type
+from gradwire.codec.cast import check_wire_type, wire_type
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
@@ -81,4 +81,4 @@ def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype 
     """
     if elect not in get_args(Elect):
         raise ValueError(f"elect={elect!r} is none of {', '.join(get_args(Elect))}")
-    return Leader(check_fixed_size(selector), elect, check_narrow(dtype))
+    return Leader(check_fixed_size(selector), elect, check_wire_type(dtype))

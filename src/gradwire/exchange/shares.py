@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.codec.narrow import held
+from gradwire.codec.cast import cast_for_sum
 from gradwire.kernels import scatter, take
 
 
@@ -20,6 +20,6 @@ def take_share(x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Te
 
 def _narrow(values: Tensor, x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
     """`values` in the shorter type; the difference goes back to where they came from."""
-    narrow = held(values, world, dtype)
+    narrow = cast_for_sum(values, world, dtype)
     scatter(x, indices, values.sub_(narrow).mul_(world))
     return narrow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.codec import indices as places
+from gradwire.codec.indices import index_words, pack_indices, unpack_indices
 from gradwire.comm.base import Broadcasting, Comm, Round
 
 
@@ -18,12 +18,12 @@ def spread_indices(own: Tensor | None, count: int, like: Tensor, comm: Comm) -> 
     """
     words = _packed(own, count, like)
     comm.all_reduce(words).wait()
-    return places.unpack(words, count, like.numel())
+    return unpack_indices(words, count, like.numel())
 
 
 def spread_round(count: int, numel: int) -> Round:
     """What `spread_indices` issues."""
-    return Round("all_reduce", places.words(count, numel), torch.int32)
+    return Round("all_reduce", index_words(count, numel), torch.int32)
 
 
 def broadcast_indices(
@@ -32,17 +32,17 @@ def broadcast_indices(
     """As `spread_indices` from rank `src`, which all ranks know. One broadcast, waited for."""
     words = _packed(own, count, like)
     comm.broadcast(words, src, algorithm).wait()
-    return places.unpack(words, count, like.numel())
+    return unpack_indices(words, count, like.numel())
 
 
 def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
     """What `broadcast_indices` issues."""
-    size = places.words(count, numel)
+    size = index_words(count, numel)
     return Round("broadcast", size, torch.int32, src=src, algorithm=algorithm)
 
 
 def _packed(own: Tensor | None, count: int, like: Tensor) -> Tensor:
     """(words,) int32; zeros of those who have no choice to hand in."""
     if own is not None:
-        return places.pack(own, like.numel())
-    return torch.zeros(places.words(count, like.numel()), dtype=torch.int32, device=like.device)
+        return pack_indices(own, like.numel())
+    return torch.zeros(index_words(count, like.numel()), dtype=torch.int32, device=like.device)

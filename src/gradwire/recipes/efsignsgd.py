@@ -5,7 +5,7 @@ gradient times learning rate, so a schedule of the rate acts on what was left fr
 sent on; vectors and tiny tensors travel densely, unless a policy says otherwise.
 """
 
-from gradwire.codec.sign import sign
+from gradwire.codec.signs import sign
 from gradwire.exchange.compose import remember
 from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register

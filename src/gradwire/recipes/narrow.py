@@ -7,8 +7,7 @@ import torch
 from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
 from gradwire.codec.select.base import Selector
-from gradwire.codec.sparse import sparse
-from gradwire.codec.sparse_coded import sparse_coded
+from gradwire.codec.sparse import sparse, sparse_coded
 from gradwire.kernels import BlockKind
 
 Values = Literal["full", "fp16", "bf16"]

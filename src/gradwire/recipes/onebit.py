@@ -5,7 +5,7 @@ paper aggregates stripes and quantizes the sums again; vectors and tiny tensors 
 plain gradients and no AdaGrad of its own.
 """
 
-from gradwire.codec.one_bit import one_bit
+from gradwire.codec.signs import one_bit
 from gradwire.exchange.compose import remember
 from gradwire.exchange.gather import gather
 from gradwire.recipes.base import Composition, register

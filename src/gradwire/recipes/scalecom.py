@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from gradwire.codec.select.rated import rated_chunks
+from gradwire.codec.select.chunks import rated_chunks
 from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.leader import leader
 from gradwire.memory import LowPass

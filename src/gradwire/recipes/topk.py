@@ -5,7 +5,7 @@ indices and values share one buffer, so there is one collective per unit; values
 bits; with `reuse` the threshold is taken from what the last step left.
 """
 
-from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.exchange.compose import remember
 from gradwire.exchange.gather import gather

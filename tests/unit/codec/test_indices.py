@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.codec import elias_fano
-from gradwire.codec import indices as places
+from gradwire.codec.indices import (
+    bits_per_index,
+    elias_fano_planes,
+    index_form,
+    index_words,
+    pack_indices,
+    unpack_indices,
+)
 from gradwire.errors import WireError
 
 PATTERNS = ("uniform", "start", "end", "every other", "run", "ends")
@@ -48,9 +54,9 @@ def shares(numel: int) -> st.SearchStrategy[int]:
 def test_indices_come_back(size: tuple[int, int], pattern: str, seed: int, dtype: torch.dtype) -> None:
     count, numel = size
     indices = chosen(pattern, count, numel, seed)
-    packed = places.pack(indices.to(dtype), numel)
-    assert (packed.dtype, packed.shape) == (torch.int32, (places.words(count, numel),))
-    found = places.unpack(packed, count, numel)
+    packed = pack_indices(indices.to(dtype), numel)
+    assert (packed.dtype, packed.shape) == (torch.int32, (index_words(count, numel),))
+    found = unpack_indices(packed, count, numel)
     assert found.dtype == torch.int32
     assert torch.equal(found.long(), indices)
 
@@ -61,7 +67,7 @@ def test_indices_beyond_32_bits_come_back(numel: int, count: int) -> None:
     step = numel // count
     indices = torch.arange(count) * step + (numel - 1 - (count - 1) * step)
     assert indices[-1] == numel - 1
-    found = places.unpack(places.pack(indices, numel), count, numel)
+    found = unpack_indices(pack_indices(indices, numel), count, numel)
     assert found.dtype == (torch.int32 if numel <= 2**31 else torch.int64)
     assert torch.equal(found.long(), indices)
 
@@ -82,7 +88,7 @@ def test_indices_beyond_32_bits_come_back(numel: int, count: int) -> None:
     ],
 )
 def test_the_shortest_form_is_taken(count: int, numel: int, form: str) -> None:
-    assert places.form(count, numel) == form
+    assert index_form(count, numel) == form
 
 
 @pytest.mark.parametrize("share", [1e-4, 1e-3, 0.01, 0.03, 0.1, 0.13, 0.3, 0.39, 0.41, 0.5])
@@ -90,16 +96,16 @@ def test_sizes_are_within_8_percent_of_the_entropy(share: float) -> None:
     numel = 32_000_000
     count = round(share * numel)
     log_choices = math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1)
-    bits = 32 * places.words(count, numel)
+    bits = 32 * index_words(count, numel)
     assert bits <= 1.08 * log_choices / math.log(2)
     # Three planes are filled up to words, and the last block; 2 bits for the rounding in n − k.
-    assert abs(bits / count - places.bits_per_index(share)) <= (3 * 31 + 6 + 2) / count
+    assert abs(bits / count - bits_per_index(share)) <= (3 * 31 + 6 + 2) / count
 
 
 def test_the_number_of_low_bits_is_the_best() -> None:
     for numel in (1, 50, 1000, 4097):
         for count in range(1, numel + 1, max(1, numel // 97)):
-            layout = elias_fano.planes(count, numel)
+            layout = elias_fano_planes(count, numel)
             others = (type(layout)(count, numel, low_bits) for low_bits in range(33))
             assert layout.bits == min(other.bits for other in others)
 
@@ -122,22 +128,22 @@ def test_the_number_of_low_bits_is_the_best() -> None:
 def test_lists_and_bitmaps_are_checked_before_a_kernel_sees_them(words, count, numel, good) -> None:
     packed = torch.tensor(words, dtype=torch.int32)
     if good:
-        assert torch.equal(places.pack(places.unpack(packed, count, numel), numel), packed)
+        assert torch.equal(pack_indices(unpack_indices(packed, count, numel), numel), packed)
     else:
         with pytest.raises(WireError, match=f"no choice of {count} of {numel} indices"):
-            places.unpack(packed, count, numel)
+            unpack_indices(packed, count, numel)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(("count", "numel"), [(20, 1000), (100, 1000), (300, 1000), (450, 1000), (3, 1000)])
 def test_flipped_bits_are_noticed_or_make_other_indices(count: int, numel: int, pattern: str) -> None:
-    packed = places.pack(chosen(pattern, count, numel, seed=count), numel)
+    packed = pack_indices(chosen(pattern, count, numel, seed=count), numel)
     noticed = 0
     for bit in range(32 * packed.numel()):
         flipped = packed.clone()
         flipped[bit // 32] ^= torch.tensor(1 << bit % 32).to(torch.int32)
         try:
-            found = places.unpack(flipped, count, numel)
+            found = unpack_indices(flipped, count, numel)
         except WireError:
             noticed += 1
         else:
@@ -150,26 +156,26 @@ def test_flipped_bits_are_noticed_or_make_other_indices(count: int, numel: int, 
 @pytest.mark.parametrize("count", [0, 1, 3, 20, 300, 450, 1000])
 @pytest.mark.parametrize("numel", [1000, 2**33])
 def test_zeros_of_a_leader_that_failed_stand_for_any_choice(count: int, numel: int) -> None:
-    words = torch.zeros(places.words(count, numel), dtype=torch.int32)
-    assert torch.equal(places.unpack(words, count, numel).long(), torch.arange(count))
+    words = torch.zeros(index_words(count, numel), dtype=torch.int32)
+    assert torch.equal(unpack_indices(words, count, numel).long(), torch.arange(count))
 
 
 @pytest.mark.parametrize(("count", "numel"), [(3, 1000), (100, 1000), (500, 1000)])
 def test_a_wrong_number_of_words_is_refused(count: int, numel: int) -> None:
-    words = torch.ones(places.words(count, numel) + 1, dtype=torch.int32)
+    words = torch.ones(index_words(count, numel) + 1, dtype=torch.int32)
     with pytest.raises(WireError, match=f"take {words.numel() - 1} words, not {words.numel()}"):
-        places.unpack(words, count, numel)
+        unpack_indices(words, count, numel)
 
 
 @pytest.mark.parametrize("indices", [[5, 70_000], [70_000, 5], [-1, 5]])
 def test_indices_that_are_none_are_refused_instead_of_written_out_of_bounds(indices: list[int]) -> None:
     many = torch.cat([torch.arange(100), torch.tensor(indices)])
     with pytest.raises(ValueError, match="must ascend within 0 … 9999"):
-        places.pack(many, 10_000)
+        pack_indices(many, 10_000)
 
 
 def test_words_at_any_offset_are_read() -> None:
     indices = chosen("uniform", 100, 1000, seed=1)
-    packed = places.pack(indices, 1000)
+    packed = pack_indices(indices, 1000)
     buffer = torch.cat([torch.zeros(1, dtype=torch.int32), packed])
-    assert torch.equal(places.unpack(buffer[1:], 100, 1000).long(), indices)
+    assert torch.equal(unpack_indices(buffer[1:], 100, 1000).long(), indices)

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
-from gradwire.codec.buffer import Chosen
-from gradwire.codec.one_bit import one_bit
-from gradwire.codec.sign import sign
-from gradwire.codec.two_levels import TwoLevels
+from gradwire.codec.signs import TwoLevels, one_bit, sign
+from gradwire.codec.sparse import SparseLayout
 from gradwire.contrib.oktopk import Slots
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits
@@ -144,7 +142,7 @@ def test_the_upper_bits(numbers: list[float], poisoned: bool, bits: int, dtype: 
 def test_places_and_values(numel: int, data: st.DataObject, dtype: torch.dtype, seed: int) -> None:
     picked = sorted(data.draw(st.sets(st.integers(0, numel - 1))))
     values = torch.randn(len(picked), generator=generator(seed)).to(dtype)
-    layout = Chosen(len(picked), numel, dtype)
+    layout = SparseLayout(len(picked), numel, dtype)
     payload = layout.write(torch.tensor(picked, dtype=torch.int64), values)
     for _ in range(2):
         places, found = layout.read(payload)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
-from gradwire.codec.one_bit import one_bit
-from gradwire.codec.sign import sign
+from gradwire.codec.signs import one_bit, sign
 from gradwire.moment import Moment
 from tests.laws.parts import parts_of
 

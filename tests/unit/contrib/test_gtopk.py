@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec import indices as places
+from gradwire.codec.indices import index_words
 from gradwire.comm import Round
 from gradwire.contrib.gtopk import gtop_k
 from gradwire.moment import Moment
@@ -79,7 +79,7 @@ def test_rounds_are_log_n_shifts_and_two_all_reduces(world: int) -> None:
     numel, count = 100_000, 1000
     rounds = gtop_k(0.01).rounds(numel, torch.float32, Moment(0, 0, 0, world))
     depth = math.ceil(math.log2(world))
-    words = places.words(count, numel)
+    words = index_words(count, numel)
     size = -(-4 * words // 8) * 8 + 4 * count
     assert rounds == (
         *(Round("shift", size, torch.uint8, -(2**j)) for j in range(depth)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec.buffer import Buffer, Chosen
+from gradwire.codec.sparse import Buffer, SparseLayout
 from gradwire.contrib.oktopk import Slots
 from gradwire.errors import WireError
 
@@ -45,7 +45,7 @@ def test_parts_are_views_that_do_not_overlap() -> None:
 @every_dtype
 @pytest.mark.parametrize(("count", "numel"), [(1, 1), (3, 1000), (300, 1000), (1000, 1000)])
 def test_chosen_elements_come_back(dtype: torch.dtype, count: int, numel: int) -> None:
-    chosen = Chosen(count, numel, dtype)
+    chosen = SparseLayout(count, numel, dtype)
     places = torch.randperm(numel, generator=torch.Generator().manual_seed(count))[:count].sort().values
     values = (torch.arange(count) % 100).to(dtype)
     payload = chosen.write(places, values)

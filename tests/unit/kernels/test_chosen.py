@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.buffer import Chosen
-from gradwire.codec.narrow import narrowed
+from gradwire.codec.cast import saturating_cast
+from gradwire.codec.sparse import SparseLayout
 from gradwire.errors import WireError
 from gradwire.kernels import add_at, add_chosen, cpu, reference, take_chosen
 from tests.looped import looped
@@ -45,7 +45,7 @@ def test_rounding_is_that_of_torch_at_every_half_between_two_and_beside_both(dty
     x = torch.cat([*near, random]).view(torch.float32)
     out = torch.empty(x.numel(), dtype=torch.int16)
     cpu.halves.narrow(x.numpy(), dtype == torch.bfloat16, out.numpy().view(np.uint16))
-    assert torch.equal(bits(out.view(dtype)), bits(narrowed(x, dtype)))
+    assert torch.equal(bits(out.view(dtype)), bits(saturating_cast(x, dtype)))
 
 
 def places(count: int, numel: int) -> Tensor:
@@ -56,10 +56,10 @@ def places(count: int, numel: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize(("count", "numel"), SIZES)
 def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torch.dtype, kind) -> None:
-    layout, indices = Chosen(count, numel, dtype), places(count, numel)
+    layout, indices = SparseLayout(count, numel, dtype), places(count, numel)
     x = kind(numel)
     expected = x.clone()
-    values = narrowed(expected[indices], dtype)
+    values = saturating_cast(expected[indices], dtype)
     payload = layout.write(indices, values)
     add_at(expected, indices, values.float(), -1.0)
     taken = take_chosen(x, indices, layout.shape)
@@ -83,7 +83,7 @@ def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torc
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_places_of_either_type(kind: torch.dtype) -> None:
-    layout, indices = Chosen(300, 1000, torch.float16), places(300, 1000)
+    layout, indices = SparseLayout(300, 1000, torch.float16), places(300, 1000)
     payload = take_chosen(torch.ones(1000), indices.to(kind), layout.shape)
     assert torch.equal(layout.read(payload)[0].long(), indices)
 
@@ -104,7 +104,7 @@ def test_places_that_do_not_ascend_within_x_raise_and_leave_it(wrong: str, count
     x = torch.ones(numel)
     for take in (take_chosen, reference.take_chosen):
         with pytest.raises(ValueError, match="must ascend within 0"):
-            take(x, indices, Chosen(count, numel, torch.float16).shape)
+            take(x, indices, SparseLayout(count, numel, torch.float16).shape)
     assert torch.equal(x, torch.ones(numel))
 
 
@@ -112,7 +112,7 @@ def test_places_that_do_not_ascend_within_x_raise_and_leave_it(wrong: str, count
 def test_damaged_words_are_refused_or_stay_within_bounds_and_zeros_add_nothing(
     count: int, numel: int
 ) -> None:
-    layout = Chosen(count, numel, torch.float32)
+    layout = SparseLayout(count, numel, torch.float32)
     payload = layout.write(places(count, numel), torch.ones(count))
     generator = torch.Generator().manual_seed(count)
     refused = 0
@@ -133,7 +133,7 @@ def test_damaged_words_are_refused_or_stay_within_bounds_and_zeros_add_nothing(
 
 
 def test_sizes_that_do_not_fit_raise() -> None:
-    shape = Chosen(3, 1000, torch.float32).shape
+    shape = SparseLayout(3, 1000, torch.float32).shape
     with pytest.raises(ValueError, match="999 elements"):
         take_chosen(torch.ones(999), torch.tensor([1, 2, 3]), shape)
     with pytest.raises(ValueError, match="2 indices"):
@@ -144,7 +144,7 @@ def test_sizes_that_do_not_fit_raise() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_other_types_take_several_calls(dtype: torch.dtype) -> None:
-    layout, x = Chosen(300, 1000, torch.float16), torch.randn(1000).to(dtype)
+    layout, x = SparseLayout(300, 1000, torch.float16), torch.randn(1000).to(dtype)
     indices, expected = places(300, 1000), x.clone()
     payload, out = layout.take(x, indices), torch.zeros(1000, dtype=dtype)
     layout.add(payload, out, 1.0)

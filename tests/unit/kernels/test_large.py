@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.room import filled_from
+from gradwire.codec.select.threshold import fill_up_from
 from gradwire.kernels import (
     Blocks,
     add_at,
@@ -139,7 +139,7 @@ def test_thresholds_and_chunks_beyond_31_bits(zeros: Tensor) -> None:
 
 
 def test_places_beyond_31_bits_are_filled_and_drawn() -> None:
-    assert filled_from(2**31 + 4, PLACES, 6, N)[-3:].tolist() == [2**31 + 7, 2**31 + 8, N - 1]
+    assert fill_up_from(2**31 + 4, PLACES, 6, N)[-3:].tolist() == [2**31 + 7, 2**31 + 8, N - 1]
     drawn = stratified_indices(N, 1000, 3)
     assert (drawn.diff() > 0).all()
     assert 2**31 - 2**23 < int(drawn[-1]) < N

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.room import threshold_of_sample
+from gradwire.codec.select.threshold import threshold_of_sample
 from gradwire.contrib.dgc import sampled_top_k
 from gradwire.contrib.sidco import Sidco, mean_logarithm, pareto_threshold, sidco_top_k, stage_ratios
 from gradwire.kernels import topk_indices

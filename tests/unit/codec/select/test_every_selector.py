@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import Selector, count_kept
-from gradwire.codec.select.chunks import chunk_top_k
-from gradwire.codec.select.everything import everything
-from gradwire.codec.select.rated import rated_chunks
-from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.chunks import chunk_top_k, rated_chunks
+from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.contrib.adacomp import ada_comp
 from gradwire.contrib.dgc import ramp, sampled_top_k
@@ -81,7 +79,6 @@ def chunked(keep: int, chunk: int) -> Callable[[int], float]:
 CASES = (
     *(Case(top_k(ratio), exact(ratio)) for ratio in (0.001, 0.1, 1.0)),
     *(Case(layer_top_k(ratio), exact(ratio), everywhere=False) for ratio in (0.001, 0.1, 1.0)),
-    Case(everything(), lambda n: 0.0),
     Case(ramp(top_k, 0.01, 4), exact(0.01)),
     Case(reused_threshold(0.01), exact(0.01)),
     Case(chunk_top_k(0.01), chunked(1, 100), everywhere=False),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.reuse import reused_threshold
+from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment

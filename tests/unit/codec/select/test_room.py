@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.codec.select.room import exactly, filled, filled_from, largest_of
+from gradwire.codec.select.threshold import exactly, fill_up, fill_up_from, largest_of
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 from tests.unit.kernels.inputs import FINITE, KINDS
@@ -32,13 +32,13 @@ def test_free_places_are_taken_in_turn(data: st.DataObject, numel: int) -> None:
     indices = torch.tensor(sorted(chosen), dtype=torch.int64)
     k = data.draw(st.integers(len(chosen), numel))
     start = data.draw(st.integers(0, max(numel - len(chosen) - 1, 0)))
-    assert filled_from(start, indices, k, numel).tolist() == filled_slowly(start, indices, k, numel)
+    assert fill_up_from(start, indices, k, numel).tolist() == filled_slowly(start, indices, k, numel)
 
 
 @pytest.mark.parametrize(("k", "start"), [(1, 0), (11, 0), (5, 8), (5, -1)])
 def test_more_or_fewer_than_there_are_raise(k: int, start: int) -> None:
     with pytest.raises(ValueError, match=f"2 indices and 10 places from {start} on do not give k={k}"):
-        filled_from(start, torch.tensor([0, 7]), k, 10)
+        fill_up_from(start, torch.tensor([0, 7]), k, 10)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -62,7 +62,7 @@ def test_the_largest_that_reach_a_threshold_are_chosen_and_the_rest_is_filled(ki
 def test_all_free_places_are_equally_likely_to_fill() -> None:
     indices, counts = torch.tensor([3, 4, 9]), torch.zeros(10, dtype=torch.int64)
     for step in range(700):
-        counts[filled(indices, 5, 10, replace(AT, step=step))] += 1
+        counts[fill_up(indices, 5, 10, replace(AT, step=step))] += 1
     assert counts[indices].tolist() == [700] * 3
     # 200 of 700 each, with a standard deviation of 12.
     assert all(150 < count < 250 for place, count in enumerate(counts.tolist()) if place not in (3, 4, 9))
@@ -94,6 +94,6 @@ def test_contraction_is_that_of_k_in_the_mean(kind) -> None:
     total, lefts = x.double().square().sum(), []
     for start in range(n - found):  # every one that can be drawn
         rest = x.double()
-        rest[filled_from(start, indices, k, n)] = 0.0
+        rest[fill_up_from(start, indices, k, n)] = 0.0
         lefts.append(rest.square().sum())
     assert sum(lefts) / len(lefts) <= (1 - k / n) * total * (1 + 1e-11)

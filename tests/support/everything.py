@@ -1,4 +1,4 @@
-"""All elements: the identity among selectors."""
+"""A selector for tests: all elements."""
 
 from __future__ import annotations
 

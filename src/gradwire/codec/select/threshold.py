@@ -1,26 +1,36 @@
-"""Exactly k elements from a threshold that is a guess.
+"""Exactly k elements from a threshold that is a guess: by a sample, a fit, or what the last step left.
 
-Payloads have a size that all ranks know beforehand, and room that is paid for carries something: what a
-threshold leaves free takes further elements, and what it lets in beyond k is cut to the largest.
+Payloads have a size that all ranks know beforehand. What a threshold leaves free is filled up with further
+elements, since it is paid for; what it lets in beyond k is cut to the largest.
+
+`ReusedThreshold` needs no guess: gradients change slowly, so a threshold serves for several steps (Li and
+Hoefler 2022, "Near-optimal sparse allreduce for distributed deep learning", section 3.1.3). Differences from
+the paper: the threshold is not kept for a fixed number of steps, it is read off the memory. After a choice of
+the largest, the largest that is left is the threshold. So nothing has to be saved beside the memory, and it
+follows the gradient by itself: it rises when too many reach it, because the smallest of them stay, and falls
+when too few do.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import indices_reaching, stratified_indices, topk_indices
 from gradwire.moment import Moment
 
 
-def filled_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
+def fill_up_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
     """Ascending `indices` (count,) within 0 … numel - 1, and free places up to k: (k,) int64, ascending.
 
     The free places are taken from the `start`-th on, and after the last comes the first. Work is O(k):
-    the j-th free place lies behind all indices i[p] with i[p] - p <= j, so all from the first place taken
+    the j-th free place lies after all indices i[p] with i[p] - p <= j, so all from the first place taken
     to the last are one run without a gap. Raises if there are fewer than k places.
 
-    >>> filled_from(4, torch.tensor([1, 6]), 4, 9), filled_from(6, torch.tensor([1, 6]), 4, 9)
+    >>> fill_up_from(4, torch.tensor([1, 6]), 4, 9), fill_up_from(6, torch.tensor([1, 6]), 4, 9)
     (tensor([1, 5, 6, 7]), tensor([0, 1, 6, 8]))
     """
     need, free = k - indices.numel(), numel - indices.numel()
@@ -30,7 +40,7 @@ def filled_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
         return indices
     beyond = start + need - free
     if beyond > 0:
-        return filled_from(0, filled_from(start, indices, k - beyond, numel), k, numel)
+        return fill_up_from(0, fill_up_from(start, indices, k - beyond, numel), k, numel)
     free_before = indices - torch.arange(indices.numel(), device=indices.device)
     wanted = torch.tensor([start, start + need - 1], device=indices.device)
     before, within = torch.searchsorted(free_before, wanted, right=True).tolist()
@@ -38,15 +48,15 @@ def filled_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
     return torch.cat([indices[:before], run, indices[within:]])
 
 
-def start_of(places: int, at: Moment) -> int:
+def random_start(places: int, at: Moment) -> int:
     """One of `places` places, all equally likely; every rank draws its own."""
     return int(torch.randint(places, (), generator=at.private(), device="cpu"))
 
 
-def filled(indices: Tensor, k: int, numel: int, at: Moment) -> Tensor:
-    """As `filled_from`, from a free place that this rank draws, all equally likely."""
+def fill_up(indices: Tensor, k: int, numel: int, at: Moment) -> Tensor:
+    """As `fill_up_from`, from a free place that this rank draws, all equally likely."""
     free = numel - indices.numel()
-    return filled_from(start_of(free, at), indices, k, numel) if free else indices
+    return fill_up_from(random_start(free, at), indices, k, numel) if free else indices
 
 
 def exactly(x: Tensor, threshold: float, k: int, at: Moment) -> Tensor:
@@ -70,7 +80,7 @@ def exactly(x: Tensor, threshold: float, k: int, at: Moment) -> Tensor:
         return topk_indices(x, k)
     if found.numel() >= k:
         return largest_of(x, found, k)
-    return filled(found, k, x.numel(), at)
+    return fill_up(found, k, x.numel(), at)
 
 
 def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:
@@ -92,3 +102,33 @@ def threshold_of_sample(x: Tensor, size: int, rank: int, at: Moment) -> float:
     seed = int(torch.randint(2**62, (1,), generator=at.private()))
     drawn = x[stratified_indices(x.numel(), size, seed).to(x.device)]
     return float(drawn[topk_indices(drawn, rank)].abs().nan_to_num(torch.inf, torch.inf).min())
+
+
+@dataclass(frozen=True)
+class ReusedThreshold:
+    """What reaches the largest magnitude that was left unsent; the exact top-k when nothing was."""
+
+    ratio: float
+    laws = SelectorLaws(contractive=True, fixed_size=True)
+
+    def count(self, numel: int, at: Moment) -> int:
+        return count_kept(self.ratio, numel)
+
+    def select(self, x: Tensor, at: Moment) -> Tensor:
+        """Reads `at.unsent`, which is (numel,)."""
+        k = self.count(x.numel(), at)
+        if at.unsent is None or k == 0:
+            return topk_indices(x, k)
+        threshold = float(torch.linalg.vector_norm(at.unsent, torch.inf))
+        return exactly(x, threshold, k, at) if threshold > 0.0 else topk_indices(x, k)
+
+
+def reused_threshold(ratio: float) -> ReusedThreshold:
+    """Keep about the share `ratio` with the largest magnitudes, judged by what the last step left.
+
+    >>> import torch
+    >>> at = Moment(step=1, unit=0, rank=0, world=1, unsent=torch.tensor([0.0, 0.5, 0.4, 0.1]))
+    >>> reused_threshold(0.5).select(torch.tensor([3.0, 0.6, 0.4, 0.2]), at)
+    tensor([0, 1])
+    """
+    return ReusedThreshold(check_ratio(ratio))
