@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -34,20 +34,11 @@ def predicted_step_s(
     """
     if facts is None or facts.backward is None or facts.network is None:
         return None
-    lane = _main_lane(layout)
-    names = {spec.name for spec in specs} if lane is None else {slot.spec.name for slot in lane.slots}
-    places = [place for place, spec in enumerate(specs) if spec.name in names]
-    sizes = [specs[place].numel for place in places]
-    cuts = facts.bucket_cuts if lane is None else [unit.start for unit in lane.units[1:]]
-    beside = sum(spec.numel for spec in specs) - sum(sizes) + facts.world * HEADER
-    tail = Tail(Round("all_reduce", beside, torch.float32), waits=not layout.is_dense)
-    bounds = (0, *cuts, sum(sizes))
-    patterns = Counter(
-        _sent(layout, lane, bounds, Moment(number, 0, 0, facts.world)) for number in range(step, step + STEPS)
-    )
+    main = main_lane(layout, specs, facts.bucket_cuts)
+    patterns = Counter(main.rounds(Moment(number, 0, 0, facts.world)) for number in range(step, step + STEPS))
     total_s = 0.0
     for pattern, times in patterns.items():
-        found = step_from_facts(facts, places, cuts, _named(pattern), tail)
+        found = step_from_facts(facts, main.places, main.cuts, _named(pattern), main.tail(facts.world))
         assert found is not None, "ready times and links are there"
         total_s += times * found.step_s
     return total_s / STEPS
@@ -57,17 +48,44 @@ def _named(sent: Sent) -> Callable[[int, int], tuple[Round, ...]]:
     return lambda index, _numel: sent[index]
 
 
-def _main_lane(layout: Layout) -> Lane | None:
-    """The lane of the recipe itself; `None` where nothing is remembered."""
+@dataclass(frozen=True)
+class MainLane:
+    """The units in which a layout's own recipe sends, and how many elements travel beside them.
+
+    `places` are its parameters' in the layout; `cuts` are in elements. Where nothing is remembered `lane` is
+    `None`, and units are DDP's buckets.
+    """
+
+    layout: Layout
+    lane: Lane | None
+    places: tuple[int, ...]
+    cuts: tuple[int, ...]
+    numel: int
+    beside: int
+
+    def rounds(self, at: Moment) -> Sent:
+        """What each unit sends in the step of that moment."""
+        exchange, lane = self.layout.main.exchange, self.lane
+        dtype = torch.float32 if lane is None else lane.dtype
+        at = replace(at, narrow=None if lane is None else lane.narrow)
+        rounds = []
+        for index, (start, stop) in enumerate(pairwise((0, *self.cuts, self.numel))):
+            parts = () if lane is None else lane.units[index].parts
+            rounds.append(exchange.rounds(stop - start, dtype, replace(at, unit=index, parts=parts)))
+        return tuple(rounds)
+
+    def tail(self, world: int) -> Tail:
+        """What travels beside, with the verdict."""
+        carried = Round("all_reduce", self.beside + world * HEADER, torch.float32)
+        return Tail(carried, waits=not self.layout.is_dense)
+
+
+def main_lane(layout: Layout, specs: Sequence[ParameterSpec], bucket_cuts: Sequence[int]) -> MainLane:
+    """The lane of the recipe itself; all parameters in buckets where nothing is remembered."""
     mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
-    return max(mine, key=lambda lane: lane.numel, default=None)
-
-
-def _sent(layout: Layout, lane: Lane | None, bounds: Sequence[int], at: Moment) -> Sent:
-    exchange, dtype = layout.main.exchange, torch.float32 if lane is None else lane.dtype
-    at = replace(at, narrow=None if lane is None else lane.narrow)
-    rounds = []
-    for index, (start, stop) in enumerate(pairwise(bounds)):
-        parts = () if lane is None else lane.units[index].parts
-        rounds.append(exchange.rounds(stop - start, dtype, replace(at, unit=index, parts=parts)))
-    return tuple(rounds)
+    lane = max(mine, key=lambda lane: lane.numel, default=None)
+    names = {spec.name for spec in specs} if lane is None else {slot.spec.name for slot in lane.slots}
+    places = tuple(place for place, spec in enumerate(specs) if spec.name in names)
+    cuts = tuple(bucket_cuts) if lane is None else tuple(unit.start for unit in lane.units[1:])
+    numel = sum(specs[place].numel for place in places)
+    return MainLane(layout, lane, places, cuts, numel, sum(spec.numel for spec in specs) - numel)

@@ -1,0 +1,124 @@
+"""Ranks, the nodes that they share, and how long a collective takes between them.
+
+A flat collective knows no nodes: ranks are numbered node by node, and those of a node share its link. In a
+ring one rank of a node sends out of it at a time; where every rank talks to every other, all of them do. What
+crosses a node's link decides the time, and the latency is that of the link between nodes.
+
+A collective on two levels adds up inside each node first, exchanges a share of the elements per rank between
+the nodes, and gathers inside again. gradwire cannot run that yet: its costs are predicted only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gradwire.planning.collectives import ALGORITHMS, GLOO, Sends, algorithm_of, levels, time_of
+from gradwire.planning.costs import Link, Network
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`workers` ranks, `per_node` on each node.
+
+    `link` is a node's connection to the others, which is a rank's own where it is alone on its node;
+    `inside` is a rank's connection to the others of its node. Raises `ValueError` for nodes that are not
+    full, and for ranks that share a node without a link inside.
+    """
+
+    workers: int
+    link: Link
+    per_node: int = 1
+    inside: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.per_node < 1:
+            raise ValueError(f"workers={self.workers}, per_node={self.per_node}: there must be at least one")
+        if self.workers % self.per_node != 0:
+            raise ValueError(f"workers={self.workers} do not fill nodes of per_node={self.per_node}")
+        if self.per_node > 1 and self.inside is None:
+            raise ValueError(f"per_node={self.per_node} ranks share a node: say what the link inside is like")
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+        return self.workers // self.per_node
+
+    @cached_property
+    def network(self) -> Network:
+        """The links as flat collectives find them, by verb and algorithm.
+
+        >>> node, inside = Link(0.0, 1.0), Link(0.0, 0.0)
+        >>> network = Cluster(32, node, per_node=8, inside=inside).network
+        >>> network.of("all_reduce/ring").beta_s, round(network.of("all_to_all/pairs").beta_s, 2)
+        (1.0, 6.19)
+        """
+        inside = self.inside
+        if inside is None or self.per_node == 1:
+            return Network(self.link)
+        if self.nodes == 1:
+            return Network(inside)
+        links = {}
+        for (verb, name), algorithm in ALGORITHMS.items():
+            share = self._crossing(verb, name) / algorithm.volume(self.workers)
+            links[f"{verb}/{name}"] = Link(self.link.alpha_s, max(share * self.link.beta_s, inside.beta_s))
+        return Network(self.link, links)
+
+    def seconds(self, sent: Sends) -> float:
+        """Of one collective of all ranks."""
+        return time_of(sent, self.workers, self.network)
+
+    def node_bytes(self, sent: Sends) -> float:
+        """Bytes that one collective of all ranks sends over the busiest node's link."""
+        if self.nodes == 1:
+            return 0.0
+        named = getattr(sent, "algorithm", None)
+        name = GLOO[sent.verb] if named in (None, "library") else named
+        return self._crossing(sent.verb, name) * sent.payload_bytes
+
+    def between_bytes(self, sent: Sends) -> float:
+        """Bytes that the ranks of a node send over its link in a collective of `between_s`."""
+        volume = algorithm_of(sent.verb, getattr(sent, "algorithm", None)).volume(self.nodes)
+        return self.per_node * volume * sent.payload_bytes
+
+    def _crossing(self, verb: str, name: str) -> float:
+        """What of a byte per rank crosses the busiest node's link, in its busier direction."""
+        shared = self.per_node
+        match verb, name:
+            case "all_to_all", "pairs":
+                return shared * (self.workers - shared) / self.workers
+            case "broadcast", "tree":  # at worst all ranks of a node send at once
+                return shared * levels(self.nodes)
+            case "all_reduce", "tree":
+                return 2 * shared * levels(self.nodes)
+            case "all_reduce", "star":
+                return 2 * (self.workers - shared)
+        return algorithm_of(verb, name).volume(self.workers)  # from neighbour to neighbour
+
+    def inside_s(self, share_bytes: float) -> float:
+        """Adding up inside a node, or gathering there: each rank ends up with, or brings, so many bytes."""
+        if self.inside is None:
+            return 0.0
+        return algorithm_of("all_gather", "ring").seconds(share_bytes, self.per_node, self.inside)
+
+    def between_s(self, sent: Sends) -> float:
+        """Seconds of a collective of one rank per node, which all ranks of a node run at once, in groups.
+
+        >>> from gradwire.planning.collectives import Transfer
+        >>> nodes = Cluster(4, Link(0.0, 1.0), per_node=2, inside=Link(0.0, 0.0))
+        >>> half = Transfer("all_reduce", 0.5)
+        >>> nodes.between_s(half) / nodes.seconds(Transfer("all_reduce", 1.0))
+        0.6666666666666666
+        """
+        shared = Link(self.link.alpha_s, self.per_node * self.link.beta_s)
+        return time_of(sent, self.nodes, Network(shared))
+
+
+def once(seconds: Sequence[float]) -> tuple[float, ...]:
+    """The rounds of a unit as the worker meets them: those that it waits for in one, and the last.
+
+    >>> once([1.0, 2.0, 4.0]), once([4.0]), once([])
+    ((3.0, 4.0), (4.0,), ())
+    """
+    return (sum(seconds[:-1]), seconds[-1]) if len(seconds) > 1 else tuple(seconds)

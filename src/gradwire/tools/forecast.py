@@ -1,0 +1,280 @@
+"""What a step of a recipe should take on a cluster that nobody has measured.
+
+The layout is the one that the engine would build, the rounds are those that the recipe announces behind every
+warm-up, and the step is the cost model's (`gradwire.planning.predict`). Each collective is first turned into
+its seconds on the cluster, so that flat worlds, nodes and late workers differ in nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import fmean
+
+import torch
+
+from gradwire.arena import ParameterSpec
+from gradwire.comm import Round
+from gradwire.engine.layout import build
+from gradwire.exchange.base import WHOLE, Exchange, parts
+from gradwire.exchange.every import Every
+from gradwire.exchange.gcomp import Gcomp
+from gradwire.exchange.late import LATE, late_moment
+from gradwire.measure.codec import payloads
+from gradwire.moment import Moment
+from gradwire.planning import Backward, CodecCost, Link, Network, Tail, Transfer, UnitWork, predict
+from gradwire.planning.cluster import Cluster, once
+from gradwire.planning.groups import ready_of_element
+from gradwire.planning.predict import FREE
+from gradwire.planning.shapes import Profile
+from gradwire.planning.shard import bucketed
+from gradwire.recipes import Composition
+from gradwire.tools.predicted import MainLane, Sent, main_lane
+
+NEAR_LOSSLESS_SHARE = 0.45
+"""The share that travels of what near-lossless frames announce at most. It depends on the values: 0.37 to
+0.45 was seen in a small transformer, 0.33 and 0.37 are the paper's."""
+
+LOSSLESS_SHARE = 0.88
+"""The same of lossless frames, as seen there."""
+
+_SECONDS = Network(Link(alpha_s=0.0, beta_s=1.0))
+"""Where a payload of so many "bytes" takes so many seconds: rounds come here with their time known."""
+
+
+_BYTES = 4
+"""Of an element, as ranks of a node add it up."""
+
+Rounds = tuple[Round, ...]
+
+
+def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
+    """The parameters in layout order, as float32.
+
+    >>> from gradwire.planning.shapes import load
+    >>> specs_of_profile(load("vgg16"))[-1]
+    ParameterSpec(name='stage0.conv0.0', shape=(64, 3, 3, 3), dtype=torch.float32, numel=1728, stride=None)
+    """
+    named = [
+        (f"{layer.name}.{number}", shape)
+        for layer in profile.layers
+        for number, shape in enumerate(layer.shapes)
+    ]
+    return tuple(
+        ParameterSpec(name, shape, torch.float32, torch.Size(shape).numel()) for name, shape in named[::-1]
+    )
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One recipe on one cluster: units of work for each step of its cycle, in seconds.
+
+    `wire_bytes` are sent per rank and step, `node_bytes` over the busiest node's link (0 where there is one
+    node), both in the mean over the cycle. `memory_bytes` come on top of DDP's: planes, and at most what a
+    step's all-gathers receive. `at_most` says that an announced upper bound is among the bytes.
+    """
+
+    backward: Backward
+    cycle: tuple[tuple[UnitWork, ...], ...]
+    tail: Tail
+    wire_bytes: float
+    node_bytes: float
+    memory_bytes: float
+    at_most: bool
+
+    @property
+    def compute_s(self) -> float:
+        """The step without communication."""
+        return self.backward.before_s + self.backward.total_s
+
+    def step_s(self, slowed: float = 1.0) -> float:
+        """The mean step, where the slowest rank takes `slowed` times as long to compute."""
+        backward_s = slowed * self.backward.total_s
+        before_s = slowed * self.backward.before_s
+        return fmean(
+            predict(
+                [replace(unit, ready_s=slowed * unit.ready_s) for unit in units],
+                backward_s,
+                2,
+                _SECONDS,
+                before_s=before_s,
+                tail=self.tail,
+            ).step_s
+            for units in self.cycle
+        )
+
+
+def forecast(
+    composition: Composition,
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    codec: CodecCost | None = None,
+    *,
+    two_levels: bool = False,
+) -> Forecast:
+    """`composition` on a model of `specs` whose gradients are ready as `backward` says, in the same order.
+
+    Without a `codec` its cost counts as nothing. With `two_levels` ranks add up inside their nodes first.
+    Raises `ValueError` where units hold whole matrices: what becomes of those on two levels is not decided.
+    """
+    exchange = composition.exchange
+    if two_levels and exchange.laws.grain == WHOLE:
+        raise ValueError(f"{composition.text}: its units hold whole matrices, which two levels would divide")
+    layout = build(specs, composition, None, torch.device("meta"))
+    main = main_lane(layout, specs, bucket_cuts(backward.numel))
+    way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(exchange))
+    tail = main.tail(cluster.workers)
+    sent = [way.rounds(step) for step in range(LATE, LATE + _cycle(exchange))]
+    decodes = payloads(exchange, way.share(max(way.sizes)), way.world)
+    ready_s = ready_of_element(_at(backward, main.places))
+    ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
+    cycle = tuple(
+        tuple(
+            UnitWork(at_s, way.share(size), way.timed(size, rounds), codec or FREE, decodes)
+            for at_s, size, rounds in zip(ready, way.sizes, step, strict=True)
+        )
+        for step in sent
+    )
+    wire = fmean(sum(map(way.wire_bytes, way.sizes, step)) for step in sent)
+    node = fmean(sum(map(way.node_bytes, step)) for step in sent)
+    gathered = max(sum(map(way.gathered_bytes, step)) for step in sent)
+    return Forecast(
+        backward,
+        cycle,
+        Tail(_known(way.tail_s(tail)), tail.waits),
+        wire + Round("all_reduce", main.beside, torch.float32).wire_bytes(cluster.workers),
+        node + way.tail_node_bytes(tail),
+        layout.memory_bytes / way.divided + gathered,
+        any(each.at_most for step in sent for rounds in step for each in rounds),
+    )
+
+
+def bucket_cuts(numel: Sequence[int]) -> tuple[int, ...]:
+    """After how many elements DDP's buckets end: 1 MB for the first, 25 MB for each other.
+
+    >>> bucket_cuts([1 << 18, 1 << 18, 7 << 20, 5])
+    (262144, 7864320)
+    """
+    return tuple(accumulate(bucketed(numel)))[:-1]
+
+
+def _at(backward: Backward, places: Sequence[int]) -> Backward:
+    ready_s = tuple(backward.ready_s[place] for place in places)
+    return replace(backward, ready_s=ready_s, numel=tuple(backward.numel[place] for place in places))
+
+
+def _cycle(exchange: Exchange) -> int:
+    """After how many steps the same units send again."""
+    return next((part.interval for part in parts(exchange) if isinstance(part, Every)), 1)
+
+
+def _frames(exchange: Exchange) -> float:
+    """The share of the announced bytes that near-lossless and lossless frames have."""
+    modes = [part.mode for part in parts(exchange) if isinstance(part, Gcomp)]
+    return LOSSLESS_SHARE if "lossless" in modes else NEAR_LOSSLESS_SHARE
+
+
+def _known(seconds: float) -> Transfer:
+    return Transfer("shift", seconds)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """All ranks take part in every collective; frames are `frames` as long as announced."""
+
+    cluster: Cluster
+    main: MainLane
+    frames: float
+
+    @property
+    def world(self) -> int:
+        return self.cluster.workers
+
+    @property
+    def divided(self) -> int:
+        """Among how many ranks of a node a unit is shared out."""
+        return 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of the units."""
+        return [stop - start for start, stop in pairwise((0, *self.main.cuts, self.main.numel))]
+
+    def share(self, numel: int) -> int:
+        return -(-numel // self.divided)
+
+    def rounds(self, step: int) -> Sent:
+        return self.main.rounds(Moment(step, 0, 0, self.world))
+
+    def timed(self, _numel: int, rounds: Rounds) -> tuple[Transfer, ...]:
+        """The rounds' seconds: what the worker waits for, and the last."""
+        return tuple(map(_known, once([self.cluster.seconds(self._carried(each)) for each in rounds])))
+
+    def tail_s(self, tail: Tail) -> float:
+        """Of the last collective."""
+        return self.cluster.seconds(tail.round)
+
+    def tail_node_bytes(self, tail: Tail) -> float:
+        return self.cluster.node_bytes(tail.round)
+
+    def wire_bytes(self, _numel: int, rounds: Rounds) -> float:
+        return sum(self._travelling(each) * each.wire_bytes(self.world) for each in rounds)
+
+    def node_bytes(self, rounds: Rounds) -> float:
+        return sum(self.cluster.node_bytes(self._carried(each)) for each in rounds)
+
+    def gathered_bytes(self, rounds: Rounds) -> float:
+        return sum(self.world * each.payload_bytes for each in rounds if each.verb == "all_gather")
+
+    def _travelling(self, sent: Round) -> float:
+        return self.frames if sent.at_most and sent.verb == "shift" else 1.0
+
+    def _carried(self, sent: Round) -> Transfer:
+        algorithm = None if sent.algorithm == "library" else sent.algorithm
+        return Transfer(sent.verb, self._travelling(sent) * sent.payload_bytes, algorithm)
+
+
+class _TwoLevels(_Flat):
+    """Ranks add up inside a node, exchange a share each between the nodes, and gather inside."""
+
+    @property
+    def world(self) -> int:
+        return self.cluster.nodes
+
+    @property
+    def divided(self) -> int:
+        return self.cluster.per_node
+
+    def rounds(self, step: int) -> Sent:
+        exchange, found = self.main.layout.main.exchange, []
+        for index, size in enumerate(self.sizes):
+            share = self.share(size)
+            at = replace(late_moment(share, self.world, step), unit=index)
+            found.append(exchange.rounds(share, torch.float32, at))
+        return tuple(found)
+
+    def timed(self, numel: int, rounds: Rounds) -> tuple[Transfer, ...]:
+        if not rounds:
+            return ()
+        seconds = [self.cluster.between_s(self._carried(each)) for each in rounds]
+        inside_s = self.cluster.inside_s(_BYTES * self.share(numel))
+        return tuple(map(_known, once([inside_s, *seconds[:-1], seconds[-1] + inside_s])))
+
+    def wire_bytes(self, numel: int, rounds: Rounds) -> float:
+        inside = 2 * (self.divided - 1) * _BYTES * self.share(numel) if rounds else 0.0
+        return inside + super().wire_bytes(numel, rounds)
+
+    def node_bytes(self, rounds: Rounds) -> float:
+        return sum(self.cluster.between_bytes(self._carried(each)) for each in rounds)
+
+    def tail_s(self, tail: Tail) -> float:
+        share = self._share_of(tail)
+        return self.cluster.between_s(share) + 2 * self.cluster.inside_s(share.payload_bytes)
+
+    def tail_node_bytes(self, tail: Tail) -> float:
+        return self.cluster.between_bytes(self._share_of(tail))
+
+    def _share_of(self, tail: Tail) -> Transfer:
+        return Transfer("all_reduce", tail.round.payload_bytes / self.divided)

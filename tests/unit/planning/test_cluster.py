@@ -1,0 +1,59 @@
+"""Nodes: what crosses their links, and how long that takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.planning import Link, Transfer
+from gradwire.planning.cluster import Cluster
+from gradwire.planning.collectives import ALGORITHMS
+
+LINK, INSIDE = Link(1e-3, 1e-8), Link(1e-5, 1e-10)
+EVERY = [pytest.param(Transfer(verb, 1e6, name), id=f"{verb}/{name}") for verb, name in ALGORITHMS]
+
+
+@pytest.mark.parametrize("sent", EVERY)
+def test_a_rank_alone_on_its_node_has_its_link_to_itself(sent: Transfer) -> None:
+    algorithm = ALGORITHMS[sent.verb, str(sent.algorithm)]
+    cluster = Cluster(8, LINK)
+    assert cluster.seconds(sent) == algorithm.seconds(1e6, 8, LINK)
+    assert cluster.node_bytes(sent) == pytest.approx(algorithm.volume(8) * 1e6)
+
+
+@pytest.mark.parametrize("sent", EVERY)
+def test_a_single_node_sends_nothing_over_its_link(sent: Transfer) -> None:
+    cluster = Cluster(8, LINK, per_node=8, inside=INSIDE)
+    assert cluster.node_bytes(sent) == 0.0
+    assert cluster.seconds(sent) == ALGORITHMS[sent.verb, str(sent.algorithm)].seconds(1e6, 8, INSIDE)
+
+
+@pytest.mark.parametrize("sent", EVERY)
+def test_what_crosses_a_nodes_link_takes_its_time(sent: Transfer) -> None:
+    cluster = Cluster(8, LINK, per_node=4, inside=INSIDE)
+    latency_s = ALGORITHMS[sent.verb, str(sent.algorithm)].messages(8) * LINK.alpha_s
+    assert cluster.seconds(sent) >= latency_s
+    crossing_s = cluster.node_bytes(sent) * LINK.beta_s
+    assert cluster.seconds(sent) == pytest.approx(latency_s + crossing_s) or crossing_s == 0.0
+
+
+def test_ranks_that_all_talk_to_all_share_the_link_and_a_ring_does_not() -> None:
+    cluster = Cluster(4, LINK, per_node=2, inside=INSIDE)
+    assert cluster.node_bytes(Transfer("all_reduce", 4.0)) == 6.0  # 2·3/4 of the payload, as one rank sends
+    assert cluster.node_bytes(Transfer("all_to_all", 4.0)) == 4.0  # two ranks, to two others each
+
+
+def test_two_levels_at_the_same_time_share_the_link() -> None:
+    cluster = Cluster(4, LINK, per_node=2, inside=INSIDE)
+    # Each of two ranks reduces its half with one other: 2·1/2 of 2 bytes, and both at once.
+    assert cluster.between_s(Transfer("all_reduce", 2.0)) == pytest.approx(2 * 1e-3 + 4.0 * 1e-8)
+    assert cluster.inside_s(2.0) == pytest.approx(1e-5 + 2.0 * 1e-10)
+    assert Cluster(4, LINK).inside_s(2.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("workers", "per_node", "inside", "said"),
+    [(0, 1, None, "workers=0"), (6, 4, INSIDE, "do not fill"), (8, 4, None, "link inside")],
+)
+def test_refused(workers: int, per_node: int, inside: Link | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Cluster(workers, LINK, per_node, inside)
