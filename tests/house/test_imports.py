@@ -12,7 +12,7 @@ import pytest
 from tests.house.source import MODULES, ROOT, Module, imports
 
 NUMBERS = {"planning", "decide"}
-CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena"}
+CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena", "placement"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
 BELOW = UPPER | {"contrib", "engine", "sources", "tools", "checks", "version"}
 EVERYTHING = BELOW | {"attaching", "exploring", "report", "wire", ""}
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": {"environment"},
     "codec": {"errors", "kernels", "moment"},
     "comm": {"errors"},
+    "placement": {"comm.base", "errors"},
     "memory": {"kernels"},
     "metric": {"kernels", "moment"},
     "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "metric", "moment"},

@@ -1,0 +1,49 @@
+"""A placement: one value that says where things are and who moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+
+from gradwire.comm.base import Comm
+from gradwire.placement.bringing import Bringing, Copies, InPlace
+from gradwire.placement.device import Device, HostDevice
+
+Post: TypeAlias = Callable[[Callable[[], None]], None]
+Resolve: TypeAlias = Literal["now", "late"]
+"""When the host reads whether a step was finite, and commits it: before the step ends, or when the next one
+begins, so that it need not wait for the device."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one attached model's gradients, memory and bytes are.
+
+    Gradients travel over `comm`, in tensors that are where the memory is. The verdict, and all else that
+    ranks agree on, travels over `control` in tensors on the CPU; the two may be the same comm, and must be
+    over the same ranks. `post` runs a function on the engine's thread. `device` computes the gradients;
+    `bringing` carries them to `memory`, where planes live and codecs run, and the means back.
+    """
+
+    name: str
+    comm: Comm
+    control: Comm
+    post: Post
+    device: Device = field(default_factory=HostDevice)
+    memory: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
+    bringing: Bringing = field(default_factory=InPlace)
+    resolve: Resolve = "now"
+
+
+def host(comm: Comm, post: Post, device: Device | None = None) -> Placement:
+    """Memory and codecs on the CPU, bytes over `comm`, which carries tensors on the CPU.
+
+    Gradients of another `device` than the CPU are copied to pinned memory as they arrive, and means are
+    copied back. That takes as many bytes of pinned memory as the gradients have, and none of the device's.
+    """
+    device = HostDevice() if device is None else device
+    bringing = InPlace() if device.where.type == "cpu" else Copies(device)
+    return Placement("host", comm, comm, post, device, bringing=bringing)

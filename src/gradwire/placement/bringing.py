@@ -1,0 +1,214 @@
+"""How gradients get to where the engine reads them, and how means get back.
+
+Two kinds: the engine works on the gradients where they are (`InPlace`), or on copies on the host (`Copies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire.errors import GradwireError
+from gradwire.placement.device import Device, Event, Stream
+
+CAPTURED = (
+    "the backward pass is being captured into a graph, in which gradients cannot travel: a graph replays the "
+    "same launches, while steps differ in number, seed and plan. Capture the forward pass alone, or train "
+    "without graphs"
+)
+
+
+class Brought(Protocol):
+    """A tensor of the model, and where the engine finds it."""
+
+    @property
+    def buffer(self) -> Tensor:
+        """What the engine reads, once it is `ready`, and fills with what is to land."""
+
+    def ready(self) -> None:
+        """Block until `buffer` may be read; on the engine's thread. Raises what went wrong on the way."""
+
+    def land(self) -> None:
+        """Carry what `buffer` holds back into the tensor. Returns when that is enqueued; once per step."""
+
+    def fulfil(self, future: Future[Tensor]) -> None:
+        """Set `future` to the tensor, so that the stream of the one that waits for it sees it landed."""
+
+    def join(self) -> None:
+        """Let the stream that is current on this thread see the tensor landed."""
+
+
+class Bringing(Protocol):
+    """Of one attached model. `bring` is called on the thread that computes, the rest on the engine's."""
+
+    def bring(self, key: Hashable, source: Tensor) -> Brought:
+        """Set out with `source`, as the current stream leaves it. One key names one tensor in every step.
+
+        Raises nothing: peers wait for the step, which has to fail by its verdict. See `Brought.ready`.
+        """
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned memory in use."""
+
+    def copied_s(self) -> float:
+        """Seconds that the copies of the last step took on the device; between steps. May wait for them."""
+
+
+@dataclass(frozen=True)
+class There:
+    """A tensor that the engine reads where it is."""
+
+    buffer: Tensor
+
+    def ready(self) -> None:
+        """See `Brought.ready`."""
+
+    def land(self) -> None:
+        """See `Brought.land`."""
+
+    def fulfil(self, future: Future[Tensor]) -> None:
+        """See `Brought.fulfil`."""
+        future.set_result(self.buffer)
+
+    def join(self) -> None:
+        """See `Brought.join`."""
+
+
+class InPlace:
+    """Nothing is copied: the engine computes where the model does, and work there is done on return."""
+
+    pinned_bytes = 0
+
+    def bring(self, _key: Hashable, source: Tensor) -> Brought:
+        """See `Bringing.bring`."""
+        return There(source)
+
+    def copied_s(self) -> float:
+        """See `Bringing.copied_s`."""
+        return 0.0
+
+
+Way: TypeAlias = Literal["out", "in"]
+"""Out of the device, or into it."""
+
+
+class _Room:
+    """Pinned memory for one tensor, and the ends of the copies out of and into the device."""
+
+    def __init__(self, source: Tensor, device: Device) -> None:
+        self.memory = device.pinned(source)
+        self.ends: dict[Way, tuple[Event, Event]] = {}
+        """Of the last copy each way, if there has been one."""
+        self._new_event = device.new_event
+
+    def suits(self, source: Tensor) -> bool:
+        return self.memory.shape == source.shape and self.memory.dtype == source.dtype
+
+    def copy(self, way: Way, to: Tensor, source: Tensor, stream: Stream) -> None:
+        start, stop = self.ends.get(way) or (self._new_event(), self._new_event())
+        with stream:
+            stream.record_event(start)
+            to.copy_(source, non_blocking=True)
+            stream.record_event(stop)
+        self.ends[way] = start, stop
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A tensor of the device, and its copy on the host."""
+
+    source: Tensor
+    room: _Room
+    stream: Stream
+    device: Device
+
+    @property
+    def buffer(self) -> Tensor:
+        return self.room.memory
+
+    def ready(self) -> None:
+        self.room.ends["out"][1].synchronize()
+
+    def land(self) -> None:
+        self.room.copy("in", self.source, self.buffer, self.stream)
+
+    def fulfil(self, future: Future[Tensor]) -> None:
+        # A future of the device notes what is current when it is set.
+        with self.stream:
+            future.set_result(self.source)
+
+    def join(self) -> None:
+        self.device.current().wait_event(self.room.ends["in"][1])
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A tensor that could not set out. The engine hears why, and fails the step on all ranks."""
+
+    source: Tensor
+    buffer: Tensor
+    error: BaseException
+
+    def ready(self) -> None:
+        raise self.error
+
+    def land(self) -> None:
+        """The step has failed, and nothing can be enqueued: the gradient stays as it was."""
+
+    def fulfil(self, future: Future[Tensor]) -> None:
+        future.set_result(self.source)
+
+    def join(self) -> None:
+        """Nothing has landed."""
+
+
+class Copies:
+    """To pinned memory on the host and back, on a stream of their own, beside the computation.
+
+    One stream for both ways: so a copy out overwrites pinned memory only after the copy in of the step before
+    has read it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._stream = device, device.new_stream()
+        self._rooms: dict[Hashable, _Room] = {}
+
+    def bring(self, key: Hashable, source: Tensor) -> Brought:
+        """See `Bringing.bring`."""
+        try:
+            if self._device.is_capturing():
+                raise GradwireError(CAPTURED)
+            room = self._room(key, source)
+            self._stream.wait_event(self._device.current().record_event())
+            room.copy("out", room.memory, source, self._stream)
+        except BaseException as error:  # no memory left to pin, for instance
+            return _Lost(source, torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
+        return _Copy(source, room, self._stream, self._device)
+
+    def _room(self, key: Hashable, source: Tensor) -> _Room:
+        room = self._rooms.get(key)
+        if room is None or not room.suits(source):
+            if room is not None:
+                self._rooms.clear()  # buckets have been built anew, others than this one too
+            room = self._rooms[key] = _Room(source, self._device)
+        return room
+
+    @property
+    def pinned_bytes(self) -> int:
+        """See `Bringing.pinned_bytes`."""
+        return sum(room.memory.nbytes for room in self._rooms.values())
+
+    def copied_s(self) -> float:
+        """See `Bringing.copied_s`."""
+        return sum(_lasted_s(*ends) for room in self._rooms.values() for ends in room.ends.values())
+
+
+def _lasted_s(start: Event, stop: Event) -> float:
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3

@@ -1,0 +1,156 @@
+"""What is asked of a device that runs work in streams: order, pinned memory, and futures that know streams.
+
+A *stream* is a queue of work that runs in order. Work on two streams is ordered only by an *event*: one
+stream records it, the other waits for it. The host enqueues work and goes on; only `synchronize` makes it
+wait. Work that was enqueued on any stream starts after all that the host did before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+
+class Event(Protocol):
+    """A point in a stream. `torch.Event` has these methods."""
+
+    def synchronize(self) -> None:
+        """Make the host wait until the work before the point is done."""
+
+    def elapsed_time(self, other: Any, /) -> float:
+        """Milliseconds from this point to `other`, where both have passed and both take times."""
+
+
+class Stream(Protocol):
+    """A queue of work; as a context manager, what this thread's operators go to. As `torch.Stream`."""
+
+    def record_event(self, event: Any = None, /) -> Any:
+        """Record `event`, or a new one that takes no time, behind the work enqueued so far; returns it."""
+
+    def wait_event(self, event: Any, /) -> None:
+        """Let work that is enqueued from now on start after the point that `event` was recorded at."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> Any: ...
+
+
+class Device(Protocol):
+    """What computes the gradients."""
+
+    @property
+    def where(self) -> torch.device:
+        """Where its tensors are."""
+
+    def current(self) -> Stream:
+        """The stream to which operators of this thread go."""
+
+    def new_stream(self) -> Stream:
+        """One more stream."""
+
+    def new_event(self) -> Event:
+        """An event that takes times, to be recorded again and again."""
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """Uninitialised memory on the host, of the size and type of `like`, that copies reach without a
+        detour."""
+
+    def new_future(self) -> Future[Tensor]:
+        """A future for a tensor of this device. It is set while the stream that fills the tensor is current,
+        and lets the stream of the one that waits for it wait for that work; the host goes on."""
+
+    def is_capturing(self) -> bool:
+        """Whether work of this thread is recorded into a graph instead of being run."""
+
+
+class _Nothing:
+    """Stream and event of a device whose work is done when a call returns."""
+
+    def record_event(self, event: Any = None, /) -> Any:
+        return event or self
+
+    def wait_event(self, event: Any, /) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Any, /) -> float:
+        return 0.0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+class HostDevice:
+    """The CPU: nothing has to be waited for. See `Device` for the methods."""
+
+    where = torch.device("cpu")
+
+    def current(self) -> Stream:
+        """See `Device.current`."""
+        return _NOTHING
+
+    def new_stream(self) -> Stream:
+        """See `Device.new_stream`."""
+        return _NOTHING
+
+    def new_event(self) -> Event:
+        """See `Device.new_event`."""
+        return _NOTHING
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """Plain memory: nothing is copied to or from a device."""
+        return torch.empty_like(like)
+
+    def new_future(self) -> Future[Tensor]:
+        """See `Device.new_future`."""
+        return Future()
+
+    def is_capturing(self) -> bool:
+        """See `Device.is_capturing`."""
+        return False
+
+
+class Accelerator:
+    """A device of `torch.accelerator`, such as a GPU. See `Device` for the methods."""
+
+    def __init__(self, where: torch.device) -> None:
+        self.where = where
+
+    def current(self) -> Stream:
+        """See `Device.current`."""
+        return torch.accelerator.current_stream(self.where)
+
+    def new_stream(self) -> Stream:
+        """See `Device.new_stream`."""
+        return torch.Stream(self.where)
+
+    def new_event(self) -> Event:
+        """See `Device.new_event`."""
+        return torch.Event(self.where, enable_timing=True)
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """See `Device.pinned`."""
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
+
+    def new_future(self) -> Future[Tensor]:
+        """See `Device.new_future`. torch makes such futures for devices that it was built with only."""
+        return Future(devices=[self.where])
+
+    def is_capturing(self) -> bool:
+        """See `Device.is_capturing`."""
+        return self.where.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def device_at(where: torch.device) -> Device:
+    """The device whose tensors are at `where`."""
+    return HostDevice() if where.type == "cpu" else Accelerator(where)

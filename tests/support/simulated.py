@@ -1,0 +1,313 @@
+"""A device that executes at once, and finds what a real one might execute in another order.
+
+Its tensors are tensors on the CPU. A dispatch mode, one per thread, sees every operator with the memory that
+it reads and writes, by storage and byte interval. The *actors* are the streams and the host, whose threads
+count as one: threads are ordered by the program under test, streams by events alone. Each actor has a vector
+clock (Mattern 1989; Fidge 1988): how much of every other actor's work is known to be done before its own. Two
+accesses to the same bytes, one of them a write, of which neither is known to come first, are a race.
+
+Two rules make a GPU of it. Work on a stream comes after all that the host did before it was enqueued. The
+host's work comes after a stream's only once the host has waited for an event.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Clock = dict[str, int]
+Span = tuple[int, int, int]
+"""A storage's number, and the bytes [begin, end) in it."""
+Home = Literal["host", "device"]
+HOST, DEFAULT = "host", "default stream"
+
+SYNCING = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
+"""Operators whose result the host waits for."""
+
+
+@dataclass
+class Access:
+    """Bytes [begin, end) of a storage, touched by an actor at a time of its own."""
+
+    begin: int
+    end: int
+    writes: bool
+    actor: str
+    time: int
+    what: str
+
+
+class SimulatedEvent:
+    """See `gradwire.placement.device.Event`."""
+
+    def __init__(self, device: Simulated) -> None:
+        self._device = device
+        self.clock: Clock = {}
+        self.at_s = 0.0
+
+    def record(self, stream: SimulatedStream | None = None) -> None:
+        """In `stream`, by default the current one."""
+        (stream or self._device.current()).record_event(self)
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        self._device.learn("synchronize", HOST, self.clock)
+
+    def elapsed_time(self, other: SimulatedEvent) -> float:
+        """Milliseconds between the host's clock at both."""
+        return 1e3 * (other.at_s - self.at_s)
+
+
+class SimulatedStream:
+    """See `gradwire.placement.device.Stream`."""
+
+    def __init__(self, device: Simulated, name: str) -> None:
+        self._device, self.name = device, name
+
+    def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
+        """Its clock is that of the work enqueued so far."""
+        event = event or SimulatedEvent(self._device)
+        event.clock, event.at_s = self._device.clock_of(self.name), time.monotonic()
+        return event
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        """What comes after knows of what was before the event."""
+        self._device.learn("wait_event", self.name, event.clock)
+
+    def __enter__(self) -> None:
+        self._device.entered.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._device.entered.pop()
+
+
+class SimulatedFuture(Future):  # type: ignore[type-arg]
+    """Whoever reads its tensor in the default stream has waited for it, as DDP does, in C++."""
+
+    def __init__(self, device: Simulated) -> None:
+        super().__init__()
+        self._device = device
+
+    def set_result(self, result: Tensor) -> None:
+        """Note what is current."""
+        self._device.promise(result)
+        super().set_result(result)
+
+
+class Simulated:
+    """See `gradwire.placement.device.Device`. `deaf` to a call, it forgets what that call orders.
+
+    The calls are "wait_event", "synchronize" and "set_result". `races` says what it has found.
+    """
+
+    where = torch.device("cuda", 0)
+
+    def __init__(self, deaf: str | None = None) -> None:
+        self.races: list[str] = []
+        self.operators = 0
+        self.capturing = False
+        self._deaf = deaf
+        self._clocks: dict[str, Clock] = {HOST: {HOST: 0}, DEFAULT: {DEFAULT: 0}}
+        self._accesses: dict[int, list[Access]] = {}
+        self._on_device: dict[int, bool] = {}
+        self._promised: dict[int, Clock] = {}
+        self._kept: list[Any] = []  # a storage that went could lend its number to another
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._default = SimulatedStream(self, DEFAULT)
+
+    # -- what gradwire asks of it
+
+    def current(self) -> SimulatedStream:
+        """The stream entered last on this thread."""
+        return self.entered[-1] if self.entered else self._default
+
+    def new_stream(self) -> SimulatedStream:
+        """One more."""
+        name = f"stream {len(self._clocks) - 1}"
+        self._clocks[name] = {name: 0}
+        return SimulatedStream(self, name)
+
+    def new_event(self) -> SimulatedEvent:
+        """One more."""
+        return SimulatedEvent(self)
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """Memory of the host."""
+        memory = torch.empty_like(like)
+        self._on_device[self._number(memory)] = False
+        return memory
+
+    def new_future(self) -> Future[Tensor]:
+        """One that notes the current stream."""
+        return SimulatedFuture(self)
+
+    def is_capturing(self) -> bool:
+        """As told."""
+        return self.capturing
+
+    # -- what tests ask of it
+
+    @contextmanager
+    def watching(self, home: Home = "device") -> Iterator[None]:
+        """See every operator of this thread, which computes on the device, or on the host."""
+        with self._lock:
+            self._local.home = home
+        with _Functions(self), _Operators(self):
+            yield
+
+    # -- clocks
+
+    @property
+    def entered(self) -> list[SimulatedStream]:
+        """The streams that this thread has entered."""
+        if not hasattr(self._local, "entered"):
+            self._local.entered = []
+        found: list[SimulatedStream] = self._local.entered
+        return found
+
+    def clock_of(self, stream: str) -> Clock:
+        """What work enqueued in `stream` now knows of."""
+        with self._lock:
+            clock = self._clocks[stream]
+            _join(clock, self._clocks[HOST])
+            return dict(clock)
+
+    def learn(self, call: str, actor: str, clock: Clock) -> None:
+        """From now on `actor` comes after what `clock` knows of."""
+        with self._lock:
+            if call != self._deaf:
+                _join(self._clocks[actor], clock)
+
+    def promise(self, result: Tensor) -> None:
+        """A future is set: its reader comes after what is in the current stream."""
+        with self._lock:
+            stream = self._default if self._deaf == "set_result" else self.current()
+            self._promised[self._number(result)] = self.clock_of(stream.name)
+
+    # -- operators
+
+    def operate(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor], waits: bool) -> None:
+        """An operator of this thread: who does it, and does it race?"""
+        with self._lock:
+            self.operators += 1
+            touched = [(each, False) for each in reads] + [(each, True) for each in writes]
+            spans = [(_span(self._number(each), each), write) for each, write in touched if each.numel()]
+            actor = self._actor(what, [number for (number, _, _), _ in spans])
+            clock = self._clocks[actor]
+            if actor != HOST:
+                _join(clock, self._clocks[HOST])
+            if actor == DEFAULT:
+                for (number, _, _), _ in spans:
+                    _join(clock, self._promised.pop(number, {}))
+            clock[actor] += 1
+            for span, write in spans:
+                self._touch(span, write, actor, what)
+            if waits and actor != HOST:
+                _join(self._clocks[HOST], clock)
+
+    def _actor(self, what: str, numbers: Sequence[int]) -> str:
+        """The stream that was entered; else by the memory, and where nothing is known, by the thread."""
+        if self.entered:
+            return self.entered[-1].name
+        known = {self._on_device[number] for number in numbers if number in self._on_device}
+        is_device = self._local.home == "device" if not known else known != {False}
+        if len(known) == 2:
+            self.races.append(f"{what} mixes memory of the host with the device's")
+        if is_device and what.startswith("c10d::") and self._local.home == "host":
+            self.races.append(f"{what} sends memory of the device")
+        for number in numbers:
+            self._on_device.setdefault(number, is_device)
+        return DEFAULT if is_device else HOST
+
+    def _touch(self, span: Span, write: bool, actor: str, what: str) -> None:
+        number, begin, end = span
+        clock = self._clocks[actor]
+        kept = []
+        for old in self._accesses.get(number, []):
+            overlaps = old.begin < end and begin < old.end
+            if overlaps and (write or old.writes) and clock.get(old.actor, 0) < old.time:
+                self.races.append(
+                    f"{what} on the {actor} against {old.what} on the {old.actor}: bytes "
+                    f"[{max(begin, old.begin)}, {min(end, old.end)}) of storage {number}"
+                )
+            covered = begin <= old.begin and old.end <= end
+            if not (covered and (write or (not old.writes and old.actor == actor))):
+                kept.append(old)
+        kept.append(Access(begin, end, write, actor, clock[actor], what))
+        self._accesses[number] = kept
+
+    def _number(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        number = int(storage._cdata)
+        with self._lock:
+            if number not in self._accesses:
+                self._accesses[number] = []
+                self._kept.append(storage)
+        return number
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for actor, time_ in other.items():
+        clock[actor] = max(clock.get(actor, 0), time_)
+
+
+def _span(number: int, tensor: Tensor) -> Span:
+    """From the first element to the last; the gaps of a tensor with strides count as its own."""
+    begin = tensor.storage_offset() * tensor.itemsize
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return number, begin, begin + (last + 1) * tensor.itemsize
+
+
+@dataclass
+class _Operators(TorchDispatchMode):
+    device: Simulated
+    _seen: None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = operator(*args, **kwargs)
+        if not operator.is_view:
+            reads, writes = [], []
+            for number, argument in enumerate(operator._schema.arguments):
+                value = kwargs.get(argument.name, args[number] if number < len(args) else None)
+                tensors = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+                is_written = argument.alias_info is not None and argument.alias_info.is_write
+                (writes if is_written else reads).extend(tensors)
+            name = operator._schema.name
+            fresh = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+            aliases = {each.untyped_storage()._cdata for each in [*reads, *writes]}
+            made = [each for each in fresh if each.untyped_storage()._cdata not in aliases]
+            if not name.startswith("aten::empty"):
+                writes += made
+            self.device.operate(name, reads, writes, name in SYNCING)
+        return result
+
+
+class _Functions(TorchFunctionMode):
+    """`numpy()` hands memory to code that no operator announces: it may read and write, on the host."""
+
+    def __init__(self, device: Simulated) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is Tensor.numpy:
+            self._device.operate("numpy", [args[0]], [args[0]], waits=True)
+        return function(*args, **(kwargs or {}))
