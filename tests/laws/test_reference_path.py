@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gradwire.kernels import cpu
-from tests.laws.cases import EXCHANGES, F32, ExchangeCase
+from tests.laws.cases import EXCHANGES, ExchangeCase
 from tests.laws.inputs import KINDS
 from tests.laws.rows import Row, perform
+from tests.unit.kernels.test_signs import F32
 
 
 @pytest.fixture

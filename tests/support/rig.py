@@ -17,7 +17,7 @@ from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.engine import Engine
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
-from gradwire.measure import now_s
+from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe

@@ -23,12 +23,12 @@ from gradwire.exchange.gcomp import Gcomp
 from gradwire.exchange.late import LATE, late_moment
 from gradwire.measure.codec import payloads
 from gradwire.moment import Moment
-from gradwire.planning import Backward, CodecCost, Link, Network, Tail, Transfer, UnitWork, predict
 from gradwire.planning.cluster import Cluster, once
-from gradwire.planning.groups import ready_of_element
-from gradwire.planning.predict import FREE
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import Backward, CodecCost, Link, Network
+from gradwire.planning.interval import bucketed
+from gradwire.planning.predict import FREE, Tail, UnitWork, predict, ready_of_element
 from gradwire.planning.shapes import Profile
-from gradwire.planning.shard import bucketed
 from gradwire.recipes import Composition
 from gradwire.tools.predicted import MainLane, Sent, main_lane
 

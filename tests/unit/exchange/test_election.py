@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gradwire.comm import run_ranks
-from gradwire.exchange.election import CYCLE, MARGIN, gain, in_turn, note, strongest
+from gradwire.exchange.election import MARGIN, gain, in_turn, note, strongest
+from gradwire.exchange.late import CYCLE
 from gradwire.exchange.state import times_led
 from gradwire.moment import Kept, Moment, Part
 

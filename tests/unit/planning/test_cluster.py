@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.planning import Link, Transfer
 from gradwire.planning.cluster import Cluster
-from gradwire.planning.collectives import ALGORITHMS
+from gradwire.planning.collectives import ALGORITHMS, Transfer
+from gradwire.planning.costs import Link
 
 LINK, INSIDE = Link(1e-3, 1e-8), Link(1e-5, 1e-10)
 EVERY = [pytest.param(Transfer(verb, 1e6, name), id=f"{verb}/{name}") for verb, name in ALGORITHMS]

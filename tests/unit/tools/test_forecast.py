@@ -9,10 +9,11 @@ import torch
 
 from gradwire.engine.layout import build
 from gradwire.exchange.late import LATE
-from gradwire.planning import CodecCost, Facts, Line, Link
 from gradwire.planning.cluster import Cluster
+from gradwire.planning.costs import CodecCost, Line, Link
+from gradwire.planning.facts import Facts
+from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import load, ready_of
-from gradwire.planning.shard import bucketed
 from gradwire.recipes import recipe
 from gradwire.tools.forecast import Forecast, forecast, specs_of_profile
 from gradwire.tools.predicted import predicted_step_s
