@@ -42,8 +42,8 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange, run
-from gradwire.exchange.gather import gather
 from gradwire.exchange.leader import leader
+from gradwire.exchange.payloads import gather
 from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired

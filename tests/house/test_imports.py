@@ -38,7 +38,6 @@ ALLOWED: dict[str, set[str]] = {
         "comm.base",
         "errors",
         "exchange.base",
-        "exchange.late",
         "memory",
         "moment",
         "planning",

@@ -29,18 +29,15 @@ from gradwire.contrib.signs_by_vote import Signum, majority_vote
 from gradwire.contrib.sketchsgd import sketch
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.contrib.truncate import upper_bits
-from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange
-from gradwire.exchange.compose import forget, remember, warm
+from gradwire.exchange.compose import every, forget, remember, warm
 from gradwire.exchange.dense import dense
-from gradwire.exchange.every import every
-from gradwire.exchange.gather import gather
 from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.exchange.leader import leader
-from gradwire.exchange.power_sgd import power_sgd
-from gradwire.exchange.reduce import reduce
+from gradwire.exchange.low_rank import acp_sgd, power_sgd
+from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual

@@ -20,12 +20,10 @@ from gradwire.contrib.sketchsgd import sketch
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange, run
-from gradwire.exchange.compose import Remember, remember
+from gradwire.exchange.compose import Remember, every, remember
 from gradwire.exchange.dense import dense
-from gradwire.exchange.every import every
-from gradwire.exchange.gather import gather
 from gradwire.exchange.leader import leader
-from gradwire.exchange.reduce import reduce
+from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment

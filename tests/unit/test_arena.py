@@ -14,7 +14,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.exchange.base import ExchangeLaws
 from gradwire.exchange.compose import remember
-from gradwire.exchange.gather import Gather, gather
+from gradwire.exchange.payloads import Gather, gather
 from gradwire.memory import UNSENT
 
 

@@ -13,7 +13,7 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.contrib.dgc import MomentumCorrection
 from gradwire.exchange.base import run
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, LowPass, Memory, Residual
 from gradwire.moment import Moment
 from tests.laws.folding import Folding

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire.exchange.base import Exchange
-from gradwire.exchange.late import CYCLE, LATE
+from gradwire.exchange.base import CYCLE, STEADY, Exchange
 from gradwire.memory import UNSENT
 from gradwire.moment import Moment
 from gradwire.recipes import Entry, entries
@@ -57,7 +56,7 @@ def describe(entry: Entry, world: int = 4) -> dict[str, Any]:
 
 def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
     """Of a long run, over the steps in which something travels and those in which nothing does."""
-    moments = [Moment(step, unit=0, rank=0, world=world) for step in range(LATE, LATE + CYCLE)]
+    moments = [Moment(step, unit=0, rank=0, world=world) for step in range(STEADY, STEADY + CYCLE)]
     steps = [exchange.rounds(NUMEL, torch.float32, at) for at in moments]
     travelled = sum(round_.wire_bytes(world) for rounds in steps for round_ in rounds)
     return {

@@ -42,7 +42,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.kernels import Folded, fold_momentum, mask_zeros
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.moment import Moment

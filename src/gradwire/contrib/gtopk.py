@@ -29,7 +29,7 @@ from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
-from gradwire.exchange.spread import spread_indices, spread_round
+from gradwire.exchange.leader import spread_indices, spread_round
 from gradwire.kernels import put, take, topk_indices
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.exchange.compose import remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register

@@ -28,7 +28,7 @@ from torch import Tensor
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.threshold import fill_up, random_start, threshold_of_sample
 from gradwire.exchange.compose import remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.kernels import indices_reaching, moments_reaching, topk_indices
 from gradwire.kernels.dispatch import rounded
 from gradwire.moment import Moment

@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.sparse import values
 from gradwire.exchange.compose import remember
-from gradwire.exchange.reduce import reduce
+from gradwire.exchange.payloads import reduce
 from gradwire.kernels import sample_indices
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register

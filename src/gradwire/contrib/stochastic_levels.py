@@ -42,7 +42,7 @@ from torch import Tensor
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.blocks import ScaledPayload
 from gradwire.exchange.compose import forget, remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.kernels import Grid, Norm, add_quantized, quantize, step_type
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register

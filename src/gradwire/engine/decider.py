@@ -19,7 +19,7 @@ from gradwire.decide.profiler import ORDINARY, WarmupProfiler
 from gradwire.engine.layout import Layout
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
-from gradwire.exchange.late import sent
+from gradwire.exchange.base import steady_rounds
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.probe import name_of, network_of, probe, slowest
 from gradwire.planning.collectives import calibrated
@@ -222,7 +222,7 @@ def links_for(decision: Decision, world: int) -> tuple[str, ...]:
     """
     if decision.about is None:
         return PROBED
-    names = (name_of(each) for each in sent(decision.about.exchange, _TYPICAL, world))
+    names = (name_of(each) for each in steady_rounds(decision.about.exchange, _TYPICAL, world))
     return tuple(dict.fromkeys((*PROBED, *(name for name in names if name is not None))))
 
 

@@ -1,4 +1,4 @@
-"""The one type that everything between a gradient and its mean has in common."""
+"""What everything between a gradient and its mean has in common, and what it sends in steady state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.memory import Memory
-from gradwire.moment import Moment
+from gradwire.moment import Kept, Moment, Part
 
 WHOLE = 0
 """The grain of an exchange whose units must hold whole parameters."""
@@ -83,7 +83,7 @@ def parts(whole: object) -> Iterator[object]:
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse
     >>> from gradwire.exchange.compose import remember
-    >>> from gradwire.exchange.gather import gather
+    >>> from gradwire.exchange.payloads import gather
     >>> [type(part).__name__ for part in parts(remember(gather(sparse(top_k(0.01)))))]
     ['Remember', 'Gather', 'Sparse', 'TopK']
     """
@@ -98,3 +98,37 @@ def parts(whole: object) -> Iterator[object]:
 def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> None:
     """Start and finish in one go, for tests and for callers that have nothing to overlap."""
     exchange.start(x, mean, comm, at)()
+
+
+STEADY = 1 << 20
+"""A committed step after every warm-up, in which rank 0 of four leads."""
+CYCLE = 840
+"""The least number of steps that holds whole cycles of every interval up to 8."""
+
+
+def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:
+    """What a unit sends in the steady state: after every warm-up, in a step in which it does not rest.
+
+    >>> from gradwire.exchange.dense import dense
+    >>> from gradwire.exchange.compose import every
+    >>> [each.verb for each in steady_rounds(every(4, dense()), 1000, 2)]
+    ['all_reduce']
+    """
+    step = first_busy_step(exchange, numel, world)
+    return exchange.rounds(numel, torch.float32, steady_moment(numel, world, step))
+
+
+def steady_moment(numel: int, world: int, step: int, kept: Kept | None = None) -> Moment:
+    """A unit that is one matrix, as square as powers of two allow."""
+    columns = 1 << (max(numel, 1).bit_length() - 1) // 2
+    shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
+    part = Part("weight", shape, 0, numel)
+    return Moment(step, 0, 0, world, parts=(part,), kept=kept or Kept())
+
+
+def first_busy_step(exchange: Exchange, numel: int, world: int) -> int:
+    """The first step of the steady state in which rank 0 does not rest; `STEADY` if it always does."""
+    for step in range(STEADY, STEADY + CYCLE):
+        if exchange.rounds(numel, torch.float32, steady_moment(numel, world, step)):
+            return step
+    return STEADY

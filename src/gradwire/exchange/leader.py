@@ -1,7 +1,7 @@
 """One rank's choice of elements for all ranks, then an all-reduce of the values alone.
 
-Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, section 3: CLT-k; AR-Topk in
-"Flexible communication …", Tyagi and Swany 2024, section III).
+Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, section 3: CLT-k). First come the
+steps of it that others use, too: one rank's indices to all, and each rank's share of the mean at these.
 """
 
 from __future__ import annotations
@@ -12,14 +12,69 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.cast import check_wire_type, wire_type
+from gradwire.codec.cast import cast_for_sum, check_wire_type, wire_type
+from gradwire.codec.indices import index_words, pack_indices, unpack_indices
 from gradwire.codec.select.base import Selector, check_fixed_size
-from gradwire.comm.base import Comm, Round
+from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.exchange.shares import take_share
-from gradwire.exchange.spread import spread_indices, spread_round
-from gradwire.kernels import put
+from gradwire.kernels import put, scatter, take
 from gradwire.moment import Moment
+
+
+def spread_indices(own: Tensor | None, count: int, like: Tensor, comm: Comm) -> Tensor:
+    """The ascending indices (count,) of the rank that hands in its `own`; all others hand in `None`.
+
+    They are places in `like` (numel,). One all-reduce of the packed indices, waited for, to which all others
+    contribute zeros: 2(N-1)/N of the payload, but no root, so that a rank that fails before it knows who
+    leads can still keep the agreed order. Raises `WireError` for what is no choice of `count` places.
+    """
+    words = _packed(own, count, like)
+    comm.all_reduce(words).wait()
+    return unpack_indices(words, count, like.numel())
+
+
+def spread_round(count: int, numel: int) -> Round:
+    """What `spread_indices` issues."""
+    return Round("all_reduce", index_words(count, numel), torch.int32)
+
+
+def broadcast_indices(
+    own: Tensor | None, count: int, like: Tensor, comm: Comm, src: int, algorithm: Broadcasting
+) -> Tensor:
+    """As `spread_indices` from rank `src`, which all ranks know. One broadcast, waited for."""
+    words = _packed(own, count, like)
+    comm.broadcast(words, src, algorithm).wait()
+    return unpack_indices(words, count, like.numel())
+
+
+def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
+    """What `broadcast_indices` issues."""
+    size = index_words(count, numel)
+    return Round("broadcast", size, torch.int32, src=src, algorithm=algorithm)
+
+
+def _packed(own: Tensor | None, count: int, like: Tensor) -> Tensor:
+    """(words,) int32; zeros of those who have no choice to hand in."""
+    if own is not None:
+        return pack_indices(own, like.numel())
+    return torch.zeros(index_words(count, like.numel()), dtype=torch.int32, device=like.device)
+
+
+def take_share(x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
+    """Take x/W at `indices` (k,) out of x (numel,): the values (k,) of `dtype` to be summed over ranks.
+
+    That is x's own or shorter; what rounding drops goes back to x.
+    """
+    values = take(x, indices, 1.0 / world)
+    return values if dtype == x.dtype else _narrow(values, x, indices, world, dtype)
+
+
+def _narrow(values: Tensor, x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
+    """`values` in the shorter type; the difference goes back to where they came from."""
+    narrow = cast_for_sum(values, world, dtype)
+    scatter(x, indices, values.sub_(narrow).mul_(world))
+    return narrow
+
 
 Elect = Literal["round_robin", "norm"]
 

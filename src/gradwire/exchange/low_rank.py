@@ -1,11 +1,29 @@
-"""What low-rank exchanges share: which parameters are matrices, and where their factors lie and are kept.
+"""Low-rank exchanges: PowerSGD, and ACP-SGD, whose factors take turns.
 
 A parameter of shape (n, …) is a matrix of n rows. Those that a rank-r factorisation would not make smaller
 (r·(rows + columns) ≥ rows·columns), vectors, and whatever lies in the unit in part only, travel raw, in the
 same all-reduce as the first factors. A unit of which nothing is known counts as one matrix of ⌊√numel⌋ rows,
-and what is over is raw.
+and what is over is raw. All matrices of a unit are multiplied by one kernel call and travel in one buffer.
 
-All matrices of a unit are multiplied by one kernel call and travel in one buffer.
+PowerSGD is one step of power iteration per training step (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
+Every matrix M becomes P = M·Q, summed over ranks and orthonormalised to P̂, and Q = Mᵀ·P̂, summed likewise;
+the mean is P̂·Qᵀ, and Q is where the next step starts.
+
+ACP-SGD (Zhang, Zhang, Shi, Chu and Li 2023, "Evaluation and optimization of gradient compression for
+distributed deep learning") sums one factor a step. In even steps Q from the step before is orthonormal and
+P = M·Q is summed over ranks, in odd steps the other way round with Q = Mᵀ·P. The mean is P·Qᵀ. One all-reduce
+per step of half of PowerSGD's traffic; nothing waits in between, so the wire of one unit overlaps with the
+products of the next. Two steps are one step of power iteration.
+
+Differences from the papers: what a rank of PowerSGD leaves is its own M − P̂·(its own Q)ᵀ, and not M less the
+mean. Over ranks both have the same mean, so the mean of every later step is the same in exact arithmetic; but
+what a rank leaves is then an orthogonal projection of what came, never larger, and an idle rank keeps its
+memory. In ACP-SGD that is so in the paper, too. Factors are orthonormalised when they are kept, not before
+their next use: that spans the same and keeps numbers in range. Columns in which nothing is left keep their
+old direction.
+
+Not guaranteed is that a single rank's memory shrinks: what is orthogonal to all P̂, or cancels in the sum of
+ranks, waits. What is sent of the mean M̄ is its best approximation within the span of M̄·Q.
 """
 
 from __future__ import annotations
@@ -18,8 +36,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gradwire.comm.base import Comm, Round
+from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT
-from gradwire.kernels import orthonormalise
+from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
 from gradwire.moment import Moment, Part
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
@@ -147,3 +167,108 @@ def check_rank(rank: int) -> int:
     if rank < 1:
         raise ValueError(f"rank={rank} must be at least 1; published results are of 1 to 4")
     return rank
+
+
+@dataclass(frozen=True)
+class PowerSgd:
+    """Two all-reduces: r·rows of every matrix with what travels raw, then r·columns of every matrix."""
+
+    rank: int
+    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE)
+    memory = None
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """Reads every matrix three times and writes it once."""
+        unit, dtype, weight = arrange(x.numel(), at.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
+        kept = unit.right.recall(at, dtype, x.device)
+        buffer = x.new_empty(unit.left.numel + unit.raw_numel, dtype=dtype)
+        left, raw = buffer[: unit.left.numel], buffer[unit.left.numel :]
+        left_products(x, unit.places, self.rank, left, kept)
+        left *= weight
+        unit.take_raw(x, raw, weight)
+        pending = comm.all_reduce(buffer) if buffer.numel() else None
+        right = x.new_empty(unit.right.numel, dtype=dtype)
+        if right.numel() and pending is not None:
+            pending.wait()
+            orthonormalise(left, unit.left.spans, self.rank)
+            right_products(x, unit.places, self.rank, left, right)
+            right *= weight
+            pending = comm.all_reduce(right)
+
+        def finish() -> None:
+            if pending is not None:
+                pending.wait()
+            unit.land_raw(raw, mean)
+            outer_products(mean, unit.places, self.rank, left, right)
+            unit.right.keep(right, kept, at)
+
+        return finish
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        unit = arrange(numel, at.parts, self.rank)
+        sizes = (unit.left.numel + unit.raw_numel, unit.right.numel)
+        return tuple(Round("all_reduce", size, factor_type(dtype)) for size in sizes if size)
+
+
+def power_sgd(rank: int = 1) -> PowerSgd:
+    """The mean's approximation of `rank`, by one step of power iteration from the last step's factors.
+
+    >>> import torch
+    >>> from gradwire.moment import Moment, Part
+    >>> at = Moment(0, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
+    >>> [each.numel for each in power_sgd(2).rounds(64 * 128, torch.float32, at)]
+    [128, 256]
+    """
+    return PowerSgd(check_rank(rank))
+
+
+@dataclass(frozen=True)
+class AcpSgd:
+    """One all-reduce: r·rows of every matrix in even steps, r·columns in odd ones, and what is raw."""
+
+    rank: int
+    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE)
+    memory = None
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        """Reads and writes every matrix once in even steps, twice in odd ones."""
+        unit, dtype, weight = arrange(x.numel(), at.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
+        even = at.step % 2 == 0
+        sent, fixed = (unit.left, unit.right) if even else (unit.right, unit.left)
+        basis, before = fixed.recall(at, dtype, x.device), sent.recall(at, dtype, x.device)
+        buffer = x.new_empty(sent.numel + unit.raw_numel, dtype=dtype)
+        factor, raw = buffer[: sent.numel], buffer[sent.numel :]
+        left, right = (factor, basis) if even else (basis, factor)
+        if even:
+            left_products(x, unit.places, self.rank, left, right, subtract=True)
+        else:
+            right_products(x, unit.places, self.rank, left, right)
+        factor *= weight
+        unit.take_raw(x, raw, weight)
+        pending = comm.all_reduce(buffer) if buffer.numel() else None
+
+        def finish() -> None:
+            if pending is not None:
+                pending.wait()
+            unit.land_raw(raw, mean)
+            outer_products(mean, unit.places, self.rank, left, right)
+            sent.keep(factor, before, at)
+
+        return finish
+
+    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        unit = arrange(numel, at.parts, self.rank)
+        size = (unit.left if at.step % 2 == 0 else unit.right).numel + unit.raw_numel
+        return (Round("all_reduce", size, factor_type(dtype)),) if size else ()
+
+
+def acp_sgd(rank: int = 1) -> AcpSgd:
+    """The mean's approximation of `rank`, one factor per step.
+
+    >>> import torch
+    >>> from gradwire.moment import Moment, Part
+    >>> at = Moment(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
+    >>> [each.numel for each in acp_sgd(2).rounds(64 * 128, torch.float32, at)]
+    [256]
+    """
+    return AcpSgd(check_rank(rank))

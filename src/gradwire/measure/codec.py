@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import WireError
-from gradwire.exchange.base import Exchange
-from gradwire.exchange.late import LATE, late_moment, step_that_sends
+from gradwire.exchange.base import STEADY, Exchange, first_busy_step, steady_moment
 from gradwire.measure import cache
 from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import now_s
@@ -126,7 +125,7 @@ def _measure(
     return CodecCurves(straight_line(encode), straight_line(decode))
 
 
-def payloads(exchange: Exchange, numel: int, world: int, step: int = LATE) -> float:
+def payloads(exchange: Exchange, numel: int, world: int, step: int = STEADY) -> float:
     """How many payloads of whole units a rank decodes: N after an all-gather of them, else 1.
 
     Where ranks gather shards of 1/N each, that is 1 too.
@@ -134,13 +133,13 @@ def payloads(exchange: Exchange, numel: int, world: int, step: int = LATE) -> fl
     >>> from gradwire.codec.cast import cast
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse
-    >>> from gradwire.exchange.gather import gather
-    >>> from gradwire.exchange.reduce import reduce
+    >>> from gradwire.exchange.payloads import gather
+    >>> from gradwire.exchange.payloads import reduce
     >>> payloads(gather(sparse(top_k(0.01))), 1000, 4), payloads(reduce(cast(torch.float16)), 1000, 4)
     (4.0, 1.0)
     """
     rounds, alone = (
-        exchange.rounds(numel, torch.float32, late_moment(numel, ranks, step)) for ranks in (world, 1)
+        exchange.rounds(numel, torch.float32, steady_moment(numel, ranks, step)) for ranks in (world, 1)
     )
     if not rounds or not alone or rounds[-1].verb != "all_gather" or alone[-1].payload_bytes == 0:
         return 1.0
@@ -152,7 +151,7 @@ class _Bench:
 
     def __init__(self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float]) -> None:
         self._exchange, self._world, self._clock = exchange, world, clock
-        self._step = step_that_sends(exchange, numel, world)
+        self._step = first_busy_step(exchange, numel, world)
         self._payloads = payloads(exchange, numel, world, self._step)
         self._grad = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
         memory = exchange.memory
@@ -165,7 +164,7 @@ class _Bench:
     def once(self) -> tuple[float, float]:
         """Seconds of encoding, and of decoding one payload."""
         comm = EchoComm(self._world, self._clock)
-        at = late_moment(self._grad.numel(), self._world, self._step, self._kept)
+        at = steady_moment(self._grad.numel(), self._world, self._step, self._kept)
         start_s = self._clock()
         x = self._folded()
         finish = self._exchange.start(x, self._mean, comm, at)

@@ -1,10 +1,10 @@
 """acpsgd: PowerSGD's two factors in turns, one per step (Zhang, Zhang, Shi, Chu and Li 2023).
 
-See `gradwire.exchange.acp_sgd` for how it differs from the paper. Vectors and tiny tensors travel densely.
+See `gradwire.exchange.low_rank` for how it differs from the paper. Vectors and tiny tensors travel densely.
 """
 
-from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.low_rank import acp_sgd
 from gradwire.recipes.base import Composition, register
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from gradwire.codec.select.topk import top_k
 from gradwire.comm.base import Algorithm, Broadcasting
+from gradwire.exchange.ar_topk import Election
 from gradwire.exchange.ar_topk import ar_topk as exchange_of
 from gradwire.exchange.compose import remember
-from gradwire.exchange.election import Election
 from gradwire.planning.cuts import ramped_cuts
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of

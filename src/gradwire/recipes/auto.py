@@ -18,7 +18,7 @@ import torch
 
 from gradwire.codec.indices import bits_per_index
 from gradwire.comm.base import Round
-from gradwire.exchange.late import sent
+from gradwire.exchange.base import steady_rounds
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.facts import Facts
 from gradwire.planning.predict import Tail, step_from_facts
@@ -127,7 +127,7 @@ def predicted(composition: Composition, facts: Facts) -> float | None:
         facts,
         range(len(numel)),
         cuts,
-        lambda _index, elements: sent(exchange, elements, world),
+        lambda _index, elements: steady_rounds(exchange, elements, world),
         Tail(Transfer("all_reduce", ROW_BYTES * world)),
     )
     return None if found is None else found.step_s - facts.backward.before_s
@@ -144,7 +144,7 @@ def bytes_against_dense(composition: Composition, facts: Facts) -> float:
     0.5
     """
     numel, world = 1 << 20, max(facts.world, 2)
-    bytes_ = sum(each.wire_bytes(world) for each in sent(composition.exchange, numel, world))
+    bytes_ = sum(each.wire_bytes(world) for each in steady_rounds(composition.exchange, numel, world))
     as_it_is = Round("all_reduce", numel, torch.uint8).wire_bytes(world) * _bytes_per_element(facts)
     return bytes_ / as_it_is
 

@@ -121,7 +121,7 @@ def register(build: B) -> B:
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse
     >>> from gradwire.exchange.compose import remember, warm
-    >>> from gradwire.exchange.gather import gather
+    >>> from gradwire.exchange.payloads import gather
     >>> @register
     ... def gentle_topk(ratio: float = 0.05, steps: int = 100) -> Composition:
     ...     '''Top-k after some dense steps.'''

@@ -3,7 +3,7 @@
 import torch
 
 from gradwire.codec.cast import cast
-from gradwire.exchange.reduce import reduce
+from gradwire.exchange.payloads import reduce
 from gradwire.recipes.base import Composition, register
 
 

@@ -17,9 +17,8 @@ from typing import Literal, get_args
 
 from gradwire.arena import Cutter
 from gradwire.exchange.base import Exchange
-from gradwire.exchange.compose import forget, remember
+from gradwire.exchange.compose import every, forget, remember
 from gradwire.exchange.dense import dense
-from gradwire.exchange.every import every
 from gradwire.memory import Forgetful, Residual
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Line

@@ -7,7 +7,7 @@ sent on; vectors and tiny tensors travel densely, unless a policy says otherwise
 
 from gradwire.codec.signs import sign
 from gradwire.exchange.compose import remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.recipes.base import Composition, register
 
 

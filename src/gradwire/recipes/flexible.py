@@ -22,11 +22,10 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm.base import Round
 from gradwire.decide.flexible import WAYS, Choice, Flexible, Rounds, Rule
-from gradwire.exchange.ar_topk import ar_topk
+from gradwire.exchange.ar_topk import Election, ar_topk
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import remember
-from gradwire.exchange.election import Election
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.kernels import magnitude_edges, magnitude_histogram
 from gradwire.moment import Moment
 from gradwire.planning.cuts import ramped_cuts

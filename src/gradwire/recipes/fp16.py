@@ -7,7 +7,7 @@ overflow is agreed on by all ranks before anything is committed.
 import torch
 
 from gradwire.codec.cast import cast
-from gradwire.exchange.reduce import reduce
+from gradwire.exchange.payloads import reduce
 from gradwire.recipes.base import Composition, register
 
 

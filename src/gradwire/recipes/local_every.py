@@ -5,9 +5,8 @@ is stepped all the same and sees zeros in between, so the learning rate's schedu
 arrives is the sum over the k steps, as error feedback has it, not their mean.
 """
 
-from gradwire.exchange.compose import remember
+from gradwire.exchange.compose import every, remember
 from gradwire.exchange.dense import dense
-from gradwire.exchange.every import every
 from gradwire.recipes.base import Composition, register
 
 

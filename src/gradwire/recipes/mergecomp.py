@@ -19,9 +19,8 @@ from functools import partial
 from typing import Literal, get_args
 
 from gradwire.decide.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
-from gradwire.exchange.base import Exchange
+from gradwire.exchange.base import Exchange, steady_rounds
 from gradwire.exchange.compose import forget
-from gradwire.exchange.late import sent
 from gradwire.planning.collectives import total_time
 from gradwire.planning.costs import Backward, Line, Network
 from gradwire.planning.cuts import Cuts, element_cuts, even_groups, fixed_cuts, layer_cuts
@@ -231,4 +230,4 @@ _ENDS = (1 << 12, 1 << 22)
 
 
 def _seconds(exchange: Exchange, numel: int, network: Network, world: int) -> float:
-    return total_time(sent(exchange, numel, world), world, network)
+    return total_time(steady_rounds(exchange, numel, world), world, network)

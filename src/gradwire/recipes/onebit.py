@@ -7,7 +7,7 @@ plain gradients and no AdaGrad of its own.
 
 from gradwire.codec.signs import one_bit
 from gradwire.exchange.compose import remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.recipes.base import Composition, register
 
 

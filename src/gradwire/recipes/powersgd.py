@@ -1,6 +1,6 @@
 """powersgd: low-rank factors of every matrix, by one step of power iteration (Vogels et al. 2019).
 
-See `gradwire.exchange.power_sgd` for how it differs from the paper's algorithm 1. Beyond that: a matrix is
+See `gradwire.exchange.low_rank` for how it differs from the paper's algorithm 1. Beyond that: a matrix is
 compressed wherever that makes it smaller (torch's hook asks for a factor of 2), and vectors and tiny tensors
 travel densely, as all do in the paper that are no matrices. There is no dense start unless `warmup_steps`
 asks for one, as in the paper; torch's hook sends its first 1000 steps densely, which is safer and, on a link
@@ -8,7 +8,7 @@ that needs compression, slow.
 """
 
 from gradwire.exchange.compose import remember, warm
-from gradwire.exchange.power_sgd import power_sgd
+from gradwire.exchange.low_rank import power_sgd
 from gradwire.recipes.base import Composition, register
 
 

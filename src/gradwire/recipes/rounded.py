@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from gradwire.codec.base import Codec
 from gradwire.exchange.compose import forget, remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.recipes.base import Composition
 

@@ -180,7 +180,7 @@ def selector_of(exchange: Exchange) -> Selector | None:
     >>> from gradwire.codec.sparse import sparse
     >>> from gradwire.exchange.compose import remember
     >>> from gradwire.exchange.dense import dense
-    >>> from gradwire.exchange.gather import gather
+    >>> from gradwire.exchange.payloads import gather
     >>> selector_of(remember(gather(sparse(top_k(0.01))))), selector_of(dense())
     (TopK(ratio=0.01), None)
     """

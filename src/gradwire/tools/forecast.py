@@ -18,7 +18,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.engine.layout import build
 from gradwire.exchange.base import WHOLE, Exchange, parts
-from gradwire.exchange.every import Every
+from gradwire.exchange.compose import Every
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.exchange.late import LATE, late_moment
 from gradwire.measure.codec import payloads

@@ -13,7 +13,7 @@ from gradwire.codec.sparse import values
 from gradwire.contrib.randomk import random_k
 from gradwire.engine import layout as layouts
 from gradwire.engine.layout import Layout, build, by_size
-from gradwire.exchange.reduce import Reduce, reduce
+from gradwire.exchange.payloads import Reduce, reduce
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 

@@ -20,8 +20,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine.layout import build, by_size
 from gradwire.engine.preparing import kernels_for, kernels_of
-from gradwire.exchange.base import Exchange, run
-from gradwire.exchange.late import LATE
+from gradwire.exchange.base import STEADY, Exchange, run
 from gradwire.kernels import cpu, frames, prepare, sample_indices, topk_indices
 from gradwire.kernels.cpu.prepared import SIGNATURES
 from gradwire.moment import Moment, Part, Replicated
@@ -84,8 +83,8 @@ def train(exchange: Exchange, comm: Comm) -> None:
     specs = [Part(str(number), shape, 0, torch.Size(shape).numel()) for number, shape in enumerate(SHAPES)]
     total = sum(part.numel for part in specs)
     folding = None if exchange.memory is None else Folding(exchange.memory, total)
-    at = Moment(LATE, 1, comm.rank, comm.world, parts=tuple(specs), replicas=like_all)
-    for step in range(LATE, LATE + 2):
+    at = Moment(STEADY, 1, comm.rank, comm.world, parts=tuple(specs), replicas=like_all)
+    for step in range(STEADY, STEADY + 2):
         grad = torch.randn(total, generator=torch.Generator().manual_seed(8 * step + comm.rank))
         x = grad if folding is None else folding.fold(grad, step, comm.world)
         at = replace(at, step=step, unsent=None if folding is None else folding.committed.get("unsent"))

@@ -19,7 +19,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.memory import LowPass
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import REVERSED, SHUFFLED, Rig, gradients

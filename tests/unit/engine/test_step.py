@@ -11,7 +11,7 @@ from gradwire.codec.sparse import sparse
 from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.step import Failed, Running, Step
 from gradwire.exchange.compose import remember
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 
 
 def _lane(*sizes: int) -> Lane:

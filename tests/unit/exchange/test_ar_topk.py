@@ -1,6 +1,8 @@
-"""Who chooses in AR-Topk, what travels, and that traffic does not grow with the world."""
+"""AR-Topk: who leads, what is sent, and the gain that decides between two ways to elect."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -9,12 +11,12 @@ from torch import Tensor
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import Round, ThreadComm, run_ranks
-from gradwire.exchange.ar_topk import ar_topk
-from gradwire.exchange.base import run
-from gradwire.exchange.gather import gather
+from gradwire.exchange.ar_topk import MARGIN, ar_topk, gain, in_turn, note, strongest
+from gradwire.exchange.base import CYCLE, run
+from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.observed import Observed
-from gradwire.moment import Kept, Moment
+from gradwire.moment import Kept, Moment, Part
 from tests.unit.exchange.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
@@ -41,14 +43,14 @@ def test_ranks_lead_in_turn(world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_largest_variance_leads(world: int) -> None:
-    for strongest in range(world):
+    for loudest in range(world):
         results = step(
             ar_topk(top_k(0.1), "variance"),
-            lambda rank, strongest=strongest: own_peak(rank) * (3.0 if rank == strongest else 1.0),
+            lambda rank, loudest=loudest: own_peak(rank) * (3.0 if rank == loudest else 1.0),
             world,
             number=world + 1,
         )
-        assert chosen(results) == strongest
+        assert chosen(results) == loudest
 
 
 def test_variance_is_that_of_the_chosen_elements() -> None:
@@ -150,3 +152,97 @@ def test_unknown_options_raise() -> None:
         ar_topk(top_k(0.1), algorithm="mesh")
     with pytest.raises(ValueError, match="none of library, scatter"):
         ar_topk(top_k(0.1), broadcast="tree")
+
+
+WORLD = 3
+TRIAL = 2 * WORLD
+
+
+def at(step: int, kept: Kept, unit: int = 0, world: int = WORLD) -> Moment:
+    return Moment(step, unit, 0, world, kept=kept, parts=(Part("weight", (10,), 0, 10),))
+
+
+def lead(kept: Kept, steps: range, gains: tuple[float, float]) -> list[bool]:
+    """Which of `steps` went in turn, when going in turn gains gains[0] and electing by variance gains[1]."""
+    ways = []
+    for number in steps:
+        moment = at(number, kept)
+        ways.append(in_turn("auto", moment))
+        note(moment, number % WORLD, gains[0] if ways[-1] else gains[1])
+        kept.commit()
+    return ways
+
+
+@pytest.mark.parametrize(("gains", "better"), [((0.5, 0.6), False), ((0.6, 0.5), True), ((0.5, 0.505), True)])
+def test_both_ways_are_tried_and_the_better_one_leads_until_the_next_cycle(gains, better: bool) -> None:
+    cycle = [True] * TRIAL + [False] * TRIAL + [better] * (CYCLE * WORLD - 2 * TRIAL)
+    assert lead(Kept(), range(2 * CYCLE * WORLD), gains) == cycle * 2
+
+
+def test_auto_changes_its_mind_when_gains_change() -> None:
+    kept, cycle = Kept(), CYCLE * WORLD
+    assert not any(lead(kept, range(cycle), (0.5, 0.9))[2 * TRIAL :])
+    assert all(lead(kept, range(cycle, 2 * cycle), (0.9, 0.5))[2 * TRIAL :])
+
+
+def test_what_the_memories_had_left_from_the_other_way_does_not_count() -> None:
+    kept = Kept()
+    for number in range(2 * TRIAL):
+        settling = number % TRIAL < WORLD
+        note(at(number, kept), 0, 1.0 if settling and number < TRIAL else 0.5 if number < TRIAL else 0.6)
+        kept.commit()
+    assert not in_turn("auto", at(2 * TRIAL, kept))
+
+
+def test_a_small_advantage_does_not_pay_for_a_round() -> None:
+    assert MARGIN > 1
+    better = 0.5 * MARGIN * 1.001
+    assert not any(lead(Kept(), range(CYCLE * WORLD), (0.5, better))[2 * TRIAL :])
+
+
+def test_without_measurements_ranks_lead_in_turn() -> None:
+    # As after a change of world, or a plan that began in the middle of a cycle.
+    kept = Kept()
+    note(at(0, kept, world=5), 4, 0.3)
+    kept.commit()
+    assert in_turn("auto", at(2 * TRIAL + 1, kept))
+
+
+def test_a_step_that_is_not_committed_leaves_no_trace() -> None:
+    kept = Kept()
+    note(at(0, kept), 2, None)
+    kept.discard()
+    assert times_led([kept]) is None
+
+
+def test_times_led_add_up_over_units_and_lanes() -> None:
+    lanes = [Kept(), Kept()]
+    for kept, unit, leader in [(0, 0, 2), (0, 1, 2), (1, 0, 0), (0, 0, 1)]:
+        note(at(0, lanes[kept], unit), leader, None)
+        lanes[kept].commit()
+    assert times_led(lanes) == [1, 1, 2]
+    assert times_led([Kept()]) is None
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_largest_norm_wins_and_the_lowest_rank_among_equals(world: int) -> None:
+    for winner in range(world):
+        norms = [2.0 if rank >= winner else 1.0 for rank in range(world)]
+        elected = run_ranks(
+            world, lambda comm, norms=norms: strongest(torch.full((4,), norms[comm.rank]), comm)
+        )
+        assert elected == [winner] * world
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ((5.0, 10.0), 0.25),
+        ((0.0, 2.0), 0.0),
+        ((0.0, 0.0), 1.0),
+        ((math.nan, 1.0), 0.0),
+        ((math.inf, math.inf), 0.0),
+    ],
+)
+def test_gain_is_a_share_whatever_the_norms(norms: tuple[float, float], expected: float) -> None:
+    assert gain(*norms) == expected

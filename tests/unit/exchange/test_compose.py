@@ -1,4 +1,4 @@
-"""Combinators."""
+"""Combinators: what they pass on, what they refuse, and which units travel when."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import torch
 
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
-from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.compose import every, remember, warm
 from gradwire.exchange.dense import dense
-from gradwire.exchange.gather import gather
+from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
+from gradwire.moment import Moment
 from tests.unit.exchange.steps import step
 
 TOPK = gather(sparse(top_k(0.25)))
@@ -41,3 +42,38 @@ def test_warm_remembers_as_what_it_warms_up() -> None:
 def test_negative_number_of_steps_raises() -> None:
     with pytest.raises(ValueError, match="steps=-1 must not be negative"):
         warm(-1, TOPK)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 4, 7])
+def test_unit_t_travels_at_step_s_when_t_plus_s_is_a_multiple_of_the_interval(interval: int) -> None:
+    exchange = every(interval, dense())
+    for unit in range(2 * interval):
+        for number in range(3 * interval):
+            at = Moment(number, unit, 0, 1)
+            assert exchange.sends(at) is ((unit + number) % interval == 0)
+            assert bool(exchange.rounds(5, torch.float32, at)) is exchange.sends(at)
+
+
+def test_first_steps_of_interval_three_by_hand() -> None:
+    exchange = every(3, dense())
+    sent = [[unit for unit in range(6) if exchange.sends(Moment(s, unit, 0, 1))] for s in range(4)]
+    assert sent == [[0, 3], [2, 5], [1, 4], [0, 3]]
+
+
+def test_unit_that_does_not_travel_hands_zeros_and_keeps_everything() -> None:
+    for rank, result in enumerate(step(every(4, dense()), lambda rank: torch.full((3,), rank + 1.0), 2, 1)):
+        assert result.mean.tolist() == [0.0] * 3
+        assert result.unsent.tolist() == [rank + 1.0] * 3
+        assert result.rounds == []
+
+
+def test_unit_that_travels_is_exchanged() -> None:
+    for result in step(every(4, dense()), lambda rank: torch.full((3,), rank + 1.0), 3, number=1, unit=3):
+        assert result.mean.tolist() == pytest.approx([2.0] * 3, rel=1e-6)
+        assert result.unsent.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+def test_interval_below_one_raises(interval: int) -> None:
+    with pytest.raises(ValueError, match="must be at least 1 step"):
+        every(interval, dense())

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
-from gradwire.exchange.acp_sgd import acp_sgd
 from gradwire.exchange.base import Exchange
-from gradwire.exchange.low_rank import arrange
-from gradwire.exchange.power_sgd import power_sgd
+from gradwire.exchange.low_rank import acp_sgd, arrange, power_sgd
 from gradwire.moment import Moment, Part
 from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (

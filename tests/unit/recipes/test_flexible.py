@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.decide.flexible import Choice
-from gradwire.exchange.election import Election
+from gradwire.exchange.ar_topk import Election
 from gradwire.moment import Moment
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Observed, Watched

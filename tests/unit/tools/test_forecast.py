@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gradwire.exchange.late import LATE
 
 from gradwire.engine.layout import build
-from gradwire.exchange.late import LATE
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
