@@ -39,7 +39,7 @@ from captured import Captured, snapshots
 from torch import Tensor
 
 from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
-from gradwire.codec.gcomp.drops import Dropped
+from gradwire.codec.gcomp.rounding import Dropped
 
 KEY = Key(step=0, unit=0, hop=0)
 TABLE_BITS = 8 * 128

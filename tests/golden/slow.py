@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from gradwire.codec.gcomp.header import CHUNK, HEADER_BYTES, Header, Key
+from gradwire.codec.gcomp.frame import CHUNK, HEADER_BYTES, Header, Key
 from gradwire.errors import WireError
 
 _WORD = 1 << 64

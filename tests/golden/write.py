@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import frame, unframe
-from gradwire.codec.gcomp.header import VERSION
+from gradwire.codec.gcomp.frame import VERSION
 from tests.golden.fuzz import KEY, Case, cases, outcome, sealed
 
 HERE = Path(__file__).parent / "frames"

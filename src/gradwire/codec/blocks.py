@@ -13,53 +13,16 @@ tried, and leaves 2 % (normal numbers) to 12 % (heavy tails) more error than map
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
+from gradwire.codec.scaled import ScaledPayload
 from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
 from gradwire.moment import Moment
-
-
-@dataclass(frozen=True)
-class ScaledPayload:
-    """`count` numbers of `dtype`, then the codes, then zeros up to a multiple of a number's size.
-
-    The padding aligns the numbers of every row where several payloads are the rows of one buffer.
-
-    >>> ScaledPayload(count=4, code_bytes=502, dtype=torch.float32).bytes
-    520
-    """
-
-    count: int
-    code_bytes: int
-    dtype: torch.dtype
-
-    @cached_property
-    def bytes(self) -> int:
-        """Size of the payload."""
-        return -(-self._stop // self.dtype.itemsize) * self.dtype.itemsize
-
-    @cached_property
-    def _start(self) -> int:
-        return self.count * self.dtype.itemsize
-
-    @cached_property
-    def _stop(self) -> int:
-        return self._start + self.code_bytes
-
-    def empty(self, device: torch.device) -> Tensor:
-        """A payload (bytes,) uint8 of which only the padding is written."""
-        payload = torch.empty(self.bytes, dtype=torch.uint8, device=device)
-        payload[self._stop :] = 0
-        return payload
-
-    def split(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers and codes, as views."""
-        return payload[: self._start].view(self.dtype), payload[self._start : self._stop]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from gradwire.codec.gcomp import (
     table_of,
     unframe,
 )
-from gradwire.codec.gcomp.drops import BASES, levels_of, may_flush
+from gradwire.codec.gcomp.rounding import BASES, levels_of, may_flush
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.dense import dense

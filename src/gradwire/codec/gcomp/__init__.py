@@ -19,13 +19,17 @@ Differences from the paper:
 - A checksum, and what step, unit and hop a frame belongs to, so that no rank decodes what was not meant.
 """
 
-from gradwire.codec.gcomp.drops import histogram, rounded, symbols_of
-from gradwire.codec.gcomp.frame import frame
-from gradwire.codec.gcomp.header import CHUNK, Key, largest_frame
-from gradwire.codec.gcomp.lengths import N_THETA, code_lengths, package_merge
-from gradwire.codec.gcomp.making import begin_table, table_of
-from gradwire.codec.gcomp.table import Table, fingerprint
-from gradwire.codec.gcomp.unframe import unframe
+from gradwire.codec.gcomp.frame import CHUNK, Key, frame, largest_frame, unframe
+from gradwire.codec.gcomp.rounding import histogram, rounded, symbols_of
+from gradwire.codec.gcomp.table import (
+    N_THETA,
+    Table,
+    begin_table,
+    code_lengths,
+    fingerprint,
+    package_merge,
+    table_of,
+)
 from gradwire.kernels.huffman import SYMBOLS, canonical_codes, decode_symbols, encode_symbols
 
 __all__ = [

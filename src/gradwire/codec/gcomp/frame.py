@@ -1,19 +1,124 @@
-"""A tensor as one frame of bytes."""
+"""A tensor as one frame of bytes, and bytes from a peer as a tensor, if they are what they claim to be.
+
+`docs/wire-format.md` is the layout. The first 48 bytes say what a frame is, and what it belongs to.
+"""
 
 from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.codec.gcomp.drops import Dropped, drops_of, words_of
-from gradwire.codec.gcomp.header import CHUNK, HEADER_BYTES, ROW_BYTES, Header, Key, chunks_of, largest_frame
+from gradwire.codec.gcomp.rounding import Dropped, drops_of, tensor_of, words_of
 from gradwire.codec.gcomp.table import Table
+from gradwire.errors import WireError
 from gradwire.kernels.checksums import checksum
-from gradwire.kernels.frames import Drops, encode_chunks
+from gradwire.kernels.frames import Drops, decode_chunks, encode_chunks
 from gradwire.kernels.huffman import SYMBOLS
 from gradwire.kernels.slices import each_slice
+
+MAGIC = b"GWgc"
+VERSION = 1
+_LAYOUT = struct.Struct("<4sBBBBQIIIIQQ")
+HEADER_BYTES = _LAYOUT.size
+ROW_BYTES = 16
+CHECKSUM_BYTES = 8
+CHUNK = 1 << 16
+"""Elements of a chunk; the directory, and half a word lost in each segment, are 0.2 % of its symbols."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_FLUSH, _EXPLICIT, _THRESHOLDS = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a frame belongs to: a receiver that expects another refuses it.
+
+    `hop` counts the messages of one exchange. `state` is a fingerprint of what sender and receiver must hold
+    alike to understand it, such as the thresholds; 0 where there is nothing. `step` has 64 bits, the rest 32.
+
+    >>> Key(step=3, unit=0, hop=1)
+    Key(step=3, unit=0, hop=1, state=0)
+    """
+
+    step: int
+    unit: int
+    hop: int
+    state: int = 0
+
+    def __post_init__(self) -> None:
+        for name, bits in (("step", 64), ("unit", 32), ("hop", 32), ("state", 32)):
+            value = getattr(self, name)
+            if not 0 <= value < 1 << bits:
+                raise ValueError(f"{name}={value} does not fit into {bits} bits without a sign")
+
+
+class Header(NamedTuple):
+    """All that a frame says of itself."""
+
+    key: Key
+    dtype: torch.dtype
+    numel: int
+    table: int
+    length: int
+    drop: int = 0
+    flush: bool = False
+    explicit: bool = False
+    thresholds: bool = False
+
+    def pack(self) -> bytes:
+        """The bytes."""
+        flags = _FLUSH * self.flush | _EXPLICIT * self.explicit | _THRESHOLDS * self.thresholds
+        key = self.key
+        return _LAYOUT.pack(
+            MAGIC, VERSION, DTYPES.index(self.dtype), flags, self.drop,
+            key.step, key.unit, key.hop, key.state, self.table, self.numel, self.length,
+        )  # fmt: skip
+
+    @staticmethod
+    def unpack(data: bytes) -> Header:
+        """The header of a frame that begins with `data`; `WireError` if this version reads none there."""
+        if len(data) < HEADER_BYTES:
+            raise WireError(f"{len(data)} bytes are less than a frame's header has")
+        magic, version, dtype, flags, drop, step, unit, hop, state, table, numel, length = (
+            _LAYOUT.unpack_from(data)
+        )
+        if magic != MAGIC:
+            raise WireError(f"a frame begins with {MAGIC!r}, not {magic!r}")
+        if version != VERSION:
+            raise WireError(f"the frame is of version {version}; this gradwire reads version {VERSION}")
+        if dtype >= len(DTYPES) or flags >= 2 * _THRESHOLDS:
+            raise WireError(f"a frame has no type {dtype} or no flags {flags:#x}")
+        key = Key(step, unit, hop, state)
+        modes = bool(flags & _FLUSH), bool(flags & _EXPLICIT), bool(flags & _THRESHOLDS)
+        return Header(key, DTYPES[dtype], numel, table, length, drop, *modes)
+
+
+def chunks_of(numel: int) -> int:
+    """How many chunks hold `numel` elements.
+
+    >>> chunks_of(0), chunks_of(1), chunks_of(65536), chunks_of(65537)
+    (0, 1, 1, 2)
+    """
+    return -(-numel // CHUNK)
+
+
+def largest_frame(numel: int, dtype: torch.dtype) -> int:
+    """The most bytes that a frame of `numel` elements can have, whatever they are: all of it stored raw.
+
+    >>> largest_frame(1_000_000, torch.float32)
+    4000312
+    """
+    whole, rest = divmod(numel, CHUNK)
+    raw = whole * CHUNK * dtype.itemsize + -(-rest * dtype.itemsize // 8) * 8
+    return HEADER_BYTES + raw + ROW_BYTES * chunks_of(numel) + CHECKSUM_BYTES
+
 
 _HEAD, _ROW = HEADER_BYTES // 8, ROW_BYTES // 8
 
@@ -31,13 +136,12 @@ def frame(
 ) -> Tensor:
     """x (numel,), float32, bfloat16 or float16, as uint8 bytes.
 
-    `dropped` is what is cut off mantissas (see `gradwire.codec.gcomp.drops`); `flush` makes numbers below the
+    `dropped` is what is cut off mantissas (`gradwire.codec.gcomp.rounding`); `flush` makes numbers below the
     normal range +0. The frame is written to `buffer` if there is one, uint8 of `largest_frame(...)` bytes or
     more at an address that 8 divides, and is then a view of it. Never longer than `largest_frame`; always a
     multiple of 8 bytes. To int64 `counts` (SYMBOLS,) is added what `histogram` would count, at half its
     cost. `ValueError` for arguments that are not of this kind.
 
-    >>> from gradwire.codec.gcomp.unframe import unframe
     >>> x, table, key = torch.tensor([1.0, -2.5, 0.0]), Table.prior(), Key(step=0, unit=0, hop=0)
     >>> data, out = frame(x, 0, table, key, explicit=False, flush=False), torch.empty(3)
     >>> unframe(data, out, 0, {table.id: table}, key)
@@ -106,3 +210,119 @@ def _encode(
             out[place : place + used] = out[start : start + used].copy()
         place += used
     return place
+
+
+_SIZES, _FIELDS, _KIND = 7, 6, 7
+
+
+def unframe(
+    data: Tensor,
+    out: Tensor,
+    dropped: Dropped | None,
+    tables: Mapping[int, Table],
+    key: Key,
+    *,
+    add: bool = False,
+    limit: int | None = None,
+) -> None:
+    """Decode the frame `data` (bytes,) uint8 into out (numel,), or with `add` add it to `out`.
+
+    `dropped` is what the sender gave, None where the levels travel; `tables` are those that the frame may
+    name, by their `id`; `key` is what it must belong to. `WireError` for everything else: bytes that are no
+    frame, damaged ones, a frame of another unit, type, table or version, or longer than `limit` bytes
+    (`largest_frame` if not given). After an error `out` may hold anything. Nothing that the bytes say makes
+    it take more memory than `out` has, twice that for 16-bit types, and two bytes for each element of a
+    chunk. On addresses that 8 does not divide, the frame is copied first.
+    """
+    if out.dim() != 1:
+        raise ValueError(f"a frame is decoded into a flat tensor, not {tuple(out.shape)}")
+    most = largest_frame(out.numel(), out.dtype)
+    if data.dtype != torch.uint8 or data.dim() != 1:
+        raise WireError(f"a frame is flat uint8, not {data.dtype} {tuple(data.shape)}")
+    if data.numel() > min(most, most if limit is None else limit):
+        raise WireError(f"a frame of {out.numel()} elements has no {data.numel()} bytes")
+    data = data.cpu().contiguous()
+    head = Header.unpack(data[:HEADER_BYTES].numpy().tobytes())
+    _check_claims(head, out, data.numel(), key)
+    data = data.clone() if data.data_ptr() % 8 else data
+    words = data.numpy().view(np.uint64)
+    if int(words[-1]) != checksum(data[:-CHECKSUM_BYTES]):
+        raise WireError("a frame's checksum is wrong: its bytes were damaged on the way")
+    if head.table not in tables:
+        raise WireError(f"the frame was coded with table {head.table:#010x}, which is not among those agreed")
+    drops = _drops(head, dropped, out)
+    directory = _directory(words, head)
+    _decode(words, directory, drops, tables[head.table], out, add)
+
+
+def _check_claims(head: Header, out: Tensor, length: int, key: Key) -> None:
+    if head.length != length or length % 8:
+        raise WireError(f"a frame of {head.length} bytes arrived as {length}")
+    if head.key != key:
+        raise WireError(f"the frame belongs to {head.key}; expected was {key}")
+    found, expected = (head.numel, head.dtype), (out.numel(), out.dtype)
+    if found != expected:
+        raise WireError(f"the frame holds {found} elements of a type; expected were {expected}")
+
+
+def _drops(head: Header, dropped: Dropped | None, out: Tensor) -> Drops:
+    """What the sender dropped, if frame and receiver agree."""
+    thresholds = isinstance(dropped, Tensor)
+    if head.explicit != (dropped is None) or head.thresholds != thresholds:
+        raise WireError("the frame says otherwise how many bits were dropped than the receiver expects")
+    expected = dropped if isinstance(dropped, int) else 0
+    if head.drop != expected:
+        raise WireError(f"the frame has {head.drop} bits of each value dropped; expected were {expected}")
+    try:
+        return drops_of(0 if dropped is None else dropped, out, explicit=head.explicit, flush=head.flush)
+    except ValueError as error:
+        raise WireError(f"the frame cannot be of this kind: {error}") from error
+
+
+def _directory(words: NDArray[np.uint64], head: Header) -> NDArray[np.uint16]:
+    """The sizes of all segments (chunks, 8), checked to fill the frame exactly."""
+    chunks = chunks_of(head.numel)
+    start = words.size - 1 - chunks * ROW_BYTES // 8
+    if start < HEADER_BYTES // 8:
+        raise WireError(f"a frame of {words.size * 8} bytes has no room for {chunks} chunks")
+    rows = words[start:-1].view(np.uint16).reshape(chunks, 8)
+    counts = np.full(chunks, CHUNK, np.int64)
+    counts[chunks - 1 :] = head.numel - (chunks - 1) * CHUNK
+    raw = -(-counts * head.dtype.itemsize // 8)
+    sizes, stored = rows[:, :_SIZES].astype(np.int64), rows[:, _KIND] == 1
+    good = (rows[:, _KIND] <= 1) & (~stored | ((sizes[:, _FIELDS] == raw) & (sizes[:, :_FIELDS] == 0).all(1)))
+    if not good.all() or int(sizes.sum()) != start - HEADER_BYTES // 8:
+        raise WireError("a frame's directory does not add up")
+    return rows
+
+
+def _decode(
+    words: NDArray[np.uint64],
+    directory: NDArray[np.uint16],
+    drops: Drops,
+    table: Table,
+    out: Tensor,
+    add: bool,
+) -> None:
+    """All chunks, on several threads where they are free."""
+    direct = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous()
+    floats = out.detach().numpy() if direct else np.empty(out.numel(), np.float32)
+    bits = floats.view(np.uint32)
+    starts = HEADER_BYTES // 8 + np.cumsum(directory[:, :_SIZES].astype(np.int64).sum(1))
+
+    def part(here: slice) -> int:
+        first, last = chunks_of(here.start), chunks_of(here.stop)
+        place = starts[first - 1] if first else HEADER_BYTES // 8
+        numbers = slice(first * CHUNK, last * CHUNK)
+        rows = directory[first:last]
+        wrong = decode_chunks(
+            words, int(place), rows, CHUNK, drops, numbers, table.lookups, bits, add and direct
+        )
+        return -1 if wrong < 0 else first + wrong
+
+    for wrong in each_slice(out.numel(), part):
+        if wrong >= 0:
+            raise WireError(f"chunk {wrong} of a frame does not decode")
+    if not direct:
+        found = tensor_of(bits, out.dtype).to(out.device)
+        _ = out.add_(found) if add else out.copy_(found)

@@ -1,18 +1,91 @@
-"""A code for exponents that ranks can name, send, and build in advance."""
+"""A code for exponents that ranks can name, send, and build in advance: its lengths, the table, and a cache.
+
+Lengths are those of a length-limited Huffman code: package-merge over the symbols that are worth a code
+(Larmore and Hirschberg 1990, "A fast algorithm for optimal length-limited Huffman codes", section 2, the coin
+collector's problem, with the packages' contents as rows of a matrix).
+
+Differences from GComp (Li et al. 2024, section 4): there, a Huffman code without a limit is cut off where
+codes get too long. Here the code is the best one under the limit, for the symbols that are frequent and for
+an escape that weighs as much as all others together. A symbol with a share p of all costs the limit n in
+bits if coded and the escape's length and 8 more if not; but a code of n bits takes 2^-n of the code space,
+which makes all other codes longer by 2^-n · log2(e). So it is worth a code above p = 2^-n · log2(e) / 8 or
+so (the escape is about as long as the longest code).
+
+Tables are built on a thread of their own, so that no step waits for one. What ranks agree on and checkpoints
+hold is the counts. A table follows from them, so that a caller that asks early waits for it, and none can get
+another. It lives as long as the tensor of its counts.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from threading import Lock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from gradwire.codec.gcomp.lengths import N_THETA, ZERO, code_lengths
 from gradwire.errors import WireError
 from gradwire.kernels.checksums import checksum
 from gradwire.kernels.huffman import ESCAPE, LONGEST, SYMBOLS, Lookups
+
+N_THETA = 12
+"""Bits of the longest code, as measured by `benchmarks/huffman.py --lengths`: from 8 to 12 bits the size
+falls by 0.3 to 0.7 %, and decoding takes no longer, often less, because a longer window holds more codes. The
+decoder's look-up has 32 KiB then, and twice that would leave the first-level cache."""
+
+ZERO = 0
+
+
+def package_merge(weights: NDArray[np.int64], longest: int) -> NDArray[np.uint8]:
+    """Lengths (n,) of an optimal prefix code for n ≥ 2 positive `weights`, none above `longest`.
+
+    >>> [package_merge(np.array([1, 1, 2, 4, 8]), longest).tolist() for longest in (4, 3)]
+    [[4, 4, 3, 2, 1], [3, 3, 3, 3, 1]]
+    """
+    n = weights.size
+    if not 2 <= n <= 1 << longest:
+        raise ValueError(f"{n} symbols have no prefix code of at most {longest} bits; 2 … {1 << longest} do")
+    order = np.argsort(weights, kind="stable")
+    leaves, one_each = weights[order], np.eye(n, dtype=np.int64)
+    items, contents = leaves, one_each
+    for _ in range(longest - 1):
+        even = items.size // 2 * 2
+        items = np.concatenate([items[:even:2] + items[1:even:2], leaves])
+        contents = np.concatenate([contents[:even:2] + contents[1:even:2], one_each])
+        rank = np.argsort(items, kind="stable")
+        items, contents = items[rank], contents[rank]
+    lengths = np.empty(n, np.uint8)
+    lengths[order] = contents[: 2 * n - 2].sum(0)
+    return lengths
+
+
+def code_lengths(counts: NDArray[np.int64], longest: int = N_THETA) -> NDArray[np.uint8]:
+    """Lengths (256,) for symbols that occur `counts` times; 0 where they are not worth a code.
+
+    Zero and the escape always have one.
+
+    >>> counts = np.zeros(256, np.int64)
+    >>> counts[[0, 120, 121]] = 10, 60, 30
+    >>> code_lengths(counts)[[0, 119, 120, 121, 255]].tolist()
+    [3, 0, 1, 2, 3]
+    """
+    total = int(counts.sum())
+    chosen = counts > total * math.log2(math.e) / 8 / (1 << longest)
+    chosen[[ZERO, ESCAPE]] = True
+    weights = np.maximum(counts, 1)
+    weights[ESCAPE] = max(1, int(counts[~chosen].sum()) + int(counts[ESCAPE]))
+    lengths = np.zeros(SYMBOLS, np.uint8)
+    lengths[chosen] = package_merge(weights[chosen], longest)
+    return lengths
+
 
 PACKED_BYTES = SYMBOLS // 2
 
@@ -121,3 +194,50 @@ class Table:
 
 def _of_lengths(lengths: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Table:
     return Table((lengths[::2] | lengths[1::2] << 4).astype(np.uint8).tobytes())
+
+
+_LOCK = Lock()
+_CACHE: MutableMapping[Tensor, Future[Table]] = WeakTensorKeyDictionary()
+
+
+def begin_table(counts: Tensor) -> Future[Table]:
+    """Start to build the table for `counts` (SYMBOLS,) int64, which must not be changed any more."""
+    with _LOCK:
+        future = _CACHE.get(counts)
+        if future is None or (future.done() and future.exception() is not None):
+            future = _CACHE[counts] = _builder().submit(_built, counts.numpy().tobytes())
+        return future
+
+
+def table_of(counts: Tensor) -> Table:
+    """The best table for `counts` (SYMBOLS,) int64, with what coding looks up; waits if need be.
+
+    >>> counts = torch.zeros(256, dtype=torch.int64)
+    >>> counts[100:103] = 5
+    >>> _ = begin_table(counts)
+    >>> table_of(counts) == Table.from_histogram(counts)
+    True
+    """
+    return begin_table(counts).result()
+
+
+@lru_cache(maxsize=1)
+def _builder() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="gradwire-tables")
+
+
+def _built(counts: bytes) -> Table:
+    table = Table.from_histogram(torch.frombuffer(bytearray(counts), dtype=torch.int64))
+    _ = table.lookups.encoding, table.lookups.decoding
+    return table
+
+
+def _forget_threads() -> None:
+    """A forked child has the futures, but not the thread."""
+    global _LOCK, _CACHE
+    _LOCK, _CACHE = Lock(), WeakTensorKeyDictionary()
+    _builder.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)

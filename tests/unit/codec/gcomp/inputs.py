@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
-from gradwire.codec.gcomp.drops import Dropped
+from gradwire.codec.gcomp.rounding import Dropped
 
 KEY = Key(step=7, unit=3, hop=2, state=9)
 SIZES = (0, 1, 2, 3, 5, 16, 17, 100, 2047, 2049, 4097, 65_536, 65_537, 140_001)

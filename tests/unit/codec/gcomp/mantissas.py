@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp.drops import Dropped, drops_of, rounded, tensor_of, words_of
+from gradwire.codec.gcomp.rounding import Dropped, drops_of, rounded, tensor_of, words_of
 from gradwire.kernels import cpu
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import Key, Table, frame, histogram, largest_frame, rounded, unframe
-from gradwire.codec.gcomp.drops import Dropped
+from gradwire.codec.gcomp.rounding import Dropped
 from gradwire.kernels import slices
 from tests.golden import slow
 from tests.unit.codec.gcomp.inputs import (

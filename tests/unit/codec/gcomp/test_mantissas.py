@@ -17,7 +17,7 @@ from gradwire.codec.gcomp import (
     rounded,
     symbols_of,
 )
-from gradwire.codec.gcomp.header import HEADER_BYTES
+from gradwire.codec.gcomp.frame import HEADER_BYTES
 from tests.unit.codec.gcomp.inputs import KEY, KINDS, levels, normal, same_bits, thresholds
 from tests.unit.codec.gcomp.mantissas import exponents_of, pack_mantissas, unpack_mantissas
 
