@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.kernels import Folded, Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
-from gradwire.moment import Kept, Part, is_dense
+from gradwire.moment import ExchangeState, Part, is_dense
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
 """From the elements of a lane's parameters, in order, to its inner cut points, ascending."""
@@ -169,7 +169,7 @@ class Lane:
             name: torch.zeros(self.numel, dtype=self.dtype, device=device)
             for name in dict.fromkeys((UNSENT, *names))
         }
-        self.kept = Kept()
+        self.kept = ExchangeState()
 
     @property
     def memory_bytes(self) -> int:

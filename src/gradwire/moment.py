@@ -32,13 +32,13 @@ class Part:
         return self.numel == math.prod(self.shape)
 
 
-class Kept:
+class ExchangeState:
     """What an exchange keeps by parameter beside the planes, such as PowerSGD's factors; equal on all ranks.
 
     What a step puts here counts once the step has been committed.
 
     >>> import torch
-    >>> kept = Kept()
+    >>> kept = ExchangeState()
     >>> kept.put("Q", "weight", torch.ones(2))
     >>> kept.get("Q", "weight") is None
     True
@@ -65,7 +65,7 @@ class Kept:
             self.committed.setdefault(kind, {}).update(tensors)
         self.discard()
 
-    def adopt(self, name: str, other: Kept) -> None:
+    def adopt(self, name: str, other: ExchangeState) -> None:
         """Take over at once what another has committed for the parameter `name`."""
         for kind, tensors in other.committed.items():
             if name in tensors:
@@ -120,7 +120,7 @@ class Moment:
     scale: float = 1.0
     narrow: torch.dtype | None = None
     unsent: Tensor | None = field(default=None, compare=False, repr=False)
-    kept: Kept = field(default_factory=Kept, compare=False, repr=False)
+    kept: ExchangeState = field(default_factory=ExchangeState, compare=False, repr=False)
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
 
     def sizes(self, numel: int) -> tuple[int, ...]:

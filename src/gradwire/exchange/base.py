@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.memory import Memory
-from gradwire.moment import Kept, Moment, Part
+from gradwire.moment import ExchangeState, Moment, Part
 
 WHOLE = 0
 """The grain of an exchange whose units must hold whole parameters."""
@@ -118,12 +118,12 @@ def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ..
     return exchange.rounds(numel, torch.float32, steady_moment(numel, world, step))
 
 
-def steady_moment(numel: int, world: int, step: int, kept: Kept | None = None) -> Moment:
+def steady_moment(numel: int, world: int, step: int, kept: ExchangeState | None = None) -> Moment:
     """A unit that is one matrix, as square as powers of two allow."""
     columns = 1 << (max(numel, 1).bit_length() - 1) // 2
     shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
     part = Part("weight", shape, 0, numel)
-    return Moment(step, 0, 0, world, parts=(part,), kept=kept or Kept())
+    return Moment(step, 0, 0, world, parts=(part,), kept=kept or ExchangeState())
 
 
 def first_busy_step(exchange: Exchange, numel: int, world: int) -> int:

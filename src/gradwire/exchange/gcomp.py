@@ -46,7 +46,7 @@ from gradwire.codec.gcomp.rounding import BASES, levels_of, may_flush
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.dense import dense
-from gradwire.exchange.ring import Course, Lap
+from gradwire.exchange.ring import RingAllReduce, RingSchedule
 from gradwire.exchange.state import COUNTED
 from gradwire.kernels import mantissa_levels
 from gradwire.metric import numerators, thresholds
@@ -93,23 +93,23 @@ class Gcomp:
         if x.numel() == 0:
             return lambda: None
         frames = Frames(self, mean.numel(), mean.dtype, at, self.renews(at.step))
-        lap = Lap(mean, frames, comm, self.course(x.numel(), at))
-        lap.start()
+        ring = RingAllReduce(mean, frames, comm, self.schedule(x.numel(), at))
+        ring.start()
         pending = comm.all_reduce(frames.counts) if frames.counts is not None else None
 
         def finish() -> None:
-            lap.finish()
+            ring.finish()
             if pending is not None:
                 pending.wait()
-            for error in lap.failures:
+            for error in ring.failures:
                 raise error
             frames.keep()
 
         return finish
 
-    def course(self, numel: int, at: Moment) -> Course:
+    def schedule(self, numel: int, at: Moment) -> RingSchedule:
         """Who sends what when."""
-        return Course(numel, at.world, self.segment)
+        return RingSchedule(numel, at.world, self.segment)
 
     def _goes_around(self, dtype: torch.dtype, at: Moment) -> bool:
         return at.world > 1 and dtype != torch.float64
@@ -126,9 +126,9 @@ class Gcomp:
             return dense().rounds(numel, dtype, at)
         if numel == 0:
             return ()
-        course = self.course(numel, at)
+        schedule = self.schedule(numel, at)
         counts = (Round("all_reduce", SYMBOLS, torch.int64),) if self.renews(at.step) else ()
-        return course.rounds(largest_frame(course.longest_segment, dtype)) + counts
+        return schedule.rounds(largest_frame(schedule.longest_segment, dtype)) + counts
 
 
 class Frames:

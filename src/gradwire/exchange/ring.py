@@ -69,13 +69,13 @@ class Neighbours(Protocol):
 
 
 @dataclass(frozen=True)
-class Course:
+class RingSchedule:
     """Who sends what when: `numel` elements in a ring of `world` ranks, in segments of `segment` or fewer.
 
     Partitions and segments are as equal as can be, and may be empty.
 
-    >>> course = Course(numel=16, world=2, segment=4)
-    >>> course.segments, [course.place(p, s) for p in range(2) for s in range(course.segments)]
+    >>> schedule = RingSchedule(numel=16, world=2, segment=4)
+    >>> schedule.segments, [schedule.place(p, s) for p in range(2) for s in range(schedule.segments)]
     (4, [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14), (14, 16)])
     """
 
@@ -150,7 +150,7 @@ class Course:
 
 
 @dataclass
-class Flight:
+class Message:
     """A message under way: the frame of `length` bytes that comes, with its tail, and what goes."""
 
     room: Tensor
@@ -165,7 +165,7 @@ class Flight:
         return self.room[: self.length]
 
 
-class Lap:
+class RingAllReduce:
     """An all-reduce under way on one rank.
 
     `data` (numel,) holds what this rank adds, and when `finish` has been called the sum. Afterwards
@@ -173,43 +173,43 @@ class Lap:
     NaN. No failure of the framing is raised.
     """
 
-    def __init__(self, data: Tensor, framing: Framing, comm: Neighbours, course: Course) -> None:
+    def __init__(self, data: Tensor, framing: Framing, comm: Neighbours, schedule: RingSchedule) -> None:
         self.failures: list[BaseException] = []
         self.is_lost = False
-        self._data, self._framing, self._comm, self._course = data, framing, comm, course
-        self._bound = framing.bound(course.longest_segment)
+        self._data, self._framing, self._comm, self._schedule = data, framing, comm, schedule
+        self._bound = framing.bound(schedule.longest_segment)
         self._made: dict[int, tuple[Tensor, int]] = {}
-        self._flights: dict[int, Flight] = {}
+        self._in_flight: dict[int, Message] = {}
         self._lengths: dict[int, int] = {}
 
     def start(self) -> None:
         """Issue all messages; those of the last hop stay in flight."""
-        for message in range(self._course.messages):
-            for later in self._course.made(message):
+        for message in range(self._schedule.messages):
+            for later in self._schedule.made(message):
                 self._make(later)
-            if told := self._course.told(message):
+            if told := self._schedule.told(message):
                 self._tell(told)
             self._send(message)
 
     def finish(self) -> None:
         """Take in the last hop."""
-        for message in range(self._course.messages - self._course.segments, self._course.messages):
+        for message in range(self._schedule.messages - self._schedule.segments, self._schedule.messages):
             self._read(message, self._arrived(message).frame)
 
     def _make(self, message: int) -> None:
         """What is to be sent: this rank's own part, a sum with it, or a finished frame as it came."""
-        course, hop = self._course, message // self._course.segments
-        if hop >= course.world:
-            came = self._arrived(message - course.segments)
+        schedule, hop = self._schedule, message // self._schedule.segments
+        if hop >= schedule.world:
+            came = self._arrived(message - schedule.segments)
             self._made[message] = came.room, came.length
             return
-        start, stop = course.sent(message, self._comm.rank)
+        start, stop = schedule.sent(message, self._comm.rank)
         part, made = self._data[start:stop], None
         if hop == 0 or self._decoded(
-            self._arrived(message - course.segments).frame, part, start, hop - 1, add=True
+            self._arrived(message - schedule.segments).frame, part, start, hop - 1, add=True
         ):
             made = self._encoded(part, start, hop)
-        if hop == course.world - 1:
+        if hop == schedule.world - 1:
             self._own(made is None, part, start)
         self._made[message] = made or (torch.zeros(TAIL_BYTES, dtype=torch.uint8, device="cpu"), 0)
 
@@ -224,38 +224,40 @@ class Lap:
         """Exchange the frames of a message. What the frame brings is read while it is passed on."""
         length = self._length(message)
         frame, own_length = self._made.pop(message)
-        _room, later_length = self._made.get(message + self._course.lead, (frame, 0))
+        _room, later_length = self._made.get(message + self._schedule.lead, (frame, 0))
         tail = frame[own_length : own_length + TAIL_BYTES].view(torch.int64)
         tail[0] = later_length
         sent = frame[: own_length + TAIL_BYTES]
         room = torch.empty(length + TAIL_BYTES, dtype=torch.uint8, device="cpu")
-        self._flights[message] = Flight(room, length, sent, self._comm.shift(room, sent))
-        if message // self._course.segments >= self._course.world:
-            self._read(message - self._course.segments, frame[:own_length])
+        self._in_flight[message] = Message(room, length, sent, self._comm.shift(room, sent))
+        if message // self._schedule.segments >= self._schedule.world:
+            self._read(message - self._schedule.segments, frame[:own_length])
 
     def _length(self, message: int) -> int:
         """Bytes of the frame that comes with a message."""
         if message not in self._lengths:
-            self._land(message - self._course.lead)
+            self._land(message - self._schedule.lead)
         length = self._lengths.pop(message)
         if not 0 <= length <= self._bound or length % 8:
             # What is under way cannot be received, so that the order is lost.
             raise TransportError(f"a peer announces {length} bytes, outside 0 … {self._bound}")
         return length
 
-    def _land(self, message: int) -> Flight:
+    def _land(self, message: int) -> Message:
         """Wait for a message, and note what its tail says."""
-        flight = self._flights[message]
-        if not flight.landed:
-            flight.pending.wait()
-            flight.landed = True
-            self._lengths[message + self._course.lead] = int(flight.room[flight.length :].view(torch.int64))
-        return flight
+        arriving = self._in_flight[message]
+        if not arriving.landed:
+            arriving.pending.wait()
+            arriving.landed = True
+            self._lengths[message + self._schedule.lead] = int(
+                arriving.room[arriving.length :].view(torch.int64)
+            )
+        return arriving
 
-    def _arrived(self, message: int) -> Flight:
+    def _arrived(self, message: int) -> Message:
         """A message that no other rank asks for any more."""
         self._land(message)
-        return self._flights.pop(message)
+        return self._in_flight.pop(message)
 
     def _encoded(self, part: Tensor, start: int, hop: int) -> tuple[Tensor, int] | None:
         try:
@@ -277,9 +279,9 @@ class Lap:
 
     def _read(self, message: int, data: Tensor) -> None:
         """Take over a finished segment."""
-        start, stop = self._course.received(message, self._comm.rank)
+        start, stop = self._schedule.received(message, self._comm.rank)
         part = self._data[start:stop]
-        if not self._decoded(data, part, start, self._course.world - 1, add=False):
+        if not self._decoded(data, part, start, self._schedule.world - 1, add=False):
             part.fill_(torch.nan)
 
     def _decoded(self, data: Tensor, part: Tensor, start: int, hop: int, add: bool) -> bool:

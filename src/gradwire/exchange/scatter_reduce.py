@@ -65,15 +65,15 @@ class ScatterReduce:
         if x.dtype in (torch.float16, torch.bfloat16):
             return self._start_wide(x, mean, comm, at)
         issued: list[Pending] = []
-        laps = [
-            Lap(self, x[seg.start : seg.stop], mean[seg.start : seg.stop], comm, seg.at, issued)
+        exchanges = [
+            SegmentExchange(self, x[seg.start : seg.stop], mean[seg.start : seg.stop], comm, seg.at, issued)
             for seg in segments_of(x.numel(), at, self.segment)
         ]
         try:
-            for lap in laps:
-                lap.scatter()
-            for lap in laps:
-                lap.gather()
+            for exchange in exchanges:
+                exchange.scatter()
+            for exchange in exchanges:
+                exchange.gather()
         except BaseException:
             # Buffers must outlive what is under way; peers issue all of it even if something fails here.
             for pending in issued:
@@ -81,8 +81,8 @@ class ScatterReduce:
             raise
 
         def finish() -> None:
-            for lap in laps:
-                lap.finish()
+            for exchange in exchanges:
+                exchange.finish()
 
         return finish
 
@@ -113,8 +113,8 @@ class ScatterReduce:
         return (*scattered, *(Round("all_gather", size, payload) for size, payload in payloads))
 
 
-class Lap:
-    """One segment on one rank: `x` (numel,) and its part of the mean; what it issues is noted in `issued`."""
+class SegmentExchange:
+    """A segment's exchange on one rank: `x` (numel,), its part of the mean; `issued` gets what it issues."""
 
     def __init__(
         self, how: ScatterReduce, x: Tensor, mean: Tensor, comm: Comm, at: Moment, issued: list[Pending]

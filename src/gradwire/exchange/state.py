@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import is_finite
-from gradwire.moment import Kept
+from gradwire.moment import ExchangeState
 
 LEFT, RIGHT = "P", "Q"
 """Low-rank factors of a matrix: (rank, rows) and (rank, columns)."""
@@ -61,7 +61,7 @@ def _of_factors(kept: Tensor, size: int) -> str | None:
     return None if bool(((gram - wanted).abs() <= _SKEW).all()) else "is not orthonormal"
 
 
-def times_led(lanes: Iterable[Kept]) -> list[int] | None:
+def times_led(lanes: Iterable[ExchangeState]) -> list[int] | None:
     """How often each rank has led, lanes and units added up; `None` where no rank leads."""
     counts = [
         tensor

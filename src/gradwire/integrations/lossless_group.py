@@ -33,8 +33,8 @@ from gradwire.comm.carried import Carried
 from gradwire.engine.preparing import kernels_of, prepare
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.exchange.gcomp import Frames, gcomp
-from gradwire.exchange.ring import Lap
-from gradwire.moment import Kept, Moment, Part
+from gradwire.exchange.ring import RingAllReduce
+from gradwire.moment import ExchangeState, Moment, Part
 
 NAME = "gradwire"
 SMALLEST_BYTES = 1 << 16
@@ -117,10 +117,10 @@ def _fits(tensor: Tensor, world: int) -> bool:
 
 @dataclass
 class _Ring:
-    """Sums over raw connections. Also the `Comm` of its laps, which need no more than two verbs."""
+    """Sums over raw connections. Also the `Comm` of its rings, which need no more than two verbs."""
 
     group: Any
-    kept: Kept = field(default_factory=Kept)
+    kept: ExchangeState = field(default_factory=ExchangeState)
     done: dict[str, int] = field(default_factory=dict)
     broken: BaseException | None = None
 
@@ -140,31 +140,31 @@ class _Ring:
         if self.broken is not None:
             raise TransportError(f"an earlier sum of this group has failed: {self.broken}")
         try:
-            lap = self._around(data)
+            ring = self._around(data)
         except BaseException as error:
             self.broken = error
             raise
-        for failure in lap.failures:
+        for failure in ring.failures:
             raise failure
-        if lap.is_lost:
+        if ring.is_lost:
             raise PeerFailed("another rank could not encode or decode its part of this sum")
 
-    def _around(self, data: Tensor) -> Lap:
+    def _around(self, data: Tensor) -> RingAllReduce:
         name = f"{data.numel()} {data.dtype}"
         number = self.done.get(name, 0)
         parts = (Part(name, (data.numel(),), 0, data.numel()),)
         at = Moment(number, 0, self.rank, self.world, parts=parts, kept=self.kept)
         frames = Frames(EXCHANGE, data.numel(), data.dtype, at, EXCHANGE.renews(number))
-        lap = Lap(data, frames, self, EXCHANGE.course(data.numel(), at))
-        lap.start()
-        lap.finish()
+        ring = RingAllReduce(data, frames, self, EXCHANGE.schedule(data.numel(), at))
+        ring.start()
+        ring.finish()
         if frames.counts is not None:
             counts = [frames.counts]
             _issued(lambda: [self.group.allreduce(counts)]).wait()
             frames.keep()
             self.kept.commit()
         self.done[name] = number + 1
-        return lap
+        return ring
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
         """See `Comm.shift`."""

@@ -22,7 +22,7 @@ from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import Fit, straight_line
 from gradwire.memory import UNSENT, Gradients
-from gradwire.moment import Kept
+from gradwire.moment import ExchangeState
 from gradwire.planning.costs import CodecCost, Line
 
 
@@ -159,7 +159,7 @@ class _Bench:
         self._committed = {name: torch.zeros(numel) for name in names}
         self._working = {name: torch.zeros(numel) for name in dict.fromkeys((UNSENT, *names))}
         self._mean = torch.zeros(numel)
-        self._kept = Kept()
+        self._kept = ExchangeState()
 
     def once(self) -> tuple[float, float]:
         """Seconds of encoding, and of decoding one payload."""

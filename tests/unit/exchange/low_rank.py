@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.low_rank import Factors
-from gradwire.moment import Kept, Moment, Part
+from gradwire.moment import ExchangeState, Moment, Part
 
 
 def parts_of(**shapes: tuple[int, ...]) -> tuple[Part, ...]:
@@ -34,7 +34,7 @@ class Run:
     means: list[Tensor] = field(default_factory=list)
     came: list[Tensor] = field(default_factory=list)
     unsent: list[Tensor] = field(default_factory=list)
-    kept: Kept = field(default_factory=Kept)
+    kept: ExchangeState = field(default_factory=ExchangeState)
 
 
 def steps(

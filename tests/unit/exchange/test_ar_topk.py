@@ -16,7 +16,7 @@ from gradwire.exchange.base import CYCLE, run
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.observed import Observed
-from gradwire.moment import Kept, Moment, Part
+from gradwire.moment import ExchangeState, Moment, Part
 from tests.unit.exchange.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
@@ -94,7 +94,7 @@ def trained(world: int, gradient, steps: int) -> list[tuple[list[bool], list[int
     exchange = ar_topk(top_k(0.05), "auto")
 
     def body(comm: ThreadComm) -> tuple[list[bool], list[int]]:
-        kept, memory, ways = Kept(), torch.zeros(400), []
+        kept, memory, ways = ExchangeState(), torch.zeros(400), []
         for number in range(steps):
             metered, at = Observed(comm), Moment(number, 0, comm.rank, comm.world, kept=kept)
             memory += gradient(comm.rank, number)
@@ -158,11 +158,11 @@ WORLD = 3
 TRIAL = 2 * WORLD
 
 
-def at(step: int, kept: Kept, unit: int = 0, world: int = WORLD) -> Moment:
+def at(step: int, kept: ExchangeState, unit: int = 0, world: int = WORLD) -> Moment:
     return Moment(step, unit, 0, world, kept=kept, parts=(Part("weight", (10,), 0, 10),))
 
 
-def lead(kept: Kept, steps: range, gains: tuple[float, float]) -> list[bool]:
+def lead(kept: ExchangeState, steps: range, gains: tuple[float, float]) -> list[bool]:
     """Which of `steps` went in turn, when going in turn gains gains[0] and electing by variance gains[1]."""
     ways = []
     for number in steps:
@@ -176,17 +176,17 @@ def lead(kept: Kept, steps: range, gains: tuple[float, float]) -> list[bool]:
 @pytest.mark.parametrize(("gains", "better"), [((0.5, 0.6), False), ((0.6, 0.5), True), ((0.5, 0.505), True)])
 def test_both_ways_are_tried_and_the_better_one_leads_until_the_next_cycle(gains, better: bool) -> None:
     cycle = [True] * TRIAL + [False] * TRIAL + [better] * (CYCLE * WORLD - 2 * TRIAL)
-    assert lead(Kept(), range(2 * CYCLE * WORLD), gains) == cycle * 2
+    assert lead(ExchangeState(), range(2 * CYCLE * WORLD), gains) == cycle * 2
 
 
 def test_auto_changes_its_mind_when_gains_change() -> None:
-    kept, cycle = Kept(), CYCLE * WORLD
+    kept, cycle = ExchangeState(), CYCLE * WORLD
     assert not any(lead(kept, range(cycle), (0.5, 0.9))[2 * TRIAL :])
     assert all(lead(kept, range(cycle, 2 * cycle), (0.9, 0.5))[2 * TRIAL :])
 
 
 def test_what_the_memories_had_left_from_the_other_way_does_not_count() -> None:
-    kept = Kept()
+    kept = ExchangeState()
     for number in range(2 * TRIAL):
         settling = number % TRIAL < WORLD
         note(at(number, kept), 0, 1.0 if settling and number < TRIAL else 0.5 if number < TRIAL else 0.6)
@@ -197,31 +197,31 @@ def test_what_the_memories_had_left_from_the_other_way_does_not_count() -> None:
 def test_a_small_advantage_does_not_pay_for_a_round() -> None:
     assert MARGIN > 1
     better = 0.5 * MARGIN * 1.001
-    assert not any(lead(Kept(), range(CYCLE * WORLD), (0.5, better))[2 * TRIAL :])
+    assert not any(lead(ExchangeState(), range(CYCLE * WORLD), (0.5, better))[2 * TRIAL :])
 
 
 def test_without_measurements_ranks_lead_in_turn() -> None:
     # As after a change of world, or a plan that began in the middle of a cycle.
-    kept = Kept()
+    kept = ExchangeState()
     note(at(0, kept, world=5), 4, 0.3)
     kept.commit()
     assert in_turn("auto", at(2 * TRIAL + 1, kept))
 
 
 def test_a_step_that_is_not_committed_leaves_no_trace() -> None:
-    kept = Kept()
+    kept = ExchangeState()
     note(at(0, kept), 2, None)
     kept.discard()
     assert times_led([kept]) is None
 
 
 def test_times_led_add_up_over_units_and_lanes() -> None:
-    lanes = [Kept(), Kept()]
+    lanes = [ExchangeState(), ExchangeState()]
     for kept, unit, leader in [(0, 0, 2), (0, 1, 2), (1, 0, 0), (0, 0, 1)]:
         note(at(0, lanes[kept], unit), leader, None)
         lanes[kept].commit()
     assert times_led(lanes) == [1, 1, 2]
-    assert times_led([Kept()]) is None
+    assert times_led([ExchangeState()]) is None
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])

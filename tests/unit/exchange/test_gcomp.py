@@ -17,7 +17,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.measure.observed import Observed
 from gradwire.metric import SHARE, numerators, thresholds
-from gradwire.moment import Kept, Moment, Part, Replicated
+from gradwire.moment import ExchangeState, Moment, Part, Replicated
 from tests.ring_order import ring_sum
 from tests.unit.metric.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
 from tests.unit.metric.test_bound import half_a_step, ulp
@@ -215,7 +215,7 @@ def test_a_rank_that_fails_keeps_the_order_and_raises_in_the_end(step: int) -> N
         assert mean.isnan().all()
 
 
-def steps_of(exchange: Gcomp, number: int, kept: list[Kept]) -> list[list[Round]]:
+def steps_of(exchange: Gcomp, number: int, kept: list[ExchangeState]) -> list[list[Round]]:
     """One step on two ranks; what rank 0 issued, and then the step is committed."""
 
     def body(comm: ThreadComm) -> list[Round]:
@@ -229,7 +229,7 @@ def steps_of(exchange: Gcomp, number: int, kept: list[Kept]) -> list[list[Round]
 
 
 def test_tables_are_made_of_what_all_ranks_have_sent_and_used_from_the_next_step_on() -> None:
-    exchange, kept = gcomp("lossless", refresh=6), [Kept(), Kept()]
+    exchange, kept = gcomp("lossless", refresh=6), [ExchangeState(), ExchangeState()]
     counts = Round("all_reduce", SYMBOLS, torch.int64)
     rounds = [steps_of(exchange, number, kept)[0] for number in range(8)]
     assert [number for number, step in enumerate(rounds) if step[-1] == counts] == [0, 1, 2, 4, 6]
@@ -244,14 +244,14 @@ def test_tables_are_made_of_what_all_ranks_have_sent_and_used_from_the_next_step
 
 
 def test_static_tables_are_never_exchanged() -> None:
-    exchange, kept = gcomp("lossless", tables="static"), [Kept(), Kept()]
+    exchange, kept = gcomp("lossless", tables="static"), [ExchangeState(), ExchangeState()]
     for step in range(2):
         assert all(r.verb == "shift" for r in steps_of(exchange, step, kept)[0])
     assert kept[0].committed == {}
 
 
 def test_ranks_with_different_tables_are_found_out() -> None:
-    kept = [Kept(), Kept()]
+    kept = [ExchangeState(), ExchangeState()]
     counts = torch.zeros(SYMBOLS, dtype=torch.int64)
     counts[110:120] = 5
     kept[0].put("symbols from 0", "w", counts)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import Pending
 from gradwire.errors import TransportError, WireError
-from gradwire.exchange.ring import Course, Framing, Lap
+from gradwire.exchange.ring import Framing, RingAllReduce, RingSchedule
 from gradwire.measure.observed import Observed
 from tests.unit.exchange.framings import Coarse, Plain
 
@@ -27,17 +27,17 @@ def addend(rank: int, numel: int) -> Tensor:
 
 def around(
     numel: int, world: int, segment: int, framing: Callable[[int], Framing] = lambda _rank: Plain()
-) -> list[tuple[Tensor, Lap, list[Round]]]:
-    """What every rank holds after a lap."""
+) -> list[tuple[Tensor, RingAllReduce, list[Round]]]:
+    """What every rank holds after a ring."""
 
-    def body(comm: ThreadComm) -> tuple[Tensor, Lap, list[Round]]:
+    def body(comm: ThreadComm) -> tuple[Tensor, RingAllReduce, list[Round]]:
         data, metered = addend(comm.rank, numel), Observed(comm)
-        lap = Lap(data, framing(comm.rank), metered, Course(numel, world, segment))
-        lap.start()
+        ring = RingAllReduce(data, framing(comm.rank), metered, RingSchedule(numel, world, segment))
+        ring.start()
         issued = len(metered.rounds)
-        lap.finish()
+        ring.finish()
         assert len(metered.rounds) == issued
-        return data, lap, metered.rounds
+        return data, ring, metered.rounds
 
     return run_ranks(world, body)
 
@@ -47,42 +47,42 @@ def around(
 def test_every_rank_gets_the_sum(world: int, segment: int) -> None:
     for numel in SIZES if segment > 1 else SIZES[:-2]:
         expected = sum(addend(rank, numel) for rank in range(world))
-        for data, lap, _rounds in around(numel, world, segment):
+        for data, ring, _rounds in around(numel, world, segment):
             assert torch.equal(data, expected), (numel, segment)
-            assert not lap.failures
-            assert not lap.is_lost
+            assert not ring.failures
+            assert not ring.is_lost
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_partitions_and_segments_cover_everything_once_and_are_as_equal_as_can_be(world: int) -> None:
     for numel in SIZES:
         for segment in (1, 4, 1 << 20):
-            course = Course(numel, world, segment)
-            places = [course.place(p, s) for p in range(world) for s in range(course.segments)]
+            schedule = RingSchedule(numel, world, segment)
+            places = [schedule.place(p, s) for p in range(world) for s in range(schedule.segments)]
             assert places[0][0] == 0
             assert places[-1][1] == numel
             assert all(one[1] == other[0] for one, other in pairwise(places))
             lengths = [stop - start for start, stop in places]
-            assert max(lengths) <= course.longest_segment <= max(segment, 1)
-            assert course.segments == 1 or course.segments >= 4
+            assert max(lengths) <= schedule.longest_segment <= max(segment, 1)
+            assert schedule.segments == 1 or schedule.segments >= 4
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_lap_issues_what_its_course_announces(world: int) -> None:
     for segment in (5, 1 << 20):
-        course = Course(100, world, segment)
-        announced = course.rounds(Plain().bound(course.longest_segment))
+        schedule = RingSchedule(100, world, segment)
+        announced = schedule.rounds(Plain().bound(schedule.longest_segment))
         for _data, _lap, rounds in around(100, world, segment):
-            alone = course.messages if course.segments == 1 else 1
-            assert len(rounds) == len(announced) == course.messages + alone
+            alone = schedule.messages if schedule.segments == 1 else 1
+            assert len(rounds) == len(announced) == schedule.messages + alone
             assert all(a.allows(b) for a, b in zip(announced, rounds, strict=True))
 
 
 def test_lengths_are_told_two_messages_ahead_if_there_are_several_segments() -> None:
-    course = Course(100, 4, 10)
-    assert [list(course.made(m)) for m in (0, 1, 21, 22, 23)] == [[0, 1, 2], [3], [23], [], []]
-    assert [list(course.told(m)) for m in range(3)] == [[0, 1], [], []]
-    alone = Course(100, 4, 100)
+    schedule = RingSchedule(100, 4, 10)
+    assert [list(schedule.made(m)) for m in (0, 1, 21, 22, 23)] == [[0, 1, 2], [3], [23], [], []]
+    assert [list(schedule.told(m)) for m in range(3)] == [[0, 1], [], []]
+    alone = RingSchedule(100, 4, 100)
     assert [(list(alone.made(m)), list(alone.told(m))) for m in range(2)] == [([0], [0]), ([1], [1])]
 
 
@@ -90,9 +90,9 @@ def test_lengths_are_told_two_messages_ahead_if_there_are_several_segments() -> 
 def test_the_order_of_sums_is_that_of_a_ring_which_ends_at_the_owner(world: int) -> None:
     def body(comm: ThreadComm) -> Tensor:
         data = torch.randn(100, generator=torch.Generator().manual_seed(comm.rank))
-        lap = Lap(data, Plain(), comm, Course(100, world, 7))
-        lap.start()
-        lap.finish()
+        ring = RingAllReduce(data, Plain(), comm, RingSchedule(100, world, 7))
+        ring.start()
+        ring.finish()
         return data
 
     found = run_ranks(world, body)
@@ -110,9 +110,9 @@ def test_the_order_of_sums_is_that_of_a_ring_which_ends_at_the_owner(world: int)
 def test_the_owner_uses_what_its_frame_says(world: int) -> None:
     def body(comm: ThreadComm) -> Tensor:
         data = torch.randn(50, generator=torch.Generator().manual_seed(comm.rank)) * 9
-        lap = Lap(data, Coarse(), comm, Course(50, world, 6))
-        lap.start()
-        lap.finish()
+        ring = RingAllReduce(data, Coarse(), comm, RingSchedule(50, world, 6))
+        ring.start()
+        ring.finish()
         return data
 
     first, *others = run_ranks(world, body)
@@ -147,35 +147,35 @@ class Failing(Plain):
     ("verb", "hop"), [*((verb, hop) for verb in ("encode", "decode") for hop in range(3)), ("settle", 2)]
 )
 def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, hop: int, segment: int) -> None:
-    announced = Course(100, 3, segment).rounds(1000)
+    announced = RingSchedule(100, 3, segment).rounds(1000)
     found = around(100, 3, segment, lambda rank: Failing(verb, hop) if rank == 1 else Plain())
     assert found[1][1].failures
-    assert all(not lap.failures for _data, lap, _rounds in (found[0], found[2]))
+    assert all(not ring.failures for _data, ring, _rounds in (found[0], found[2]))
     expected = sum(addend(rank, 100) for rank in range(3))
-    for data, lap, rounds in found:
+    for data, ring, rounds in found:
         assert len(rounds) == len(announced)
         # No wrong number: what is lost is NaN, and whoever has lost something knows it.
         wrong = data != expected
         assert data[wrong].isnan().all()
-        assert lap.is_lost or not wrong.any()
+        assert ring.is_lost or not wrong.any()
 
 
 @pytest.mark.parametrize("segment", [5, 1 << 20])
 @pytest.mark.parametrize("failing", range(3))
 def test_zeros_of_a_rank_that_fails_before_its_first_message_are_read(failing: int, segment: int) -> None:
-    course = Course(100, 3, segment)
-    announced = course.rounds(Plain().bound(course.longest_segment))
+    schedule = RingSchedule(100, 3, segment)
+    announced = schedule.rounds(Plain().bound(schedule.longest_segment))
 
     def body(comm: ThreadComm) -> tuple[Tensor, list[Round]]:
         data, metered = addend(comm.rank, 100), Observed(comm)
         if comm.rank == failing:
             owe_zeros(metered, announced[len(metered.rounds) :], data.device)
         else:
-            lap = Lap(data, Plain(), metered, course)
-            lap.start()
-            lap.finish()
-            assert lap.is_lost
-            assert not lap.failures
+            ring = RingAllReduce(data, Plain(), metered, schedule)
+            ring.start()
+            ring.finish()
+            assert ring.is_lost
+            assert not ring.failures
         return data, metered.rounds
 
     for rank, (data, rounds) in enumerate(run_ranks(3, body)):
@@ -202,7 +202,7 @@ class Boasting:
 def test_a_length_beyond_the_bound_is_not_believed(dtype: torch.dtype) -> None:
     def body(comm: ThreadComm) -> None:
         among = Boasting(comm, dtype) if comm.rank == 1 else comm
-        Lap(addend(comm.rank, 100), Plain(), among, Course(100, 3, 10)).start()
+        RingAllReduce(addend(comm.rank, 100), Plain(), among, RingSchedule(100, 3, 10)).start()
 
     with pytest.raises(TransportError, match="announces 10000 bytes"):
         run_ranks(3, body)

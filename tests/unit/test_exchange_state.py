@@ -6,11 +6,11 @@ import torch
 
 from gradwire.arena import ParameterSpec, Slot, _units
 from gradwire.exchange.base import WHOLE
-from gradwire.moment import Kept, Moment, Part
+from gradwire.moment import ExchangeState, Moment, Part
 
 
 def test_what_was_put_is_seen_after_the_commit_only() -> None:
-    kept = Kept()
+    kept = ExchangeState()
     kept.put("Q", "a", torch.ones(1))
     assert kept.get("Q", "a") is None
     kept.discard()
@@ -23,7 +23,7 @@ def test_what_was_put_is_seen_after_the_commit_only() -> None:
 
 
 def test_another_lane_adopts_what_belongs_to_the_parameter() -> None:
-    old, new = Kept(), Kept()
+    old, new = ExchangeState(), ExchangeState()
     for name in ("a", "b"):
         old.put("Q", name, torch.ones(1))
     old.commit()
