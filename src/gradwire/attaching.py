@@ -9,9 +9,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.arena import ParameterSpec, layout_hash, specs_of
+from gradwire.arena import layout_hash
 from gradwire.checks import check_momentum, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.groups import borrow, give_back, given_back_if_refused
@@ -23,15 +22,10 @@ from gradwire.engine.preparing import prepare_for
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
-from gradwire.measure.uses import FirstForward
 from gradwire.recipes import Recipe, recipe
-from gradwire.sources.ddp.buckets import BucketMap
-from gradwire.sources.ddp.buffers import Buffers
-from gradwire.sources.ddp.copies import leave_out_of_copies
-from gradwire.sources.ddp.finer import refine_buckets
-from gradwire.sources.ddp.hook import gradwire_hook
-from gradwire.sources.ddp.observe import observe, replicas_of
-from gradwire.sources.ddp.session import Session
+from gradwire.sources import source_of
+from gradwire.sources.backward import Backward
+from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
 from gradwire.version import __version__
 from gradwire.wire import Attached, Wire
@@ -40,7 +34,7 @@ _TARGET = 0.95
 
 
 def attach(
-    ddp: DistributedDataParallel,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     recipe: str | Recipe = "auto",
     *,
@@ -51,7 +45,9 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     memory_dtype: torch.dtype | None = None,
 ) -> Wire:
-    """Let gradwire carry the gradients of `ddp`. A collective over the ranks of its process group.
+    """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
+
+    `model` is wrapped in `DistributedDataParallel`.
 
     Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
     under the backward pass, where DDP would broadcast them before the next forward pass (`docs/training.md`).
@@ -80,45 +76,37 @@ def attach(
         ddp = DistributedDataParallel(model)
         wire = gradwire.attach(ddp, optimizer)
     """
-    _check_model(ddp)
-    specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
-    group = borrow(ddp.process_group) if process_group is None else _same_ranks(process_group, ddp)
+    source = source_of(model)
+    _check_place(source)
+    group = borrow(source.group) if process_group is None else _same_ranks(process_group, source.group)
     comm = ProcessGroupComm(group)
-    buffers = Buffers(ddp, comm.rank, comm.world)
     with given_back_if_refused(group):
-        chosen, described = _agreed_recipe(recipe, target, ddp, specs, policy, memory_dtype, optimizer, comm)
-        fields = {"memory_dtype": str(memory_dtype), "buffers": buffers.describe()}
-        require_agreement(_fingerprint(chosen, specs, policy, seed, scaler is not None) | fields, comm)
+        chosen, described = _agreed_recipe(recipe, target, source, policy, memory_dtype, optimizer, comm)
+        fields = {"memory_dtype": str(memory_dtype), "buffers": source.buffers_text()}
+        fields |= _fingerprint(chosen, source, policy, seed, scaled=scaler is not None)
+        require_agreement(fields, comm)
         require_same_optimizer(described, comm)
-    session, worker, watch = _assemble(
-        ddp, optimizer, scaler, specs, chosen, comm, buffers, policy, seed, memory_dtype
-    )
-    if not (session.engine.measuring or session.engine.layout.is_plain):
-        refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in specs))
-    ddp.register_comm_hook(session, gradwire_hook)
-    return Wire(Attached(ddp, optimizer, scaler, session, watch, worker))
+    return _assemble(source, optimizer, scaler, chosen, comm, policy, seed, memory_dtype)
 
 
 def _assemble(
-    ddp: DistributedDataParallel,
+    source: Source,
     optimizer: torch.optim.Optimizer | None,
     scaler: torch.amp.GradScaler | None,
-    specs: tuple[ParameterSpec, ...],
     chosen: Recipe,
     comm: ProcessGroupComm,
-    buffers: Buffers,
     policy: Policy | None,
     seed: int,
     memory_dtype: torch.dtype | None,
-) -> tuple[Session, Worker, Watch]:
+) -> Wire:
     def ended() -> None:
         comm.close()
-        if session.is_sound and worker.is_connected:
+        if backward.is_sound and worker.is_connected:
             give_back(comm.group)
 
-    worker = Worker(crashed=lambda error: session.engine.crash(error), ended=ended)
+    worker = Worker(crashed=lambda error: backward.engine.crash(error), ended=ended)
     decision = chosen.build().next
-    first = FirstForward(ddp.module) if decision is not None and decision.uses else None
+    uses: dict[str, float] = {}
     around = Surroundings(
         comm,
         control=comm,
@@ -126,64 +114,39 @@ def _assemble(
         policy=policy,
         seed=seed,
         memory_dtype=memory_dtype,
-        device=next(p.device for p in ddp.module.parameters() if p.requires_grad),
+        device=source.device,
         alone=is_alone(comm),
         loss_scale=scaler.get_scale if scaler is not None else lambda: 1.0,
-        replicas=replicas_of(ddp, optimizer),
-        uses=lambda: {} if first is None else first.uses,
-        buffers=lambda: buffers.packed,
+        replicas=source.replicas_of(optimizer),
+        uses=lambda: uses,
+        buffers=source.passenger,
         check=partial(check_momentum, optimizer=optimizer),
         prepare=partial(prepare_for, rank=comm.rank),
         link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
         inspect=(watch := Watch()),
     )
-    session = Session(
-        BucketMap(ddp.module, specs),
-        buffers,
-        worker,
-        lambda concluded: Engine(specs, chosen, replace(around, concluded=concluded)),
+    backward = Backward(
+        source, worker, lambda concluded: Engine(source.specs, chosen, replace(around, concluded=concluded))
     )
     # At exit too: the thread must not outlive the interpreter's C++ side.
-    weakref.finalize(ddp, worker.stop)
-    leave_out_of_copies(ddp, observe(ddp, optimizer, session, first, scaled=scaler is not None))
-    return session, worker, watch
+    weakref.finalize(source.model, worker.stop)
+    counted = uses if decision is not None and decision.uses else None
+    source.begin(backward, optimizer, counted, scaled=scaler is not None)
+    return Wire(Attached(source.model, source, backward, optimizer, scaler, watch, worker))
 
 
-def _check_model(ddp: DistributedDataParallel) -> None:
-    if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(
-            f"need a DistributedDataParallel module, got {type(ddp).__name__}; wrap the model first"
-        )
+def _check_place(source: Source) -> None:
     if not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
-    if getattr(ddp, "_comm_hooks", None) or getattr(ddp, "mixed_precision", None) is not None:
-        raise ValueError(
-            "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
-        )
-    devices = {p.device.type for p in ddp.module.parameters() if p.requires_grad}
+    devices = {p.device.type for p in source.parameters.values() if p.requires_grad}
     if devices != {"cpu"}:
         raise ValueError(f"parameters are on {sorted(devices)}; this version carries CPU tensors only")
-
-
-def _check_gradients(ddp: DistributedDataParallel) -> None:
-    if getattr(ddp, "_use_python_reducer", False):
-        raise ValueError(
-            "this DDP module was built under torch._dynamo.config.optimize_ddp = 'python_reducer', so it has "
-            "no buckets to hand over. Set that to True, which is torch's default, and wrap the model again"
-        )
-    for name, parameter in ddp.module.named_parameters():
-        if parameter.is_complex():
-            raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")
-    for name, module in ddp.module.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ValueError(f"module {name!r} has sparse gradients; build it with sparse=False")
 
 
 def _agreed_recipe(
     text: str | Recipe,
     target: float,
-    ddp: DistributedDataParallel,
-    specs: tuple[ParameterSpec, ...],
+    source: Source,
     policy: Policy | None,
     memory_dtype: torch.dtype | None,
     optimizer: torch.optim.Optimizer | None,
@@ -192,11 +155,11 @@ def _agreed_recipe(
     """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
     try:
-        _check_gradients(ddp)
+        source.check()
         chosen = _chosen(text, target)
         if memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
-        layout = build(specs, chosen.build(), policy, torch.device("meta"))
+        layout = build(source.specs, chosen.build(), policy, torch.device("meta"))
         check_momentum(layout, optimizer)
         warn_without_optimizer(layout, optimizer)
         described = OptimizerText.of(optimizer)
@@ -213,13 +176,13 @@ def _agreed_recipe(
     return chosen, described
 
 
-def _same_ranks(group: dist.ProcessGroup, ddp: DistributedDataParallel) -> dist.ProcessGroup:
-    mine, theirs = dist.get_process_group_ranks(group), dist.get_process_group_ranks(ddp.process_group)
+def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> dist.ProcessGroup:
+    mine, theirs = dist.get_process_group_ranks(group), dist.get_process_group_ranks(models)
     if mine != theirs:
         raise ValueError(f"process_group has ranks {mine}, the model's has {theirs}; they must be the same")
-    if group is ddp.process_group:
+    if group is models:
         raise ValueError(
-            "process_group is the model's own: collectives of DDP and of gradwire would mix. Create another "
+            "process_group is the model's own: its collectives and gradwire's would mix. Create another "
             "with torch.distributed.new_group, or leave it out"
         )
     return group
@@ -237,15 +200,16 @@ def _chosen(text: str | Recipe, target: float) -> Recipe:
 
 
 def _fingerprint(
-    chosen: Recipe, specs: tuple[ParameterSpec, ...], policy: Policy | None, seed: int, scaled: bool
+    chosen: Recipe, source: Source, policy: Policy | None, seed: int, *, scaled: bool
 ) -> dict[str, str]:
-    choose = chooser(policy)
+    choose, specs = chooser(policy), source.specs
     lanes = ",".join(choose(spec) or "-" for spec in specs)
     # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.
     shapes = ";".join(f"{spec.shape}{spec.stride or ''}" for spec in specs)
     dtypes = ";".join(str(spec.dtype) for spec in specs)
     return {
         "gradwire version": __version__,
+        "source of gradients": source.kind,
         "recipe": str(chosen),
         "seed": str(seed),
         "policy": "default" if policy is None else lanes,

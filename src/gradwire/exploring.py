@@ -81,10 +81,10 @@ def explore(
         best = min(trials, key=lambda trial: trial.step_s / trial.gain)
     """
     attached, rows = wire.attached, list(batches)
-    engine = attached.session.engine
+    engine = attached.backward.engine
     said = {"candidates": str(list(candidates)), "batches": str(len(rows))}
     said["optimizer"] = "none" if attached.optimizer is None else "attached"
-    attached.session.rest()
+    attached.backward.rest()
     attached.worker.call(lambda: require_agreement(said, engine.around.control))
     if not rows or not candidates:
         raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
@@ -96,7 +96,7 @@ def explore(
     compositions = [_fit(engine, text) for text in candidates]
     trials = []
     scaler = [] if attached.scaler is None else [attached.scaler]
-    with rewound(attached.ddp.module, attached.optimizer, [*scaler, *also]) as restore:
+    with rewound(attached.source.module, attached.optimizer, [*scaler, *also]) as restore:
         for text, composition in zip(candidates, compositions, strict=True):
             with _as_it_was(attached):
                 trials.append(_try(attached, text, composition, step, rows))
@@ -116,17 +116,17 @@ def _fit(engine: Engine, text: str) -> Composition:
 @contextmanager
 def _as_it_was(attached: Attached) -> Iterator[None]:
     """The engine's side of rewinding: a layout that is put aside keeps its planes as they are."""
-    session, call = attached.session, attached.worker.call
-    saved = call(session.engine.put_aside)
-    history, compressed = session.history, session.compressed
-    session.history = History()
+    backward, call = attached.backward, attached.worker.call
+    saved = call(backward.engine.put_aside)
+    history, compressed = backward.history, backward.compressed
+    backward.history = History()
     try:
         yield
     finally:
-        session.rest()
-        call(lambda: session.engine.take_up(saved))
-        session.history, session.compressed = history, compressed
-        session.buffers.current = False  # all have trained: DDP broadcasts what is restored
+        backward.rest()
+        call(lambda: backward.engine.take_up(saved))
+        backward.history, backward.compressed = history, compressed
+        attached.source.may_differ()  # buffers that are restored
 
 
 def _try(
@@ -136,7 +136,7 @@ def _try(
     step: Callable[[Batch], Any],
     batches: Sequence[Batch],
 ) -> Trial:
-    engine, call = attached.session.engine, attached.worker.call
+    engine, call = attached.backward.engine, attached.worker.call
     energies: list[tuple[float, float]] = []
     took_s: list[float] = []
     unsent = _Unsent()
@@ -155,7 +155,7 @@ def _try(
         start_s = now_s()
         step(batch)
         took_s.append(now_s() - start_s)
-    history = attached.session.history
+    history = attached.backward.history
     fields = ("compress_s", "exposed_comm_s", "predicted_bytes")
     mine = [median(took_s), *(history.mean(field) for field in fields), *(left for left, _ in energies)]
     table = call(lambda: _gathered(engine, mine))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from gradwire.comm import Round
 from gradwire.engine import state
@@ -18,7 +18,8 @@ from gradwire.engine.worker import Worker
 from gradwire.exchange.state import times_led
 from gradwire.memory import UNSENT
 from gradwire.report import Report
-from gradwire.sources.ddp.session import Session
+from gradwire.sources.backward import Backward
+from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 from gradwire.tools.predicted import predicted_step_s
 
@@ -27,10 +28,11 @@ from gradwire.tools.predicted import predicted_step_s
 class Attached:
     """What an attached model consists of."""
 
-    ddp: DistributedDataParallel
+    model: nn.Module  # the source refers to it weakly
+    source: Source
+    backward: Backward
     optimizer: torch.optim.Optimizer | None
     scaler: torch.amp.GradScaler | None
-    session: Session
     watch: Watch
     """What `Wire.watching` turns on."""
     # The worker ends with the model, and a wire without its worker could only hang.
@@ -55,24 +57,23 @@ class Wire:
 
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
-        self._parameters = dict(attached.ddp.module.named_parameters())
-        self._session, self._worker = attached.session, attached.worker
+        self._source, self._backward, self._worker = attached.source, attached.backward, attached.worker
         self._watch = attached.watch
         self._diagnosis: Diagnosis | None = None
 
     @property
     def _engine(self) -> Engine:
-        return self._session.engine
+        return self._backward.engine
 
     @property
     def overlap(self) -> bool:
         """Whether exchanges run under the backward pass (the default) or all after it."""
-        return self._session.overlap
+        return self._backward.overlap
 
     @overlap.setter
     def overlap(self, value: bool) -> None:
         """Takes effect from the next backward pass."""
-        self._session.overlap = value
+        self._backward.overlap = value
 
     @property
     def settled(self) -> bool:
@@ -103,7 +104,7 @@ class Wire:
             train_one_step()
             print(wire.diagnose())
         """
-        self._session.rest()
+        self._backward.rest()
         seen, engine = self._watch.seen, self._engine
         self._diagnosis = self._worker.call(
             lambda: diagnose(seen, engine.layout.lanes, engine.comm, engine.around.control)
@@ -118,7 +119,7 @@ class Wire:
             print(wire.report())
             json.dump(wire.report().as_dict(), file)
         """
-        engine, history = self._engine, self._session.history
+        engine, history = self._engine, self._backward.history
         dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
         facts = None if engine.facts is None else {**asdict(engine.facts), "ccr": engine.facts.ccr}
         recipe, why = _account(engine)
@@ -155,7 +156,7 @@ class Wire:
         if kind not in ("rank", "mean"):
             raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
         if kind == "mean":
-            self._session.rest()
+            self._backward.rest()
         save = state.save if kind == "rank" else state.save_mean
         return self._worker.call(lambda: save(self._engine))
 
@@ -165,8 +166,8 @@ class Wire:
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
         when ranks load different steps or plans.
         """
-        self._session.rest()
-        self._session.buffers.current = False  # a model that is loaded, too, may differ between ranks
+        self._backward.rest()
+        self._source.may_differ()  # a model is loaded beside its state
         self._worker.call(lambda: state.load(self._engine, saved))
 
     def flush(self) -> None:
@@ -181,7 +182,7 @@ class Wire:
             wire.flush()
             optimizer.step()
         """
-        self._session.rest()
+        self._backward.rest()
         self._worker.call(self._flush)
 
     def _flush(self) -> None:
@@ -192,29 +193,25 @@ class Wire:
             lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
             engine.comm.all_reduce(lane.x).wait()
             for slot in lane.slots:
-                parameter = self._parameters[slot.spec.name]
-                late = slot.spec.shaped(lane.x[slot.start : slot.stop]) * engine.around.loss_scale()
-                if parameter.grad is None:
-                    parameter.grad = late.to(parameter.dtype)
-                else:
-                    parameter.grad += late
+                late = lane.x[slot.start : slot.stop] * engine.around.loss_scale()
+                self._source.add_to_grad(slot.spec, late)
             lane.committed[UNSENT].zero_()
 
     def detach(self) -> None:
-        """Flush, and from then on run plain all-reduce: DDP cannot unregister a hook.
+        """Flush, and from then on run plain all-reduce: wrappers cannot unregister their hooks.
 
         Follow it by `optimizer.step()`, as `flush`. Warns where momentum was applied before gradients were
         sent: from then on it is the optimizer's business again.
         """
-        self._session.rest()
+        self._backward.rest()
         covered = any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
         self._worker.call(self._detach)
         if covered:
             warnings.warn(
-                "nobody applies momentum any more: set it in the optimizer if training goes on", stacklevel=2
+                "momentum is no longer applied: set it in the optimizer if training goes on", stacklevel=2
             )
 
     def _detach(self) -> None:
         self._flush()
         self._engine.retire()
-        self._session.buffers.leave_to_ddp()
+        self._source.retire()

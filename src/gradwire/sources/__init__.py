@@ -1,1 +1,18 @@
-"""Who brings gradients to the engine, and takes the means back: one package for each wrapper."""
+"""Who brings gradients to the engine, and takes the means back: a source for each kind of model."""
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.sources.source import Source
+
+
+def source_of(model: nn.Module) -> Source:
+    """What brings the gradients of `model`. Raises `ValueError` where nothing can."""
+    # A source is loaded with the models that need it.
+    from gradwire.sources.ddp.source import DDPBuckets
+
+    if isinstance(model, DistributedDataParallel):
+        return DDPBuckets(model)
+    raise ValueError(
+        f"need a DistributedDataParallel module, got {type(model).__name__}; wrap the model first"
+    )

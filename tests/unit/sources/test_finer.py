@@ -103,7 +103,7 @@ def test_under_an_adaptive_recipe_dense_travels_in_ddps_own_buckets(monkeypatch:
     monkeypatch.setattr("gradwire.attaching.is_alone", lambda _comm: False)
     ddp = DistributedDataParallel(model())
     own, wire = caps_of(ddp), gradwire.attach(ddp, recipe="auto")
-    engine, caps = wire.attached.session.engine, []
+    engine, caps = wire.attached.backward.engine, []
     chosen = recipe("topk(ratio=0.1)").build()
     for change in (lambda: None, lambda: engine.install(chosen), wire.flush, engine.retire):
         change()

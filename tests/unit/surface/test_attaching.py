@@ -115,7 +115,7 @@ def test_a_group_of_the_users_is_used() -> None:
 
 
 def _group(wire: gradwire.Wire) -> dist.ProcessGroup:
-    return wire.attached.session.engine.comm.group  # type: ignore[attr-defined, no-any-return]
+    return wire.attached.backward.engine.comm.group  # type: ignore[attr-defined, no-any-return]
 
 
 def test_the_next_model_gets_the_group_of_one_that_has_gone() -> None:
@@ -137,7 +137,7 @@ def test_the_next_model_gets_the_group_of_one_that_has_gone() -> None:
 def test_a_thread_for_messages_ends_with_the_model() -> None:
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="dense")
-    stop = wire.attached.session.engine.comm._beside().stop  # type: ignore[attr-defined]
+    stop = wire.attached.backward.engine.comm._beside().stop  # type: ignore[attr-defined]
     assert stop.alive
     del ddp, wire
     assert not stop.alive
@@ -305,7 +305,7 @@ def test_a_model_that_dies_leaves_no_arena_behind_in_its_optimizer() -> None:
     model = nn.Sequential(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wire = gradwire.attach(_ddp(model), optimizer, recipe="topk(ratio=0.1)")
-    arena = weakref.ref(wire.attached.session.engine.layout.lanes[0])
+    arena = weakref.ref(wire.attached.backward.engine.layout.lanes[0])
     del wire
     gc.collect()
     assert arena() is None
@@ -361,7 +361,7 @@ def test_a_flush_hands_over_what_is_unsent_and_keeps_momentum() -> None:
     for name, plane in before["planes"]["momentum"].items():
         assert torch.equal(after["planes"]["momentum"][name], plane)
     assert not any(plane.any() for plane in after["memory"].values())
-    with pytest.warns(UserWarning, match="nobody applies momentum any more"):
+    with pytest.warns(UserWarning, match="momentum is no longer applied"):
         wire.detach()
 
 

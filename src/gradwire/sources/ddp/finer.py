@@ -8,11 +8,15 @@ call for it: this is the one place that uses private names, and without them the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.engine.engine import Engine
+from gradwire.sources.ddp.buffers import joins
 
 BUCKETS = 32
 SMALLEST_BYTES = 1 << 20
@@ -70,6 +74,30 @@ def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
     """Undo `refine_buckets`, if it changed the `caps` from before. On all ranks, between steps."""
     if caps_of(ddp) != caps:
         _rebuild(ddp, caps)
+
+
+def fit_buckets(engine: Engine) -> Callable[..., None]:
+    """A hook before the forward pass: finer buckets once an adaptive recipe has something to hide.
+
+    On all ranks the same. Where dense travels, before or after, DDP has its own buckets. Not under `join()`:
+    a finished rank runs no forward pass, and would keep buckets that differ from its peers'.
+    """
+    is_adaptive = engine.measuring
+    own: Caps | None = None
+
+    def hook(ddp: DistributedDataParallel, _inputs: Any) -> None:
+        nonlocal own
+        fine = not (engine.measuring or engine.layout.is_plain)
+        if not is_adaptive or fine == (own is not None) or joins(ddp):
+            return
+        if own is None:
+            own = caps_of(ddp)
+            refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in engine.specs))
+        else:
+            restore_buckets(ddp, own)
+            own = None
+
+    return hook
 
 
 def _rebuild(ddp: DistributedDataParallel, caps: Caps) -> None:

@@ -1,0 +1,130 @@
+"""One backward pass at a time: gradients go to the engine's thread, and errors come back to the caller's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from torch.autograd import Variable
+
+from gradwire.engine.arrival import Arrival
+from gradwire.engine.engine import Engine
+from gradwire.engine.history import History
+from gradwire.engine.step import Step
+from gradwire.engine.worker import Job, Worker
+from gradwire.errors import GradwireError
+from gradwire.measure.clock import now_s
+from gradwire.sources.source import Source
+
+_BROKE_OFF = (
+    "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
+    "may wait for it. Start all ranks again, from their last checkpoint"
+)
+
+
+class Backward:
+    """Between a source and the engine: `open`, `bring` every flat buffer, `close`.
+
+    These three run on autograd's thread. `close` queues a callback that waits for the verdict at the very end
+    of the backward pass and raises there, so that errors keep their type. Outside a backward pass, where no
+    callback can be queued, an error waits for the next `open`. `deliver` runs on the engine's thread.
+    """
+
+    def __init__(
+        self, source: Source, worker: Worker, engine: Callable[[Callable[[Step], None]], Engine]
+    ) -> None:
+        """`engine` makes one that concludes its steps with the function it is given."""
+        self.overlap = True
+        self.history = History()
+        self.compressed = 0  # steps that a memory has been through
+        self._source, self._worker = source, worker
+        self._held: list[Job] = []
+        self._ended = threading.Event()
+        self._ended.set()
+        self._all_given = True
+        self._error: BaseException | None = None
+        self.engine = engine(self.deliver)
+
+    def open(self) -> None:
+        """The first gradients of a step are there.
+
+        Raises what the step before has not raised yet, and `GradwireError` where that cannot end, since not
+        all of its gradients came.
+        """
+        self._raise_pending()
+        if not self._ended.is_set():
+            raise GradwireError(_BROKE_OFF)
+        self._ended.clear()
+        self._all_given = False
+        self._held = [partial(self.engine.open, now_s())]
+
+    def bring(self, arrival: Arrival) -> None:
+        """Hand over a flat buffer, which is the engine's until the step has ended."""
+        self._held.append(partial(self.engine.arrive, arrival))
+        # In a step taken apart, communication would slow the computation that shares its cores.
+        if self.overlap and not self.engine.apart:
+            self._post_held()
+
+    def close(self) -> None:
+        """All gradients of the step have been brought."""
+        self._held.append(self.engine.close)
+        self._post_held()
+        self._all_given = True
+        # Not before everything is there: a reentrant checkpoint nests backward passes, and at the end of an
+        # inner one there may be gradients that only the outer one will deliver.
+        with suppress(RuntimeError):  # "can only be installed during backward pass": see the class
+            Variable._execution_engine.queue_callback(self._wait)
+
+    def _post_held(self) -> None:
+        held, self._held = self._held, []
+        for job in held:
+            self._worker.post(job)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every step has ended, and the collectives of all ranks are paired."""
+        return self._all_given and self._ended.is_set() and self.engine.runner.broken is None
+
+    def rest(self) -> None:
+        """Return when no step is running, because nothing else may be asked of the ranks meanwhile.
+
+        If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
+        Raises `GradwireError` where it cannot end, since not all of its gradients came.
+        """
+        if not self._all_given:
+            raise GradwireError(_BROKE_OFF)
+        self._worker.wait(self._ended)
+        self._source.land()
+
+    def before_forward(self) -> None:
+        """After an interrupt that the user caught, land what is still to come."""
+        if self._all_given:
+            self.rest()
+
+    def _wait(self) -> None:
+        start_s = now_s()
+        self._worker.wait(self._ended)
+        self.history.waited(start_s, now_s())
+        self.engine.watch.end()
+        self._source.land()
+        if self._error is not None:
+            # After the wrapper's own callbacks, which it could not do without in the next step.
+            Variable._execution_engine.queue_callback(self._raise_pending)
+
+    def _raise_pending(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def deliver(self, step: Step) -> None:
+        """End a step, whatever happened, and let `backward()` go on."""
+        self._error = step.error
+        try:
+            self._source.settle(step)
+            self.history.add(step)
+            self.compressed += step.committed and not self.engine.layout.is_plain
+        finally:
+            self._ended.set()
+            self._source.release()

@@ -1,0 +1,184 @@
+"""DDP's buckets in, the futures that it waits for out, and its buffers beside them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from gradwire.arena import specs_of
+from gradwire.engine.step import Passenger, Step
+from gradwire.sources.backward import Backward
+from gradwire.sources.ddp.buckets import Bucket, BucketMap
+from gradwire.sources.ddp.buffers import Buffers
+from gradwire.sources.ddp.finer import fit_buckets, refine_buckets
+from gradwire.sources.ddp.hook import gradwire_hook
+from gradwire.sources.observe import observe, untraced
+from gradwire.sources.source import Source
+
+_Future: TypeAlias = torch.futures.Future[Tensor]
+_Promise: TypeAlias = tuple[_Future, Tensor]
+
+
+class DDPBuckets(Source):
+    """The buckets of a `DistributedDataParallel`, in the order and with the numbers that DDP gives them.
+
+    DDP fills in zeros where a parameter has no gradient. It writes its means to `p.grad` when the futures are
+    set. Under `join()` a finished rank's hook runs outside a backward pass.
+    """
+
+    kind = "DistributedDataParallel"
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        """Raises `ValueError` for a model that cannot be attached at all."""
+        super().__init__(ddp)
+        if getattr(ddp, "_comm_hooks", None) or getattr(ddp, "mixed_precision", None) is not None:
+            raise ValueError(
+                "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
+            )
+        self.specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.parameters = dict(ddp.module.named_parameters())
+        self.device = next(p.device for p in self.parameters.values() if p.requires_grad)
+        self._group: dist.ProcessGroup = ddp.process_group
+        self._buckets = BucketMap(ddp.module, self.specs)
+        self._buffers = Buffers(ddp, self._group.rank(), self._group.size())
+        self._futures: list[_Promise] = []
+        self._due: list[_Promise] = []
+
+    @property
+    def _ddp(self) -> Any:
+        return self.model
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped one."""
+        module: nn.Module = self._ddp.module
+        return module
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """DDP's own."""
+        return self._group
+
+    def check(self) -> None:
+        """As every source; and DDP needs buckets."""
+        super().check()
+        if getattr(self._ddp, "_use_python_reducer", False):
+            raise ValueError(
+                "this DDP module was built under torch._dynamo.config.optimize_ddp = 'python_reducer', so it "
+                "has no buckets to hand over. Set that to True, which is torch's default, and wrap the model "
+                "again"
+            )
+
+    def buffers_text(self) -> str:
+        """Shapes and types of the buffers that DDP broadcasts."""
+        return self._buffers.describe()
+
+    def begin(
+        self,
+        backward: Backward,
+        optimizer: torch.optim.Optimizer | None,
+        uses: dict[str, float] | None,
+        *,
+        scaled: bool,
+    ) -> None:
+        """Register the communication hook and the observers; make buckets finer where that hides more."""
+        ddp, engine = self._ddp, backward.engine
+        hooks = observe(ddp, ddp.module, backward, optimizer, uses, scaled=scaled)
+        hooks += [
+            ddp.register_forward_pre_hook(_spare_broadcast(self._buffers)),
+            ddp.register_forward_pre_hook(untraced(fit_buckets(engine))),
+            ddp.register_forward_hook(untraced(_refuse_other_divisors)),
+        ]
+        _leave_out_of_copies(ddp, hooks)
+        if not (engine.measuring or engine.layout.is_plain):
+            refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in self.specs))
+        ddp.register_comm_hook(partial(self.take, backward=backward), gradwire_hook)
+
+    def take(self, bucket: Bucket, backward: Backward) -> _Future:
+        """Hand a bucket to `backward` and promise its mean."""
+        if bucket.index() == 0:
+            backward.open()
+            self._buffers.pack(backward.engine.apart)
+        arrival = self._buckets.arrival(bucket)
+        future: _Future = torch.futures.Future()
+        self._futures.append((future, arrival.buffer))
+        if bucket.is_last():
+            self._buffers.look()
+        backward.bring(arrival)
+        if bucket.is_last():
+            backward.close()
+        return future
+
+    def passenger(self) -> Passenger | None:
+        """The buffers, where they travel in this step."""
+        return self._buffers.packed
+
+    def settle(self, step: Step) -> None:
+        """Note whether the buffers have come, and which futures are due."""
+        self._due, self._futures = self._futures, []
+        self._buffers.arrived(step.buffers is not None and step.error is None, step.stale)
+
+    def release(self) -> None:
+        """Set every future, whatever happened. A finished rank under `join()` waits for nothing else."""
+        due, self._due = self._due, []
+        for future, buffer in due:
+            future.set_result(buffer)
+
+    def land(self) -> None:
+        """Write the buffers that have come."""
+        self._buffers.land()
+
+    def may_differ(self) -> None:
+        """DDP broadcasts the buffers before the next forward pass."""
+        self._buffers.current = False
+
+    def retire(self) -> None:
+        """Leave the buffers to DDP. It cannot unregister a hook, so buckets go on coming."""
+        self._buffers.leave_to_ddp()
+
+
+def _spare_broadcast(buffers: Buffers) -> Callable[..., None]:
+    """DDP need not broadcast what the last backward pass has brought."""
+
+    @untraced
+    def hook(ddp: DistributedDataParallel, _inputs: Any) -> None:
+        buffers.before_forward(ddp)
+
+    return hook
+
+
+def _refuse_other_divisors(ddp: DistributedDataParallel, _inputs: Any, _outputs: Any) -> None:
+    if torch.is_grad_enabled() and not getattr(ddp, "_divide_by_initial_world_size", True):
+        raise ValueError("join(divide_by_initial_world_size=False) has no effect under a hook; drop it")
+
+
+def _leave_out_of_copies(ddp: DistributedDataParallel, hooks: Iterable[RemovableHandle]) -> None:
+    """Keep the communication hook, and `hooks` on the forward pass, out of the state that `ddp` hands over.
+
+    A copy cannot share what they refer to: a thread, a process group, and what is unsent of this very model's
+    gradients. `copy` and `pickle` ask the object for its `__getstate__`, so it gets one of its own.
+    """
+    ours = frozenset(hook.id for hook in hooks)
+    instance: Any = ddp
+    original = weakref.WeakMethod(instance.__getstate__)  # a reference to itself would keep the model
+
+    def state_without_gradwire() -> dict[str, Any]:
+        getstate = original()
+        assert getstate is not None, "asked by the model"
+        state: dict[str, Any] = getstate()
+        del state["__getstate__"]
+        state["_comm_hooks"] = []
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            state[name] = OrderedDict(item for item in state[name].items() if item[0] not in ours)
+        return state
+
+    instance.__getstate__ = state_without_gradwire

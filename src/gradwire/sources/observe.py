@@ -1,0 +1,167 @@
+"""What every source watches beside the gradients: when backward starts, the loss scale, the optimizer."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradwire.measure.uses import FirstForward
+from gradwire.sources.backward import Backward
+
+
+def observe(
+    model: nn.Module,
+    module: nn.Module,
+    backward: Backward,
+    optimizer: torch.optim.Optimizer | None,
+    uses: dict[str, float] | None,
+    *,
+    scaled: bool,
+) -> list[RemovableHandle]:
+    """Register observers on `model`, whose parameters `module` holds; returns the hooks on its forward pass.
+
+    `uses` is filled in the first forward pass that trains; `scaled`: gradients carry a loss scale.
+    """
+    hooks = [
+        model.register_forward_pre_hook(_refuse_thawed(module)),
+        model.register_forward_pre_hook(_land_first(backward)),
+        model.register_forward_pre_hook(_watch_steps_apart(backward, weakref.ref(module))),
+    ]
+    if uses is not None:
+        hooks += _count_uses(model, module, uses)
+    hooks.append(model.register_forward_hook(_begin_backward(backward, scaled=scaled)))
+    if optimizer is not None:
+        handle = optimizer.register_step_post_hook(_AccumulationCheck(backward))
+        # An optimizer that outlives the model must not keep the arena alive.
+        weakref.finalize(model, handle.remove).atexit = False
+    return hooks
+
+
+def untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """`hook`, of which a compiled model sees nothing: bookkeeping does not belong into its graph.
+
+    This loads torch's compiler, as DDP's constructor does.
+    """
+    hidden: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return hidden
+
+
+def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
+    @untraced
+    def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        remembers = backward.engine.measuring or not backward.engine.layout.is_plain
+        if remembers and not scaled and _float16_autocast():
+            raise ValueError(
+                "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
+                "gradwire.attach(…, scaler=GradScaler), or autocast to bfloat16."
+            )
+        # The loss is done when the gradient of the model's output arrives; where no output leads to it, the
+        # end of the forward pass stands for that.
+        backward.engine.watch.begin()
+        for tensor in _tensors(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(backward.engine.watch.begin)  # type: ignore[no-untyped-call]
+                return
+
+    return hook
+
+
+def _refuse_thawed(module: nn.Module) -> Callable[..., None]:
+    """A parameter that thaws later has no place: its gradient would stay local, unnoticed."""
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+
+    @untraced
+    def hook(_module: nn.Module, _inputs: Any) -> None:
+        thawed = [tuple(p.shape) for p in frozen if p.requires_grad]
+        if thawed:
+            raise ValueError(
+                f"parameters of shape {thawed} were frozen when gradwire was attached; freeze and thaw "
+                "before wrapping the model"
+            )
+
+    return hook
+
+
+def _land_first(backward: Backward) -> Callable[..., None]:
+    @untraced
+    def hook(_module: nn.Module, _inputs: Any) -> None:
+        backward.before_forward()
+
+    return hook
+
+
+def _watch_steps_apart(backward: Backward, module: weakref.ref[nn.Module]) -> Callable[..., None]:
+    """Ready times are wanted of steps taken apart; a hook on every parameter would cost in all others."""
+
+    @untraced
+    def hook(_module: nn.Module, _inputs: Any) -> None:
+        watch, held = backward.engine.watch, module()
+        if backward.engine.apart and held is not None:
+            watch.watch(held.named_parameters())
+        else:
+            watch.release()
+
+    return hook
+
+
+def _count_uses(model: nn.Module, module: nn.Module, uses: dict[str, float]) -> list[RemovableHandle]:
+    """In the first forward pass of a training step. The engine has `uses`, which refers to no model."""
+    first = FirstForward(module)
+
+    @untraced
+    def before(_module: nn.Module, _inputs: Any) -> None:
+        first.begin() if torch.is_grad_enabled() else first.give_up()
+
+    @untraced
+    def after(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        first.end()
+        uses.update(first.uses)
+
+    return [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+
+
+def _float16_autocast() -> bool:
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """Tensors inside lists, tuples, mappings and dataclasses, depth first."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for value in outputs.values():
+            yield from _tensors(value)
+    elif is_dataclass(outputs):
+        yield from _tensors(vars(outputs))
+    elif isinstance(outputs, list | tuple):
+        for value in outputs:
+            yield from _tensors(value)
+
+
+class _AccumulationCheck:
+    """Warns once when several compressed backward passes precede one optimizer step."""
+
+    def __init__(self, backward: Backward) -> None:
+        self._backward = backward
+        self._seen = backward.compressed
+        self._warned = False
+
+    def __call__(self, *_: Any) -> None:
+        passes = self._backward.compressed - self._seen
+        self._seen = self._backward.compressed
+        if passes > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{passes} backward passes were exchanged before one optimizer step: each micro-batch was "
+                "compressed and sent. Wrap all but the last in ddp.no_sync().",
+                stacklevel=3,
+            )

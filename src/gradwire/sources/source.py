@@ -1,0 +1,153 @@
+"""What the engine's side needs of whatever brings gradients: DDP's buckets, shards, plain parameters."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradwire.arena import ParameterSpec
+from gradwire.engine.step import Passenger, Step
+from gradwire.moment import Replicas, Replicated
+
+if TYPE_CHECKING:
+    from gradwire.sources.backward import Backward
+
+
+class Source(ABC):
+    """Brings the gradients of one model to the engine, and takes their means back.
+
+    From `begin` on, a source calls `Backward.open`, `bring` and `close` in every backward pass whose
+    gradients are to be exchanged, on the thread of that pass. It promises:
+
+    - Each `Arrival` is one dense flat buffer of one dtype, of gradients on `device`. Element i of an entry is
+      element i of the parameter as `ParameterSpec.shaped` has it.
+    - Every parameter of `specs` comes exactly once per step, in a single entry. One without a gradient in
+      this step comes as zeros: the engine takes gradients that are all zero for idle, and leaves their memory
+      as it is.
+    - Buffers are numbered 0, 1, 2, … without gaps. A number stands for the same parameters in the same order
+      on all ranks, in this step; from step to step that may change. They may arrive in any order.
+    - From `bring` until the step has ended, a buffer belongs to the engine, which writes the mean over ranks
+      into it, in place. After that the source alone decides what becomes of it: NaN throughout if the step
+      failed, or if a gradient was not finite where something is remembered.
+
+    A source holds its model weakly, because the engine's thread refers to the source and has to end with the
+    model. It may keep the parameters.
+    """
+
+    kind: ClassVar[str]
+    """What brings the gradients, in words. Must be the same on all ranks."""
+
+    specs: tuple[ParameterSpec, ...]
+    """Layout order: the reverse of registration."""
+    parameters: Mapping[str, nn.Parameter]
+    """By the names in `specs`, and perhaps others."""
+    device: torch.device
+    """Where gradients are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+
+    @property
+    def model(self) -> nn.Module:
+        """What was attached. Only for the thread that trains, which has it."""
+        model = self._model()
+        assert model is not None, "asked by the user of the model"
+        return model
+
+    @property
+    def module(self) -> nn.Module:
+        """What holds parameters and buffers, under the names in `specs`."""
+        return self.model
+
+    # -- while attaching
+
+    @property
+    @abstractmethod
+    def group(self) -> dist.ProcessGroup:
+        """The model's own process group, over whose ranks the mean is taken."""
+
+    def check(self) -> None:
+        """Raise `ValueError` for a model whose gradients cannot be carried; all ranks hear of it."""
+        for name, parameter in self.parameters.items():
+            if parameter.is_complex():
+                raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")
+        for name, module in self.module.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                raise ValueError(f"module {name!r} has sparse gradients; build it with sparse=False")
+
+    def buffers_text(self) -> str:
+        """What must be the same on all ranks about the model's buffers, of which the source takes care."""
+        return "not broadcast"
+
+    def replicas_of(self, optimizer: torch.optim.Optimizer | None) -> Replicas:
+        """What all ranks hold alike of a parameter, by name: nothing is known without an optimizer."""
+        if optimizer is None:
+            return lambda _name: None
+        return partial(_replicated, self.parameters, optimizer)
+
+    @abstractmethod
+    def begin(
+        self,
+        backward: Backward,
+        optimizer: torch.optim.Optimizer | None,
+        uses: dict[str, float] | None,
+        *,
+        scaled: bool,
+    ) -> None:
+        """Register all hooks. `scaled` says whether gradients carry a loss scale.
+
+        `uses`, if given, is filled in the first forward pass: multiply-adds per weight, by parameter name.
+        `observe` registers the hooks that every source needs.
+        """
+
+    # -- in a step
+
+    def passenger(self) -> Passenger | None:
+        """What travels beside the current step's gradients, such as buffers. On the engine's thread."""
+        return None
+
+    def settle(self, step: Step) -> None:
+        """A step has its outcome. On the engine's thread, while the backward pass still waits."""
+
+    def release(self) -> None:
+        """The step has ended. On the engine's thread, after `settle`; the next step may have begun."""
+
+    def land(self) -> None:
+        """Carry home what a step brought, once the backward pass is over, on the thread of that pass.
+
+        May be called again without a step in between.
+        """
+
+    # -- between steps
+
+    def add_to_grad(self, spec: ParameterSpec, flat: Tensor) -> None:
+        """Add `flat` (numel,) to the gradient that the optimizer will see, which may become that itself."""
+        parameter, late = self.parameters[spec.name], spec.shaped(flat)
+        if parameter.grad is None:
+            parameter.grad = late.to(parameter.dtype)
+        else:
+            parameter.grad += late
+
+    def may_differ(self) -> None:
+        """The model was loaded or restored, so that its buffers may differ between ranks."""
+
+    def retire(self) -> None:
+        """From the next step on gradients travel as without gradwire, as far as the source can."""
+
+
+def _replicated(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, name: str
+) -> Replicated | None:
+    """Looked up when asked for: users add and change parameter groups while training."""
+    parameter = parameters[name]
+    for group in optimizer.param_groups:
+        if any(parameter is each for each in group["params"]):
+            return Replicated(parameter.detach(), group, optimizer.state.get(parameter, {}), type(optimizer))
+    return None

@@ -1,0 +1,253 @@
+"""When gradients are handed to the engine, and what the thread that trains waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.engine import worker as waiting
+from gradwire.engine.arrival import Arrival, Entry
+from gradwire.engine.engine import Engine
+from gradwire.engine.step import Step
+from gradwire.engine.surroundings import Surroundings
+from gradwire.engine.worker import Worker
+from gradwire.errors import GradwireError, TransportError
+from gradwire.recipes import recipe
+from gradwire.sources import source_of
+from gradwire.sources.backward import Backward
+from gradwire.sources.source import Source
+from tests.support.rig import gradients, specs
+
+
+class ByName(Source):
+    """Gradients of no model at all, one buffer for each name."""
+
+    kind, parameters, device = "a test", {}, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.specs = specs()
+        self.calls: list[str] = []
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        raise NotImplementedError("threads as ranks have none")
+
+    def begin(self, *_: Any, **_named: Any) -> None:
+        """Its steps are made by `one_step`."""
+
+    def settle(self, step: Step) -> None:
+        self.calls.append(f"settle {step.committed}")
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+    def land(self) -> None:
+        self.calls.append("land")
+
+    def one_step(self, backward: Backward, grads: dict[str, Tensor], order: list[int]) -> dict[str, Tensor]:
+        """In any order of arrival; returns the means."""
+        backward.open()
+        arrivals = [
+            Arrival(grads[spec.name].clone(), (Entry(spec.name, 0, spec.numel),), index)
+            for index, spec in enumerate(self.specs)
+        ]
+        for index in order:
+            backward.bring(arrivals[index])
+        backward.close()
+        backward.rest()
+        return {arrival.entries[0].name: arrival.buffer for arrival in arrivals}
+
+
+@pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)"])
+def test_any_source_brings_gradients_and_gets_means_back(text: str) -> None:
+    def rank(comm: Comm) -> dict[str, Tensor]:
+        source = ByName()
+        worker = Worker(crashed=lambda error: backward.engine.crash(error))
+
+        def engine(concluded: Callable[[Step], None]) -> Engine:
+            return Engine(source.specs, recipe(text), Surroundings(comm, comm, worker.post, concluded))
+
+        backward = Backward(source, worker, engine)
+        order = sorted(range(len(source.specs)), key=lambda index: (index * (comm.rank + 2)) % 7)
+        try:
+            means = source.one_step(backward, gradients(comm.rank, 0), order)
+            assert backward.is_sound
+            assert backward.compressed == (text != "dense")
+        finally:
+            worker.stop()
+        # The thread that trains goes on before the engine's releases the step.
+        assert source.calls[0] == "settle True"
+        assert sorted(source.calls[1:]) == ["land", "release"]
+        return means
+
+    first, *others = run_ranks(3, rank)
+    for other in others:
+        assert all(torch.equal(other[name], mean) for name, mean in first.items())
+    if text == "dense":
+        for name, mean in first.items():
+            expected = sum(gradients(each, 0)[name] for each in range(3)) / 3
+            # Three products and two sums of numbers below 8, each rounded once.
+            assert torch.allclose(mean, torch.as_tensor(expected), rtol=0, atol=5 * 8 * 2**-24)
+
+
+class Nothing(Source):
+    """No model, and nothing to take back."""
+
+    def __init__(self) -> None:
+        self.landed = 0
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        raise NotImplementedError
+
+    def begin(self, *_: Any, **_named: Any) -> None:
+        """Nothing to register."""
+
+    def land(self) -> None:
+        self.landed += 1
+
+
+def _engine(**other: Any) -> Any:
+    usual = {
+        "apart": False,
+        "open": print,
+        "arrive": print,
+        "close": print,
+        "layout": SimpleNamespace(is_plain=True),
+        "watch": SimpleNamespace(end=print),
+        "runner": SimpleNamespace(broken=None),
+    }
+    return SimpleNamespace(**{**usual, **other})
+
+
+def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
+    worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for)
+    return Backward(source or Nothing(), worker, lambda _concluded: _engine(**engine))
+
+
+def _bring(backward: Backward, index: int) -> None:
+    backward.bring(Arrival(torch.zeros(1), (), index))
+
+
+def _whole_pass(backward: Backward) -> None:
+    backward.open()
+    for index in range(3):
+        _bring(backward, index)
+    backward.close()
+
+
+@pytest.mark.parametrize(
+    ("overlap", "apart", "posted"),
+    [(True, False, [2, 3, 4, 5]), (True, True, [0, 0, 0, 5]), (False, False, [0, 0, 0, 5])],
+)
+def test_gradients_wait_for_the_end_of_backward_without_overlap_and_in_a_step_taken_apart(
+    overlap: bool, apart: bool, posted: list[int]
+) -> None:
+    jobs: list[object] = []
+    backward = _backward(worker=SimpleNamespace(post=jobs.append), apart=apart)
+    backward.overlap = overlap
+    backward.open()
+    seen = []
+    for index in range(3):
+        _bring(backward, index)
+        seen.append(len(jobs))
+    backward.close()
+    assert [*seen, len(jobs)] == posted
+
+
+def _ending(backward: Backward, ended_s: list[float]) -> threading.Thread:
+    def end() -> None:
+        time.sleep(0.1)
+        ended_s.append(time.monotonic())
+        backward._ended.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    return thread
+
+
+def test_nothing_else_is_asked_while_a_step_is_running() -> None:
+    backward = _backward()
+    backward.rest()
+    _whole_pass(backward)
+    ended_s: list[float] = []
+    thread = _ending(backward, ended_s)
+    backward.rest()
+    assert time.monotonic() >= ended_s[0]
+    thread.join()
+
+
+def test_a_step_of_a_thread_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
+    worker = Worker(crashed=print)
+    backward = _backward(worker=worker)
+    _whole_pass(backward)
+    worker.stop()
+    for wait in (backward._wait, backward.rest):
+        with pytest.raises(GradwireError, match="thread has ended"):
+            wait()
+
+
+def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:
+    backward = _backward()
+    backward.open()
+    _bring(backward, 0)
+    for ask in (backward.rest, backward.open):
+        with pytest.raises(GradwireError, match=r"broke off .* Start all ranks again"):
+            ask()
+
+
+def test_what_a_step_brought_lands_before_the_next_forward_pass_after_an_interrupt() -> None:
+    source = Nothing()
+    backward = _backward(source)
+    _whole_pass(backward)
+    thread = _ending(backward, [])
+    backward.before_forward()
+    thread.join()
+    assert source.landed == 1
+
+
+def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
+    backward = _backward()
+    assert backward.is_sound
+    backward.open()
+    _bring(backward, 0)
+    assert not backward.is_sound, "gradients are missing"
+    backward.close()
+    assert not backward.is_sound, "there is no verdict"
+    backward._ended.set()
+    assert backward.is_sound
+    backward.engine.runner.broken = TransportError("torn")
+    assert not backward.is_sound
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_a_source_says_of_its_model(world_of_one: None) -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    source = source_of(model)
+    assert (source.model, source.module) == (model, model.module)
+    assert [spec.name for spec in source.specs] == ["1.bias", "1.weight", "0.bias", "0.weight"]
+    late = torch.arange(6.0)
+    for times in (1, 2):
+        source.add_to_grad(source.specs[-1], late.clone())
+        weight = model.module[0].weight
+        assert weight.grad is not None
+        assert torch.equal(weight.grad, times * late.view(3, 2))
+    with pytest.raises(ValueError, match="need a DistributedDataParallel module, got Linear"):
+        source_of(nn.Linear(2, 2))
