@@ -15,9 +15,8 @@ from gradwire.checks import check_momentum, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.groups import borrow, give_back, given_back_if_refused
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
-from gradwire.engine.alone import is_alone
 from gradwire.engine.engine import Engine
-from gradwire.engine.layout import Policy, build, chooser
+from gradwire.engine.layout import Policy, build, chooser, is_alone
 from gradwire.engine.preparing import prepare_for
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker

@@ -11,7 +11,7 @@ from gradwire.engine.layout import Layout
 
 
 def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn, in the name of whoever called `attach`, if something goes by an optimizer that was not given."""
+    """Warn, in the name of the caller of `attach`, if something goes by an optimizer that was not given."""
     if optimizer is not None:
         return
     if any(lane.exchange.laws.asks_optimizer for lane in layout.lanes):

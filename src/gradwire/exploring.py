@@ -117,14 +117,14 @@ def _fit(engine: Engine, text: str) -> Composition:
 def _as_it_was(attached: Attached) -> Iterator[None]:
     """The engine's side of rewinding: a layout that is put aside keeps its planes as they are."""
     backward, call = attached.backward, attached.worker.call
-    saved = call(backward.engine.put_aside)
+    saved = call(backward.engine.snapshot)
     history, compressed = backward.history, backward.compressed
     backward.history = History()
     try:
         yield
     finally:
         backward.rest()
-        call(lambda: backward.engine.take_up(saved))
+        call(lambda: backward.engine.restore(saved))
         backward.history, backward.compressed = history, compressed
         attached.source.may_differ()  # buffers that are restored
 

@@ -28,9 +28,9 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
     differs beyond the first 120 bytes is found by its hash.
     """
     mine = torch.cat([_pack(text) for text in fields.values()])
-    everybody = torch.empty(comm.world, mine.numel(), dtype=torch.uint8, device="cpu")
-    comm.all_gather(everybody, mine).wait()
-    columns = everybody.view(comm.world, len(fields), _FIELD_BYTES).unbind(1)
+    gathered = torch.empty(comm.world, mine.numel(), dtype=torch.uint8, device="cpu")
+    comm.all_gather(gathered, mine).wait()
+    columns = gathered.view(comm.world, len(fields), _FIELD_BYTES).unbind(1)
     for name, column in zip(fields, columns, strict=True):
         if bool((column != column[0]).any()):
             values = "; ".join(f"rank {rank}: {_unpack(row)}" for rank, row in enumerate(column))

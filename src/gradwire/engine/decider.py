@@ -1,4 +1,4 @@
-"""Who decides what runs next: a recipe's decision once dense steps are measured, or its watch on the steps.
+"""What decides on the next composition: once dense steps are measured, a recipe's decision; then its watch.
 
 Both see only numbers that all ranks have agreed on, so that all decide the same in the same step.
 """
@@ -184,8 +184,7 @@ def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:
 
 
 PROBED = ("all_reduce", "all_gather")
-"""What most recipes ask of the network; the links of verbs that nobody probes are taken to be like the
-first's."""
+"""What most recipes ask of the network; a verb that is not probed is taken to have the first one's link."""
 
 _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""

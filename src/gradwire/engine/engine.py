@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import ParameterSpec, Unit
-from gradwire.engine.alone import only_compresses, uncompressed
 from gradwire.engine.arrival import Arrival, Run, Share
 from gradwire.engine.decider import Decider, Measuring, Rows, Watching, may_follow, watched_in
-from gradwire.engine.layout import Layout, build
+from gradwire.engine.layout import Layout, build, only_compresses, uncompressed
 from gradwire.engine.runner import Runner
 from gradwire.engine.step import Committed, Failed, Outcome, Pending, Poisoned, Running, Step, Task
 from gradwire.engine.surroundings import Surroundings
-from gradwire.engine.tail import SMALL_BYTES, Small, Tail
-from gradwire.engine.verdict import Row, Verdict, plan_number
+from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, stopwatch_for
 from gradwire.measure.link import Change, Traffic
@@ -38,7 +36,7 @@ META = torch.device("meta")
 
 
 @dataclass(frozen=True)
-class Aside:
+class Snapshot:
     """What an engine ran at some moment."""
 
     layout: Layout
@@ -92,7 +90,7 @@ class Engine:
         self.step = step
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
-        """Who would travel how under another composition, by default on our device; the policy stays."""
+        """How parameters would travel under another composition, by default on our device."""
         device = self.around.device if device is None else device
         return build(self.specs, composition, self._policy, device, self.around.memory_dtype)
 
@@ -118,14 +116,14 @@ class Engine:
         self._policy = None
         self.install(dense())
 
-    def put_aside(self) -> Aside:
-        """What runs now, for `take_up`; whatever is installed meanwhile has planes of its own."""
-        return Aside(self.layout, self.step, self.plan, self._decider)
+    def snapshot(self) -> Snapshot:
+        """What runs now, for `restore`; what is installed in between has planes of its own."""
+        return Snapshot(self.layout, self.step, self.plan, self._decider)
 
-    def take_up(self, aside: Aside) -> None:
-        """Go on as if nothing had run since `put_aside`."""
-        self.layout, self.step, self.plan = aside.layout, aside.step, aside.plan
-        self._decider = aside.decider
+    def restore(self, saved: Snapshot) -> None:
+        """Go on as if nothing had run since `snapshot`."""
+        self.layout, self.step, self.plan = saved.layout, saved.step, saved.plan
+        self._decider = saved.decider
         self.traffic = Traffic(self.comm.world)
 
     @property
@@ -285,7 +283,7 @@ class Engine:
             return
         if regions := step.small_in(self.specs, early):
             step.sent_early = True
-            step.small.append(small := Small(regions, self._observed(step, "small"), step.device))
+            step.small.append(small := SmallReduce(regions, self._observed(step, "small"), step.device))
             self.runner.issue(small.send)
 
     def _send_tail(self, step: Step) -> None:
@@ -296,7 +294,7 @@ class Engine:
         left = step.tail_regions.keys() - (self.layout.early if step.sent_early else ())
         comm, control = self._observed(step, "tail"), self.around.control
         apart = None if control is self.comm else Observed(control, step.trace, "tail")
-        tail = Tail(step.small_in(self.specs, left), row, comm, step.device, apart)
+        tail = VerdictReduce(step.small_in(self.specs, left), row, comm, step.device, apart)
         step.small.append(tail)
         step.outcome = Pending(tail, failure=step.failure)
 

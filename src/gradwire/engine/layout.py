@@ -1,22 +1,30 @@
-"""Who travels how: from recipe and policy to lanes, and the parameters that bypass the arena."""
+"""How each parameter travels: lanes from recipe and policy, and the parameters that bypass the arena.
+
+A rank alone has nothing to send, so it compresses nothing: its gradients are dense, whatever the recipe.
+Recipes that do more than compress go on as they are: where the optimizer would miss the momentum that is
+applied before gradients are sent (`dgc`, `signum`), or is tuned to signs (`signsgd(scale="none")`).
+"""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from gradwire.arena import Lane, ParameterSpec, Slot
+from gradwire.comm import Comm
 from gradwire.engine.arrival import Entry, Intake, intake
-from gradwire.engine.tail import EARLY_BYTES, SMALL_BYTES
+from gradwire.engine.verdict import EARLY_BYTES, SMALL_BYTES
 from gradwire.exchange.base import Exchange
-from gradwire.exchange.dense import Dense
-from gradwire.memory import UNSENT
+from gradwire.exchange.compose import remember
+from gradwire.exchange.dense import Dense, dense
+from gradwire.memory import UNSENT, Residual
 from gradwire.recipes import Composition
+from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import steady
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
@@ -70,7 +78,7 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What runs where: lanes with memory in the arena, and the exchange of everybody else.
+    """What runs where: lanes with memory in the arena, and the exchanges of all other parameters.
 
     On a rank `alone` everything is dense, whatever `main` says. A layout `does_more` than compress if
     something in it hands the optimizer other things than gradients (`Composition.alone`).
@@ -196,6 +204,29 @@ def build(
     )
     slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
     return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more)
+
+
+def is_alone(comm: Comm) -> bool:
+    """Whether there is no other rank, so that nothing is sent."""
+    return comm.world == 1
+
+
+def only_compresses(layout: Layout) -> bool:
+    """Whether dense gradients can stand for what `layout` hands to the optimizer."""
+    return not (layout.does_more or any(lane.memory.covers_momentum for lane in layout.lanes))
+
+
+def uncompressed(
+    asked: Layout, device: torch.device, memory_dtype: torch.dtype | None, *, owing: bool
+) -> Layout:
+    """What a rank alone runs instead of `asked`: dense gradients.
+
+    With `owing` there is a memory for all, of which the first gradient of a parameter takes everything along;
+    nothing is left in it.
+    """
+    dense_ = replace(plain(), exchange=remember(dense(), Residual(whole=True)) if owing else dense())
+    ran = build(asked.specs, dense_, lambda _: None, device, memory_dtype)
+    return replace(ran, main=replace(asked.main, watch=None), alone=True)
 
 
 def _is_small(spec: ParameterSpec) -> bool:

@@ -1,7 +1,7 @@
 """Runs exchanges in the agreed order, whatever goes wrong inside them.
 
 An exception in encode or decode must not change which collectives this rank issues, or its peers would
-hang: it pays the rest of the agreed rounds with zeros, and the verdict tells everybody. A broken
+hang: it pays the rest of the agreed rounds with zeros, and the verdict tells all ranks. A broken
 transport is different: nothing can be issued any more, and every later task is dropped. `SystemExit` is an
 exception like any other here: on this thread it would end nothing but the thread.
 """

@@ -79,7 +79,7 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
     """Take up a state, on all ranks together, or leave everything as it was on all of them.
 
     One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
-    world everybody takes his own, of another everybody starts with the mean, so that what was unsent in
+    world every rank takes its own, of another all start with the mean, so that what was unsent in
     total stays the same. Raises `ValueError` when a state does not belong here or is damaged, and
     `RanksDisagree` on the ranks whose state would do when another rank's does not.
     """
@@ -95,7 +95,7 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
         raise refusal
     assert ready is not None, "or there would be a refusal"
     engine.resume(ready.layout, ready.step)
-    # Last of all: whoever has made warnings errors, here alone perhaps, has nothing half loaded.
+    # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
 
 

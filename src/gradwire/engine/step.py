@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Comm, Round
 from gradwire.engine.arrival import Arrival, Entry
-from gradwire.engine.tail import Small, Tail
+from gradwire.engine.verdict import SmallReduce, VerdictReduce
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import compiled_s, is_finite
@@ -81,7 +81,7 @@ class Pending:
     Under a plain all-reduce some gradients may still travel.
     """
 
-    tail: Tail
+    tail: VerdictReduce
     has_come: bool = False
     failure: BaseException | None = None
 
@@ -125,7 +125,7 @@ class Step:
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     buffers: Passenger | None = None
     stale: bool = False
-    small: list[Small] = field(default_factory=list)
+    small: list[SmallReduce] = field(default_factory=list)
     """All that small gradients travel in."""
     sent_early: bool = False
     all_arrived: bool = False
@@ -147,7 +147,7 @@ class Step:
         self._waiting.sort(key=lambda each: each.index)
 
     def next_turns(self) -> Iterator[Arrival]:
-        """The buffers whose turn it is, by index. Once all have arrived, missing ones keep nobody waiting."""
+        """The buffers whose turn it is, by index. Once all have arrived, no missing one is waited for."""
         while self._waiting and (self.all_arrived or self._waiting[0].index == self._turn):
             arrival = self._waiting.pop(0)
             self._turn = arrival.index + 1
@@ -158,7 +158,7 @@ class Step:
     def times(self, specs: Sequence[ParameterSpec], ready_s: Mapping[str, float]) -> Times:
         """What this rank has measured, with parameters in the order of `specs`.
 
-        `ready_s` by name counts from the start of the backward pass; who is not in it was ready with its
+        `ready_s` by name counts from the start of the backward pass; a parameter not in it was ready with its
         bucket, or, in no bucket, at the end.
         """
         arrived_s = {
@@ -174,7 +174,7 @@ class Step:
         return now_s() - self.started_s
 
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
-        """Note that so many more pieces of each of `units` are folded; returns those complete now."""
+        """Note how many more pieces of each of `units` are folded; returns those complete now."""
         ready = []
         for unit, more in units:
             key = (unit.lane, unit.index)
@@ -279,7 +279,7 @@ class Step:
         known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
         self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in known)
 
-    def record_small(self, small: Small) -> None:
+    def record_small(self, small: SmallReduce) -> None:
         """Add the bytes of small gradients."""
         self.metered_bytes += small.comm.wire_bytes
         round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype)

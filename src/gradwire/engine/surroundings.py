@@ -28,7 +28,7 @@ class Surroundings:
     tensors on the CPU; the two may be the same comm, and must be over the same ranks. `device` is where the
     gradients and the memory are. `post` runs a function on the engine's thread.
 
-    `alone` is for a single rank, which has nothing to send: it compresses nothing (`engine/alone.py`).
+    `alone` is for a single rank, which has nothing to send: it compresses nothing (`uncompressed`).
     """
 
     comm: Comm

@@ -1,19 +1,31 @@
-"""What the ranks tell each other at the end of a step, before anything is committed.
+"""What the ranks tell each other at the end of a step, before anything is committed, and what carries it.
 
-It rides on the step's last all-reduce as a table with one row per rank: everybody contributes its own
-row and zeros elsewhere, so that the sum is the table itself, exactly.
+A table with one row per rank travels in the step's last all-reduce, with small dense gradients. Every rank
+contributes its own row, and zeros elsewhere, so that the sum is the table itself, exactly. Small gradients
+that are there early have an all-reduce of their own while backward runs.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from gradwire.comm import Pending
+from gradwire.comm.base import DONE
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
+from gradwire.kernels import is_finite
+from gradwire.measure.observed import Observed
 
 HEADER = 4
+SMALL_BYTES = 64 * 1024
+"""Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
+EARLY_BYTES = 4 * 1024
+"""From here on, small gradients that are there before the last unit do not wait for the end. (7 kB take
+5 ms at 13 Mbit/s, when nothing is left to hide behind; one more all-reduce costs up to 1 ms of CPU time.)"""
 
 
 def plan_number(*parts: object) -> int:
@@ -24,7 +36,7 @@ def plan_number(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One rank's word on its step."""
+    """What one rank says of its step."""
 
     finite: bool
     failed: bool
@@ -94,3 +106,87 @@ class Verdict:
                 f"The traceback is on rank {ranks}."
             )
         return None
+
+
+class SmallReduce:
+    """Small dense gradients in one float32 buffer: every region's times 1/W, summed over ranks.
+
+    Types up to 32 bits are summed in float32, which is never less precise than DDP's own sum. `room` numbers
+    more travel along.
+    """
+
+    def __init__(self, regions: list[Tensor], comm: Observed, device: torch.device, room: int = 0) -> None:
+        self._regions = regions
+        self._sizes = [region.numel() for region in regions]
+        self._pending: Pending | None = None
+        self.comm = comm
+        self.buffer = torch.empty(sum(self._sizes) + room, dtype=torch.float32, device=device)
+        if regions:
+            # In one call: there may be hundreds of them.
+            torch.cat(regions, out=self._gradients).mul_(1.0 / comm.world)
+
+    @property
+    def _gradients(self) -> Tensor:
+        return self.buffer[: sum(self._sizes)]
+
+    def send(self, ended: Callable[[], None] = lambda: None) -> None:
+        """Issue the all-reduce; of `ended` see `Pending.then`. Raises `TransportError`."""
+        self._pending = self.comm.all_reduce(self.buffer)
+        self._pending.then(ended)
+
+    def wait(self) -> None:
+        """Block until the sum is there. Raises `TransportError` when the all-reduce failed."""
+        assert self._pending is not None, "sent first"
+        self._pending.wait()
+
+    def is_finite(self) -> bool:
+        """Whether the mean of the small gradients is finite; the same answer on all ranks."""
+        return is_finite(self._gradients)
+
+    def land(self) -> None:
+        """Write the means back to where the gradients came from."""
+        if self._regions:
+            # In one call, as above.
+            torch._foreach_copy_(self._regions, self._gradients.split_with_sizes(self._sizes))
+
+
+class VerdictReduce(SmallReduce):
+    """What is left of the small gradients, and the verdict's table, of one row per rank.
+
+    One all-reduce carries the table after the gradients. With a `control` comm the table travels by itself
+    over that, in a tensor on the CPU.
+    """
+
+    def __init__(
+        self,
+        regions: list[Tensor],
+        row: Row,
+        comm: Observed,
+        device: torch.device,
+        control: Observed | None = None,
+    ) -> None:
+        cells = comm.world * row.width
+        super().__init__(regions, comm, device, room=cells if control is None else 0)
+        self._control = control
+        self._said: Pending = DONE
+        table = self.buffer[sum(self._sizes) :] if control is None else torch.empty(cells, device="cpu")
+        self._table = table.view(comm.world, -1)
+        row.write(self._table, comm.rank)
+
+    def send(self, ended: Callable[[], None] = lambda: None) -> None:
+        """Issue what carries gradients and table; `ended` as for `SmallReduce`. Raises `TransportError`."""
+        if self._control is None:
+            super().send(ended)
+            return
+        self._said = said = self._control.all_reduce(self._table.view(-1))
+        if self._regions:
+            super().send(lambda: said.then(ended))
+        else:
+            self._pending = DONE
+            said.then(ended)
+
+    def verdict(self) -> Verdict:
+        """What the ranks said. Raises `TransportError` when an all-reduce failed."""
+        self.wait()
+        self._said.wait()
+        return Verdict.read(self._table)

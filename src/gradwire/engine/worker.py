@@ -36,7 +36,7 @@ class Worker:
         Raises `GradwireError` once the thread has ended, as it does with the interpreter.
         """
         future: Future[T] = Future()
-        held = [function]  # let go of before there is an answer: whoever waits may drop the model then
+        held = [function]  # dropped before there is an answer, after which the caller may drop the model
         done = threading.Event()
         future.add_done_callback(lambda _future: done.set())
 

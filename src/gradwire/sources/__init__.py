@@ -1,4 +1,4 @@
-"""Who brings gradients to the engine, and takes the means back: a source for each kind of model."""
+"""Sources bring gradients to the engine and take the means back: one for each kind of model."""
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -30,9 +30,7 @@ def observe(
     `uses` is filled in the first forward pass that trains; `scaled`: gradients carry a loss scale.
     """
     hooks = [
-        model.register_forward_pre_hook(_refuse_thawed(module)),
-        model.register_forward_pre_hook(_land_first(backward)),
-        model.register_forward_pre_hook(_watch_steps_apart(backward, weakref.ref(module))),
+        model.register_forward_pre_hook(_before_forward(backward, module)),
     ]
     if uses is not None:
         hooks += _count_uses(model, module, uses)
@@ -75,40 +73,26 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
     return hook
 
 
-def _refuse_thawed(module: nn.Module) -> Callable[..., None]:
-    """A parameter that thaws later has no place: its gradient would stay local, unnoticed."""
-    frozen = [p for p in module.parameters() if not p.requires_grad]
+def _before_forward(backward: Backward, module: nn.Module) -> Callable[..., None]:
+    """Refuse parameters that have thawed, end the pass before, and watch parameters where that is wanted.
+
+    A parameter that thaws later has no place: its gradient would stay local, unnoticed. Ready times are
+    wanted of steps taken apart; a hook on every parameter would cost in all others.
+    """
+    named = tuple(module.named_parameters())  # and not the module, whose own hook this may be
+    frozen = [p for _name, p in named if not p.requires_grad]
 
     @untraced
-    def hook(_module: nn.Module, _inputs: Any) -> None:
+    def hook(_model: nn.Module, _inputs: Any) -> None:
         thawed = [tuple(p.shape) for p in frozen if p.requires_grad]
         if thawed:
             raise ValueError(
                 f"parameters of shape {thawed} were frozen when gradwire was attached; freeze and thaw "
                 "before wrapping the model"
             )
-
-    return hook
-
-
-def _land_first(backward: Backward) -> Callable[..., None]:
-    @untraced
-    def hook(_module: nn.Module, _inputs: Any) -> None:
         backward.before_forward()
-
-    return hook
-
-
-def _watch_steps_apart(backward: Backward, module: weakref.ref[nn.Module]) -> Callable[..., None]:
-    """Ready times are wanted of steps taken apart; a hook on every parameter would cost in all others."""
-
-    @untraced
-    def hook(_module: nn.Module, _inputs: Any) -> None:
-        watch, held = backward.engine.watch, module()
-        if backward.engine.apart and held is not None:
-            watch.watch(held.named_parameters())
-        else:
-            watch.release()
+        watch = backward.engine.watch
+        watch.watch(named) if backward.engine.apart else watch.release()
 
     return hook
 

@@ -1,4 +1,4 @@
-"""How alike the ranks are: whether one rank's choice of elements can stand for everybody's.
+"""How alike the ranks are: whether one rank's choice of elements can stand for that of all.
 
 The figures of Chen et al. 2020 ("ScaleCom", section 2, figures 2 and 3, lemma 1, appendix A): cosine distance
 between memories, Hamming distance between a rank's choice and the true top-k of the mean, the overlap of
@@ -28,7 +28,7 @@ from gradwire.moment import Moment
 
 BINS_PER_OCTAVE = 4
 SAMPLE = 1 << 20
-"""Ranks of magnitudes are taken over at most so many elements, evenly spaced: sorting more takes seconds."""
+"""At most this many elements are ranked by magnitude, evenly spaced: sorting more takes seconds."""
 
 
 @dataclass(frozen=True)

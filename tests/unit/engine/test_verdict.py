@@ -6,16 +6,15 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine.tail import Small, Tail
-from gradwire.engine.verdict import Row, Verdict, plan_number
+from gradwire.engine.verdict import Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.observed import Observed
 
 FINE = Row(finite=True, failed=False, plan=7)
 
 
-def _sent(regions: list[torch.Tensor], row: Row, comm: Comm) -> Tail:
-    tail = Tail(regions, row, Observed(comm), torch.device("cpu"))
+def _sent(regions: list[torch.Tensor], row: Row, comm: Comm) -> VerdictReduce:
+    tail = VerdictReduce(regions, row, Observed(comm), torch.device("cpu"))
     tail.send()
     return tail
 
@@ -73,7 +72,7 @@ def test_gradients_stay_as_they_are_until_the_means_land() -> None:
 def test_small_gradients_travel_without_a_verdict_too() -> None:
     def rank(comm: Comm) -> tuple[list[float], bool]:
         regions = [torch.full((2,), comm.rank + 1.0), torch.full((1,), comm.rank + 3.0)]
-        small = Small(regions, Observed(comm), torch.device("cpu"))
+        small = SmallReduce(regions, Observed(comm), torch.device("cpu"))
         small.send()
         small.wait()
         small.land()

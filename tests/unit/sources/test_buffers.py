@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
-from gradwire.sources.ddp.buffers import Buffers, Carried
+from gradwire.sources.buffers import BufferBroadcast
+from gradwire.sources.ddp.buffers import Buffers
 from tests.support.rig import Rig, gradients
 
 
@@ -39,7 +40,7 @@ def _bits(buffers: list[Tensor]) -> list[list[int]]:
 def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
     def rank(comm: Comm) -> list[list[int]]:
         buffers = _buffers(comm.rank)
-        carried = Carried(buffers, comm.rank)
+        carried = BufferBroadcast(buffers, comm.rank)
         for _ in range(2):  # its room is used again
             carried.pack()
             carried.send(comm)
@@ -61,8 +62,8 @@ def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
     assert others == (world - 1) * [_bits(expected)]
 
 
-def _carried(rank: int, buffers: list[Tensor] | None = None) -> Carried:
-    carried = Carried(_buffers(rank) if buffers is None else buffers, rank)
+def _carried(rank: int, buffers: list[Tensor] | None = None) -> BufferBroadcast:
+    carried = BufferBroadcast(_buffers(rank) if buffers is None else buffers, rank)
     carried.pack()
     return carried
 
@@ -124,7 +125,7 @@ def _of(ddp: Any, world: int = 2) -> Buffers:
     return Buffers(ddp, 0, world)
 
 
-def _step(buffers: Buffers, in_vain: bool = False) -> Carried | None:
+def _step(buffers: Buffers, in_vain: bool = False) -> BufferBroadcast | None:
     """One backward pass; returns what travelled under it."""
     buffers.pack(measuring=False)
     buffers.look()
@@ -304,7 +305,7 @@ def test_a_rank_that_cannot_pack_fails_the_step_for_all() -> None:
 
 def test_packing_keeps_its_error_for_the_step() -> None:
     buffers = [torch.ones(3)]
-    carried = Carried(buffers, 0)
+    carried = BufferBroadcast(buffers, 0)
     carried._types[0].buffers = [object()]  # type: ignore[list-item]
     carried.pack()
     assert isinstance(carried.failure, AttributeError)

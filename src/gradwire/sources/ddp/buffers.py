@@ -7,106 +7,14 @@ bytes. But they change in forward passes, so what the next one begins with is kn
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from itertools import groupby
 
-import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.comm import Comm, Pending
-
-_SOURCE = 0
-"""The rank whose buffers are everybody's, as in DDP."""
+from gradwire.sources.buffers import BufferBroadcast
 
 _PATIENCE = 3
-"""So many steps in a row may have carried in vain before it is left to DDP for good."""
-
-
-class Carried:
-    """Room for the bytes of `buffers`, and a broadcast of them in every step.
-
-    Wide types first: so each type is aligned within, and one collective is enough for all.
-    """
-
-    def __init__(self, buffers: Sequence[Tensor], rank: int) -> None:
-        self._buffers, self._is_source = list(buffers), rank == _SOURCE
-        self._shapes, self._dtypes = [each.shape for each in buffers], [each.dtype for each in buffers]
-        ordered = sorted(buffers, key=lambda each: (-each.itemsize, str(each.dtype)))
-        groups = [list(group) for _dtype, group in groupby(ordered, key=lambda each: each.dtype)]
-        sizes = [sum(each.nbytes for each in group) for group in groups]
-        self._bytes = torch.empty(sum(sizes), dtype=torch.uint8, device=buffers[0].device)
-        self._types = [
-            _OneType(group, part.view(group[0].dtype))
-            for group, part in zip(groups, self._bytes.split_with_sizes(sizes), strict=True)
-        ]
-        self._pending: Pending | None = None
-        self.is_stale = False
-        """Whether what was packed is out of date on this rank."""
-        self.failure: Exception | None = None
-        """Why there is nothing worth sending. Peers wait, so something is sent nevertheless; the engine fails
-        the step when it opens it."""
-
-    def holds(self, buffers: Sequence[Tensor]) -> bool:
-        """Whether it is made for these very tensors, which users may replace and resize."""
-        if [each.shape for each in buffers] != self._shapes:
-            return False
-        same = zip(buffers, self._buffers, self._dtypes, strict=True)
-        return all(one is other and one.dtype == dtype for one, other, dtype in same)
-
-    def pack(self) -> None:
-        """Copy the buffers, if they are those to be sent. Raises nothing; see `failure`."""
-        self.is_stale, self.failure = False, None
-        try:
-            for each in self._types if self._is_source else ():
-                each.gather(each.flat)
-        except Exception as error:
-            self.failure = error
-
-    def look(self, buffers: Sequence[Tensor]) -> None:
-        """See what has become of them: activations that are computed again count twice in BatchNorm.
-
-        Bytes are compared, because batch_norm changes its statistics without telling their version counters.
-        """
-        same = self.holds(buffers)
-        self.is_stale = not same or (self._is_source and any(each.has_changed() for each in self._types))
-
-    def send(self, comm: Comm) -> None:
-        """Issue the broadcast. Raises `TransportError`."""
-        self._pending = comm.broadcast(self._bytes, _SOURCE)
-        self._pending.then(lambda: None)  # its end is noted for the timeline
-
-    def wait(self) -> None:
-        """Block until they are here. Raises `TransportError` when the broadcast failed."""
-        assert self._pending is not None, "sent first"
-        self._pending.wait()
-
-    @torch.no_grad()
-    def land(self) -> None:
-        """Overwrite this rank's buffers. Not before the backward pass is over, which may read them."""
-        for each in () if self._is_source else self._types:
-            # As DDP does: a graph that is kept for another backward pass stays valid.
-            with _unsafe_preserve_version_counter(tuple(each.buffers)):
-                torch._foreach_copy_(each.buffers, each.landing)
-
-
-class _OneType:
-    """The buffers of one type, and where they lie in what travels."""
-
-    def __init__(self, buffers: Sequence[Tensor], flat: Tensor) -> None:
-        self.buffers, self.flat = list(buffers), flat
-        pieces = flat.split_with_sizes([each.numel() for each in buffers])
-        self.landing = [piece.view(each.shape) for piece, each in zip(pieces, buffers, strict=True)]
-
-    def gather(self, out: Tensor) -> Tensor:
-        """Write the buffers into `out`, one after the other, and return it."""
-        return torch.cat([each.detach().reshape(-1) for each in self.buffers], out=out)
-
-    def has_changed(self) -> bool:
-        """Whether any bit differs from what lies in `flat`."""
-        now = self.gather(torch.empty_like(self.flat))
-        return not torch.equal(now.view(torch.uint8), self.flat.view(torch.uint8))
+"""After this many steps in a row whose buffers were carried in vain, DDP broadcasts them for good."""
 
 
 def joins(ddp: DistributedDataParallel) -> bool:
@@ -115,7 +23,7 @@ def joins(ddp: DistributedDataParallel) -> bool:
 
 
 class Buffers:
-    """The buffers of one model, and who brings them: this, or DDP before the next forward pass.
+    """The buffers of one model, which travel under its backward pass, or by DDP before the next forward pass.
 
     All of it runs on threads of the caller's, in the order of a step, but for `arrived`, which the engine's
     calls before it lets the backward pass go on.
@@ -126,10 +34,10 @@ class Buffers:
         self._ddp = weakref.ref(ddp)
         self._rank, self._world = rank, world
         self._ignored = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._known: Carried | None = None
-        self._landing: Carried | None = None
+        self._known: BufferBroadcast | None = None
+        self._landing: BufferBroadcast | None = None
         self._in_vain = 0
-        self.packed: Carried | None = None
+        self.packed: BufferBroadcast | None = None
         """What the step under way carries."""
         self.current = False
         """Whether this rank has those of rank 0, as all do, so that DDP has nothing to broadcast."""
@@ -168,7 +76,7 @@ class Buffers:
             return
         if buffers := self._listed(ddp):
             if self._known is None or not self._known.holds(buffers):
-                self._known = Carried(buffers, self._rank)
+                self._known = BufferBroadcast(buffers, self._rank)
             self._known.pack()
             self.packed = self._known
 
