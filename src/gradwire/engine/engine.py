@@ -139,8 +139,7 @@ class Engine:
     @property
     def plan_number(self) -> int:
         """Fingerprint of all that must agree between ranks before a step counts."""
-        cuts = tuple(unit.start for lane in self.layout.lanes for unit in lane.units)
-        return plan_number(self.step, self.layout.main.text, cuts, self.measuring)
+        return plan_number(self.step, self.layout.main.text, self.layout.cuts, self.measuring)
 
     # -- arrival: fold, and start what is complete
 
@@ -165,34 +164,28 @@ class Engine:
         Buffers have their turn by index, and one that comes too early waits: so all ranks issue the same
         collectives in the same order, whatever the order of arrival on each of them.
         """
-        step = self._opened()
-        step.arrive(arrival)
-        self._take_turns(step)
+        assert self._now is not None, "open the step first"
+        self._now.arrive(arrival)
+        self._take_turns(self._now)
 
     def close(self) -> None:
         """All gradients of the open step have come."""
-        step = self._opened()
+        step = self._now
+        assert step is not None, "open the step first"
         step.all_arrived = True  # first of all, so that an error further down can end the step
         self._take_turns(step)
         self._progress(step)
 
-    def _opened(self) -> Step:
-        assert self._now is not None, "open the step first"
-        return self._now
-
     def _take_turns(self, step: Step) -> None:
         for arrival in step.next_turns():
-            self._take(step, arrival)
-
-    def _take(self, step: Step, arrival: Arrival) -> None:
-        intake = self.layout.intake(arrival.entries)
-        for run in intake.runs:
-            self._launch_direct(step, arrival, run)
-        for share in intake.shares:
-            self._fold(step, arrival, share)
-        for unit in step.completed(intake.units):
-            self._launch_unit(step, unit)
-        self._send_early(step)
+            intake = self.layout.intake(arrival.entries)
+            for run in intake.runs:
+                self._launch_direct(step, arrival, run)
+            for share in intake.shares:
+                self._fold(step, arrival, share)
+            for unit in step.completed(intake.units):
+                self._launch_unit(step, unit)
+            self._send_early(step)
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
         lane, scale = share.lane, share.lane.scale(step.scale) / step.scale

@@ -122,6 +122,11 @@ class Layout:
         return known
 
     @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """Where the units of all lanes begin."""
+        return tuple(unit.start for lane in self.lanes for unit in lane.units)
+
+    @cached_property
     def early(self) -> frozenset[str]:
         """Small dense parameters that are there before the last unit can be: those ahead of all of its own.
 

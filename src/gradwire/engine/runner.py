@@ -41,13 +41,10 @@ class Runner:
 
     def launch(self, step: Step, task: Task) -> None:
         """Encode and issue `task`; its last round stays in flight."""
-        self.issue(partial(self._begin, step, task))
-
-    def _begin(self, step: Step, task: Task) -> None:
-        step.outstanding += 1
-        self._start(step, task)
+        self.issue(partial(self._start, step, task))
 
     def _start(self, step: Step, task: Task) -> None:
+        step.outstanding += 1
         try:
             with step.trace.compressing("encode", task.label):
                 task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)

@@ -136,20 +136,19 @@ class Step:
     last_arrival_s: float = 0.0
     compiled_before_s: float = field(default_factory=compiled_s)
     _doubts: list[bool | Tensor] = field(default_factory=list)
-    _waiting: list[Arrival] = field(default_factory=list)
+    _waiting: dict[int, Arrival] = field(default_factory=dict)
     _turn: int = 0
 
     def arrive(self, arrival: Arrival) -> None:
         """Note a flat buffer, whose turn may come later."""
         self.arrivals.append(arrival)
         self.last_arrival_s = max(self.last_arrival_s, arrival.at_s)
-        self._waiting.append(arrival)
-        self._waiting.sort(key=lambda each: each.index)
+        self._waiting[arrival.index] = arrival
 
     def next_turns(self) -> Iterator[Arrival]:
         """The buffers whose turn it is, by index. Once all have arrived, no missing one is waited for."""
-        while self._waiting and (self.all_arrived or self._waiting[0].index == self._turn):
-            arrival = self._waiting.pop(0)
+        while self._waiting and (self.all_arrived or self._turn in self._waiting):
+            arrival = self._waiting.pop(min(self._waiting))
             self._turn = arrival.index + 1
             for entry in arrival.entries:
                 self.places[entry.name] = (arrival.buffer, entry)
@@ -262,7 +261,7 @@ class Step:
 
     def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
         """A unit that never became complete was not exchanged: better no step than a wrong one."""
-        complete = sum(left == 0 for left in self.missing.values())
+        complete = list(self.missing.values()).count(0)
         if complete != sum(len(lane.units) for lane in lanes):
             error = GradwireError(
                 "the gradients of some parameters never arrived: which ones need gradients must not change "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.arena import specs_of
 from gradwire.engine.arrival import Entry
-from gradwire.sources.ddp.buckets import BucketMap
+from gradwire.sources.ddp.source import BucketMap
 
 
 @dataclass

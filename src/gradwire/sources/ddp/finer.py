@@ -77,18 +77,17 @@ def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
 
 
 def fit_buckets(engine: Engine) -> Callable[..., None]:
-    """A hook before the forward pass: finer buckets once an adaptive recipe has something to hide.
+    """A hook before the forward pass, for adaptive recipes: finer buckets once there is something to hide.
 
     On all ranks the same. Where dense travels, before or after, DDP has its own buckets. Not under `join()`:
     a finished rank runs no forward pass, and would keep buckets that differ from its peers'.
     """
-    is_adaptive = engine.measuring
     own: Caps | None = None
 
     def hook(ddp: DistributedDataParallel, _inputs: Any) -> None:
         nonlocal own
         fine = not (engine.measuring or engine.layout.is_plain)
-        if not is_adaptive or fine == (own is not None) or joins(ddp):
+        if fine == (own is not None) or joins(ddp):
             return
         if own is None:
             own = caps_of(ddp)

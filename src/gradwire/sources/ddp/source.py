@@ -1,31 +1,75 @@
-"""DDP's buckets in, the futures that it waits for out, and its buffers beside them."""
+"""DDP's buckets in, the futures that it waits for out, and its buffers beside them.
 
-from __future__ import annotations
+DDP looks at the signature of its communication hook, `DDPBuckets.take`: the parameter must be called
+`bucket`, and annotations must not be postponed.
+"""
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.arena import specs_of
+from gradwire.arena import ParameterSpec, specs_of
+from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.step import Passenger, Step
 from gradwire.sources.backward import Backward
-from gradwire.sources.ddp.buckets import Bucket, BucketMap
 from gradwire.sources.ddp.buffers import Buffers
 from gradwire.sources.ddp.finer import fit_buckets, refine_buckets
-from gradwire.sources.ddp.hook import gradwire_hook
 from gradwire.sources.observe import observe, untraced
 from gradwire.sources.source import Source
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
 _Promise: TypeAlias = tuple[_Future, Tensor]
+
+
+class BucketMap:
+    """From DDP's buckets to parameter names.
+
+    Buckets are looked at anew each time, because DDP rebuilds them; only under `join()` does a finished
+    rank get buckets without parameters, which then are those it saw last.
+    """
+
+    def __init__(self, module: nn.Module, specs: Sequence[ParameterSpec]) -> None:
+        known = {spec.name for spec in specs}
+        self._names = {id(p): name for name, p in module.named_parameters() if name in known}
+        self._seen: dict[int, tuple[Entry, ...]] = {}
+        self._keys: dict[int, list[int]] = {}
+
+    def arrival(self, bucket: GradBucket) -> Arrival:
+        """Describe `bucket`. Raises `ValueError` if the buffer does not hold its parameters densely."""
+        buffer, index = bucket.buffer(), bucket.index()
+        entries = self._entries(index, bucket.parameters())
+        if buffer.is_sparse or buffer.numel() != sum(entry.numel for entry in entries):
+            raise ValueError(
+                f"bucket {index} of {buffer.numel()} elements is sparse or does not match its parameters; "
+                "use sparse=False in embeddings"
+            )
+        return Arrival(buffer, entries, index)
+
+    def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[Entry, ...]:
+        key = [id(p) for p in parameters]
+        if key and key != self._keys.get(index):
+            self._keys[index] = key
+            unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
+            if unknown:
+                raise ValueError(
+                    f"bucket {index} holds parameters of shape {unknown} that were frozen when gradwire "
+                    "was attached; freeze before building DistributedDataParallel"
+                )
+            offsets = accumulate((p.numel() for p in parameters), initial=0)
+            self._seen[index] = tuple(
+                Entry(self._names[id(p)], offset, p.numel())
+                for p, offset in zip(parameters, offsets, strict=False)
+            )
+        return self._seen[index]
 
 
 class DDPBuckets(Source):
@@ -94,17 +138,17 @@ class DDPBuckets(Source):
         ddp, engine = self._ddp, backward.engine
         hooks = observe(ddp, ddp.module, backward, optimizer, uses, scaled=scaled)
         hooks += [
-            ddp.register_forward_pre_hook(_spare_broadcast(self._buffers)),
-            ddp.register_forward_pre_hook(untraced(fit_buckets(engine))),
-            ddp.register_forward_hook(untraced(_refuse_other_divisors)),
+            ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]
+        if engine.measuring:
+            hooks.append(ddp.register_forward_pre_hook(untraced(fit_buckets(engine))))
         _leave_out_of_copies(ddp, hooks)
         if not (engine.measuring or engine.layout.is_plain):
             refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in self.specs))
-        ddp.register_comm_hook(partial(self.take, backward=backward), gradwire_hook)
+        ddp.register_comm_hook(backward, self.take)
 
-    def take(self, bucket: Bucket, backward: Backward) -> _Future:
-        """Hand a bucket to `backward` and promise its mean."""
+    def take(self, backward: Backward, bucket: GradBucket) -> _Future:
+        """Hand a bucket to `backward`; the future is set when the step has its verdict."""
         if bucket.index() == 0:
             backward.open()
             self._buffers.pack(backward.engine.apart)
@@ -146,19 +190,16 @@ class DDPBuckets(Source):
         self._buffers.leave_to_ddp()
 
 
-def _spare_broadcast(buffers: Buffers) -> Callable[..., None]:
+def _before_forward(buffers: Buffers) -> Callable[..., None]:
     """DDP need not broadcast what the last backward pass has brought."""
 
     @untraced
     def hook(ddp: DistributedDataParallel, _inputs: Any) -> None:
+        if torch.is_grad_enabled() and not getattr(ddp, "_divide_by_initial_world_size", True):
+            raise ValueError("join(divide_by_initial_world_size=False) has no effect under a hook; drop it")
         buffers.before_forward(ddp)
 
     return hook
-
-
-def _refuse_other_divisors(ddp: DistributedDataParallel, _inputs: Any, _outputs: Any) -> None:
-    if torch.is_grad_enabled() and not getattr(ddp, "_divide_by_initial_world_size", True):
-        raise ValueError("join(divide_by_initial_world_size=False) has no effect under a hook; drop it")
 
 
 def _leave_out_of_copies(ddp: DistributedDataParallel, hooks: Iterable[RemovableHandle]) -> None:
