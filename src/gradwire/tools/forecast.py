@@ -17,10 +17,9 @@ import torch
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.engine.layout import build
-from gradwire.exchange.base import WHOLE, Exchange, parts
+from gradwire.exchange.base import STEADY, WHOLE, Exchange, parts, steady_moment
 from gradwire.exchange.compose import Every
 from gradwire.exchange.gcomp import Gcomp
-from gradwire.exchange.late import LATE, late_moment
 from gradwire.measure.codec import payloads
 from gradwire.moment import Moment
 from gradwire.planning.cluster import Cluster, once
@@ -126,7 +125,7 @@ def forecast(
     main = main_lane(layout, specs, bucket_cuts(backward.numel))
     way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(exchange))
     tail = main.tail(cluster.workers)
-    sent = [way.rounds(step) for step in range(LATE, LATE + _cycle(exchange))]
+    sent = [way.rounds(step) for step in range(STEADY, STEADY + _cycle(exchange))]
     decodes = payloads(exchange, way.share(max(way.sizes)), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
     ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
@@ -251,7 +250,7 @@ class _TwoLevels(_Flat):
         exchange, found = self.main.layout.main.exchange, []
         for index, size in enumerate(self.sizes):
             share = self.share(size)
-            at = replace(late_moment(share, self.world, step), unit=index)
+            at = replace(steady_moment(share, self.world, step), unit=index)
             found.append(exchange.rounds(share, torch.float32, at))
         return tuple(found)
 
