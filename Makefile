@@ -6,9 +6,11 @@ RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # Bytecode is made at the first import: for everything in torch it would take as long as to install it.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Has wheels for Linux on x86-64 alone; elsewhere the tests of kernels for devices are skipped, and say so.
+TRITON := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),triton)
 # What starts processes of its own runs alone, the rest on all cores.
 ALONE := tests/faults tests/process
-BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/golden tests/house tests/laws tests/papers tests/unit
+BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/device tests/golden tests/house tests/laws tests/papers tests/unit
 
 # Dozens of processes import the same modules, which would each compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +23,7 @@ $(RUNS): pyproject.toml constraints.txt
 	touch $@
 
 $(STAMP): $(RUNS)
-	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy zstandard pymoo hatchling
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy zstandard pymoo hatchling $(TRITON)
 	touch $@
 
 install: $(STAMP)

@@ -196,8 +196,9 @@ class Engine:
         except BaseException as error:
             step.fail(error, f"fold of {share.label}", self.comm.rank)
             return
-        step.see(seen.finite)
-        for slot in (share.slots[number] for number in seen.idle):
+        idle, finite = seen.read()
+        step.see(finite)
+        for slot in (share.slots[number] for number in idle):
             # DDP throws away what a hook returns for unused parameters, and join() sends zeros from
             # finished ranks: no memory may be spent on them.
             lane.x[slot.start : slot.stop].zero_()

@@ -13,7 +13,7 @@ from gradwire.kernels import cpu, reference
 from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.checksums import checksum
 from gradwire.kernels.cpu.jit import compiled_s
-from gradwire.kernels.dispatch import dispatched
+from gradwire.kernels.dispatch import declines, dispatched, on_device
 from gradwire.kernels.elias_fano import Planes
 from gradwire.kernels.grid import Grid, Norm, step_type
 from gradwire.kernels.huffman import Lookups, canonical_codes, count_symbols, decode_symbols, encode_symbols
@@ -44,8 +44,8 @@ count_sketch_estimates = dispatched(reference.count_sketch_estimates, cpu.count_
 encode_blocks = dispatched(reference.encode_blocks, cpu.encode_blocks)
 feedback_signs = dispatched(reference.feedback_signs, cpu.feedback_signs)
 feedback_topk = dispatched(reference.feedback_topk, cpu.feedback_topk)
-fold = dispatched(reference.fold, cpu.fold)
-fold_momentum = dispatched(reference.fold_momentum, cpu.fold_momentum)
+fold = dispatched(reference.fold, cpu.fold, on_device("fold"))
+fold_momentum = dispatched(reference.fold_momentum, cpu.fold_momentum, on_device("fold_momentum"))
 indices_near_maxima = dispatched(reference.indices_near_maxima, cpu.indices_near_maxima)
 indices_reaching = dispatched(reference.indices_reaching, cpu.indices_reaching)
 left_products = dispatched(reference.left_products, cpu.left_products)
@@ -61,9 +61,11 @@ pack_bits = dispatched(reference.pack_bits, cpu.pack_bits)
 pack_elias_fano = dispatched(reference.pack_elias_fano, cpu.pack_elias_fano)
 pack_signs = dispatched(reference.pack_signs, cpu.pack_signs)
 pack_upper = dispatched(reference.pack_upper, cpu.pack_upper)
+poison = dispatched(reference.poison, declines, on_device("poison"))
 put = dispatched(reference.put, cpu.put)
 quantize = dispatched(reference.quantize, cpu.quantize)
 random_words = dispatched(reference.random_words, cpu.random_words)
+rescale = dispatched(reference.rescale, declines, on_device("rescale"))
 right_products = dispatched(reference.right_products, cpu.right_products)
 sample_indices = lru_cache(maxsize=32)(dispatched(reference.sample_indices, cpu.sample_indices))
 scatter = dispatched(reference.scatter, cpu.scatter)
@@ -75,6 +77,7 @@ tally = dispatched(reference.tally, cpu.tally)
 topk_indices = dispatched(reference.topk_indices, cpu.topk_indices)
 unpack_bits = dispatched(reference.unpack_bits, cpu.unpack_bits)
 unpack_elias_fano = dispatched(reference.unpack_elias_fano, cpu.unpack_elias_fano)
+zero_idle = dispatched(reference.zero_idle, declines, on_device("zero_idle"))
 
 __all__ = [
     "LARGEST",
@@ -136,10 +139,12 @@ __all__ = [
     "pack_elias_fano",
     "pack_signs",
     "pack_upper",
+    "poison",
     "prepare",
     "put",
     "quantize",
     "random_words",
+    "rescale",
     "right_products",
     "sample_indices",
     "scale_type",
@@ -155,4 +160,5 @@ __all__ = [
     "unpack_elias_fano",
     "upper_words",
     "whole",
+    "zero_idle",
 ]

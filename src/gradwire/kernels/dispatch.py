@@ -1,17 +1,20 @@
 """One contract, several implementations: which of them computes for the tensors of a call.
 
-`reference/` holds the contracts: docstring, example, and plain torch for every device and type. `cpu/`, and
-any other folder for a device, holds functions of the same names and signatures. A function that does not take
-the tensors of a call, because of their device, type or strides, returns `DECLINED`, and the reference
-computes. The reference also computes what a folder lacks.
+`reference/` holds the contracts: docstring, example, and plain torch for every device and type. `cpu/` and
+`device/` hold functions of the same names and signatures. A function that does not take the tensors of a
+call, because of their device, type or strides, returns `DECLINED`, and the reference computes. The reference
+also computes what a folder lacks. `device/` needs Triton, and is imported with the first CUDA tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from functools import wraps
+from functools import cache, wraps
+from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
+from types import ModuleType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
@@ -48,8 +51,39 @@ def checked(check: Check) -> Callable[[Contract], Contract]:
     return declared
 
 
-def dispatched(contract: Callable[P, R], implementation: Callable[P, R | Declined]) -> Callable[P, R]:
-    """`contract`, computed by `implementation` wherever that takes the tensors.
+def declines(*_arguments: Any, **_named: Any) -> Declined:
+    """An implementation that takes nothing."""
+    return DECLINED
+
+
+def on_device(name: str) -> Callable[..., Any]:
+    """The function `name` of `device/`. It takes CUDA tensors, and only they make it import that folder.
+
+    Without Triton, which CUDA builds of torch bring along on Linux, it declines those too.
+    """
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        found = next((each for each in arguments if isinstance(each, Tensor | tuple | list)), None)
+        first = found[0] if isinstance(found, tuple | list) and found else found
+        if not isinstance(first, Tensor) or not first.is_cuda:
+            return DECLINED
+        kernels = _device_kernels()
+        return DECLINED if kernels is None else getattr(kernels, name)(*arguments, **named)
+
+    return call
+
+
+@cache
+def _device_kernels() -> ModuleType | None:
+    return None if find_spec("triton") is None else import_module("gradwire.kernels.device")
+
+
+def dispatched(
+    contract: Callable[P, R],
+    implementation: Callable[P, R | Declined],
+    device: Callable[..., Any] = declines,
+) -> Callable[P, R]:
+    """`contract`, computed by `implementation`, or else `device`, wherever these take the tensors.
 
     >>> def double(x: Tensor) -> Tensor:
     ...     return x + x
@@ -66,9 +100,17 @@ def dispatched(contract: Callable[P, R], implementation: Callable[P, R | Decline
     source = f"""def call({", ".join([*taken, *(["*"] if named else []), *named])}):
     {f"_check({given})" if check else "pass"}
     found = _implementation({given})
+    if found is _DECLINED:
+        found = _device({given})
     return _contract({given}) if found is _DECLINED else found
 """
-    names = {"_check": check, "_implementation": implementation, "_contract": contract, "_DECLINED": DECLINED}
+    names = {
+        "_check": check,
+        "_implementation": implementation,
+        "_device": device,
+        "_contract": contract,
+        "_DECLINED": DECLINED,
+    }
     exec(source, names)
     call: Any = wraps(contract)(cast(Callable[P, R], names["call"]))
     for defaults in ("__defaults__", "__kwdefaults__"):

@@ -7,6 +7,7 @@ from gradwire.kernels.reference.blocks import add_blocks, encode_blocks
 from gradwire.kernels.reference.chosen import add_chosen, pack_elias_fano, take_chosen, unpack_elias_fano
 from gradwire.kernels.reference.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.reference.draws import random_words, sample_indices, splitmix64, stratified_indices
+from gradwire.kernels.reference.flagged import poison, rescale, zero_idle
 from gradwire.kernels.reference.folding import fold, fold_momentum, mask_zeros
 from gradwire.kernels.reference.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.reference.magnitudes import magnitude_histogram
@@ -53,9 +54,11 @@ __all__ = [
     "pack_elias_fano",
     "pack_signs",
     "pack_upper",
+    "poison",
     "put",
     "quantize",
     "random_words",
+    "rescale",
     "right_products",
     "sample_indices",
     "scatter",
@@ -68,4 +71,5 @@ __all__ = [
     "topk_indices",
     "unpack_bits",
     "unpack_elias_fano",
+    "zero_idle",
 ]

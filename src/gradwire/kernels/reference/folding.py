@@ -15,13 +15,23 @@ from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 
 
 class Folded(NamedTuple):
-    """What one fold saw."""
+    """What one fold saw; kernels on a device leave it there, in tensors, since to read them is to wait."""
 
-    idle: tuple[int, ...]
-    """Numbers of the pieces whose gradient has nothing but zeros."""
-    finite: bool
+    idle: tuple[int, ...] | Tensor
+    """Numbers of the pieces whose gradient has nothing but zeros; or (pieces,) bool on the device."""
+    finite: bool | Tensor
     """Whether memory plus gradient is finite everywhere, and small enough to be remembered where there is a
-    memory (`LARGEST_GRADIENT`, `LARGEST_SUM`)."""
+    memory (`LARGEST_GRADIENT`, `LARGEST_SUM`); or one bool on the device."""
+
+    def read(self) -> tuple[tuple[int, ...], bool]:
+        """Both on the host; waits for the device where they are tensors.
+
+        >>> Folded(torch.tensor([False, True]), torch.tensor(True)).read()
+        ((1,), True)
+        """
+        idle = self.idle
+        numbers = tuple(idle.nonzero().view(-1).tolist()) if isinstance(idle, Tensor) else idle
+        return numbers, bool(self.finite)
 
 
 def _fits(

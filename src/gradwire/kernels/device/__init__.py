@@ -1,0 +1,17 @@
+"""Kernels for accelerators, in Triton: names and signatures of the contracts in `reference/`, none of which
+reads a number on the host.
+
+What they return depends on the tensors of the call alone: no kernel is chosen by a measurement, as ranks
+could choose differently. Imported with the first CUDA tensor (`dispatch.on_device`): Triton is optional.
+"""
+
+from gradwire.kernels.device.flagged import poison, rescale, zero_idle
+from gradwire.kernels.device.folding import fold, fold_momentum
+
+__all__ = [
+    "fold",
+    "fold_momentum",
+    "poison",
+    "rescale",
+    "zero_idle",
+]

@@ -1,0 +1,9 @@
+"""The kernels, in Triton: untyped, and called by the launchers above only.
+
+Bits equal those of the CPU's kernels, so: divisions by `div_rn`, roots by `sqrt_rn`, rounding to narrow types
+in integers, magnitudes compared as integers, since a float maximum drops NaN. Offsets are 64-bit integers.
+Lengths are not specialised, or a kernel would be compiled anew whenever one is a multiple of 16.
+"""
+
+ENTRIES = ("fold", "fold_momentum", "poison", "rescale", "zero_idle")
+"""What is launched; the others are parts of it."""

@@ -1,0 +1,65 @@
+"""What depends on a number that only the device knows: done, or left, without reading it on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.dispatch import checked
+from gradwire.kernels.pieces import Pieces
+
+
+def _is_number(buffers: Sequence[Tensor], bad: Tensor) -> None:
+    if bad.numel() != 1:
+        raise ValueError(f"a flag is one number, but its shape is {tuple(bad.shape)}")
+
+
+def _has_flags(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
+    if idle.shape != (len(pieces),) or idle.dtype != torch.bool or pieces.ends[0] > plane.numel():
+        raise ValueError(
+            f"{len(pieces)} pieces do not fit flags {tuple(idle.shape)} and {tuple(plane.shape)}"
+        )
+
+
+def _has_factor(x: Tensor, factor: Tensor) -> None:
+    if factor.numel() != 1 or factor.dtype != torch.float32:
+        raise ValueError(f"a factor is one float32, but it is {factor.dtype} of shape {tuple(factor.shape)}")
+
+
+@checked(_is_number)
+def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
+    """Fill all of `buffers`, each of any float type and shape, with NaN unless the number `bad` is 0.
+
+    >>> x, y = torch.ones(2), torch.ones(1)
+    >>> poison([x], torch.tensor(0.0)), poison([y], torch.tensor(2.0)), x, y
+    (None, None, tensor([1., 1.]), tensor([nan]))
+    """
+    for buffer in buffers:
+        buffer.masked_fill_((bad != 0).view(()), torch.nan)
+
+
+@checked(_has_flags)
+def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
+    """Make those pieces of `plane` (n,) zero that `idle` (pieces,) bool says.
+
+    >>> plane = torch.ones(3)
+    >>> zero_idle(plane, Pieces([(0, 0, 2), (2, 2, 1)]), torch.tensor([False, True]))
+    >>> plane
+    tensor([1., 1., 0.])
+    """
+    for (place, _bucket), is_idle in zip(pieces.slices(), idle, strict=True):
+        plane[place].masked_fill_(is_idle, 0.0)
+
+
+@checked(_has_factor)
+def rescale(x: Tensor, factor: Tensor) -> None:
+    """Multiply x (n,) by the number `factor`, such as a loss scale that the fold has divided out.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> rescale(x, torch.tensor(4.0))
+    >>> x
+    tensor([4., 8.])
+    """
+    x.mul_(factor.view(()))

@@ -1,0 +1,72 @@
+"""Every kernel compiled for GPUs that this machine need not have: no spills, vectors, exact arithmetic."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="kernels for devices need Triton")
+
+Facts = Mapping[str, Any]
+FULL = os.environ.get("GRADWIRE_LAWS") == "full"
+# What begins at any address cannot be loaded in vectors; the others read no more than flags and tables.
+WITHOUT_VECTORS = {"fold_unaligned", "poison", "zero_idle", "rescale"}
+
+
+@cache
+def compiled(target: str, calls: str = "tests.device.calls") -> tuple[Facts, ...]:
+    """What a process without an interpreter, and with an empty cache of its own, says of each kernel."""
+    command = [sys.executable, "-m", "tests.device.compiling", target, calls]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return tuple(json.loads(line) for line in done.stdout.splitlines())
+
+
+def faults(kernel: Facts) -> set[str]:
+    """What is wrong with a compiled kernel."""
+    found = set(kernel["forbidden"])
+    found |= {key for key in ("stack", "local") if kernel[key]}
+    if not kernel["vectors"] and kernel["call"] not in WITHOUT_VECTORS:
+        found.add("scalar loads")
+    return found
+
+
+@pytest.mark.parametrize("target", ["sm_90", *(["sm_80"] if FULL else [])])
+def test_no_kernel_spills_or_rounds_otherwise(target: str) -> None:
+    wrong = {(each["call"], each["name"]): faults(each) for each in compiled(target) if faults(each)}
+    assert wrong == {}
+
+
+def test_every_kernel_is_among_them() -> None:
+    from gradwire.kernels.device import bodies
+
+    launched = {each["name"] for each in compiled("sm_90")}
+    assert launched == set(bodies.ENTRIES)
+
+
+@pytest.mark.skipif(not FULL, reason="compiled for gfx942 in `make test-full` only")
+def test_all_of_them_compile_for_another_maker() -> None:
+    assert {each["name"] for each in compiled("gfx942")} == {each["name"] for each in compiled("sm_90")}
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("fused", "fma.rn.f32"),
+        ("divided", "div.full.f32"),
+        ("rooted", "sqrt.approx"),
+        ("spilled", "stack"),
+        ("masked", "scalar loads"),
+    ],
+)
+def test_each_fault_is_found_in_a_kernel_that_has_it(call: str, fault: str) -> None:
+    planted = {each["call"]: faults(each) for each in compiled("sm_90", "tests.device.planted")}
+    assert any(found.startswith(fault) for found in planted[call])
+    assert planted["sound"] == set()

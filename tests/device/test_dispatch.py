@@ -1,0 +1,57 @@
+"""When kernels for devices are imported, and what they are asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gradwire import kernels
+from gradwire.kernels import dispatch
+
+ON_THE_CPU = """
+import sys, torch
+from gradwire import kernels
+
+for dtype in (torch.float32, torch.float64):
+    x = torch.ones(9, dtype=dtype)
+    kernels.fold(x, x, x, 1.0)
+    kernels.take_topk(x, 2)
+    kernels.poison([x], torch.ones(()))
+print([name for name in sys.modules if name.split(".")[0] == "triton" or name == "gradwire.kernels.device"])
+"""
+
+
+def test_tensors_on_the_cpu_import_nothing_of_it() -> None:
+    done = subprocess.run([sys.executable, "-c", ON_THE_CPU], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("fold", lambda x: (x, None, x, 1.0)),
+        ("fold_momentum", lambda x: ((x, x), (x, x), x, 0.5)),
+        ("poison", lambda x: ([x], torch.ones(()))),
+    ],
+)
+def test_tensors_on_a_device_are_brought_there(
+    name: str, arguments: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = SimpleNamespace(**{name: lambda *_arguments, **_named: "taken"})
+    monkeypatch.setattr(dispatch, "_device_kernels", lambda: taken)
+    with FakeTensorMode():
+        x = torch.empty(4, device="cuda")
+    assert callable(arguments)
+    assert getattr(kernels, name)(*arguments(x)) == "taken"
+
+
+def test_without_triton_the_reference_computes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device_kernels", lambda: None)
+    with FakeTensorMode():
+        x = torch.empty(4, device="cuda")
+    assert dispatch.on_device("rescale")(x, x) is dispatch.DECLINED

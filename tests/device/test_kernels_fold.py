@@ -1,0 +1,134 @@
+"""Folds and what depends on flags: interpreted kernels against those of the CPU, and both by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import LARGEST_GRADIENT, LARGEST_SUM, Pieces, cpu, reference
+from tests.unit.kernels.inputs import KINDS, heavy_tail, normal, special
+
+pytest.importorskip("triton", reason="kernels for devices need Triton")
+
+from gradwire.kernels import device
+
+SIZES = (0, 1, 7, 2048, 4099)
+every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Equal bits, but that any NaN is any other."""
+    is_nan = expected.isnan()
+    zeros = [each.masked_fill(is_nan, 0.0) for each in (found, expected)]
+    return torch.equal(found.isnan(), is_nan) and torch.equal(*(each.view(torch.int32) for each in zeros))
+
+
+@every_input
+def test_a_fold_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
+    for n in SIZES:
+        grad, committed = draw(n), normal(n)
+        for memory in (None, committed):
+            found, expected = torch.empty(n), torch.empty(n)
+            seen = device.fold(found, memory, grad, 0.9, 0.3)
+            assert seen.read() == cpu.fold(expected, memory, grad, 0.9, 0.3).read()
+            assert same(found, expected)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_that_of_the_cpu(nesterov: bool) -> None:
+    pieces = Pieces([(0, 4, 2048), (2048, 2052, 1), (2060, 0, 3), (2070, 5, 0)])
+    grad = heavy_tail(2053)
+    committed = normal(4140).view(2, 2070)
+    for scale in (0.5, [0.5, 2.0, 0.1, 1.0]):
+        found, expected = torch.zeros(2, 2, 2070)
+        seen = device.fold_momentum(
+            tuple(found), tuple(committed), grad, 0.9, scale, pieces, nesterov=nesterov
+        )
+        other = cpu.fold_momentum(
+            tuple(expected), tuple(committed), grad, 0.9, scale, pieces, nesterov=nesterov
+        )
+        assert seen.read() == other.read()
+        assert same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_gradients_and_memories_are_widened_exactly(dtype: torch.dtype) -> None:
+    grad, committed, found = special(2051).to(dtype), normal(2051).bfloat16(), torch.empty(2051)
+    seen = device.fold(found, committed, grad, 0.9, 0.3)
+    assert isinstance(seen.finite, Tensor)
+    # Two products and a sum, each rounded: torch's own `alpha` may round once.
+    coefficient, scale = torch.tensor(0.9), torch.tensor(0.3)
+    assert same(found, committed.float() * coefficient + grad.float() * scale)
+    assert seen.read() == ((), False)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_pieces_stay_apart_and_each_has_its_flag(shift: int) -> None:
+    rows = [(4, 0, 4096), (5000, 4096, 3), (5004, 4100, 2049), (8000, 7000, 0), (8000, 7000, 1)]
+    pieces = Pieces([(plane + shift, bucket, numel) for plane, bucket, numel in rows])
+    grad = torch.zeros(7001)
+    grad[2500], grad[4100] = 1.0, torch.nan
+    committed = normal(8003)
+    found, expected = torch.full((2, 8003), 7.0)
+    seen = device.fold(found, committed, grad, 1.0, 1.0, pieces)
+    assert seen.read() == cpu.fold(expected, committed, grad, 1.0, 1.0, pieces).read() == ((1, 3, 4), False)
+    assert same(found, expected)
+    assert found[4 + shift - 1] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("grad", "memory", "fits"),
+    [
+        (LARGEST_GRADIENT, 0.0, False),
+        (LARGEST_GRADIENT / 2, 0.0, True),
+        (0.0, LARGEST_SUM, False),
+        (0.0, -LARGEST_SUM / 2, True),
+        (3e38, None, True),
+        (torch.inf, None, False),
+        (0.0, torch.nan, False),
+    ],
+)
+def test_what_is_too_large_to_be_remembered(grad: float, memory: float | None, fits: bool) -> None:
+    committed = None if memory is None else torch.tensor([0.0, memory])
+    seen = device.fold(torch.empty(2), committed, torch.tensor([1.0, grad]), 1.0)
+    assert seen.read() == ((), fits)
+
+
+def test_planes_of_other_types_are_declined() -> None:
+    for working, grad in ((torch.zeros(2).double(), torch.zeros(2)), (torch.zeros(4)[::2], torch.zeros(2))):
+        assert device.fold(working, None, grad, 1.0) is device.folding.DECLINED
+
+
+@pytest.mark.parametrize("bad", [0.0, 3.0, torch.nan])
+def test_poison_reaches_every_buffer_of_every_type(bad: float) -> None:
+    types = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    flat = [torch.ones(7).to(dtype) for dtype in types] + [torch.ones(2049), torch.ones(0)]
+    guarded = [torch.cat([each, each.new_ones(1)]) for each in flat]
+    found = [each[:-1] for each in guarded]
+    device.poison(found, torch.tensor(bad))
+    reference.poison(flat, torch.tensor(bad))
+    for mine, theirs, around in zip(found, flat, guarded, strict=True):
+        assert torch.equal(mine.isnan(), theirs.isnan())
+        assert around[-1] == 1.0
+
+
+def test_idle_pieces_become_zero_and_no_others() -> None:
+    pieces = Pieces([(1, 0, 2049), (2060, 0, 3), (2070, 0, 0), (2071, 0, 2)])
+    found = torch.ones(2080)
+    idle = torch.tensor([True, False, True, True])
+    expected = found.clone()
+    device.zero_idle(found, pieces, idle)
+    reference.zero_idle(expected, pieces, idle)
+    assert torch.equal(found, expected)
+    assert found.sum() == 2080 - 2049 - 2
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**16, 0.1])
+def test_rescaling_is_a_product(factor: float) -> None:
+    found = special(4099)
+    expected = found * torch.tensor(factor)
+    device.rescale(found, torch.tensor(factor))
+    assert same(found, expected)
