@@ -13,6 +13,7 @@ from gradwire.version import __version__
 
 if TYPE_CHECKING:
     from gradwire import recipes
+    from gradwire.advising import Plan, plan
     from gradwire.attaching import attach
     from gradwire.engine.layout import by_size
     from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 else:
     # On first use: torch takes seconds to load, and `gradwire net` needs nothing of it.
     _HOMES = {
+        "gradwire.advising": ["Plan", "plan"],
         "gradwire.attaching": ["attach"],
         "gradwire.exploring": ["Trial", "explore"],
         "gradwire.engine.layout": ["by_size"],
@@ -51,6 +53,7 @@ else:
 __all__ = [
     "GradwireError",
     "PeerFailed",
+    "Plan",
     "RanksDisagree",
     "Recipe",
     "Report",
@@ -62,6 +65,7 @@ __all__ = [
     "attach",
     "by_size",
     "explore",
+    "plan",
     "recipe",
     "recipes",
 ]

@@ -15,14 +15,25 @@ NUMBERS = {"planning", "decide"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena", "placement"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
 BELOW = UPPER | {"contrib", "engine", "sources", "tools", "checks", "version"}
-EVERYTHING = BELOW | {"attaching", "exploring", "report", "wire", ""}
+EVERYTHING = BELOW | {"advising", "attaching", "exploring", "quantities", "report", "wire", ""}
 
 # What a part may import of ours, beside itself. "" is the public surface, `import gradwire`.
 ALLOWED: dict[str, set[str]] = {
-    "": {"attaching", "engine.layout", "errors", "exploring", "recipes", "report", "version", "wire"},
+    "": {
+        "advising",
+        "attaching",
+        "engine.layout",
+        "errors",
+        "exploring",
+        "recipes",
+        "report",
+        "version",
+        "wire",
+    },
     "version": set(),
     "errors": set(),
     "environment": set(),
+    "quantities": set(),
     "moment": set(),
     "kernels": {"environment"},
     "codec": {"errors", "kernels", "moment"},
@@ -63,13 +74,14 @@ ALLOWED: dict[str, set[str]] = {
     "report": BELOW,
     "wire": BELOW | {"report"},
     "attaching": BELOW | {"wire"},
+    "advising": {"arena", "exchange.base", "planning", "recipes", "tools"},
     "exploring": BELOW | {"wire"},
     "integrations": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": {"cli"},
     # The laboratory is a user of all that is above, and no line above names it.
     "lab": set(),
-    "lab.emulate": {"comm.carried", "environment", "errors"},
+    "lab.emulate": {"comm.carried", "environment", "errors", "quantities"},
     "lab.data": set(),
     "lab.workloads": {"engine.layout", "lab.data", "planning"},
     "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 COMMANDS = {
     "net": "gradwire.lab.cli.net",
     "recipes": "gradwire.cli.recipes",
+    "plan": "gradwire.cli.planner",
     "bench": "gradwire.lab.cli.bench",
     "demo": "gradwire.lab.cli.demo",
     "probe": "gradwire.cli.probe",

@@ -78,15 +78,26 @@ def codec_cost(exchange: Exchange, text: str, *, budget_s: float = 0.3) -> Codec
 
     This rank's own: ranks that plan with it must agree first (`gradwire.measure.probe.slowest`).
     """
-    key = {"form": FORM, "recipe": text, **fingerprint()}
-    kept = cache.load(key)
-    if kept is not None and set(kept) == {"encode_s", "encode_slope_s", "decode_s", "decode_slope_s"}:
-        encode = Line(kept["encode_s"], kept["encode_slope_s"])
-        return CodecCost(encode, Line(kept["decode_s"], kept["decode_slope_s"]))
+    kept = remembered(text)
+    if kept is not None:
+        return kept
     cost = measure_codec(exchange, budget_s=budget_s).cost
     numbers = {"encode_s": cost.encode.base_s, "encode_slope_s": cost.encode.slope_s}
-    cache.store(key, numbers | {"decode_s": cost.decode.base_s, "decode_slope_s": cost.decode.slope_s})
+    cache.store(_key(text), numbers | {"decode_s": cost.decode.base_s, "decode_slope_s": cost.decode.slope_s})
     return cost
+
+
+def remembered(text: str) -> CodecCost | None:
+    """What `codec_cost` has measured of the recipe `text` on this machine; `None` if it has not."""
+    kept = cache.load(_key(text))
+    if kept is None or set(kept) != {"encode_s", "encode_slope_s", "decode_s", "decode_slope_s"}:
+        return None
+    encode = Line(kept["encode_s"], kept["encode_slope_s"])
+    return CodecCost(encode, Line(kept["decode_s"], kept["decode_slope_s"]))
+
+
+def _key(text: str) -> dict[str, str]:
+    return {"form": FORM, "recipe": text, **fingerprint()}
 
 
 def measure_codec(

@@ -23,7 +23,7 @@ from gradwire.exchange.gcomp import Gcomp
 from gradwire.measure.codec import payloads
 from gradwire.moment import Moment
 from gradwire.planning.cluster import Cluster, once
-from gradwire.planning.collectives import Transfer
+from gradwire.planning.collectives import Sends, Transfer
 from gradwire.planning.costs import Backward, CodecCost, Link, Network
 from gradwire.planning.interval import bucketed
 from gradwire.planning.predict import FREE, Tail, UnitWork, predict, ready_of_element
@@ -70,8 +70,9 @@ class Forecast:
     """One recipe on one cluster: units of work for each step of its cycle, in seconds.
 
     `wire_bytes` are sent per rank and step, `node_bytes` over the busiest node's link (0 where there is one
-    node), both in the mean over the cycle. `memory_bytes` come on top of DDP's: planes, and at most what a
-    step's all-gathers receive. `at_most` says that an announced upper bound is among the bytes.
+    node), both in the mean over the cycle. The verdict takes its time, and its bytes are not counted.
+    `memory_bytes` come on top of DDP's: planes, and at most what a step's all-gathers receive. `at_most` says
+    that an announced upper bound is among the bytes.
     """
 
     backward: Backward
@@ -124,7 +125,7 @@ def forecast(
     layout = build(specs, composition, None, torch.device("meta"))
     main = main_lane(layout, specs, bucket_cuts(backward.numel))
     way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(exchange))
-    tail = main.tail(cluster.workers)
+    tail, beside = main.tail(cluster.workers), Round("all_reduce", main.beside, torch.float32)
     sent = [way.rounds(step) for step in range(STEADY, STEADY + _cycle(exchange))]
     decodes = payloads(exchange, way.share(max(way.sizes)), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
@@ -142,9 +143,9 @@ def forecast(
     return Forecast(
         backward,
         cycle,
-        Tail(_known(way.tail_s(tail)), tail.waits),
-        wire + Round("all_reduce", main.beside, torch.float32).wire_bytes(cluster.workers),
-        node + way.tail_node_bytes(tail),
+        Tail(_known(way.sum_s(tail.round)), tail.waits),
+        wire + beside.wire_bytes(cluster.workers),
+        node + way.sum_node_bytes(beside),
         layout.memory_bytes / way.divided + gathered,
         any(each.at_most for step in sent for rounds in step for each in rounds),
     )
@@ -211,12 +212,12 @@ class _Flat:
         """The rounds' seconds: what the worker waits for, and the last."""
         return tuple(map(_known, once([self.cluster.seconds(self._carried(each)) for each in rounds])))
 
-    def tail_s(self, tail: Tail) -> float:
-        """Of the last collective."""
-        return self.cluster.seconds(tail.round)
+    def sum_s(self, sent: Sends) -> float:
+        """Of an all-reduce of all ranks."""
+        return self.cluster.seconds(sent)
 
-    def tail_node_bytes(self, tail: Tail) -> float:
-        return self.cluster.node_bytes(tail.round)
+    def sum_node_bytes(self, sent: Sends) -> float:
+        return self.cluster.node_bytes(sent)
 
     def wire_bytes(self, _numel: int, rounds: Rounds) -> float:
         return sum(self._travelling(each) * each.wire_bytes(self.world) for each in rounds)
@@ -268,12 +269,12 @@ class _TwoLevels(_Flat):
     def node_bytes(self, rounds: Rounds) -> float:
         return sum(self.cluster.between_bytes(self._carried(each)) for each in rounds)
 
-    def tail_s(self, tail: Tail) -> float:
-        share = self._share_of(tail)
+    def sum_s(self, sent: Sends) -> float:
+        share = self._share_of(sent)
         return self.cluster.between_s(share) + 2 * self.cluster.inside_s(share.payload_bytes)
 
-    def tail_node_bytes(self, tail: Tail) -> float:
-        return self.cluster.between_bytes(self._share_of(tail))
+    def sum_node_bytes(self, sent: Sends) -> float:
+        return self.cluster.between_bytes(self._share_of(sent))
 
-    def _share_of(self, tail: Tail) -> Transfer:
-        return Transfer("all_reduce", tail.round.payload_bytes / self.divided)
+    def _share_of(self, sent: Sends) -> Transfer:
+        return Transfer("all_reduce", sent.payload_bytes / self.divided)

@@ -3,16 +3,13 @@
 import math
 import mmap
 import os
-import re
 import struct
 import tempfile
 from dataclasses import dataclass
 from typing import Self
 
-_PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?:bit(?:/s|ps)?|bps)")
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_DELAY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>us|ms|s)")
+from gradwire.quantities import rate_bit_per_s, time_s
+
 UNLIMITED = frozenset({"unlimited", "none"})
 
 
@@ -66,12 +63,10 @@ def parse_rate(text: str | None) -> float | None:
     """
     if text is None or text.strip().lower() in UNLIMITED:
         return None
-    match = _RATE.fullmatch(text.strip().lower())
-    if match is None or "Bps" in text:  # bytes, where bits are expected
-        raise ValueError(
-            f"rate={text!r}: expected a number with kbit, mbit or gbit, such as 200mbit, or unlimited"
-        )
-    rate = float(match["number"]) * _PREFIX[match["prefix"]]
+    try:
+        rate = rate_bit_per_s(text)
+    except ValueError as error:
+        raise ValueError(f"rate={error}, or unlimited") from None
     return Link(rate).rate_bit_per_s
 
 
@@ -83,10 +78,11 @@ def parse_delay(text: str | None) -> float:
     """
     if text is None or text.strip().lower() in {"none", "0"}:
         return 0.0
-    match = _DELAY.fullmatch(text.strip().lower())
-    if match is None:
-        raise ValueError(f"delay={text!r}: expected a number with us, ms or s, such as 5ms")
-    return Link(None, float(match["number"]) * _SECONDS[match["unit"]]).delay_s
+    try:
+        delay_s = time_s(text)
+    except ValueError as error:
+        raise ValueError(f"delay={error}") from None
+    return Link(None, delay_s).delay_s
 
 
 _FORMAT = struct.Struct("dd")  # bits per second (infinite: unshaped), seconds

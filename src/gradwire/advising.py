@@ -1,0 +1,337 @@
+"""Which recipe should be worth using on a cluster, from numbers that the user states.
+
+Nothing is measured, and the same arguments always give the same plan. What it assumes:
+
+- Ranks are alike, links are full-duplex, and collectives are those that gloo runs (`docs/costs.md`).
+- Gradients are float32, and ready as the arithmetic of their layers is done.
+- Messages and calls take no processor time, and codecs that nobody has stated a cost for take none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from gradwire.arena import ParameterSpec
+from gradwire.exchange.base import WHOLE
+from gradwire.planning.cluster import Cluster
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import Backward, CodecCost, Link
+from gradwire.planning.facts import Facts
+from gradwire.planning.interval import bucketed
+from gradwire.planning.shapes import Layer, Profile, load, ready_of
+from gradwire.recipes.auto import LEAD, from_facts
+from gradwire.recipes.parse import steady
+from gradwire.tools.forecast import forecast, specs_of_profile
+
+CANDIDATES = (
+    "dense",
+    "gcomp",
+    "fp16",
+    "bf16",
+    "int8",
+    "fp8",
+    "int4",
+    "efsignsgd",
+    "topk(ratio=0.1)",
+    "topk(ratio=0.01)",
+    "topk(ratio=0.001)",
+    "leader_topk(ratio=0.1)",
+    "leader_topk(ratio=0.01)",
+    "leader_topk(ratio=0.001)",
+    "covap(interval=2)",
+    "covap(interval=3)",
+    "covap(interval=4)",
+    "powersgd(rank=1)",
+    "powersgd(rank=2)",
+    "powersgd(rank=4)",
+    "acpsgd(rank=4)",
+)
+"""What `plan` compares: of every kind what `docs/choosing.md` would use, mild and strong."""
+
+BACKWARD_SHARE = 2 / 3
+"""Of a whole step: gradients by inputs and by weights are twice the arithmetic of the forward pass."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What one recipe is predicted to do.
+
+    `step_s` is the mean step; `share_of_linear` the speed as a share of that without communication.
+    `wire_bytes` are sent per rank and step, and `node_bytes` over the busiest node's link, 0 where there is
+    one node. `memory_bytes` are on top of DDP's. With `at_most` a part of the bytes is assumed
+    (`gradwire.tools.forecast`). `codec` says where the codec's cost is from: "stated", or "free" where none
+    was. `two_levels` is what no recipe can do yet, and is never recommended.
+    """
+
+    recipe: str
+    step_s: float
+    share_of_linear: float
+    wire_bytes: float
+    node_bytes: float
+    memory_bytes: float
+    at_most: bool
+    codec: str
+    two_levels: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The candidates, the fastest first, and what to make of them.
+
+    `ccr` is the time of a dense all-reduce over that of the backward pass. `auto` is what the recipe of that
+    name would be expected to choose, and `why`. `worthwhile` is false where compressing gains nothing that
+    could be measured; `advice` is the sentence for that. All of it is predicted.
+    """
+
+    model: str
+    source: str
+    parameters: int
+    workers: int
+    nodes: int
+    compute_s: float
+    dense_s: float
+    ccr: float
+    target: float
+    auto: str
+    why: str
+    worthwhile: bool
+    advice: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def fastest(self) -> Candidate:
+        """Of those that exist."""
+        return next(each for each in self.candidates if not each.two_levels)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        rows = [dict(vars(each)) for each in self.candidates]
+        return {**vars(self), "fastest": self.fastest.recipe, "predicted": True, "candidates": rows}
+
+    def __str__(self) -> str:
+        nodes = "" if self.nodes == self.workers else f" on {self.nodes} nodes"
+        lines = [
+            f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
+            f"{self.workers} ranks{nodes}",
+            f"  {self.source}",
+            f"  without communication {_ms(self.compute_s)}, dense {_ms(self.dense_s)}, CCR {self.ccr:.2f}",
+            f"  {self.advice}",
+            f"  auto is expected to choose {self.auto}",
+            f"    because of {self.why}",
+            "",
+            f"{'recipe':<28} {'step':>10} {'linear':>7} {'sent':>9} {'memory':>9}  codec",
+        ]
+        levels = [each for each in self.candidates if each.two_levels]
+        lines += [_line(each) for each in self.candidates if not each.two_levels]
+        if levels:
+            lines += [
+                "",
+                "added up inside nodes first, which is not yet available (sent over a node's link):",
+            ]
+            lines += [_line(each) for each in levels]
+        if any(each.at_most for each in self.candidates):
+            lines += ["", "* near-lossless frames depend on the values; their length is assumed"]
+        return "\n".join(lines)
+
+
+def plan(
+    model: str | Profile | nn.Module,
+    *,
+    workers: int,
+    rate_bit_per_s: float,
+    step_s: float,
+    delay_s: float = 0.0,
+    backward_s: float | None = None,
+    per_node: int = 1,
+    inside_bit_per_s: float | None = None,
+    inside_delay_s: float = 0.0,
+    overlap: bool = True,
+    target: float = 0.95,
+    candidates: Sequence[str] = CANDIDATES,
+    codecs: Mapping[str, CodecCost] | None = None,
+) -> Plan:
+    """Predict what each candidate recipe would take on a cluster; a pure function.
+
+    Args:
+        model: a profile's name (`gradwire.planning.shapes.models`), a profile, or a module, of which only the
+            parameters' shapes are read.
+        workers: ranks in all.
+        rate_bit_per_s: of a rank's link, or with `per_node` above 1 of a node's, which its ranks share.
+        step_s: one step on one rank without communication.
+        delay_s: one way between two ranks, or nodes.
+        backward_s: the backward pass within `step_s`; two thirds of it by default.
+        per_node: ranks on each node.
+        inside_bit_per_s: of a rank's link to the others of its node.
+        inside_delay_s: one way inside a node.
+        overlap: whether gradients travel during the backward pass; without, all are ready at its end.
+        target: the share of linear that `auto` is to reach.
+        candidates: recipes with fixed options.
+        codecs: what recipes cost to encode and decode.
+
+    Raises `ValueError` for a number that makes no sense, an unknown model, and a recipe that must measure.
+
+    >>> cheap = plan("resnet50", workers=32, rate_bit_per_s=100e9, step_s=0.18)
+    >>> cheap.worthwhile, cheap.auto
+    (False, 'dense')
+    >>> slow = plan("resnet50", workers=4, rate_bit_per_s=1e9, step_s=0.18)
+    >>> slow.worthwhile, round(slow.ccr, 1)
+    (True, 10.2)
+    """
+    if workers < 2:
+        raise ValueError(f"workers={workers}: on a single rank nothing is sent")
+    if not 0.0 < target <= 1.0:
+        raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
+    if not candidates:
+        raise ValueError("candidates=[]: there is nothing to compare")
+    inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
+    cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, inside)
+    profile = profile_of(model)
+    return _compared(
+        profile, backward_of(profile, step_s, backward_s, overlap), cluster, target, candidates, codecs or {}
+    )
+
+
+def _compared(
+    profile: Profile,
+    backward: Backward,
+    cluster: Cluster,
+    target: float,
+    candidates: Sequence[str],
+    codecs: Mapping[str, CodecCost],
+) -> Plan:
+    known = {steady(text, "codecs").text: cost for text, cost in codecs.items()}
+    foresee = partial(_candidate, specs_of_profile(profile), backward, cluster, known)
+    rows = [foresee(text) for text in candidates]
+    if 1 < cluster.per_node < cluster.workers:
+        divisible = [text for text in candidates if steady(text, "candidate").exchange.laws.grain != WHOLE]
+        rows += [foresee(text, two_levels=True) for text in divisible]
+    rows.sort(key=lambda row: row.step_s)
+    dense_s = foresee("dense").step_s
+    facts = _facts(backward, cluster, dense_s)
+    chosen = from_facts(facts, target)
+    best = next(row for row in rows if not row.two_levels)
+    worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
+    return Plan(
+        model=profile.model,
+        source=profile.source,
+        parameters=profile.parameters,
+        workers=cluster.workers,
+        nodes=cluster.nodes,
+        compute_s=backward.before_s + backward.total_s,
+        dense_s=dense_s,
+        ccr=facts.ccr,
+        target=target,
+        auto=chosen.text,
+        why=chosen.why,
+        worthwhile=worthwhile,
+        advice=_advice(worthwhile, facts, best, dense_s),
+        candidates=tuple(rows),
+    )
+
+
+def profile_of(model: str | Profile | nn.Module) -> Profile:
+    """A profile by its name, as it is, or of a module's trainable parameters: a layer for each submodule.
+
+    >>> profile_of(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))).layers[0]
+    Layer(name='0', macs=0, shapes=((2, 3), (2,)))
+    """
+    if isinstance(model, str):
+        return load(model)
+    if isinstance(model, Profile):
+        return model
+    layers: dict[str, list[tuple[int, ...]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            layers.setdefault(name.rpartition(".")[0], []).append(tuple(parameter.shape))
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter")
+    found = tuple(Layer(name, 0, tuple(shapes)) for name, shapes in layers.items())
+    return Profile(type(model).__name__, "a module", found)
+
+
+def backward_of(profile: Profile, step_s: float, backward_s: float | None, overlap: bool) -> Backward:
+    """When which parameter is ready; `ValueError` for a backward pass that does not fit into the step."""
+    backward_s = BACKWARD_SHARE * step_s if backward_s is None else backward_s
+    if not 0.0 < backward_s <= step_s < float("inf"):
+        raise ValueError(f"backward_s={backward_s} must be positive and within step_s={step_s}")
+    return ready_of(profile, step_s - backward_s, backward_s, overlap)
+
+
+def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
+    """A link by its rate and its one-way delay."""
+    if not rate_bit_per_s > 0.0 or not 0.0 <= delay_s < float("inf"):
+        raise ValueError(f"rate_bit_per_s={rate_bit_per_s}, delay_s={delay_s}: a link has a positive rate")
+    return Link(delay_s, 8.0 / rate_bit_per_s)
+
+
+def _candidate(
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    codecs: Mapping[str, CodecCost],
+    text: str,
+    *,
+    two_levels: bool = False,
+) -> Candidate:
+    composition = steady(text, "candidate")
+    codec = codecs.get(composition.text)
+    found = forecast(composition, specs, backward, cluster, codec, two_levels=two_levels)
+    step_s = found.step_s()
+    return Candidate(
+        recipe=text,
+        step_s=step_s,
+        share_of_linear=found.compute_s / step_s,
+        wire_bytes=found.wire_bytes,
+        node_bytes=found.node_bytes,
+        memory_bytes=found.memory_bytes,
+        at_most=found.at_most,
+        codec="free" if codec is None else "stated",
+        two_levels=two_levels,
+    )
+
+
+def _facts(backward: Backward, cluster: Cluster, dense_s: float) -> Facts:
+    """What `auto` would measure there."""
+    buckets = bucketed(backward.numel)
+    sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
+    return Facts(
+        backward.total_s,
+        sum(sums),
+        cluster.workers,
+        backward,
+        cluster.network,
+        collectives_s=tuple(sums),
+        dense_s=dense_s - backward.before_s,
+        gradient_bytes=4.0 * sum(backward.numel),
+        buckets=buckets,
+    )
+
+
+def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:
+    if facts.ccr < 1.0:
+        return f"do not bother: CCR {facts.ccr:.2f}, a dense all-reduce takes less than the backward pass"
+    dense, fast = f"{dense_s * 1e3:.0f} ms", f"{best.step_s * 1e3:.0f} ms"
+    if not worthwhile:
+        told = f"the fastest, {best.recipe}, takes {fast} where dense takes {dense}"
+        return f"do not bother: nothing is predicted to be faster than dense by {LEAD:.0%}: {told}"
+    gain = f"{dense_s / best.step_s:.1f} times as fast as dense"
+    return f"worth trying: CCR {facts.ccr:.1f}; steps of {dense} fall to {fast} at best, {gain}"
+
+
+def _line(each: Candidate) -> str:
+    sent = _mb(each.node_bytes if each.two_levels else each.wire_bytes) + "*" * each.at_most
+    linear, memory = f"{each.share_of_linear:.0%}", _mb(each.memory_bytes)
+    return f"{each.recipe:<28} {_ms(each.step_s):>10} {linear:>7} {sent:>9} {memory:>9}  {each.codec}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
+
+
+def _mb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:.3g} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.3g} GB"

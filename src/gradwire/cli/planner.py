@@ -1,0 +1,90 @@
+"""`gradwire plan`: which recipe should be worth using on a cluster, before anything runs there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradwire import advising
+from gradwire.cli.beforehand import check_folder
+from gradwire.cli.stated import codecs_of, links, model_of, places, show, texts_of
+from gradwire.quantities import time_s
+
+Model = Annotated[
+    str | None, typer.Option(help="A published network, such as resnet50, or package.module:function.")
+]
+Shapes = Annotated[Path | None, typer.Option(help="Instead of --model: a JSON file of parameter shapes.")]
+Rate = Annotated[str, typer.Option(help="Of a rank's link, or with --nodes of a node's: 1gbit.")]
+Delay = Annotated[str, typer.Option(help="One way between ranks, or nodes: 1ms.")]
+PerNode = Annotated[int | None, typer.Option(help="Ranks on each node.")]
+Inside = Annotated[str | None, typer.Option(help="Rate of a rank's link inside its node.")]
+InsideDelay = Annotated[str, typer.Option(help="One way inside a node.")]
+Step = Annotated[str, typer.Option(help="A step on one rank without communication: 180ms.")]
+Backward = Annotated[str | None, typer.Option(help="The backward pass in it; two thirds by default.")]
+Overlap = Annotated[bool, typer.Option(help="Whether gradients travel during the backward pass.")]
+Recipes = Annotated[str | None, typer.Option(help="Instead of the usual ones: separated by semicolons.")]
+Codec = Annotated[
+    str, typer.Option(help="Codec costs: cached or measured on this machine, free, or probe's JSON file.")
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")]
+
+
+def plan(
+    rate: Rate,
+    step: Step,
+    model: Model = None,
+    shapes: Shapes = None,
+    workers: Annotated[int | None, typer.Option(help="Ranks in all.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes.")] = None,
+    per_node: PerNode = None,
+    delay: Delay = "0s",
+    inside: Inside = None,
+    inside_delay: InsideDelay = "0s",
+    backward: Backward = None,
+    overlap: Overlap = True,
+    target: Annotated[float, typer.Option(help="The share of linear that auto is to reach.")] = 0.95,
+    recipes: Recipes = None,
+    codec: Codec = "cached",
+    json_path: Json = None,
+) -> None:
+    """Predict what recipes would gain on a cluster, and whether any is worth using. Nothing is run.
+
+    Example: gradwire plan --model resnet50 --rate 1gbit --delay 1ms --workers 32 --step 180ms
+    """
+    try:
+        if str(json_path) != "-":
+            check_folder(json_path)
+        texts = texts_of(recipes, advising.CANDIDATES)
+        found = _planned(
+            model_of(model, shapes),
+            places(workers, nodes, per_node),
+            {**links(rate, delay, inside, inside_delay), "target": target, "overlap": overlap},
+            (time_s(step), None if backward is None else time_s(backward)),
+            texts,
+            codec,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    show(str(found), {**found.as_dict(), "codec_source": codec}, json_path)
+
+
+def _planned(
+    model: Any,
+    ranks: tuple[int, int],
+    options: dict[str, Any],
+    times_s: tuple[float, float | None],
+    texts: list[str],
+    codec: str,
+) -> advising.Plan:
+    return advising.plan(
+        model,
+        workers=ranks[0],
+        per_node=ranks[1],
+        step_s=times_s[0],
+        backward_s=times_s[1],
+        candidates=texts,
+        codecs=codecs_of(codec, texts),
+        **options,
+    )

@@ -1,0 +1,115 @@
+"""What commands that predict are told: a model, links, times, and what codecs cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradwire.measure.codec import codec_cost, remembered
+from gradwire.planning.costs import CodecCost, Line
+from gradwire.planning.shapes import Profile, load, read
+from gradwire.quantities import rate_bit_per_s, time_s
+from gradwire.recipes.parse import recipe, steady
+
+
+def model_of(model: str | None, shapes: Path | None) -> Profile | nn.Module:
+    """A published network, a file of shapes, or what `package.module:make` returns, built without memory."""
+    if (model is None) == (shapes is None):
+        raise ValueError("say either --model or --shapes")
+    if shapes is not None:
+        return read(shapes)
+    assert model is not None
+    if ":" not in model:
+        return load(model)
+    home, _, name = model.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does
+    try:
+        with torch.device("meta"):
+            made = getattr(import_module(home), name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"model={model!r}: {error}") from error
+    finally:
+        sys.path.remove("")
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model={model!r} returned {type(made).__name__}, which is no module")
+    return made
+
+
+def places(workers: int | None, nodes: int | None, per_node: int | None) -> tuple[int, int]:
+    """Ranks in all, and on each node: two of three numbers give the third.
+
+    >>> places(32, 4, None), places(None, 4, 8), places(4, None, None)
+    ((32, 8), (32, 8), (4, 1))
+    """
+    if workers is None:
+        if nodes is None:
+            raise ValueError("say --workers, or --nodes with --per-node")
+        workers = nodes * (per_node or 1)
+    if nodes is not None and nodes < 1:
+        raise ValueError(f"nodes={nodes} must be at least 1")
+    per_node = per_node or (1 if nodes is None else workers // nodes)
+    if nodes is not None and nodes * per_node != workers:
+        raise ValueError(f"nodes={nodes} of per_node={per_node} are not workers={workers}")
+    return workers, per_node
+
+
+def links(rate: str, delay: str, inside: str | None, inside_delay: str) -> dict[str, float | None]:
+    """The links' rates and delays as the functions take them."""
+    return {
+        "rate_bit_per_s": rate_bit_per_s(rate),
+        "delay_s": time_s(delay),
+        "inside_bit_per_s": None if inside is None else rate_bit_per_s(inside),
+        "inside_delay_s": time_s(inside_delay),
+    }
+
+
+def texts_of(recipes: str | None, default: Sequence[str]) -> list[str]:
+    """Recipes separated by semicolons."""
+    return list(default) if recipes is None else [str(recipe(text)) for text in recipes.split(";")]
+
+
+def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:
+    """What codecs cost: "free", "cached" or "measured" here, or a file of `gradwire probe --codecs`.
+
+    Recipes of which nothing is known are left out.
+    """
+    if source == "free":
+        return {}
+    if source in ("cached", "measured"):
+        found: dict[str, CodecCost] = {}
+        for text in texts:
+            built = steady(text, "candidate")
+            exact = codec_cost(built.exchange, built.text) if source == "measured" else remembered(built.text)
+            if exact is not None:
+                found[text] = exact
+        return found
+    try:
+        stated = json.loads(Path(source).read_text(encoding="utf-8"))
+        return {name: CodecCost(_line(of["encode"]), _line(of["decode"])) for name, of in stated.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"codec={source!r}: expected free, cached, measured, or a file that "
+            "`gradwire probe --codecs … --json` has written"
+        ) from error
+
+
+def _line(stated: dict[str, Any]) -> Line:
+    return Line(float(stated["base_s"]), float(stated["slope_s"]))
+
+
+def show(text: str, document: dict[str, Any], json_path: Path | None) -> None:
+    """Print the text and write the document, or only the document, to the standard output, for "-"."""
+    written = json.dumps(document, indent=2)
+    if str(json_path) == "-":
+        print(written)
+        return
+    print(text)
+    if json_path is not None:
+        json_path.write_text(written + "\n", encoding="utf-8")

@@ -1,0 +1,109 @@
+"""`gradwire plan`: what it takes, and the keys of its JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gradwire.cli.main import app
+from gradwire.cli.stated import codecs_of, model_of, places
+from gradwire.measure import cache, codec
+from gradwire.planning.shapes import Profile
+
+WORDS = ["--rate", "1gbit", "--delay", "1ms", "--step", "180ms", "--codec", "free"]
+RESNET = ["plan", "--model", "resnet50", *WORDS]
+KEYS = [
+    *("advice", "auto", "candidates", "ccr", "codec_source", "compute_s", "dense_s", "fastest", "model"),
+    *("nodes", "parameters", "predicted", "source", "target", "why", "workers", "worthwhile"),
+]
+ROW = [
+    *("at_most", "codec", "memory_bytes", "node_bytes", "recipe", "share_of_linear", "step_s"),
+    *("two_levels", "wire_bytes"),
+]
+
+
+def document(*words: str) -> dict[str, object]:
+    done = CliRunner().invoke(app, [*words, "--json", "-"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_keys_of_the_document() -> None:
+    found = document(*RESNET, "--workers", "4")
+    assert sorted(found) == KEYS
+    assert isinstance(found["candidates"], list)
+    assert all(sorted(row) == ROW for row in found["candidates"])
+
+
+def test_text_and_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    done = CliRunner().invoke(app, [*RESNET, "--workers", "4", "--json", str(path)])
+    assert done.stdout.startswith("predicted, not measured: resnet50, 25.6 M parameters, 4 ranks")
+    assert json.loads(path.read_text()) == document(*RESNET, "--workers", "4")
+
+
+def test_nodes_give_the_ranks_and_their_link_inside() -> None:
+    found = document(*RESNET, "--nodes", "4", "--per-node", "8", "--inside", "200gbit")
+    assert (found["workers"], found["nodes"]) == (32, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*RESNET], "--workers"),
+        ([*RESNET, "--workers", "6", "--nodes", "4"], "are not workers=6"),
+        (["plan", *WORDS, "--workers", "4"], "--model"),
+        (["plan", "--model", "resnet", *WORDS, "--workers", "4"], "no shape profile"),
+        (["plan", "--model", "torch.nn:Linear", *WORDS, "--workers", "4"], "in_features"),
+        (["plan", "--model", "torch.nn:no", *WORDS, "--workers", "4"], "no"),
+        ([*RESNET, "--workers", "4", "--codec", "none.json"], "probe --codecs"),
+        ([*RESNET, "--workers", "4", "--recipes", "int9"], "int9"),
+        ([*RESNET, "--workers", "4", "--rate", "1GB"], "1GB"),
+    ],
+)
+def test_refused_in_a_sentence(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_model_is_a_name_a_file_or_what_a_function_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shapes.json").write_text('{"weight": [300, 200]}')
+    read = model_of(None, tmp_path / "shapes.json")
+    assert isinstance(read, Profile)
+    assert read.parameters == 60000
+    (tmp_path / "its_model.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Linear(4, 10**9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = model_of("its_model:make", None)
+    assert not isinstance(made, Profile)
+    assert next(made.parameters()).is_meta, "16 GB of it would not fit"
+
+
+def test_codecs_of_this_machine_and_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = ["int8", "bf16"]
+    assert codecs_of("cached", texts) == codecs_of("free", texts) == {}
+    numbers = {"encode_s": 1.0, "encode_slope_s": 2.0, "decode_s": 3.0, "decode_slope_s": 4.0}
+    key = codec._key("int8(block=256, feedback=True, collective='all_reduce')")
+    assert cache.store(key, numbers)
+    [(name, cost)] = codecs_of("cached", texts).items()
+    assert (name, cost.encode(1), cost.decode(1)) == ("int8", 3.0, 7.0)
+    line = {"base_s": 1.0, "slope_s": 2.0, "points": []}
+    (tmp_path / "probe.json").write_text(json.dumps({"int8": {"encode": line, "decode": line}}))
+    assert codecs_of(str(tmp_path / "probe.json"), texts)["int8"].decode(2) == 5.0
+
+
+def test_places_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="say --workers"):
+        places(None, None, 8)
+    with pytest.raises(ValueError, match="nodes=0"):
+        places(4, 0, None)

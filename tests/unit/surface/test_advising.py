@@ -1,0 +1,139 @@
+"""What `gradwire.plan` says, from numbers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import gradwire
+from gradwire.advising import CANDIDATES, profile_of
+from gradwire.planning.costs import CodecCost, Line
+from gradwire.planning.shapes import load
+from gradwire.recipes import recipe
+
+SLOW: dict[str, Any] = {"workers": 4, "rate_bit_per_s": 1e9, "delay_s": 1e-4, "step_s": 0.18}
+FAST: dict[str, Any] = {**SLOW, "rate_bit_per_s": 100e9, "delay_s": 1e-6}
+NODES: dict[str, Any] = {**SLOW, "workers": 32, "per_node": 8, "inside_bit_per_s": 200e9}
+FEW = ("dense", "bf16", "int8", "topk(ratio=0.01)")
+
+
+def test_the_same_numbers_give_the_same_plan_with_every_candidate_once() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    assert plan == gradwire.plan(load("resnet50"), **SLOW)
+    assert sorted(each.recipe for each in plan.candidates) == sorted(CANDIDATES)
+
+
+def test_the_first_is_the_fastest() -> None:
+    """Regret against the other candidates, as predicted, is zero by construction."""
+    plan = gradwire.plan("bert_base", **SLOW)
+    assert plan.fastest.step_s == min(each.step_s for each in plan.candidates)
+    assert plan.fastest.step_s == min(
+        gradwire.plan("bert_base", **SLOW, candidates=[text]).fastest.step_s for text in CANDIDATES
+    )
+
+
+def test_do_not_bother_where_ccr_is_below_one() -> None:
+    plan = gradwire.plan("resnet50", **FAST)
+    assert plan.ccr < 1.0
+    assert not plan.worthwhile
+    assert plan.advice.startswith("do not bother: CCR 0.")
+    assert plan.auto == "dense"
+
+
+def test_do_not_bother_where_nothing_beats_dense() -> None:
+    """All latency: every recipe has at least as many rounds as dense, and none in fewer units."""
+    plan = gradwire.plan("resnet18", **{**SLOW, "rate_bit_per_s": 1e15, "delay_s": 0.1}, candidates=FEW[:3])
+    assert plan.ccr > 1.0
+    assert not plan.worthwhile
+    assert "nothing is predicted to be faster" in plan.advice
+
+
+def test_on_a_slow_link_it_is_worth_trying_and_auto_would_compress() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    assert plan.worthwhile
+    assert plan.advice.startswith("worth trying")
+    assert recipe(plan.auto).name != "dense"
+    assert plan.dense_s > plan.fastest.step_s > plan.compute_s
+
+
+def test_ccr_is_the_rings_time_over_that_of_the_backward_pass() -> None:
+    plan = gradwire.plan("vgg16", **{**SLOW, "delay_s": 0.0}, backward_s=0.1)
+    sent_s = 2 * 3 / 4 * 4 * load("vgg16").parameters * 8e-9
+    assert plan.ccr == pytest.approx(sent_s / 0.1, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "gpt2"])
+def test_a_better_link_never_makes_a_candidate_slower(model: str) -> None:
+    slow = {each.recipe: each.step_s for each in gradwire.plan(model, **SLOW).candidates}
+    fast = {each.recipe: each.step_s for each in gradwire.plan(model, **FAST).candidates}
+    assert all(fast[text] <= slow[text] for text in slow)
+
+
+def test_codecs_that_are_stated_count_and_are_marked() -> None:
+    dear = {"int8": CodecCost(Line(0.0, 1e-8), Line(0.0, 1e-8))}
+    free, stated = (gradwire.plan("resnet50", **SLOW, candidates=FEW, codecs=each) for each in (None, dear))
+    steps = [{each.recipe: each for each in plan.candidates} for plan in (free, stated)]
+    assert steps[1]["int8"].step_s > steps[0]["int8"].step_s
+    assert [each.codec for each in stated.candidates if each.recipe == "int8"] == ["stated"]
+    assert {each.codec for each in free.candidates} == {"free"}
+    assert steps[0]["bf16"] == steps[1]["bf16"]
+
+
+def test_two_levels_are_predicted_and_never_recommended() -> None:
+    plan = gradwire.plan("resnet50", **NODES)
+    two = [each for each in plan.candidates if each.two_levels]
+    assert {each.recipe for each in two} == {text for text in CANDIDATES if "sgd(rank" not in text}
+    assert min(each.step_s for each in two) < plan.fastest.step_s
+    assert not plan.fastest.two_levels
+    assert "not yet available" in str(plan)
+    assert not [each for each in gradwire.plan("resnet50", **SLOW).candidates if each.two_levels]
+
+
+def test_a_module_is_read_for_its_shapes_without_those_that_are_frozen() -> None:
+    module = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 10))
+    module[1].weight.requires_grad = False
+    assert profile_of(module).parameters == 300 * 200 + 200 + 10
+    assert gradwire.plan(module, **SLOW, candidates=FEW).model == "Sequential"
+
+
+def test_it_says_that_it_is_a_prediction() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    assert str(plan).startswith("predicted, not measured")
+    assert "* near-lossless frames" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"workers": 1}, "single rank"),
+        ({"rate_bit_per_s": 0.0}, "positive rate"),
+        ({"delay_s": -1.0}, "positive rate"),
+        ({"backward_s": 0.2}, "within step_s"),
+        ({"target": 0.0}, "target"),
+        ({"candidates": ["auto"]}, "must measure"),
+        ({"candidates": []}, "nothing to compare"),
+        ({"per_node": 3}, "do not fill"),
+        ({"per_node": 2}, "link inside"),
+    ],
+)
+def test_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        gradwire.plan("resnet50", **{**SLOW, **changed})
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "planning.md"
+
+
+def test_the_guides_table_is_what_is_predicted() -> None:
+    lines = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if " MB |" in line]
+    texts = [line.split("`")[1] for line in lines]
+    numbers: dict[str, Any] = {"rate_bit_per_s": 1e9, "delay_s": 1e-4, "step_s": 0.18, "candidates": texts}
+    plans = [gradwire.plan("resnet50", workers=world, **numbers) for world in (4, 8, 32)]
+    rows = [{each.recipe: each for each in plan.candidates} for plan in plans]
+    for text, line in zip(texts, lines, strict=True):
+        cells = [f"{row[text].step_s * 1e3:.0f} ms, {row[text].wire_bytes / 1e6:.3g} MB" for row in rows]
+        assert line == f"| `{text}` | {' | '.join(cells)} |"
+    assert len(texts) > 5
