@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.arena import layout_hash
-from gradwire.checks import check_momentum, warn_without_optimizer
+from gradwire.checks import check_momentum, check_optimizers, check_policy, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.groups import borrow, give_back, given_back_if_refused
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
@@ -21,11 +22,12 @@ from gradwire.engine.preparing import prepare_for
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
-from gradwire.recipes import Recipe, recipe
+from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
+from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
 from gradwire.version import __version__
 from gradwire.wire import Attached, Wire
 
@@ -34,8 +36,8 @@ _TARGET = 0.95
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    recipe: str | Recipe = "auto",
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    recipe: str | Recipe | Composition = "auto",
     *,
     policy: Policy | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -46,51 +48,50 @@ def attach(
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
-    `model` is wrapped in `DistributedDataParallel`.
+    `model` is a `DistributedDataParallel`, or a wrapper around one: `torch.compile`'s, or Fabric's.
 
     Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
     under the backward pass, where DDP would broadcast them before the next forward pass (`docs/training.md`).
 
-    - `optimizer`: watched, to warn when several backward passes precede one step; what `gcomp` may drop of a
-      gradient follows from it, and recipes that apply momentum themselves (`dgc`, `signum`) check it.
-    - `recipe`: `name` or `name(key=value, …)`; see `gradwire.recipes.names()`. On a single rank it compresses
-      nothing, as nothing is sent; `dgc`, `signum` and `signsgd(scale="none")`, which do more, go on.
+    - `optimizer`: one or several, plain or as frameworks wrap them. Watched, to warn when several backward
+      passes precede one step; `gcomp` goes by it, and recipes that apply momentum (`dgc`, `signum`) check it.
+    - `recipe`: `name`, `name(key=value, …)`, or a `Composition` with a text; see `gradwire.recipes.names()`.
+      On a single rank it compresses nothing, as nothing is sent; `dgc`, `signum` and `signsgd(scale="none")`,
+      which do more, go on.
     - `policy`: another recipe for some parameters: glob patterns over names, or a function of the
       parameter; by default vectors and tiny tensors travel densely beside a lossy recipe. That is
       `gradwire.by_size()`; `gradwire.by_size(smallest=16384)` spares larger ones, too.
-    - `scaler`: the `GradScaler` in use, so that memory stays free of the loss scale.
-    - `target`: the share of the no-communication speed of backward at which "auto" is content; for no other
-      recipe.
+    - `scaler`: the `GradScaler` in use, so that memory stays free of the loss scale. Accelerate's is found.
+    - `target`: for "auto" only, the share of the no-communication speed of backward at which it is content.
     - `seed`: of all random choices, equal on all ranks.
-    - `process_group`: by default one over the same ranks that only gradwire uses, and this model alone; once
-      a model has gone from all ranks, the next one gets its group.
+    - `process_group`: by default one over the same ranks that gradwire alone uses, for one model at a time.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
 
-    Raises `ValueError` when something is configured wrongly and `RanksDisagree`, on all ranks, when they
+    Raises `ValueError` when something is configured wrongly, and `RanksDisagree`, on all ranks, when they
     differ in recipe, policy, seed, version, the names, shapes and dtypes of parameters, buffers, or the
-    optimizer's type, groups and options. Options that are tensors are not compared, nor its state.
+    optimizers' types, groups and options. Options that are tensors are not compared, nor their state.
 
     Example::
 
         ddp = DistributedDataParallel(model)
         wire = gradwire.attach(ddp, optimizer)
     """
-    source = source_of(model)
+    source, scaler = source_of(model), scaler or scaler_of(optimizer)
     _check_place(source)
     group = borrow(source.group) if process_group is None else _same_ranks(process_group, source.group)
     comm = ProcessGroupComm(group)
     with given_back_if_refused(group):
-        chosen, described = _agreed_recipe(recipe, target, source, policy, memory_dtype, optimizer, comm)
+        chosen, optimizers = _agreed_recipe(recipe, target, source, policy, memory_dtype, optimizer, comm)
         fields = {"memory_dtype": str(memory_dtype), "buffers": source.buffers_text()}
         fields |= _fingerprint(chosen, source, policy, seed, scaled=scaler is not None)
         require_agreement(fields, comm)
-        require_same_optimizer(described, comm)
-    return _assemble(source, optimizer, scaler, chosen, comm, policy, seed, memory_dtype)
+        require_same_optimizer(OptimizerText.of(optimizers), comm)
+    return _assemble(source, optimizers, scaler, chosen, comm, policy, seed, memory_dtype)
 
 
 def _assemble(
     source: Source,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Optimizers,
     scaler: torch.amp.GradScaler | None,
     chosen: Recipe,
     comm: ProcessGroupComm,
@@ -116,10 +117,10 @@ def _assemble(
         device=source.device,
         alone=is_alone(comm),
         loss_scale=scaler.get_scale if scaler is not None else lambda: 1.0,
-        replicas=source.replicas_of(optimizer),
+        replicas=source.replicas_of(optimizers),
         uses=lambda: uses,
         buffers=source.passenger,
-        check=partial(check_momentum, optimizer=optimizer),
+        check=partial(check_momentum, optimizers=optimizers),
         prepare=partial(prepare_for, rank=comm.rank),
         link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
         inspect=(watch := Watch()),
@@ -130,8 +131,8 @@ def _assemble(
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
     counted = uses if decision is not None and decision.uses else None
-    source.begin(backward, optimizer, counted, scaled=scaler is not None)
-    return Wire(Attached(source.model, source, backward, optimizer, scaler, watch, worker))
+    source.begin(backward, optimizers, counted, scaled=scaler is not None)
+    return Wire(Attached(source.model, source, backward, optimizers, scaler, watch, worker))
 
 
 def _check_place(source: Source) -> None:
@@ -143,25 +144,28 @@ def _check_place(source: Source) -> None:
 
 
 def _agreed_recipe(
-    text: str | Recipe,
+    text: str | Recipe | Composition,
     target: float,
     source: Source,
     policy: Policy | None,
     memory_dtype: torch.dtype | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: object,
     comm: Comm,
-) -> tuple[Recipe, OptimizerText]:
+) -> tuple[Recipe, Optimizers]:
     """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
     try:
         source.check()
+        optimizers = optimizers_of(optimizer)
+        check_optimizers(optimizers, source.module)
+        check_policy(policy, list(source.parameters))
         chosen = _chosen(text, target)
         if memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
         layout = build(source.specs, chosen.build(), policy, torch.device("meta"))
-        check_momentum(layout, optimizer)
-        warn_without_optimizer(layout, optimizer)
-        described = OptimizerText.of(optimizer)
+        check_momentum(layout, optimizers)
+        warn_without_optimizer(layout, optimizers)
+        OptimizerText.of(optimizers)  # which may raise, so not first where all ranks go on
     except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
         refusal = error
     fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
@@ -172,7 +176,7 @@ def _agreed_recipe(
             raise
     if refusal is not None:
         raise refusal
-    return chosen, described
+    return chosen, optimizers
 
 
 def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -187,7 +191,7 @@ def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> dist.Pro
     return group
 
 
-def _chosen(text: str | Recipe, target: float) -> Recipe:
+def _chosen(text: str | Recipe | Composition, target: float) -> Recipe:
     chosen = recipe(text)
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target={target} is outside (0, 1]; 0.95 means 95 % of the no-communication speed")

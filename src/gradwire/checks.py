@@ -1,18 +1,52 @@
-"""Whether a layout suits the model's optimizer: warnings where none is given, momentum applied once."""
+"""Whether policy, optimizers and layout suit the model: mistakes that would otherwise pass unnoticed."""
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import warnings
+from collections.abc import Collection, Mapping
 
 import torch
+from torch import nn
 
 from gradwire.arena import Lane
-from gradwire.engine.layout import Layout
+from gradwire.engine.layout import Layout, Policy
+from gradwire.unwrapping import Optimizers
 
 
-def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn, in the name of the caller of `attach`, if something goes by an optimizer that was not given."""
-    if optimizer is not None:
+def check_policy(policy: Policy | None, names: Collection[str]) -> None:
+    """Raise `ValueError` for a pattern that matches none of the parameters' `names`.
+
+    >>> check_policy({"*.wieght": "int8"}, ["head.weight", "head.bias"])
+    Traceback (most recent call last):
+    ...
+    ValueError: policy: no parameter matches '*.wieght'. Names are like 'head.weight'
+    """
+    if not isinstance(policy, Mapping):
+        return
+    for pattern in policy:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
+            like = f". Names are like {near[0]!r}" if near else ": the model has none"
+            raise ValueError(f"policy: no parameter matches {pattern!r}{like}")
+
+
+def check_optimizers(optimizers: Optimizers, module: nn.Module) -> None:
+    """Raise `ValueError` for an optimizer that steps nothing of `module`, as one of another model."""
+    ours = {id(parameter) for parameter in module.parameters()}
+    for optimizer in optimizers:
+        theirs = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not any(id(parameter) in ours for parameter in theirs):
+            raise ValueError(
+                f"the optimizer {type(optimizer).__name__} has no parameter of this model: it was built for "
+                "another, or for copies of its parameters. Build it from model.parameters(), or leave it out"
+            )
+
+
+def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
+    """Warn, in the name of whoever called `attach`, if something goes by an optimizer that was not given."""
+    if optimizers:
         return
     if any(lane.exchange.laws.asks_optimizer for lane in layout.lanes):
         warnings.warn(
@@ -29,21 +63,22 @@ def warn_without_optimizer(layout: Layout, optimizer: torch.optim.Optimizer | No
         )
 
 
-def check_momentum(layout: Layout, optimizer: torch.optim.Optimizer | None) -> None:
+def check_momentum(layout: Layout, optimizers: Optimizers) -> None:
     """Raise `ValueError` where momentum would be applied twice, or to some parameters only.
 
     Without an optimizer nothing is known, and nothing is checked.
     """
     covering = [lane for lane in layout.lanes if lane.memory.covers_momentum]
-    if not covering or optimizer is None:
+    if not covering or not optimizers:
         return
-    plain_sgd = isinstance(optimizer, torch.optim.SGD)
-    if not plain_sgd or any(group["momentum"] for group in optimizer.param_groups):
-        raise ValueError(
-            f"{layout.main.text} applies momentum itself, before gradients are sent: give it "
-            f"torch.optim.SGD(momentum=0), not {type(optimizer).__name__} with a momentum or averages of its "
-            "own, or set the recipe's momentum=0"
-        )
+    for optimizer in optimizers:
+        plain_sgd = isinstance(optimizer, torch.optim.SGD)
+        if not plain_sgd or any(group["momentum"] for group in optimizer.param_groups):
+            raise ValueError(
+                f"{layout.main.text} applies momentum itself, before gradients are sent: give it "
+                f"torch.optim.SGD(momentum=0), not {type(optimizer).__name__} with a momentum or averages of "
+                "its own, or set the recipe's momentum=0"
+            )
     without = _others(layout, covering)
     if without:
         raise ValueError(

@@ -83,12 +83,12 @@ def explore(
     attached, rows = wire.attached, list(batches)
     engine = attached.backward.engine
     said = {"candidates": str(list(candidates)), "batches": str(len(rows))}
-    said["optimizer"] = "none" if attached.optimizer is None else "attached"
+    said["optimizer"] = "attached" if attached.optimizers else "none"
     attached.backward.rest()
     attached.worker.call(lambda: require_agreement(said, engine.around.control))
     if not rows or not candidates:
         raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
-    if attached.optimizer is None:
+    if not attached.optimizers:
         raise ValueError("the optimizer's state has to be put back, too: attach with the optimizer")
     if engine.measuring or engine.step < 2:
         # DDP rebuilds its buckets in its second step, which changes the order of sums in later ones.
@@ -96,7 +96,7 @@ def explore(
     compositions = [_fit(engine, text) for text in candidates]
     trials = []
     scaler = [] if attached.scaler is None else [attached.scaler]
-    with rewound(attached.source.module, attached.optimizer, [*scaler, *also]) as restore:
+    with rewound(attached.source.module, attached.optimizers, [*scaler, *also]) as restore:
         for text, composition in zip(candidates, compositions, strict=True):
             with _as_it_was(attached):
                 trials.append(_try(attached, text, composition, step, rows))

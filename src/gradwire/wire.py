@@ -22,6 +22,7 @@ from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 from gradwire.tools.predicted import predicted_step_s
+from gradwire.unwrapping import Optimizers
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Attached:
     model: nn.Module  # the source refers to it weakly
     source: Source
     backward: Backward
-    optimizer: torch.optim.Optimizer | None
+    optimizers: Optimizers
     scaler: torch.amp.GradScaler | None
     watch: Watch
     """What `Wire.watching` turns on."""
@@ -60,6 +61,15 @@ class Wire:
         self._source, self._backward, self._worker = attached.source, attached.backward, attached.worker
         self._watch = attached.watch
         self._diagnosis: Diagnosis | None = None
+
+    def __repr__(self) -> str:
+        engine, report = self._engine, self.report()
+        name = report.recipe.split("(")[0].strip()
+        runs = (
+            f"{name}, measuring" if engine.measuring else "dense, one rank" if engine.layout.alone else name
+        )
+        sends = f", {report.ratio:.0%} of dense".replace("%", " %") if report.wire_bytes_per_step else ""
+        return f"Wire({runs}, step {engine.step}{sends})"
 
     @property
     def _engine(self) -> Engine:

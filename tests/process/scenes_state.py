@@ -109,7 +109,7 @@ def refuses_what_is_wrong() -> dict[str, list[str]]:
     complex_ = _wrapped(nn.Linear(4, 4, dtype=torch.complex64))
     ddp = _wrapped()
     cases: dict[str, Callable[[], Any]] = {
-        "not ddp": lambda: gradwire.attach(perceptron()),  # type: ignore[arg-type]
+        "not ddp": lambda: gradwire.attach(perceptron()),
         "second attach": lambda: gradwire.attach(twice),
         "second hook": lambda: gradwire.attach(hooked),
         "unknown recipe": lambda: gradwire.attach(ddp, None, "covapp"),
@@ -119,6 +119,10 @@ def refuses_what_is_wrong() -> dict[str, list[str]]:
         "interval type": lambda: gradwire.attach(ddp, None, "covap(interval=2.5)"),
         "target": lambda: gradwire.attach(ddp, None, target=1.5),
         "policy": lambda: gradwire.attach(ddp, None, "topk", policy={"*": "topkk"}),
+        "policy that matches nothing": lambda: gradwire.attach(
+            ddp, None, "topk", policy={"*.wieght": "int8"}
+        ),
+        "foreign optimizer": lambda: gradwire.attach(ddp, optimizer_of(_wrapped()), "topk"),
         "policy that measures": lambda: gradwire.attach(ddp, None, "topk", policy={"*": "covap"}),
         "sparse": lambda: gradwire.attach(tables),
         "complex": lambda: gradwire.attach(complex_),
@@ -162,6 +166,7 @@ def disagreements() -> dict[str, list[str]]:
         "memory_dtype": lambda: gradwire.attach(
             _wrapped(), None, "topk", memory_dtype=torch.bfloat16 if odd else None
         ),
+        "the optimizer's place": lambda: gradwire.attach(_wrapped(), "topk" if odd else None, "topk"),  # type: ignore[arg-type]
         "optimizer": lambda: _attach_with(None if odd else torch.optim.SGD),
         "optimizer group 0 lr": lambda: _attach_with(partial(torch.optim.SGD, lr=0.2 if odd else 0.1)),
         "gradwire version": partial(_attach_as, "0.0.0" if odd else gradwire.__version__),

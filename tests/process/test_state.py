@@ -49,6 +49,8 @@ REFUSALS = {
     "interval type": "interval=2.5",
     "target": "target=1.5 is outside (0, 1]",
     "policy": "did you mean 'topk'?",
+    "policy that matches nothing": "no parameter matches '*.wieght'",
+    "foreign optimizer": "has no parameter of this model",
     "policy that measures": "'covap' must measure before it can decide",
     "sparse": "module '0' has sparse gradients",
     "complex": "'weight' is complex",
@@ -98,6 +100,17 @@ def test_a_refusal_on_one_rank_reaches_the_others(world: Results) -> None:
     for kind, text in (first, last):
         assert kind == "RanksDisagree"
         assert "rank 1: refused, unknown recipe 'topkk'" in text
+
+
+def test_a_recipe_in_the_optimizers_place_on_one_rank_reaches_the_others(world: Results) -> None:
+    first, refused, last = (found["the optimizer's place"] for found in value(world, "disagreements"))
+    assert refused == [
+        "ValueError",
+        "the second argument is the optimizer, got a str; write attach(model, optimizer, 'topk')",
+    ]
+    for kind, text in (first, last):
+        assert kind == "RanksDisagree"
+        assert "rank 1: refused, the second argument is the optimizer" in text
 
 
 def test_attach_without_a_process_group_says_what_to_call(world: Results) -> None:

@@ -6,7 +6,7 @@ They are on the CPU: the comm is the engine's `control`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -39,7 +39,7 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
 
 @dataclass(frozen=True)
 class OptimizerText:
-    """What an optimizer was configured with, as texts to compare.
+    """What the optimizers of a model were configured with, as texts to compare.
 
     Of an option that is neither a number, a text, a flag nor a tuple of such, a tensor for instance, only the
     type counts.
@@ -50,18 +50,17 @@ class OptimizerText:
     options: dict[str, str]
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer | None) -> OptimizerText:
-        """Raises what a strange optimizer raises when it is looked at."""
-        if optimizer is None:
-            return cls("none", 0, {})
-        kind, groups = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", optimizer.param_groups
+    def of(cls, optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerText:
+        """Of all of them, groups numbered through. Raises what a strange one raises when it is looked at."""
+        kinds = [f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" for optimizer in optimizers]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         options = {
             f"optimizer group {number} {name}": _described(value)
             for number, group in enumerate(groups)
             for name, value in sorted(group.items())
             if name != "params"
         }
-        return cls(kind, len(groups), options)
+        return cls(", ".join(kinds) or "none", len(groups), options)
 
 
 def require_same_optimizer(mine: OptimizerText, comm: Comm) -> None:

@@ -33,7 +33,9 @@ def composition_of(engine: Engine, state: State) -> Composition:
     """What a state goes on with; the engine's own start where nothing was decided yet."""
     if state["plan"] is None:
         return engine.recipe.build()
-    composition = recipe(state["plan"]).build()
+    composition = engine.recipe.build()  # of which a user's own has no other place to be found
+    if composition.text != state["plan"]:
+        composition = recipe(state["plan"]).build()
     if composition.next is not None:
         raise ValueError(f"the state's plan {state['plan']!r} is none that was decided on")
     return composition

@@ -1,4 +1,7 @@
-"""Recipe strings: `name` or `name(key=value, …)` with Python literals as values."""
+"""Recipe strings: `name` or `name(key=value, …)` with Python literals as values.
+
+The first option may go without its name: `topk(0.1)` is `topk(ratio=0.1)`.
+"""
 
 from __future__ import annotations
 
@@ -37,46 +40,87 @@ def _entry(name: str) -> Entry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe with its options checked; `str()` gives the canonical text."""
+    """A recipe with its options checked; `str()` gives the canonical text.
+
+    `made` is a composition of the user's own that no registered recipe builds.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    made: Composition | None = None
 
     def __str__(self) -> str:
+        if self.made is not None:
+            return self.made.text
         inside = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
         return f"{self.name}({inside})" if inside else self.name
 
     def build(self) -> Composition:
         """What runs at first, and always if neither its `next` nor its `watch` says otherwise."""
-        return _entry(self.name).build(**self.options)
+        return self.made if self.made is not None else _entry(self.name).build(**self.options)
 
 
-def recipe(text: str | Recipe) -> Recipe:
-    """Parse and check a recipe string.
+def recipe(text: str | Recipe | Composition) -> Recipe:
+    """Parse and check a recipe string, or take a composition as it is.
 
-    Raises `ValueError` for an unknown name or key, with the nearest valid one, and for a value out of
-    its range.
+    Raises `ValueError` for an unknown name or key, with the nearest valid one, for a value out of its range,
+    and for a composition without a text, or with the text of another.
 
     >>> str(recipe("covap( interval = 4 )"))
     'covap(interval=4)'
+    >>> str(recipe("topk(0.1)"))
+    'topk(ratio=0.1)'
     >>> recipe("covapp")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     ValueError: unknown recipe 'covapp'; did you mean 'covap'? Known: acpsgd, ...
     """
+    if isinstance(text, Composition):
+        return _taken(text)
+    if isinstance(text, Recipe) and text.made is not None:
+        return text
     name, options = (text.name, text.options) if isinstance(text, Recipe) else _split(text)
     if name not in names():
         raise ValueError(f"unknown recipe {name!r}{_nearest(name, names())}")
     known = _entry(name).options
     for key in options:
-        if key not in known:
+        if key not in known and key != FIRST:
             raise ValueError(f"recipe {name!r} has no option {key!r}{_nearest(key, known)}")
+    if FIRST in options:
+        options = _with_its_name(name, options, tuple(known))
     parsed = Recipe(name, options)
     try:
         parsed.build()
     except TypeError as error:
         raise ValueError(f"recipe '{text}': an option has the wrong type ({error})") from error
     return parsed
+
+
+def _taken(composition: Composition) -> Recipe:
+    """The registered recipe that `composition` is by its text, or one of the user's own."""
+    text = composition.text
+    if not text:
+        raise ValueError(
+            "a composition needs a text, by which ranks compare it and a checkpoint finds it again: "
+            "Composition(…, text='mine'); or make the function that builds it a recipe with "
+            "gradwire.recipes.register"
+        )
+    name, _, _ = text.partition("(")
+    if name not in names():
+        return Recipe(name, made=composition)
+    known = recipe(text)
+    if known.build().exchange != composition.exchange:
+        raise ValueError(f"{text!r} is the text of another recipe: give your composition a text of its own")
+    return known
+
+
+def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """`options`, the first of which was given by its place."""
+    if not known:
+        raise ValueError(f"recipe {name!r} has no options: write {name}")
+    if known[0] in options:
+        raise ValueError(f"recipe {name!r} was given {known[0]!r} twice: by its place and by its name")
+    return {known[0]: options[FIRST]} | {key: value for key, value in options.items() if key != FIRST}
 
 
 def steady(text: str, role: str) -> Composition:
@@ -97,6 +141,9 @@ def steady(text: str, role: str) -> Composition:
     return built
 
 
+FIRST = ""
+"""The key of an option that was given without a name."""
+
 _PARSING = threading.Lock()
 # CPython's ast.parse is not safe between threads ("AST constructor recursion depth mismatch", seen on
 # 3.11.7), and workers build policies while others parse.
@@ -112,8 +159,11 @@ def _split(text: str) -> tuple[str, dict[str, Any]]:
     match tree:
         case ast.Name(id=name):
             return name, {}
-        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if _differ(keywords):
-            return name, {keyword.arg or "**": _literal(keyword.value, text) for keyword in keywords}
+        case ast.Call(func=ast.Name(id=name), args=given, keywords=keywords) if _differ(keywords):
+            if len(given) > 1:
+                raise ValueError(f"recipe {text!r}: only the first option may go without its name")
+            first = {name: _literal(value, text) for name, value in zip([FIRST], given, strict=False)}
+            return name, first | {keyword.arg or "**": _literal(keyword.value, text) for keyword in keywords}
     raise malformed
 
 

@@ -14,13 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.measure.uses import FirstForward
 from gradwire.sources.backward import Backward
+from gradwire.unwrapping import Optimizers
 
 
 def observe(
     model: nn.Module,
     module: nn.Module,
     backward: Backward,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Optimizers,
     uses: dict[str, float] | None,
     *,
     scaled: bool,
@@ -35,8 +36,9 @@ def observe(
     if uses is not None:
         hooks += _count_uses(model, module, uses)
     hooks.append(model.register_forward_hook(_begin_backward(backward, scaled=scaled)))
-    if optimizer is not None:
-        handle = optimizer.register_step_post_hook(_AccumulationCheck(backward))
+    check = _AccumulationCheck(backward)
+    for optimizer in optimizers:
+        handle = optimizer.register_step_post_hook(check)
         # An optimizer that outlives the model must not keep the arena alive.
         weakref.finalize(model, handle.remove).atexit = False
     return hooks

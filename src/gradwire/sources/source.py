@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gradwire.arena import ParameterSpec
 from gradwire.engine.step import Passenger, Step
 from gradwire.moment import Replicas, Replicated
+from gradwire.unwrapping import Optimizers
 
 if TYPE_CHECKING:
     from gradwire.sources.backward import Backward
@@ -86,17 +87,15 @@ class Source(ABC):
         """What must be the same on all ranks about the model's buffers, of which the source takes care."""
         return "not broadcast"
 
-    def replicas_of(self, optimizer: torch.optim.Optimizer | None) -> Replicas:
+    def replicas_of(self, optimizers: Optimizers) -> Replicas:
         """What all ranks hold alike of a parameter, by name: nothing is known without an optimizer."""
-        if optimizer is None:
-            return lambda _name: None
-        return partial(_replicated, self.parameters, optimizer)
+        return partial(_replicated, self.parameters, optimizers)
 
     @abstractmethod
     def begin(
         self,
         backward: Backward,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Optimizers,
         uses: dict[str, float] | None,
         *,
         scaled: bool,
@@ -143,11 +142,13 @@ class Source(ABC):
 
 
 def _replicated(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, name: str
+    parameters: Mapping[str, nn.Parameter], optimizers: Optimizers, name: str
 ) -> Replicated | None:
     """Looked up when asked for: users add and change parameter groups while training."""
     parameter = parameters[name]
-    for group in optimizer.param_groups:
-        if any(parameter is each for each in group["params"]):
-            return Replicated(parameter.detach(), group, optimizer.state.get(parameter, {}), type(optimizer))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if any(parameter is each for each in group["params"]):
+                state = optimizer.state.get(parameter, {})
+                return Replicated(parameter.detach(), group, state, type(optimizer))
     return None

@@ -24,11 +24,11 @@ class Stateful(Protocol):
 
 @contextmanager
 def rewound(
-    module: nn.Module, optimizer: torch.optim.Optimizer | None = None, also: Sequence[Stateful] = ()
+    module: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = (), also: Sequence[Stateful] = ()
 ) -> Iterator[Restore]:
     """What happens inside leaves no trace afterwards; the function it yields rewinds in between, too.
 
-    Covers parameters, their gradients, buffers, the optimizer's state and options, the global generators of
+    Covers parameters, their gradients, buffers, the optimizers' state and options, the global generators of
     torch (all devices), numpy and Python, and whatever is in `also`.
 
     >>> layer = nn.Linear(1, 1)
@@ -39,8 +39,7 @@ def rewound(
     True
     """
     restores = [_tensors(module), _generators(), *(_stateful(each) for each in also)]
-    if optimizer is not None:
-        restores.append(_optimizer(optimizer))
+    restores += [_optimizer(optimizer) for optimizer in optimizers]
 
     def restore() -> None:
         for each in restores:

@@ -69,7 +69,7 @@ def _groups(*rates: float, **options: Any) -> Optimizer:
 
 
 def _optimizers(makes: Sequence[Optimizer]) -> list[str]:
-    made = [None if make is None else make(nn.Linear(2, 2).parameters()) for make in makes]
+    made = [() if make is None else (make(nn.Linear(2, 2).parameters()),) for make in makes]
     return _said(lambda comm: require_same_optimizer(OptimizerText.of(made[comm.rank]), comm), len(made))
 
 
@@ -86,6 +86,15 @@ def _optimizers(makes: Sequence[Optimizer]) -> list[str]:
 )
 def test_optimizers_that_are_alike_pass(make: Optimizer, other: Optimizer) -> None:
     assert _optimizers([make, other, make]) == 3 * [""]
+
+
+def test_of_several_optimizers_the_groups_are_numbered_through() -> None:
+    def two(rate: float) -> list[torch.optim.Optimizer]:
+        return [each(nn.Linear(2, 2).parameters()) for each in (ADAM, partial(SGD, lr=rate))]
+
+    ranks = [two(0.1), two(0.2)]
+    texts = _said(lambda comm: require_same_optimizer(OptimizerText.of(ranks[comm.rank]), comm), 2)
+    assert all("optimizer group 1 lr: rank 0: 0.1" in text for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def test_a_state_whose_momentum_would_be_applied_twice_is_refused_and_nothing_is
     def rank(comm: Comm) -> None:
         parameters = [torch.nn.Parameter(torch.zeros(1))]
         optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        rig = Rig(comm, "topk(ratio=0.1)", check=partial(check_momentum, optimizer=optimizer))
+        rig = Rig(comm, "topk(ratio=0.1)", check=partial(check_momentum, optimizers=(optimizer,)))
         _steps(rig, 0, range(2))
         before, plan = rig.planes, rig.engine.layout.main.text
         with pytest.raises(ValueError, match="applies momentum itself"):

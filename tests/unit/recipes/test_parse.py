@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import inspect
 import threading
+from dataclasses import replace
 
 import pytest
+import torch
 
+from gradwire.codec.cast import cast
+from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
+from gradwire.exchange.payloads import reduce
 from gradwire.recipes import Composition, Entry, Recipe, entries, names, recipe, register
 from gradwire.recipes.base import REGISTRY
 
@@ -20,6 +25,9 @@ from gradwire.recipes.base import REGISTRY
         ("leader_topk(elect=norm, ratio=0.2)", "leader_topk(elect='norm', ratio=0.2)"),
         ("leader_topk(elect='norm')", "leader_topk(elect='norm')"),
         ("covap()", "covap"),
+        ("topk(0.1)", "topk(ratio=0.1)"),
+        ("topk(0.1, values=fp16)", "topk(ratio=0.1, values='fp16')"),
+        ("gcomp(lossless)", "gcomp(mode='lossless')"),
     ],
 )
 def test_spaces_quotes_and_empty_brackets_do_not_matter(text: str, canonical: str) -> None:
@@ -73,7 +81,11 @@ def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str)
         ("covap(interval='four')", "interval='four' must be at least 1 step"),
         ("int4(collective='ring')", "collective='ring' is none of all_reduce, all_gather"),
         ("auto(target=0)", "target=0 is outside (0, 1]"),
-        ("topk(0.1)", "write name or name(key=value, key=value)"),
+        ("topk(0.1, 'fp16')", "only the first option may go without its name"),
+        ("topk(0.1, ratio=0.2)", "recipe 'topk' was given 'ratio' twice"),
+        ("topk(1.5)", "ratio=1.5 is outside (0, 1]"),
+        ("topk(*[0.1])", "'*[0.1]' is not a plain value"),
+        ("dense(0.1)", "recipe 'dense' has no options"),
         ("topk(ratio=0.1", "cannot read recipe"),
         ("topk(ratio=0.1, ratio=0.2)", "cannot read recipe"),
         ("topk(ratio=1/10)", "'1 / 10' is not a plain value"),
@@ -95,6 +107,33 @@ def test_a_recipe_object_is_checked_like_its_text() -> None:
         recipe(Recipe("topkk"))
     with pytest.raises(ValueError, match="outside"):
         recipe(Recipe("topk", {"ratio": 7}))
+
+
+def half() -> Composition:
+    """What a user might write: it is registered nowhere."""
+    return Composition(remember(reduce(cast(torch.float16))), text="half_with_memory")
+
+
+def test_a_composition_of_ones_own_needs_a_text_and_no_registration() -> None:
+    mine = half()
+    taken = recipe(mine)
+    assert taken.build() is mine
+    assert recipe(taken) is taken
+    assert str(taken) == "half_with_memory"
+    assert "half_with_memory" not in names()
+    with pytest.raises(ValueError, match="a composition needs a text"):
+        recipe(replace(mine, text=""))
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_composition_of_a_registered_recipe_is_that_recipe(name: str) -> None:
+    built = recipe(name).build()
+    assert recipe(built).build().text == built.text
+
+
+def test_a_composition_under_the_text_of_another_recipe_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'topk\(ratio=0.1\)' is the text of another recipe"):
+        recipe(replace(half(), text="topk(ratio=0.1)"))
 
 
 def test_no_recipe_at_all_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""A recipe that goes by the optimizer, or relies on it, says aloud when it was given none."""
+"""A recipe that goes by the optimizer says aloud when it was given none; policies and optimizers must fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from gradwire.checks import warn_without_optimizer
+from gradwire.checks import check_optimizers, check_policy, warn_without_optimizer
 from gradwire.engine.layout import build
 from gradwire.recipes import recipe
 from tests.support.rig import specs
@@ -17,7 +17,8 @@ SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 def warn(text: str, optimizer: torch.optim.Optimizer | None) -> None:
     main = recipe(text).build()
-    warn_without_optimizer(build(specs(), main, None, torch.device("meta")), optimizer)
+    given = () if optimizer is None else (optimizer,)
+    warn_without_optimizer(build(specs(), main, None, torch.device("meta")), given)
 
 
 @pytest.mark.parametrize("text", ["gcomp", "gcomp(mode='levels')"])
@@ -43,7 +44,7 @@ def test_a_momentum_that_a_policy_brings_is_said_too() -> None:
     main = recipe("topk(ratio=0.1)").build()
     layout = build(specs(), main, {"*": "dgc(ratio=0.1)"}, torch.device("meta"))
     with pytest.warns(UserWarning, match="applies momentum itself"):
-        warn_without_optimizer(layout, None)
+        warn_without_optimizer(layout, ())
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,27 @@ def test_otherwise_there_is_nothing_to_say(text: str, optimizer: torch.optim.Opt
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn(text, optimizer)
+
+
+NAMES = ("body.0.weight", "body.0.bias", "head.weight")
+
+
+@pytest.mark.parametrize("pattern", ["*.wieght", "body.1.*", "HEAD.*", ""])
+def test_a_pattern_that_no_parameter_matches_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="policy: no parameter matches"):
+        check_policy({"*.bias": "dense", pattern: "int8"}, NAMES)
+
+
+def test_a_policy_whose_patterns_all_match_passes_and_so_does_a_function() -> None:
+    check_policy({"body.*": "dense", "*.bias": "int8"}, NAMES)
+    check_policy(lambda _spec: None, NAMES)
+    check_policy(None, NAMES)
+
+
+def test_every_optimizer_must_step_something_of_the_model() -> None:
+    mine, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    ours = torch.optim.SGD(mine.parameters(), lr=0.1)
+    both = torch.optim.SGD([*mine.parameters(), *other.parameters()], lr=0.1)
+    check_optimizers((ours, both), mine)
+    with pytest.raises(ValueError, match="SGD has no parameter of this model"):
+        check_optimizers((both, ours), other)

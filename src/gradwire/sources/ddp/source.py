@@ -25,6 +25,7 @@ from gradwire.sources.ddp.buffers import Buffers
 from gradwire.sources.ddp.finer import fit_buckets, refine_buckets
 from gradwire.sources.observe import observe, untraced
 from gradwire.sources.source import Source
+from gradwire.unwrapping import Optimizers
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
 _Promise: TypeAlias = tuple[_Future, Tensor]
@@ -129,14 +130,14 @@ class DDPBuckets(Source):
     def begin(
         self,
         backward: Backward,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Optimizers,
         uses: dict[str, float] | None,
         *,
         scaled: bool,
     ) -> None:
         """Register the communication hook and the observers; make buckets finer where that hides more."""
         ddp, engine = self._ddp, backward.engine
-        hooks = observe(ddp, ddp.module, backward, optimizer, uses, scaled=scaled)
+        hooks = observe(ddp, ddp.module, backward, optimizers, uses, scaled=scaled)
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]

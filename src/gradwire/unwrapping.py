@@ -1,0 +1,137 @@
+"""From what frameworks hand out to what gradwire needs: the DDP module inside, and plain optimizers.
+
+Wrappers are recognised by their shape, so no framework is imported. What cannot be carried is refused with a
+sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+Optimizers = tuple[torch.optim.Optimizer, ...]
+"""All that step the parameters of one model; empty where none was given."""
+
+_INSIDE = ("_orig_mod", "_forward_module")
+"""Under which name torch.compile's wrapper and Fabric's keep the module that they wrap."""
+
+_SHARDED = (
+    "is sharded by FSDP, which sends parameters, too; gradwire carries DistributedDataParallel only. If the "
+    "model fits on one device, wrap it in that instead"
+)
+_REFUSED = {
+    "torch.distributed.fsdp.FSDPModule": _SHARDED,
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": _SHARDED,
+    "torch.distributed._composable.replicate.DDP": (
+        "was made by replicate(), which hides its buckets; wrap it in DistributedDataParallel(model) instead"
+    ),
+    "deepspeed.runtime.engine.DeepSpeedEngine": (
+        "is DeepSpeed's, which reduces gradients itself; train with DistributedDataParallel and a plain "
+        "optimizer to let gradwire carry them"
+    ),
+}
+"""By the full name of a class that a model may have inherited from: what is wrong, and what to do."""
+
+
+def ddp_of(model: object) -> DistributedDataParallel:
+    """The `DistributedDataParallel` module inside the wrappers of torch.compile and Lightning Fabric.
+
+    Raises `ValueError` where there is none, without asking other ranks: a script wraps alike on all of them.
+
+    >>> ddp_of(nn.Linear(1, 1))
+    Traceback (most recent call last):
+    ...
+    ValueError: need a DistributedDataParallel module, got Linear; wrap the model in it first
+    """
+    inner = model
+    while isinstance(inner, nn.Module) and not isinstance(inner, DistributedDataParallel):
+        name = next((name for name in _INSIDE if name in inner._modules), None)
+        if name is None:
+            break
+        inner = inner._modules[name]
+    if isinstance(inner, DistributedDataParallel):
+        return inner
+    raise ValueError(_why_not(inner))
+
+
+def _why_not(model: object) -> str:
+    kind = type(model).__name__
+    for base in type(model).__mro__:
+        if (why := _REFUSED.get(f"{base.__module__}.{base.__qualname__}")) is not None:
+            return f"the model, a {kind}, {why}"
+    if isinstance(model, DataParallel):
+        return (
+            "the model is in DataParallel, which runs threads in one process and sends nothing; start one "
+            "process per device with torchrun and wrap the model in DistributedDataParallel"
+        )
+    if isinstance(model, torch.optim.Optimizer):
+        return "the model comes first, then the optimizer: attach(model, optimizer)"
+    return f"need a DistributedDataParallel module, got {kind}; wrap the model in it first"
+
+
+def optimizers_of(given: object) -> Optimizers:
+    """Plain optimizers, out of the wrappers of Accelerate, Fabric and Lightning: one, several, or none.
+
+    Raises `ValueError` for what is none.
+
+    >>> optimizers_of("topk")
+    Traceback (most recent call last):
+    ...
+    ValueError: the second argument is the optimizer, got a str; write attach(model, optimizer, 'topk')
+    """
+    if given is None:
+        return ()
+    if isinstance(given, Iterable) and not isinstance(given, str | nn.Module):
+        several = list(given)
+        if not several or any(isinstance(each, torch.Tensor | dict) for each in several):
+            raise ValueError(
+                f"the second argument is an optimizer or a list of them, got a {type(given).__name__} of "
+                f"{type(several[0]).__name__ if several else 'nothing'}; pass the optimizer itself"
+            )
+        return tuple(_plain(each) for each in several)
+    return (_plain(given),)
+
+
+def scaler_of(given: object) -> torch.amp.GradScaler | None:
+    """The gradient scaler that Accelerate keeps in its optimizers; `None` where there is none."""
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    found = (getattr(each, "scaler", None) for each in several if _is_proxy(each))
+    return next((scaler for scaler in found if isinstance(scaler, torch.amp.GradScaler)), None)
+
+
+def _plain(given: Any) -> torch.optim.Optimizer:
+    while _is_proxy(given):
+        given = given.optimizer
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    kind = type(given).__name__
+    if isinstance(given, str) or kind in ("Recipe", "Composition"):
+        shown = repr(given) if isinstance(given, str) else "recipe"
+        raise ValueError(
+            f"the second argument is the optimizer, got a {kind}; write attach(model, optimizer, {shown})"
+        )
+    if isinstance(given, torch.amp.GradScaler):
+        raise ValueError(
+            "the second argument is the optimizer, got a GradScaler; write "
+            "attach(model, optimizer, scaler=scaler)"
+        )
+    if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
+        raise ValueError(f"the second argument is the optimizer, got {kind}; pass what it schedules")
+    raise ValueError(f"the second argument is an optimizer or a list of them, got {kind}")
+
+
+def _is_proxy(given: Any) -> bool:
+    """Whether it hands everything on to another optimizer: it has no hooks of its own to register on.
+
+    That sets these wrappers apart from optimizers that have one inside and step themselves, such as
+    Lookahead. Schedulers, which refer to an optimizer too, are none themselves.
+    """
+    return (
+        isinstance(given, torch.optim.Optimizer)
+        and "_optimizer_step_post_hooks" not in vars(given)
+        and isinstance(getattr(given, "optimizer", None), torch.optim.Optimizer)
+    )
