@@ -1,0 +1,66 @@
+"""Every public name still works once every module has been imported.
+
+A module that is imported becomes an attribute of its package, and so could take the place of a function of
+the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.house.source import MODULES
+
+PROGRAM = """
+import json, sys
+from importlib import import_module
+
+for name in sys.argv[1:]:
+    import_module(name)
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import gradwire
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = DistributedDataParallel(torch.nn.Linear(3, 2))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+wire = gradwire.attach(ddp, optimizer, gradwire.recipe("dense"), policy=gradwire.by_size())
+
+def step(batch):
+    optimizer.zero_grad()
+    ddp(batch).sum().backward()
+    optimizer.step()
+
+step(torch.ones(4, 3))
+step(torch.ones(4, 3))
+[trial] = gradwire.explore(wire, step, [torch.ones(4, 3)] * 3, ["bf16"])
+found = {
+    "attach": isinstance(wire, gradwire.Wire),
+    "Wire": wire.report().recipe == "dense",
+    "Report": isinstance(wire.report(), gradwire.Report),
+    "recipe": str(gradwire.recipe("topk(ratio=0.1)")) == "topk(ratio=0.1)",
+    "Recipe": isinstance(gradwire.recipe("dense"), gradwire.Recipe),
+    "recipes": "dense" in gradwire.recipes.names(),
+    "by_size": callable(gradwire.by_size(smallest=10)),
+    "explore": trial.recipe == "bf16",
+    "Trial": isinstance(trial, gradwire.Trial),
+    "__version__": gradwire.__version__.count(".") == 2,
+}
+errors = ("GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "WireError")
+found |= {name: issubclass(getattr(gradwire, name), RuntimeError) for name in errors}
+wire.detach()
+dist.destroy_process_group()
+json.dump({"found": found, "public": gradwire.__all__}, sys.stdout)
+"""
+
+
+def test_every_public_name_works_after_every_module_has_been_imported() -> None:
+    importable = [module.name for module in MODULES if not module.name.endswith("__main__")]
+    command = [sys.executable, "-c", PROGRAM, *importable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["found"] == dict.fromkeys(shown["public"], True)
