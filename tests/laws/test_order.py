@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.errors import GradwireError
 from tests.golden.steps import BY_THE_CLOCK, Announcing
 from tests.support.recipes import EVERY_RECIPE
-from tests.support.rig import SHUFFLED, Outcome, gradients
+from tests.support.rig import SHUFFLED, Outcome, Rig, gradients
 
 WORLD, STEPS = 3, 2
 ORDERS = tuple(itertools.permutations(range(len(SHUFFLED))))
@@ -42,3 +43,18 @@ def test_the_order_of_arrival_changes_neither_collectives_nor_numbers(name: str)
             assert outcome.step.committed, outcome.error
             assert announced == in_order
             assert torch.equal(outcome.flat(), in_turn.flat())
+
+
+@pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)"])
+def test_a_buffer_that_never_comes_fails_the_step(text: str) -> None:
+    def rank(comm: Comm) -> BaseException | None:
+        rig = Rig(comm, text)
+        # The second of three is missing, so that the third never has its turn.
+        outcome = rig.step(gradients(comm.rank, 0), SHUFFLED, (2, 0))
+        assert outcome.mean["first.bias"].isnan().all(), "no gradient passes for a mean"
+        assert outcome.mean["scalar"].isnan()
+        return outcome.error
+
+    for error in run_ranks(WORLD, rank):
+        assert isinstance(error, GradwireError)
+        assert "never arrived" in str(error)

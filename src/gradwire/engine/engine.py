@@ -164,28 +164,28 @@ class Engine:
         Buffers have their turn by index, and one that comes too early waits: so all ranks issue the same
         collectives in the same order, whatever the order of arrival on each of them.
         """
-        assert self._now is not None, "open the step first"
-        self._now.arrive(arrival)
-        self._take_turns(self._now)
+        step = self._now
+        assert step is not None, "open the step first"
+        step.arrive(arrival)
+        for each in step.next_turns():
+            self._take(step, each)
 
     def close(self) -> None:
         """All gradients of the open step have come."""
         step = self._now
         assert step is not None, "open the step first"
-        step.all_arrived = True  # first of all, so that an error further down can end the step
-        self._take_turns(step)
+        step.all_arrived = True
         self._progress(step)
 
-    def _take_turns(self, step: Step) -> None:
-        for arrival in step.next_turns():
-            intake = self.layout.intake(arrival.entries)
-            for run in intake.runs:
-                self._launch_direct(step, arrival, run)
-            for share in intake.shares:
-                self._fold(step, arrival, share)
-            for unit in step.completed(intake.units):
-                self._launch_unit(step, unit)
-            self._send_early(step)
+    def _take(self, step: Step, arrival: Arrival) -> None:
+        intake = self.layout.intake(arrival.entries)
+        for run in intake.runs:
+            self._launch_direct(step, arrival, run)
+        for share in intake.shares:
+            self._fold(step, arrival, share)
+        for unit in step.completed(intake.units):
+            self._launch_unit(step, unit)
+        self._send_early(step)
 
     def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
         lane, scale = share.lane, share.lane.scale(step.scale) / step.scale

@@ -146,10 +146,10 @@ class Step:
         self._waiting[arrival.index] = arrival
 
     def next_turns(self) -> Iterator[Arrival]:
-        """The buffers whose turn it is, by index. Once all have arrived, no missing one is waited for."""
-        while self._waiting and (self.all_arrived or self._turn in self._waiting):
-            arrival = self._waiting.pop(min(self._waiting))
-            self._turn = arrival.index + 1
+        """The buffers whose turn it is, by index."""
+        while self._turn in self._waiting:
+            arrival = self._waiting.pop(self._turn)
+            self._turn += 1
             for entry in arrival.entries:
                 self.places[entry.name] = (arrival.buffer, entry)
             yield arrival
@@ -260,9 +260,9 @@ class Step:
         return self.outcome.error if isinstance(self.outcome, Failed) else None
 
     def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
-        """A unit that never became complete was not exchanged: better no step than a wrong one."""
+        """What never became complete, or never had its turn, was not exchanged: no step, not a wrong one."""
         complete = list(self.missing.values()).count(0)
-        if complete != sum(len(lane.units) for lane in lanes):
+        if self._waiting or complete != sum(len(lane.units) for lane in lanes):
             error = GradwireError(
                 "the gradients of some parameters never arrived: which ones need gradients must not change "
                 "after wrapping and attaching the model"
