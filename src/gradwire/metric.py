@@ -186,8 +186,8 @@ _HALF_BIAS = 127 - 15
 def numerators(numel: int, at: Moment) -> Tensor:
     """(numel,) float32: |C| of every element of a unit, never more; 0 where nothing may be lost.
 
-    C is what a gradient is compared with: times `at.scale`, where gradients come so many times as large, and
-    by `SHARE` smaller where parameters have 16 bits.
+    C is what a gradient is compared with: times `at.scale`, by which gradients are too large, and by `SHARE`
+    smaller where parameters have 16 bits.
     """
     return _over_parts(numel, at, torch.float32, fill_numerators)
 
@@ -197,8 +197,8 @@ def thresholds(numel: int, at: Moment, dtype: torch.dtype = torch.float32) -> Te
 
     Of a gradient with exponent e, t − e bits may be lost. Rounded to nearest that is an error of half a unit
     in the last place of C in that type or less, and so below 2^-24·|C| in float32; in 16-bit types, where C
-    is taken smaller (`SHARE`), below 2^-13·|C|. As t depends on nothing but what replicas hold alike, whoever
-    receives the gradient knows it already. 0 where nothing may be lost.
+    is taken smaller (`SHARE`), below 2^-13·|C|. As t depends on nothing but what replicas hold alike, the
+    receiver of a gradient knows it already. 0 where nothing may be lost.
 
     >>> sgd = dict(lr=2.0**-10, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
     >>> ones = Replicated(torch.ones(2), sgd, {}, torch.optim.SGD)
