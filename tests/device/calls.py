@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.kernels import Pieces, device
+from gradwire.kernels import BlockKind, Pieces, ScaledBlocks, device
 
 N = 1 << 14
 
@@ -44,6 +44,35 @@ def rescale() -> None:
     device.rescale(torch.zeros(N), torch.zeros(1))
 
 
+def coded(kind: BlockKind, world: int) -> tuple[ScaledBlocks, torch.Tensor, torch.Tensor]:
+    """As in a payload: codes after scales, of which there need not be a multiple of 4."""
+    blocks = ScaledBlocks((N + 256,), 256, kind)
+    payload = torch.zeros(world, 4 * blocks.count + blocks.code_bytes, dtype=torch.uint8)
+    return blocks, payload[:, : 4 * blocks.count].view(torch.float32), payload[:, 4 * blocks.count :]
+
+
+def blocks_int8() -> None:
+    blocks, scales, codes = coded("int8", 2)
+    device.encode_blocks(torch.zeros(N + 256), blocks, scales[0], codes[0], True)
+    device.add_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
+    device.decode_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
+    device.reduce_blocks(scales, codes, blocks, 0.5, (scales[0], codes[0]), torch.zeros(N + 256), 2.0)
+
+
+def blocks_int4() -> None:
+    blocks, scales, codes = coded("int4", 2)
+    device.encode_blocks(torch.zeros(N + 256), blocks, scales[0], codes[0], True)
+    device.decode_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
+    device.reduce_blocks(scales, codes, blocks, 0.5, (scales[0], codes[0]), torch.zeros(N + 256), 2.0)
+
+
+def blocks_fp8() -> None:
+    blocks, scales, codes = coded("fp8", 2)
+    device.encode_blocks(torch.zeros(N + 256), blocks, scales[0], codes[0], True)
+    device.decode_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
+    device.reduce_blocks(scales, codes, blocks, 0.5, (scales[0], codes[0]), torch.zeros(N + 256), 2.0)
+
+
 CALLS = (
     fold,
     fold_narrow_without_a_memory,
@@ -53,4 +82,7 @@ CALLS = (
     poison,
     zero_idle,
     rescale,
+    blocks_int8,
+    blocks_int4,
+    blocks_fp8,
 )

@@ -68,7 +68,7 @@ def facts(compiled: Any) -> dict[str, Any]:
     if ptx is None:
         return about
     about["forbidden"] = sorted(set(re.findall(FORBIDDEN, ptx)))
-    about["vectors"] = len(re.findall(r"ld\.global[\w.:]*\.v[24]", ptx))
+    about["vectors"] = len(re.findall(r"(?:ld|st)\.global[\w.:]*\.v[24]", ptx))
     about["loads"] = len(re.findall(r"ld\.global", ptx))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])

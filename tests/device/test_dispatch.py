@@ -17,11 +17,9 @@ ON_THE_CPU = """
 import sys, torch
 from gradwire import kernels
 
-for dtype in (torch.float32, torch.float64):
-    x = torch.ones(9, dtype=dtype)
-    kernels.fold(x, x, x, 1.0)
-    kernels.take_topk(x, 2)
-    kernels.poison([x], torch.ones(()))
+x = torch.ones(9, dtype=torch.float64)
+kernels.fold(x, x, x, 1.0)
+kernels.poison([x], torch.ones(()))
 print([name for name in sys.modules if name.split(".")[0] == "triton" or name == "gradwire.kernels.device"])
 """
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import LARGEST_GRADIENT, LARGEST_SUM, Pieces, cpu, reference
+from tests.device.bits import same
 from tests.unit.kernels.inputs import KINDS, heavy_tail, normal, special
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
@@ -17,13 +18,6 @@ from gradwire.kernels import device
 
 SIZES = (0, 1, 7, 2048, 4099)
 every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
-
-
-def same(found: Tensor, expected: Tensor) -> bool:
-    """Equal bits, but that any NaN is any other."""
-    is_nan = expected.isnan()
-    zeros = [each.masked_fill(is_nan, 0.0) for each in (found, expected)]
-    return torch.equal(found.isnan(), is_nan) and torch.equal(*(each.view(torch.int32) for each in zeros))
 
 
 @every_input

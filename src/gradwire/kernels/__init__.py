@@ -31,7 +31,7 @@ from gradwire.kernels.scaled_blocks import LARGEST, BlockKind, ScaledBlocks, sca
 from gradwire.kernels.terms import Terms
 
 add_at = dispatched(reference.add_at, cpu.add_at)
-add_blocks = dispatched(reference.add_blocks, cpu.add_blocks)
+add_blocks = dispatched(reference.add_blocks, cpu.add_blocks, on_device("add_blocks"))
 add_chosen = dispatched(reference.add_chosen, cpu.add_chosen)
 add_quantized = dispatched(reference.add_quantized, cpu.add_quantized)
 add_signs = dispatched(reference.add_signs, cpu.add_signs)
@@ -41,7 +41,8 @@ cast_votes = dispatched(reference.cast_votes, cpu.cast_votes)
 chunk_topk_indices = dispatched(reference.chunk_topk_indices, cpu.chunk_topk_indices)
 count_sketch = dispatched(reference.count_sketch, cpu.count_sketch)
 count_sketch_estimates = dispatched(reference.count_sketch_estimates, cpu.count_sketch_estimates)
-encode_blocks = dispatched(reference.encode_blocks, cpu.encode_blocks)
+decode_blocks = dispatched(reference.decode_blocks, cpu.decode_blocks, on_device("decode_blocks"))
+encode_blocks = dispatched(reference.encode_blocks, cpu.encode_blocks, on_device("encode_blocks"))
 feedback_signs = dispatched(reference.feedback_signs, cpu.feedback_signs)
 feedback_topk = dispatched(reference.feedback_topk, cpu.feedback_topk)
 fold = dispatched(reference.fold, cpu.fold, on_device("fold"))
@@ -65,6 +66,7 @@ poison = dispatched(reference.poison, declines, on_device("poison"))
 put = dispatched(reference.put, cpu.put)
 quantize = dispatched(reference.quantize, cpu.quantize)
 random_words = dispatched(reference.random_words, cpu.random_words)
+reduce_blocks = dispatched(reference.reduce_blocks, cpu.reduce_blocks, on_device("reduce_blocks"))
 rescale = dispatched(reference.rescale, declines, on_device("rescale"))
 right_products = dispatched(reference.right_products, cpu.right_products)
 sample_indices = lru_cache(maxsize=32)(dispatched(reference.sample_indices, cpu.sample_indices))
@@ -114,6 +116,7 @@ __all__ = [
     "count_sketch",
     "count_sketch_estimates",
     "count_symbols",
+    "decode_blocks",
     "decode_symbols",
     "encode_blocks",
     "encode_symbols",
@@ -144,6 +147,7 @@ __all__ = [
     "put",
     "quantize",
     "random_words",
+    "reduce_blocks",
     "rescale",
     "right_products",
     "sample_indices",

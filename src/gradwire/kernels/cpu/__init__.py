@@ -7,7 +7,7 @@ and the cache is stamped with the sources of this folder alone.
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """
 
-from gradwire.kernels.cpu.blocks import add_blocks, encode_blocks
+from gradwire.kernels.cpu.blocks import add_blocks, decode_blocks, encode_blocks, reduce_blocks
 from gradwire.kernels.cpu.chosen import add_chosen, pack_elias_fano, take_chosen, unpack_elias_fano
 from gradwire.kernels.cpu.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.cpu.draws import random_words, sample_indices, stratified_indices
@@ -36,6 +36,7 @@ __all__ = [
     "chunk_topk_indices",
     "count_sketch",
     "count_sketch_estimates",
+    "decode_blocks",
     "encode_blocks",
     "feedback_signs",
     "feedback_topk",
@@ -59,6 +60,7 @@ __all__ = [
     "put",
     "quantize",
     "random_words",
+    "reduce_blocks",
     "right_products",
     "sample_indices",
     "scatter",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
@@ -50,6 +51,34 @@ def add_blocks(
         return DECLINED
     arrays = scales.numpy(), codes.numpy(), blocks.array
     _add_blocks(*arrays, blocks.block, _KINDS[blocks.kind], np.float32(weight), out.numpy())
+    return None
+
+
+def decode_blocks(
+    scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float
+) -> Declined | None:
+    """`add_blocks` to zeros."""
+    return add_blocks(scales, codes, blocks, out.zero_(), weight) if is_fast(out, scales) else DECLINED
+
+
+def reduce_blocks(
+    scales: Tensor,
+    codes: Tensor,
+    blocks: ScaledBlocks,
+    weight: float,
+    own: tuple[Tensor, Tensor],
+    unsent: Tensor | None,
+    share: float,
+) -> Declined | None:
+    """Rank by rank; the sum crosses memory once for each."""
+    if not is_fast(scales[0], own[0], *(() if unsent is None else (unsent,))):
+        return DECLINED
+    total = torch.zeros(blocks.numel)
+    for rank_scales, rank_codes in zip(scales, codes, strict=True):
+        add_blocks(rank_scales, rank_codes, blocks, total, weight)
+    encode_blocks(total, blocks, *own, left=True)
+    if unsent is not None:
+        unsent.add_(total.mul_(share))
     return None
 
 

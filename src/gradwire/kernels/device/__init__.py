@@ -5,13 +5,18 @@ What they return depends on the tensors of the call alone: no kernel is chosen b
 could choose differently. Imported with the first CUDA tensor (`dispatch.on_device`): Triton is optional.
 """
 
+from gradwire.kernels.device.blocks import add_blocks, decode_blocks, encode_blocks, reduce_blocks
 from gradwire.kernels.device.flagged import poison, rescale, zero_idle
 from gradwire.kernels.device.folding import fold, fold_momentum
 
 __all__ = [
+    "add_blocks",
+    "decode_blocks",
+    "encode_blocks",
     "fold",
     "fold_momentum",
     "poison",
+    "reduce_blocks",
     "rescale",
     "zero_idle",
 ]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradwire.kernels.device.launch import TILE
 from gradwire.kernels.pieces import Pieces
+from gradwire.kernels.scaled_blocks import ScaledBlocks
 
 QUAD = 4
 """Elements of float32 that one vector of 16 bytes holds."""
@@ -61,3 +62,20 @@ def pointer_tiles(buffers: tuple[tuple[int, int], ...], device: torch.device) ->
     addresses = np.array([address for address, _size in buffers], np.int64)
     rows = np.stack([addresses[numbers] + 2 * begins, np.minimum(words[numbers] - begins, TILE)], axis=1)
     return torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+
+
+@lru_cache(maxsize=1024)
+def scaled_tiles(blocks: ScaledBlocks, count: int, device: torch.device) -> Tiles:
+    """Rows (first element, first block, first byte, elements) of tiles of `count` blocks or fewer."""
+    sizes, block = blocks.array, blocks.block
+    numbers, begins = cut(sizes, count * block)
+    per_block = -(-block // 2) if blocks.kind == "int4" else block
+    tails = -(-(sizes % block) // 2) if blocks.kind == "int4" else sizes % block
+    before = np.stack([sizes, -(-sizes // block), sizes // block * per_block + tails])
+    firsts = np.cumsum(before, axis=1) - before
+    rows = np.empty((len(numbers), 4), np.int64)
+    rows[:, 0] = firsts[0, numbers] + begins
+    rows[:, 1] = firsts[1, numbers] + begins // block
+    rows[:, 2] = firsts[2, numbers] + begins // block * per_block
+    rows[:, 3] = np.minimum(sizes[numbers] - begins, count * block)
+    return Tiles(torch.from_numpy(rows).to(device), not (rows[:, [0, 2]] % QUAD).any())

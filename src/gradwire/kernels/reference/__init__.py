@@ -3,7 +3,7 @@
 Slow and obvious: the tests compare every other implementation with it.
 """
 
-from gradwire.kernels.reference.blocks import add_blocks, encode_blocks
+from gradwire.kernels.reference.blocks import add_blocks, decode_blocks, encode_blocks, reduce_blocks
 from gradwire.kernels.reference.chosen import add_chosen, pack_elias_fano, take_chosen, unpack_elias_fano
 from gradwire.kernels.reference.chunks import chunk_topk_indices, indices_near_maxima
 from gradwire.kernels.reference.draws import random_words, sample_indices, splitmix64, stratified_indices
@@ -34,6 +34,7 @@ __all__ = [
     "count_sketch",
     "count_sketch_buckets",
     "count_sketch_estimates",
+    "decode_blocks",
     "encode_blocks",
     "feedback_signs",
     "feedback_topk",
@@ -58,6 +59,7 @@ __all__ = [
     "put",
     "quantize",
     "random_words",
+    "reduce_blocks",
     "rescale",
     "right_products",
     "sample_indices",

@@ -5,5 +5,14 @@ in integers, magnitudes compared as integers, since a float maximum drops NaN. O
 Lengths are not specialised, or a kernel would be compiled anew whenever one is a multiple of 16.
 """
 
-ENTRIES = ("fold", "fold_momentum", "poison", "rescale", "zero_idle")
+ENTRIES = (
+    "decode_blocks",
+    "encode_blocks",
+    "fold",
+    "fold_momentum",
+    "poison",
+    "reduce_blocks",
+    "rescale",
+    "zero_idle",
+)
 """What is launched; the others are parts of it."""

@@ -1,0 +1,104 @@
+"""Blocks in few bits: interpreted kernels against those of the CPU and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import LARGEST, BlockKind, ScaledBlocks, cpu, reference
+from tests.device.bits import same
+from tests.unit.kernels.inputs import KINDS, generator, heavy_tail, normal
+
+pytest.importorskip("triton", reason="kernels for devices need Triton")
+
+from gradwire.kernels import device
+
+Coder = Callable[..., object]
+every_kind = pytest.mark.parametrize("kind", LARGEST)
+every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+# Parts of sizes that no block divides, and blocks that fill a tile, or not, or are a power of two, or not.
+LAYOUTS = (((0, 1, 2305, 0, 511), 256), ((513,), 64), ((2048,), 256), ((17, 3), 3), ((700, 2), 5000))
+
+
+def encoded(
+    x: Tensor, blocks: ScaledBlocks, encode: Coder, left: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales, codes, and what is left."""
+    rest, scales = x.clone(), torch.empty(blocks.count)
+    codes = torch.full((blocks.code_bytes,), 99, dtype=torch.uint8)
+    assert encode(rest, blocks, scales, codes, left) is None
+    return scales, codes, rest
+
+
+@every_input
+@every_kind
+def test_scales_codes_and_the_rest_are_those_of_the_cpu(
+    draw: Callable[[int], Tensor], kind: BlockKind
+) -> None:
+    for sizes, block in LAYOUTS:
+        blocks = ScaledBlocks(sizes, block, kind)
+        x = draw(blocks.numel)
+        found = encoded(x, blocks, device.encode_blocks)
+        for encode in (cpu.encode_blocks, reference.encode_blocks):
+            assert all(map(same, found, encoded(x, blocks, encode)))
+
+
+@every_kind
+def test_blocks_begin_anywhere(kind: BlockKind) -> None:
+    blocks = ScaledBlocks((3, 4096, 1), 256, kind)
+    x = heavy_tail(4101)[1:]
+    assert all(map(same, encoded(x, blocks, device.encode_blocks), encoded(x, blocks, cpu.encode_blocks)))
+    scales, _codes, rest = encoded(x, blocks, device.encode_blocks, left=False)
+    assert torch.equal(rest, x)
+    assert same(scales, encoded(x, blocks, cpu.encode_blocks)[0])
+
+
+@every_kind
+@pytest.mark.parametrize("name", ["add_blocks", "decode_blocks"])
+def test_decoding_is_that_of_the_cpu(kind: BlockKind, name: str) -> None:
+    for sizes, block in LAYOUTS:
+        blocks = ScaledBlocks(sizes, block, kind)
+        scales = normal(blocks.count).abs() * 1e-3
+        scales[::5] = torch.nan
+        # All bytes, though int8 never says -128, nor int4 -8, nor fp8 NaN.
+        codes = torch.randint(0, 127, (blocks.code_bytes,), generator=generator(1), dtype=torch.uint8)
+        for weight in (1.0, -1 / 3):
+            outs = [normal(blocks.numel) for _ in range(3)]
+            for module, out in zip((device, cpu, reference), outs, strict=True):
+                getattr(module, name)(scales, codes, blocks, out, weight)
+            assert same(outs[0], outs[1])
+            assert same(outs[0], outs[2])
+
+
+@every_kind
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_sum_over_ranks_and_its_code_are_those_of_the_cpu(kind: BlockKind, world: int) -> None:
+    for sizes, block in LAYOUTS[:3]:
+        blocks = ScaledBlocks(sizes, block, kind)
+        payload = torch.empty(world, 4 * blocks.count + blocks.code_bytes + 4 - blocks.code_bytes % 4).byte()
+        scales = payload[:, : 4 * blocks.count].view(torch.float32)
+        codes = payload[:, 4 * blocks.count : 4 * blocks.count + blocks.code_bytes]
+        for rank in range(world):
+            cpu.encode_blocks(
+                heavy_tail(blocks.numel + rank)[rank:].clone(), blocks, scales[rank], codes[rank], False
+            )
+        results = []
+        for module in (device, cpu, reference):
+            own = torch.empty(blocks.count), torch.empty(blocks.code_bytes, dtype=torch.uint8)
+            unsent = normal(blocks.numel)
+            module.reduce_blocks(scales, codes, blocks, 1 / world, own, unsent, float(world))
+            nothing_kept = torch.empty_like(own[0]), torch.empty_like(own[1])
+            module.reduce_blocks(scales, codes, blocks, 1 / world, nothing_kept, None, float(world))
+            results.append((*own, unsent, *nothing_kept))
+        assert all(map(same, results[0], results[1]))
+        assert all(map(same, results[0], results[2]))
+
+
+def test_what_no_program_can_hold_is_declined() -> None:
+    x, codes = torch.zeros(4), torch.zeros(4, dtype=torch.uint8)
+    assert device.encode_blocks(x, ScaledBlocks((4,), 8193, "int8"), torch.zeros(1), codes, True) is not None
+    wide = x.double()
+    assert device.encode_blocks(wide, ScaledBlocks((4,), 8, "int8"), wide[:1], codes, True) is not None
