@@ -73,6 +73,11 @@ def blocks_fp8() -> None:
     device.reduce_blocks(scales, codes, blocks, 0.5, (scales[0], codes[0]), torch.zeros(N + 256), 2.0)
 
 
+def chunks() -> None:
+    for chunk in (100, 128, 10_000):
+        device.chunk_topk_indices(torch.zeros(N), chunk, 1)
+
+
 CALLS = (
     fold,
     fold_narrow_without_a_memory,
@@ -82,6 +87,7 @@ CALLS = (
     poison,
     zero_idle,
     rescale,
+    chunks,
     blocks_int8,
     blocks_int4,
     blocks_fp8,

@@ -6,11 +6,13 @@ could choose differently. Imported with the first CUDA tensor (`dispatch.on_devi
 """
 
 from gradwire.kernels.device.blocks import add_blocks, decode_blocks, encode_blocks, reduce_blocks
+from gradwire.kernels.device.chunks import chunk_topk_indices
 from gradwire.kernels.device.flagged import poison, rescale, zero_idle
 from gradwire.kernels.device.folding import fold, fold_momentum
 
 __all__ = [
     "add_blocks",
+    "chunk_topk_indices",
     "decode_blocks",
     "encode_blocks",
     "fold",

@@ -6,6 +6,7 @@ Lengths are not specialised, or a kernel would be compiled anew whenever one is 
 """
 
 ENTRIES = (
+    "chunk_maxima",
     "decode_blocks",
     "encode_blocks",
     "fold",

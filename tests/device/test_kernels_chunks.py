@@ -1,0 +1,49 @@
+"""The largest of each chunk: interpreted kernels against those of the CPU and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import cpu, reference
+from tests.unit.kernels.kinds import KINDS, normal
+
+pytest.importorskip("triton", reason="kernels for devices need Triton")
+
+from gradwire.kernels import device
+
+
+@pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+def test_the_largest_of_each_chunk_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
+    # A few chunks in a tile, a whole tile each, and more than one; powers of two and not.
+    for n, chunk in (
+        (0, 5),
+        (1, 5),
+        (4099, 64),
+        (4099, 97),
+        (2048, 2048),
+        (5001, 2500),
+        (100, 1),
+        (7, 60_000),
+    ):
+        x = draw(n)
+        found = device.chunk_topk_indices(x, chunk, 1)
+        assert torch.equal(found, cpu.chunk_topk_indices(x, chunk, 1))
+        assert torch.equal(found, reference.chunk_topk_indices(x, chunk, 1))
+
+
+def test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left() -> None:
+    x = torch.zeros(9000)
+    x[[100, 3000, 5000, 8999]] = torch.tensor([2.0, -2.0, 3.0, torch.nan])
+    assert device.chunk_topk_indices(x, 4500, 1).tolist() == [100, 8999]
+    x[3000] = torch.inf
+    x[100] = -torch.inf
+    assert device.chunk_topk_indices(x, 9000, 1).tolist() == [100]
+
+
+def test_more_than_one_of_a_chunk_is_declined() -> None:
+    assert not isinstance(device.chunk_topk_indices(normal(9), 3, 2), Tensor)
+    assert not isinstance(device.chunk_topk_indices(normal(9).double(), 3, 1), Tensor)
