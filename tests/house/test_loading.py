@@ -29,6 +29,21 @@ gradwire.recipe("dense").build()
 json.dump(sorted(sys.modules), sys.stdout)
 """
 
+ATTACHED = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import gradwire
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+gradwire.attach(DistributedDataParallel(torch.nn.Linear(3, 2)), recipe="dense").detach()
+dist.destroy_process_group()
+json.dump([name for name in sys.modules if name.split(".")[0] == "gradwire"], sys.stdout)
+"""
+MOST_LOADED = 160
+"""Modules that attaching `dense` may load; some 45 of them are kernels, which are loaded together."""
+
 
 def found_by(program: str, *arguments: str) -> object:
     """What a fresh process prints."""
@@ -63,3 +78,10 @@ def test_every_recipe_is_where_the_catalogue_says() -> None:
         if module.name.startswith(("gradwire.recipes.", "gradwire.contrib.")):
             import_module(module.name)
     assert {entry.name: entry.build.__module__ for entry in recipes.entries()} == HOMES
+
+
+def test_attaching_dense_loads_few_modules() -> None:
+    loaded = found_by(ATTACHED)
+    assert isinstance(loaded, list)
+    assert "gradwire.attaching" in loaded
+    assert len(loaded) <= MOST_LOADED, sorted(loaded)
