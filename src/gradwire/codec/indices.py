@@ -4,7 +4,7 @@ A list costs 32 bits for each of k elements and is for a handful of them. A bitm
 and is shortest above k/n = 0.4. Between them indices are coded, within 1.08 of the entropy log2 C(n, k). Each
 has a size that depends on k and n alone, so that all ranks know it.
 
-The coded layout, its arithmetic and its sources are in `gradwire.kernels.elias_fano`. Coding the gaps between
+The coded layout, its arithmetic and its sources are in `gradwire.kernels.payload`. Coding the gaps between
 indices by Golomb's or Rice's code (Golomb, "Run-length encodings", 1966; Rice, "Some practical universal
 noiseless coding techniques", 1979) takes 0.96 to 0.99 of this size on random indices. But its length depends
 on the indices, so that all ranks would have to agree on it first, or reserve the longest.
@@ -27,7 +27,7 @@ from gradwire.kernels import (
     unpack_bits,
     unpack_elias_fano,
 )
-from gradwire.kernels.elias_fano import BLOCK, GROUP, MOST_LOW_BITS
+from gradwire.kernels.payload import BLOCK, GROUP, MOST_LOW_BITS
 
 
 def _sizes(count: int, numel: int) -> dict[Form, int]:

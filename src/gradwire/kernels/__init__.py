@@ -10,25 +10,31 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gradwire.kernels import cpu, reference
-from gradwire.kernels.bit_blocks import Blocks
-from gradwire.kernels.checksums import checksum
 from gradwire.kernels.cpu.jit import compiled_s
 from gradwire.kernels.dispatch import declines, dispatched, on_device
-from gradwire.kernels.elias_fano import Planes
-from gradwire.kernels.grid import Grid, Norm, step_type
+from gradwire.kernels.frames import checksum
 from gradwire.kernels.huffman import Lookups, canonical_codes, count_symbols, decode_symbols, encode_symbols
-from gradwire.kernels.payload import Form, Shape
+from gradwire.kernels.layouts import (
+    LARGEST,
+    BlockKind,
+    Blocks,
+    Grid,
+    Norm,
+    ScaledBlocks,
+    scale_type,
+    step_type,
+)
+from gradwire.kernels.payload import Form, Planes, Shape
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.preparing import prepare
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
 from gradwire.kernels.reference.folding import Folded
 from gradwire.kernels.reference.magnitudes import Histogram, magnitude_edges
+from gradwire.kernels.reference.numerators import Terms
 from gradwire.kernels.reference.places import index_type
 from gradwire.kernels.reference.threshold import Moments
 from gradwire.kernels.reference.truncation import upper_words
 from gradwire.kernels.reference.votes import ballot_words, count_groups
-from gradwire.kernels.scaled_blocks import LARGEST, BlockKind, ScaledBlocks, scale_type
-from gradwire.kernels.terms import Terms
 
 add_at = dispatched(reference.add_at, cpu.add_at)
 add_blocks = dispatched(reference.add_blocks, cpu.add_blocks, on_device("add_blocks"))

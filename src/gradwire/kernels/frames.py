@@ -2,7 +2,8 @@
 
 `gradwire.codec.gcomp` makes and checks what is around them. Numbers are float32's bits as uint32, or those of
 16-bit floats spread over them. Arrays are contiguous and in the CPU's memory, because frames are sent from
-there. There is no reference beside it: the tests have a slow decoder of whole frames.
+there. A frame ends with a checksum. There is no reference beside it: the tests have a slow decoder of whole
+frames.
 """
 
 from __future__ import annotations
@@ -10,14 +11,32 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from gradwire.kernels.cpu.checksums import checksum as _checksum
 from gradwire.kernels.cpu.frames import BLOCK
 from gradwire.kernels.cpu.frames import decode_chunks as _decode_chunks
 from gradwire.kernels.cpu.frames import encode_chunks as _encode_chunks
 from gradwire.kernels.cpu.mantissa import round_words as _round_words
 from gradwire.kernels.cpu.mantissa import split as _split
 from gradwire.kernels.huffman import Lookups
+
+
+def checksum(data: Tensor) -> int:
+    """XXH64 with seed 0 of the tensor's bytes in order, 0 … 2^64 - 1.
+
+    >>> hex(checksum(torch.tensor([97, 98, 99], dtype=torch.uint8)))
+    '0x44bc2cf5ad770999'
+    """
+    flat = data.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    if flat.data_ptr() % 8:
+        flat = flat.clone()
+    stored = flat.numpy()
+    whole = stored.size // 8 * 8
+    return int(_checksum(stored[:whole].view(np.uint64), stored[whole:]))
+
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]

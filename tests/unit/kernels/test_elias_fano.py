@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import Planes, cpu, pack_elias_fano, prepare, reference, unpack_elias_fano
-from gradwire.kernels.elias_fano import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE
+from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE
 
 SIZES = ((0, 0), (0, 50), (1, 1), (1, 2), (2, 1000), (31, 64), (32, 33), (33, 5000), (64, 64), (5000, 70_001))
 

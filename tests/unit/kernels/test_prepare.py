@@ -13,7 +13,7 @@ import numba.core.dispatcher
 import pytest
 import torch
 
-from gradwire.kernels import checksums, cpu, frames, huffman, prepare, preparing
+from gradwire.kernels import cpu, frames, huffman, prepare, preparing
 from gradwire.kernels.cpu.prepared import SIGNATURES
 from tests.house.source import ROOT
 
@@ -55,7 +55,7 @@ def called_from_python() -> dict[str, Any]:
     modules = [importlib.import_module(each.name) for each in files]
     functions = [
         value
-        for module in (*modules, checksums, frames, huffman)
+        for module in (*modules, frames, huffman)
         for owner in (module, *(each for each in vars(module).values() if isinstance(each, type)))
         for value in (getattr(each, "func", each) for each in vars(owner).values())
         if isinstance(value, FunctionType) and value.__module__ == module.__name__

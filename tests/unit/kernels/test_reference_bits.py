@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.grid import packed_bytes
+from gradwire.kernels.layouts import packed_bytes
 from gradwire.kernels.reference.bits import pack_codes, unpack_codes
 
 

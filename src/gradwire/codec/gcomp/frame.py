@@ -18,8 +18,7 @@ from torch import Tensor
 from gradwire.codec.gcomp.rounding import Dropped, drops_of, tensor_of, words_of
 from gradwire.codec.gcomp.table import Table
 from gradwire.errors import WireError
-from gradwire.kernels.checksums import checksum
-from gradwire.kernels.frames import Drops, decode_chunks, encode_chunks
+from gradwire.kernels.frames import Drops, checksum, decode_chunks, encode_chunks
 from gradwire.kernels.huffman import SYMBOLS
 from gradwire.kernels.slices import each_slice
 

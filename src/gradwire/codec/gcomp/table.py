@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradwire.errors import WireError
-from gradwire.kernels.checksums import checksum
+from gradwire.kernels.frames import checksum
 from gradwire.kernels.huffman import ESCAPE, LONGEST, SYMBOLS, Lookups
 
 N_THETA = 12

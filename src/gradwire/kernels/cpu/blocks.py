@@ -17,7 +17,7 @@ from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
-from gradwire.kernels.scaled_blocks import LARGEST, ScaledBlocks
+from gradwire.kernels.layouts import LARGEST, ScaledBlocks
 
 INT8, INT4, FP8 = 0, 1, 2
 _KINDS = {"int8": INT8, "int4": INT4, "fp8": FP8}

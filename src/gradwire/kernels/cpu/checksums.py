@@ -31,9 +31,7 @@ def _merged(state: Any, lane: Any) -> Any:
     return (state ^ _round(_U(0), lane)) * _P1 + _P4
 
 
-@prepared(
-    "uint64[::1], uint8[::1]",
-)
+@prepared("uint64[::1], uint8[::1]", subject="frames")
 @kernel
 def checksum(words: Any, tail: Any) -> Any:
     """XXH64, seed 0, of uint64 `words` followed by fewer than 8 bytes of uint8 `tail`."""

@@ -2,7 +2,7 @@
 
 For units of some ten thousand elements the calls between such steps took longer than the steps. The kernels
 know a payload's layout as `gradwire.kernels.payload.Shape.numbers` lists it, and Elias and Fano's planes
-(`gradwire.kernels.elias_fano`) by tables. Tables are arguments and not globals: Numba would freeze globals of
+(`gradwire.kernels.payload`) by tables. Tables are arguments and not globals: Numba would freeze globals of
 other files into its cache. Numbers are unsigned, so that no index is tested for being negative.
 """
 
@@ -19,8 +19,7 @@ from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.places import find_bits, set_bits
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
-from gradwire.kernels.elias_fano import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes
-from gradwire.kernels.payload import Shape
+from gradwire.kernels.payload import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes, Shape
 from gradwire.kernels.reference.places import index_type
 
 LIST, BITMAP, CODED = 0, 1, 2

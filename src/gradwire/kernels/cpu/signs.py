@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, add_sides, total
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.layouts import Blocks
 
 _BLOCK = 4096  # elements; they and their flags stay in the first-level cache between the inner loops
 # Times eight flags in eight bytes, the lowest first: the highest byte of the product has them as bits.

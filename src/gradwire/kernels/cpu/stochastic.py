@@ -13,7 +13,7 @@ from gradwire.kernels.cpu.draws import random_word
 from gradwire.kernels.cpu.jit import inlined, kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
-from gradwire.kernels.grid import Grid
+from gradwire.kernels.layouts import Grid
 from gradwire.kernels.reference.draws import halves
 from gradwire.kernels.reference.stochastic import largest_step
 

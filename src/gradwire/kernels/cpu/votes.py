@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.signs import pack_flags
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, total
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.layouts import Blocks
 
 _BLOCK = 4096  # elements; a multiple of a group
 _GROUP = 64

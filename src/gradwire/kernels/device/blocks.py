@@ -10,7 +10,7 @@ from gradwire.kernels.device.bodies import blocks as bodies
 from gradwire.kernels.device.launch import TILE, WARPS, is_taken, launch
 from gradwire.kernels.device.tables import QUAD, scaled_tiles
 from gradwire.kernels.dispatch import DECLINED, Declined
-from gradwire.kernels.scaled_blocks import LARGEST, ScaledBlocks
+from gradwire.kernels.layouts import LARGEST, ScaledBlocks
 
 _KINDS = {"int8": 0, "int4": 1, "fp8": 2}
 _LONGEST = 8192

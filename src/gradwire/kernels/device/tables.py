@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.device.launch import TILE
+from gradwire.kernels.layouts import ScaledBlocks
 from gradwire.kernels.pieces import Pieces
-from gradwire.kernels.scaled_blocks import ScaledBlocks
 
 QUAD = 4
 """Elements of float32 that one vector of 16 bytes holds."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels.grid import packed_bytes
+from gradwire.kernels.layouts import packed_bytes
 
 
 def pack_codes(codes: Tensor, width: int) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import checked
+from gradwire.kernels.layouts import LARGEST, ScaledBlocks, scale_type
 from gradwire.kernels.reference.bits import pack_codes, unpack_codes
-from gradwire.kernels.scaled_blocks import LARGEST, ScaledBlocks, scale_type
 
 
 def _fit(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:

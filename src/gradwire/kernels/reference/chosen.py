@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import checked
-from gradwire.kernels.elias_fano import BLOCK, DECODING, ENCODING, GROUP, ORDER, PATTERNS, Planes
-from gradwire.kernels.payload import Shape
+from gradwire.kernels.payload import BLOCK, DECODING, ENCODING, GROUP, ORDER, PATTERNS, Planes, Shape
 from gradwire.kernels.reference.places import add_at, index_type, pack_bits, unpack_bits
 
 _LONGEST_PLACE = 7

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.dispatch import checked
+from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.reference.bits import pack_codes, unpack_codes
 
 

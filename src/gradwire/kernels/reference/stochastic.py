@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import checked
-from gradwire.kernels.grid import Grid, packed_bytes
+from gradwire.kernels.layouts import Grid, packed_bytes
 from gradwire.kernels.reference.bits import pack_codes, unpack_codes
 from gradwire.kernels.reference.draws import random_words
 

@@ -1,0 +1,213 @@
+"""Where the codes of a unit lie: blocks of bits, blocks with a scale, and buckets of levels.
+
+The parts of a unit are coded side by side. No block and no bucket reaches from one part into the next.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Parts of `sizes` elements, each cut into blocks of `size` elements; the last may be shorter.
+
+    No `size` makes every part one block. Bits are packed part by part, each from a byte of its own.
+
+    >>> blocks = Blocks((20, 0, 3), 8)
+    >>> blocks.count, blocks.bytes
+    (4, 4)
+    >>> Blocks((20, 0, 3)).count
+    2
+    """
+
+    sizes: tuple[int, ...]
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and (self.size < 8 or self.size % 8):
+            raise ValueError(f"block={self.size} is not a multiple of 8 elements, whose bits are whole bytes")
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all parts."""
+        return sum(self.sizes)
+
+    @cached_property
+    def step(self) -> int:
+        """Elements from one block to the next of a part: at least as many as it has where it is one block."""
+        return self.size or max(self.numel, 1)
+
+    @cached_property
+    def count(self) -> int:
+        """Blocks of all parts; an empty one has none."""
+        return sum(-(-size // self.step) for size in self.sizes)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of one bit per element."""
+        return sum(-(-size // 8) for size in self.sizes)
+
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """Where parts start, and the end of the last (parts + 1,)."""
+        return np.fromiter(accumulate(self.sizes, initial=0), np.int64, len(self.sizes) + 1)
+
+    def check(self, x: Tensor, levels: Tensor, packed: Tensor) -> None:
+        """Raise `ValueError` unless elements, levels (count, 1 or 2) and contiguous bytes fit."""
+        if x.shape != (self.numel,) or packed.shape != (self.bytes,) or packed.dtype != torch.uint8:
+            raise ValueError(f"{self} do not fit {tuple(x.shape)} elements and {tuple(packed.shape)} bytes")
+        if levels.shape not in ((self.count, 1), (self.count, 2)) or not packed.is_contiguous():
+            raise ValueError(f"{self} need levels (blocks, 1 or 2) and bytes in a row")
+
+
+BlockKind = Literal["int8", "int4", "fp8"]
+
+LARGEST: dict[str, float] = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
+"""The code to which a block's maximum is mapped."""
+
+
+def scale_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of the scales, and in which codes are found: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class ScaledBlocks:
+    """Parts of `sizes` elements, each cut into blocks of `block` elements or less, coded as `kind`.
+
+    None lies in two parts. Codes of 4 bits begin a byte with every block.
+
+    >>> blocks = ScaledBlocks((600, 1), 256, "int4")
+    >>> blocks.count, blocks.code_bytes, ScaledBlocks((600, 1), 256, "int8").code_bytes
+    (4, 301, 601)
+    """
+
+    sizes: tuple[int, ...]
+    block: int
+    kind: BlockKind
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all parts."""
+        return sum(self.sizes)
+
+    @cached_property
+    def count(self) -> int:
+        """Blocks of all parts; an empty one has none."""
+        return sum(-(-size // self.block) for size in self.sizes)
+
+    @cached_property
+    def code_bytes(self) -> int:
+        """Bytes of the codes."""
+        if self.kind != "int4":
+            return self.numel
+        whole = -(-self.block // 2)
+        return sum(size // self.block * whole + -(-(size % self.block) // 2) for size in self.sizes)
+
+    @cached_property
+    def array(self) -> NDArray[np.int64]:
+        """The sizes."""
+        return np.array(self.sizes, np.int64)
+
+    def check(self, x: Tensor, scales: Tensor, codes: Tensor) -> None:
+        """Raise `ValueError` unless elements, scales and contiguous bytes are of these blocks."""
+        expected = (self.numel, self.count, self.code_bytes)
+        found = (x.numel(), scales.numel(), codes.numel())
+        if found != expected or codes.dtype != torch.uint8 or not codes.is_contiguous():
+            where = f"for {self.kind} in {self.block}s"
+            raise ValueError(f"elements, blocks and bytes are {found}, but {expected} {where}")
+
+
+Norm = Literal["l2", "max"]
+
+
+def packed_bytes(count: int, width: int) -> int:
+    """Bytes of `count` codes of `width` bits.
+
+    >>> packed_bytes(3, 3)
+    2
+    """
+    return -(-count * width // 8)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Into which buckets a unit falls, and where the levels of a bucket lie.
+
+    `sizes` are the elements of the unit's parts; buckets of `bucket` elements (None: whole parts) never
+    straddle two of them. The levels of a bucket are the integers -levels … levels times its step, which is
+    its norm / levels: Euclidean ("l2") or its largest magnitude ("max"), the latter cut at `clip` times
+    the root of the mean square. Codes are two's complement of 2, 4 or 8 bits, as `reference.bits` packs
+    them, and start at a whole byte in every bucket.
+
+    >>> grid = Grid(sizes=(1000, 3), bucket=512, bits=4)
+    >>> grid.levels, grid.buckets, grid.code_bytes
+    (7, 3, 502)
+    """
+
+    sizes: tuple[int, ...]
+    bucket: int | None
+    bits: int
+    norm: Norm = "l2"
+    clip: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 4, 8):
+            raise ValueError(f"bits={self.bits}; choose 2, 4 or 8")
+        if self.bucket is not None and self.bucket < 1:
+            raise ValueError(f"bucket={self.bucket} must be at least 1 element; 512 is usual")
+        if self.norm not in ("l2", "max"):
+            raise ValueError(f"norm={self.norm!r}; choose 'l2' or 'max'")
+        if not self.clip > 0.0:
+            raise ValueError(f"clip={self.clip} must be positive; 2.5 is usual, and math.inf does not clip")
+
+    @cached_property
+    def levels(self) -> int:
+        """Levels above 0."""
+        return (1 << (self.bits - 1)) - 1
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of the longest bucket."""
+        longest = max(self.sizes, default=0)
+        return max(1, longest if self.bucket is None else min(self.bucket, longest))
+
+    @cached_property
+    def buckets(self) -> int:
+        """How many."""
+        return sum(-(-size // self.width) for size in self.sizes)
+
+    @cached_property
+    def code_bytes(self) -> int:
+        """Bytes of all codes."""
+        full = packed_bytes(self.width, self.bits)
+        return sum(
+            size // self.width * full + packed_bytes(size % self.width, self.bits) for size in self.sizes
+        )
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """Where the parts end."""
+        return np.cumsum(self.sizes, dtype=np.int64)
+
+    def check(self, x: Tensor, steps: Tensor, codes: Tensor) -> None:
+        """Raise `ValueError` unless elements, steps and packed codes are of this grid, and of their types."""
+        found = (x.numel(), steps.numel(), codes.numel(), steps.dtype, codes.dtype)
+        right = (sum(self.sizes), self.buckets, self.code_bytes, step_type(x.dtype), torch.uint8)
+        if found != right:
+            raise ValueError(f"elements, steps, codes and their types are {found}, but {self} needs {right}")
+
+
+def step_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of the steps of tensors of `dtype`: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
