@@ -22,6 +22,7 @@ from gradwire.engine.preparing import prepare_for
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
+from gradwire.placement import host
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward
@@ -108,13 +109,10 @@ def _assemble(
     decision = chosen.build().next
     uses: dict[str, float] = {}
     around = Surroundings(
-        comm,
-        control=comm,
-        post=worker.post,
+        host(comm, worker.post),
         policy=policy,
         seed=seed,
         memory_dtype=memory_dtype,
-        device=source.device,
         alone=is_alone(comm),
         loss_scale=scaler.get_scale if scaler is not None else lambda: 1.0,
         replicas=source.replicas_of(optimizers),

@@ -19,6 +19,7 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
+from gradwire.placement import Placement, Resolve
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 
@@ -116,15 +117,16 @@ class Rig:
         unit_elements: int | None = None,
         dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
         shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+        control: Comm | None = None,
+        resolve: Resolve = "now",
         **options: Any,
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
         self._concluded: list[Step] = []
-        around: dict[str, Any] = {"control": comm, **options}
         post, concluded = self._jobs.append, self._concluded.append
-        self.engine = Engine(
-            specs(dtype, shapes), recipe(text), Surroundings(comm, post=post, concluded=concluded, **around)
-        )
+        placement = Placement("rig", comm, control or comm, post, resolve=resolve)
+        around = Surroundings(placement, concluded=concluded, **options)
+        self.engine = Engine(specs(dtype, shapes), recipe(text), around)
         fixed = recipe(text).build()
         if unit_elements is not None and fixed.next is None:
             cutter = partial(even_cuts, unit_elements=unit_elements)

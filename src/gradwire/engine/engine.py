@@ -18,7 +18,7 @@ from gradwire.engine.arrival import Arrival, Run, Share
 from gradwire.engine.decider import Decider, Measuring, Rows, Watching, may_follow, watched_in
 from gradwire.engine.layout import Layout, build, only_compresses, uncompressed
 from gradwire.engine.runner import Runner
-from gradwire.engine.step import Committed, Failed, Outcome, Pending, Poisoned, Running, Step, Task
+from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import RanksDisagree, TransportError
@@ -60,10 +60,11 @@ class Engine:
         self.watch = BackwardWatch(stopwatch_for(around.device))
         self.traffic = Traffic(self.comm.world)
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
-        self.runner = Runner(around.post, self._progress, one_by_one=lambda: self.apart)
+        self.runner = Runner(around.placement.post, self._progress, one_by_one=lambda: self.apart)
         self._policy = around.policy
         first = recipe.build()
         self._now: Step | None = None
+        self._unresolved: Step | None = None
         self.run(self.here(self.layout_of(first)))
 
     # -- plans: changed between steps only, on all ranks in the same one
@@ -148,7 +149,14 @@ class Engine:
 
         Neither this nor the two below raise for what goes wrong in a step: `concluded` delivers it.
         """
-        step = self._now = Step(self.step, self.layout.main.text)
+        try:
+            self.resolve()
+        except TransportError as error:
+            self.runner.broken = error
+        except BaseException as error:  # of the device: no step can end any more
+            self.crash(error)
+        is_late = self.around.placement.resolve == "late" and not self.measuring
+        step = self._now = Step(self.step, self.layout.main.text, is_late)
         step.scale = self.around.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), at_s)
         step.before_s = self.watch.before_s(step.started_s)
@@ -284,11 +292,12 @@ class Engine:
         facts = self._decider.row(step, self.traffic.row)
         step.require_all_units(self.layout.lanes, self.comm.rank)
         stale = step.buffers is not None and step.buffers.is_stale
-        row = Row(step.is_finite(), step.failure is not None, self.plan_number, facts, stale)
+        row = Row(step.is_late or step.is_finite(), step.failure is not None, self.plan_number, facts, stale)
         left = step.tail_regions.keys() - (self.layout.early if step.sent_early else ())
         comm, control = self._observed(step, "tail"), self.around.control
         apart = None if control is self.comm else Observed(control, step.trace, "tail")
-        tail = VerdictReduce(step.small_in(self.specs, left), row, comm, step.device, apart)
+        finite = step.finite() if step.is_late else None
+        tail = VerdictReduce(step.small_in(self.specs, left), row, comm, step.device, apart, finite)
         step.small.append(tail)
         step.outcome = Pending(tail, failure=step.failure)
 
@@ -297,7 +306,7 @@ class Engine:
                 step.outcome = Pending(tail, has_come=True, failure=step.failure)
             self._progress(step)
 
-        tail.send(lambda: self.around.post(came))
+        tail.send(lambda: self.around.placement.post(came))
 
     def _judge(self, step: Step, verdict: Verdict) -> None:
         step.receive_buffers(verdict.stale)
@@ -307,29 +316,51 @@ class Engine:
         error: BaseException | None = verdict.error()
         if step.failure is not None and not isinstance(error, RanksDisagree):
             error = step.failure  # a rank that disagrees may well fail, but that is not why
-        outcome = Failed(error) if error is not None else self._conclude(step, verdict)
-        if not isinstance(outcome, Failed):
-            self._observe(step, verdict, committed=isinstance(outcome, Committed))
-        self._close(step, outcome)
+        if error is not None:
+            self._close(step, Failed(error))
+        elif step.is_late:
+            self._land(step, verdict)
+        else:
+            finite = verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+            if finite:
+                for small in step.small:
+                    small.land()
+            elif not self.layout.is_plain:
+                step.poison()  # plain steps protect nothing: what they have is DDP's own
+            self._close(step, self._outcome(step, verdict, finite))
 
-    def _conclude(self, step: Step, verdict: Verdict) -> Committed | Poisoned:
-        if self._is_finite(step, verdict):
-            self._commit(step)
-            return Committed()
-        if not self.layout.is_plain:
-            step.poison()  # plain steps protect nothing: what they have is DDP's own
-        return Poisoned()
+    def _outcome(self, step: Step, verdict: Verdict, finite: bool) -> Committed | Poisoned:
+        """Make what the step leaves the memory, if it was `finite`.
 
-    def _is_finite(self, step: Step, verdict: Verdict) -> bool:
-        """The same answer on all ranks: verdicts and reduced values are, and all else is in the verdict."""
-        return verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+        That is the same answer on all ranks: reduced values are, and all else is in the verdict.
+        """
+        if finite:
+            for lane in self.layout.lanes:
+                lane.commit(slot for owner, slot in step.idle if owner is lane)
+            self.step += 1
+        self._observe(step, verdict, committed=finite)
+        return Committed() if finite else Poisoned()
 
-    def _commit(self, step: Step) -> None:
+    def _land(self, step: Step, verdict: Verdict) -> None:
+        """End the step for the model; whether it counts is asked of the device, and not waited for."""
+        finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
         for small in step.small:
             small.land()
-        for lane in self.layout.lanes:
-            lane.commit(slot for owner, slot in step.idle if owner is lane)
-        self.step += 1
+        if not self.layout.is_plain:
+            step.poison_unless(finite)
+        step.outcome = Landed(verdict, self.around.placement.fetch(finite))
+        self._now, self._unresolved = None, step
+        self.around.concluded(step)
+
+    def resolve(self) -> None:
+        """Commit the last step, or forget it, where that is still to be done. May wait for the device.
+
+        To be called before anything is asked of the memory or the step between steps, on all ranks.
+        """
+        step, self._unresolved = self._unresolved, None
+        if step is not None and isinstance(step.outcome, Landed):
+            finite = bool(step.outcome.finite())
+            self._settle(step, self._outcome(step, step.outcome.verdict, finite))
 
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
         """Let the decider see the facts of a step, and run what it wants to follow."""
@@ -357,14 +388,20 @@ class Engine:
             self._progress(self._now)
 
     def _close(self, step: Step, outcome: Outcome) -> None:
-        step.outcome, error = outcome, outcome.error if isinstance(outcome, Failed) else None
         self._now = None
-        self.traffic.note(step.trace.rounds) if error is None else self.traffic.forget()
-        for lane in self.layout.lanes:
-            lane.kept.discard()
-        if error is not None:
+        self._settle(step, outcome)
+        if isinstance(outcome, Failed):
             # Half-exchanged buckets must not pass for gradients, should someone catch the error.
             step.poison()
-            if not hasattr(error, "__notes__"):
-                error.add_note(f"gradwire: step {step.number}, rank {self.comm.rank}, {step.plan}")
+            if not hasattr(outcome.error, "__notes__"):
+                outcome.error.add_note(f"gradwire: step {step.number}, rank {self.comm.rank}, {step.plan}")
         self.around.concluded(step)
+
+    def _settle(self, step: Step, outcome: Outcome) -> None:
+        """Give the step its final outcome."""
+        step.outcome, failed = outcome, isinstance(outcome, Failed)
+        self.traffic.forget() if failed else self.traffic.note(step.trace.rounds)
+        for lane in self.layout.lanes:
+            lane.kept.discard()
+        if not failed:
+            self.around.resolved(step)

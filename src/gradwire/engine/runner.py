@@ -14,9 +14,7 @@ from functools import partial
 from gradwire.comm import owe_zeros
 from gradwire.engine.step import Step, Task
 from gradwire.errors import TransportError
-from gradwire.kernels import is_finite
-
-Post = Callable[[Callable[[], None]], None]
+from gradwire.placement import Post
 
 
 class Runner:
@@ -69,7 +67,7 @@ class Runner:
                     task.finish()
                     task.land()
                 if task.is_unseen:
-                    step.see(is_finite(task.mean))
+                    step.look(task.mean)
         except TransportError:
             raise
         except BaseException as error:

@@ -22,6 +22,7 @@ from gradwire.memory import UNSENT
 
 def save(engine: Engine) -> dict[str, Any]:
     """This rank's state; the tensors are copies."""
+    engine.resolve()
     layout = engine.layout
     if layout.alone:
         # As it would be in company, where the run may go on.
@@ -83,6 +84,7 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
     total stays the same. Raises `ValueError` when a state does not belong here or is damaged, and
     `RanksDisagree` on the ranks whose state would do when another rank's does not.
     """
+    engine.resolve()
     ready, refusal = _prepared(engine, state)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
     missing = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")

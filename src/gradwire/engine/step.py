@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Comm, Round
 from gradwire.engine.arrival import Arrival, Entry
-from gradwire.engine.verdict import SmallReduce, VerdictReduce
+from gradwire.engine.verdict import SmallReduce, Verdict, VerdictReduce
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import compiled_s, is_finite
@@ -87,6 +87,17 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class Landed:
+    """The step has ended for the model: its means are on their way into the buckets, or NaN in their place.
+
+    Which of the two, `finite` will say, and with that whether the step counts. It may wait for a device.
+    """
+
+    verdict: Verdict
+    finite: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
 class Committed:
     """On all ranks: memory has moved on, and the means are in the buckets."""
 
@@ -103,7 +114,7 @@ class Failed:
     error: BaseException
 
 
-Outcome: TypeAlias = Running | Pending | Committed | Poisoned | Failed
+Outcome: TypeAlias = Running | Pending | Landed | Committed | Poisoned | Failed
 _OPEN = (Running, Pending)  # a union would be built anew in every call
 
 
@@ -113,6 +124,8 @@ class Step:
 
     number: int
     plan: str
+    is_late: bool = False
+    """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
     scale: float = 1.0
     started_s: float = 0.0
     before_s: float = 0.0
@@ -221,7 +234,7 @@ class Step:
             landed = buffer[begin : begin + size].copy_(mean[done : done + size])
             if torch.finfo(landed.dtype).max < torch.finfo(mean.dtype).max:
                 # What has gathered over several steps may be too large for a single gradient's type.
-                self.see(is_finite(landed))
+                self.look(landed)
             done += size
 
     def fail(self, error: BaseException, where: str, rank: int) -> None:
@@ -235,9 +248,19 @@ class Step:
         if finite is not True:
             self._doubts.append(finite)
 
+    def look(self, values: Tensor) -> None:
+        """Note whether `values` are finite."""
+        self.see(values.isfinite().all() if self.is_late else is_finite(values))
+
     def is_finite(self) -> bool:
         """Whether all that was seen is; waits for a device that still has to find out."""
         return all(self._doubts)
+
+    def finite(self) -> Tensor:
+        """The same without waiting: a bool of no dimension, where the gradients are."""
+        flags = [each for each in self._doubts if isinstance(each, Tensor)]
+        known = torch.full((), len(flags) == len(self._doubts), device=self.device)
+        return torch.stack([known, *flags]).all()
 
     @property
     def is_over(self) -> bool:
@@ -308,3 +331,9 @@ class Step:
         """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""
         for arrival in self.arrivals:
             arrival.buffer.fill_(torch.nan)
+
+    def poison_unless(self, finite: Tensor) -> None:
+        """The same where `finite`, a bool of no dimension, is false, without reading it here."""
+        bad = ~finite
+        for arrival in self.arrivals:
+            arrival.buffer.masked_fill_(bad, torch.nan)

@@ -1,4 +1,4 @@
-"""What an engine needs from outside: the comms, the model's optimizer and buffers, and where to report."""
+"""What an engine needs from outside: its placement, the model's optimizer and buffers, and reporting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from gradwire.arena import Lane, Unit
 from gradwire.comm import Comm
 from gradwire.engine.layout import Layout, Policy
-from gradwire.engine.runner import Post
 from gradwire.engine.step import Passenger, Step
 from gradwire.moment import Moment, Replicas
+from gradwire.placement import Placement
 from gradwire.planning.costs import Link
 
 Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
@@ -24,22 +24,19 @@ Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
 class Surroundings:
     """Built before the engine and passed to its constructor. The functions are called on the engine's thread.
 
-    Gradients travel over `comm`. The verdict, and all else that ranks agree on, travels over `control` in
-    tensors on the CPU; the two may be the same comm, and must be over the same ranks. `device` is where the
-    gradients and the memory are. `post` runs a function on the engine's thread.
+    `placement` says where things are, and by what they travel.
 
     `alone` is for a single rank, which has nothing to send: it compresses nothing (`uncompressed`).
     """
 
-    comm: Comm
-    control: Comm
-    post: Post
+    placement: Placement
     concluded: Callable[[Step], None] = lambda _step: None
-    """Called once per step, with its outcome."""
+    """Called once per step, when its means are on their way into the buffers, or with its error."""
+    resolved: Callable[[Step], None] = lambda _step: None
+    """Called once per step that has no error, when it is known whether it counts: at most one step later."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
-    device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     alone: bool = False
     loss_scale: Callable[[], float] = lambda: 1.0
     replicas: Replicas = lambda _name: None
@@ -56,3 +53,18 @@ class Surroundings:
     """Hears after each step what the link is taken to be."""
     inspect: Inspect = lambda _lane, _unit, _x, _at: None
     """Sees every unit before its exchange."""
+
+    @property
+    def comm(self) -> Comm:
+        """What gradients travel over."""
+        return self.placement.comm
+
+    @property
+    def control(self) -> Comm:
+        """What the verdict, and all else that ranks agree on, travels over."""
+        return self.placement.control
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is, and what the engine is handed of the gradients."""
+        return self.placement.memory.where

@@ -143,6 +143,10 @@ class SmallReduce:
         """Whether the mean of the small gradients is finite; the same answer on all ranks."""
         return is_finite(self._gradients)
 
+    def finite(self) -> Tensor:
+        """The same as a bool of no dimension, which the host has not read."""
+        return self._gradients.isfinite().all()
+
     def land(self) -> None:
         """Write the means back to where the gradients came from."""
         if self._regions:
@@ -155,6 +159,9 @@ class VerdictReduce(SmallReduce):
 
     One all-reduce carries the table after the gradients. With a `control` comm the table travels by itself
     over that, in a tensor on the CPU.
+
+    With `finite`, a bool of no dimension that the host does not read, one number more travels after the
+    gradients: the sum is how many ranks had something that was not finite.
     """
 
     def __init__(
@@ -164,12 +171,17 @@ class VerdictReduce(SmallReduce):
         comm: Observed,
         device: torch.device,
         control: Observed | None = None,
+        finite: Tensor | None = None,
     ) -> None:
-        cells = comm.world * row.width
-        super().__init__(regions, comm, device, room=cells if control is None else 0)
+        cells, doubts = comm.world * row.width, 0 if finite is None else 1
+        super().__init__(regions, comm, device, room=doubts + (cells if control is None else 0))
         self._control = control
         self._said: Pending = DONE
-        table = self.buffer[sum(self._sizes) :] if control is None else torch.empty(cells, device="cpu")
+        room = self.buffer[sum(self._sizes) :]
+        self._doubts = room[:doubts]
+        if finite is not None:
+            self._doubts.copy_(~finite)
+        table = room[doubts:] if control is None else torch.empty(cells, device="cpu")
         self._table = table.view(comm.world, -1)
         row.write(self._table, comm.rank)
 
@@ -179,7 +191,7 @@ class VerdictReduce(SmallReduce):
             super().send(ended)
             return
         self._said = said = self._control.all_reduce(self._table.view(-1))
-        if self._regions:
+        if self.buffer.numel():
             super().send(lambda: said.then(ended))
         else:
             self._pending = DONE
@@ -190,3 +202,7 @@ class VerdictReduce(SmallReduce):
         self.wait()
         self._said.wait()
         return Verdict.read(self._table)
+
+    def finite(self) -> Tensor:
+        """Whether no rank has said otherwise, either."""
+        return super().finite() & (self._doubts == 0.0).all()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-import torch
+from torch import Tensor
 
 from gradwire.comm.base import Comm
 from gradwire.placement.bringing import Bringing, Copies, InPlace
@@ -33,9 +33,24 @@ class Placement:
     control: Comm
     post: Post
     device: Device = field(default_factory=HostDevice)
-    memory: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
+    memory: Device = field(default_factory=HostDevice)
     bringing: Bringing = field(default_factory=InPlace)
     resolve: Resolve = "now"
+
+    def fetch(self, value: Tensor) -> Callable[[], Tensor]:
+        """Copy `value`, which is where the memory is, to the host, as the current stream leaves it.
+
+        Returns at once. The function that it returns waits for the copy and returns it.
+        """
+        copy = self.memory.pinned(value)
+        copy.copy_(value, non_blocking=True)
+        done = self.memory.current().record_event()
+
+        def fetched() -> Tensor:
+            done.synchronize()
+            return copy
+
+        return fetched
 
 
 def host(comm: Comm, post: Post, device: Device | None = None) -> Placement:

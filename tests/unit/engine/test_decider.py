@@ -10,6 +10,7 @@ from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.engine.decider import PROBED, links_for, surveyed
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.probe import Probed, straight_line
+from gradwire.placement import host
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
@@ -55,7 +56,7 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     decision = _decision("mergecomp(inner=\"star_topk(algorithm='tree')\")")
 
     def rank(comm: ThreadComm) -> Facts:
-        return surveyed(Facts(1.0, 1.0, comm.world), decision, Surroundings(comm, comm, post=print), ())
+        return surveyed(Facts(1.0, 1.0, comm.world), decision, Surroundings(host(comm, print)), ())
 
     facts = run_ranks(3, rank)
     assert facts[0] == facts[1] == facts[2]

@@ -10,6 +10,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine.decider import surveyed
 from gradwire.engine.surroundings import Surroundings
+from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
 from tests.support.rig import Outcome, Rig, gradients
@@ -37,7 +38,7 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
         uses = {"a": 10.0 * (1 + comm.rank), "b": 100.0 / (1 + comm.rank), "vector": 5.0}
         shapes = {"a": (2, 5), "b": (2, 5), "c": (2, 5), "vector": (5,)}
         specs = [ParameterSpec(name, shape, torch.float32, 10) for name, shape in shapes.items()]
-        around = Surroundings(comm, comm, post=print, uses=lambda: uses)
+        around = Surroundings(host(comm, print), uses=lambda: uses)
         return surveyed(Facts(1.0, 1.0, comm.world), _counting(), around, specs)
 
     for facts in run_ranks(3, rank):
