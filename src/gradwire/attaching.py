@@ -25,7 +25,7 @@ from gradwire.errors import RanksDisagree
 from gradwire.placement import host
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources import source_of
-from gradwire.sources.backward import Backward
+from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
 from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
@@ -123,9 +123,11 @@ def _assemble(
         link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
         inspect=(watch := Watch()),
     )
-    backward = Backward(
-        source, worker, lambda concluded: Engine(source.specs, chosen, replace(around, concluded=concluded))
-    )
+
+    def engine(concluded: Hear, resolved: Hear) -> Engine:
+        return Engine(source.specs, chosen, replace(around, concluded=concluded, resolved=resolved))
+
+    backward = Backward(source, worker, engine)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
     counted = uses if decision is not None and decision.uses else None

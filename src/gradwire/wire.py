@@ -129,6 +129,7 @@ class Wire:
             print(wire.report())
             json.dump(wire.report().as_dict(), file)
         """
+        self._backward.resolve()
         engine, history = self._engine, self._backward.history
         dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
         facts = None if engine.facts is None else {**asdict(engine.facts), "ccr": engine.facts.ccr}

@@ -40,6 +40,8 @@ class Arrival:
     entries: tuple[Entry, ...]
     index: int
     at_s: float = field(default_factory=now_s)
+    failure: BaseException | None = None
+    """Why there is nothing worth reading. Peers wait, so it is exchanged nevertheless; the step fails."""
 
 
 @dataclass(frozen=True)

@@ -156,15 +156,15 @@ class Engine:
         except BaseException as error:  # of the device: no step can end any more
             self.crash(error)
         is_late = self.around.placement.resolve == "late" and not self.measuring
-        step = self._now = Step(self.step, self.layout.main.text, is_late)
+        step = self._now = Step(self.step, self.layout.main.text, is_late=is_late)
         step.scale = self.around.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), at_s)
         step.before_s = self.watch.before_s(step.started_s)
         step.buffers = carried = self.around.buffers()
         if carried is not None:
+            self.runner.issue(lambda: carried.send(Observed(self.comm, step.trace, "buffers")))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers", self.comm.rank)
-            self.runner.issue(lambda: carried.send(Observed(self.comm, step.trace, "buffers")))
 
     def arrive(self, arrival: Arrival) -> None:
         """Take in a flat buffer of the open step.
@@ -174,6 +174,8 @@ class Engine:
         """
         step = self._now
         assert step is not None, "open the step first"
+        if arrival.failure is not None:
+            step.fail(arrival.failure, f"bringing of buffer {arrival.index}", self.comm.rank)
         step.arrive(arrival)
         for each in step.next_turns():
             self._take(step, each)
@@ -351,6 +353,11 @@ class Engine:
         step.outcome = Landed(verdict, self.around.placement.fetch(finite))
         self._now, self._unresolved = None, step
         self.around.concluded(step)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether `resolve` has nothing to do."""
+        return self._unresolved is None
 
     def resolve(self) -> None:
         """Commit the last step, or forget it, where that is still to be done. May wait for the device.

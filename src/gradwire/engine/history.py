@@ -49,13 +49,16 @@ class History:
         if step.plan != self._plan:
             self._plan = step.plan
             self._costs.clear()
-        self.skipped += isinstance(step.outcome, Poisoned)
         self.compile_s += compiled_s() - step.compiled_before_s
         self.spans, self.started_s = step.trace.spans, step.started_s
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s
         bytes_ = step.metered_bytes, step.predicted_bytes
         self._costs.append(Cost(*bytes_, step.trace.compress_s, backward_s, 0.0, step.before_s))
+
+    def resolved(self, step: Step) -> None:
+        """Note whether a step counts."""
+        self.skipped += isinstance(step.outcome, Poisoned)
 
     def waited(self, start_s: float, stop_s: float) -> None:
         """Note that the end of the last backward pass waited for the verdict."""

@@ -30,7 +30,7 @@ from gradwire.planning.facts import Times
 class Passenger(Protocol):
     """What travels beside a step's gradients, from one rank to all, such as the model's buffers."""
 
-    failure: Exception | None
+    failure: BaseException | None
     """Why there is nothing worth sending. The peers wait for it, so something is sent nevertheless."""
 
     @property
@@ -124,8 +124,6 @@ class Step:
 
     number: int
     plan: str
-    is_late: bool = False
-    """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
     scale: float = 1.0
     started_s: float = 0.0
     before_s: float = 0.0
@@ -148,6 +146,8 @@ class Step:
     predicted_bytes: float = 0.0
     last_arrival_s: float = 0.0
     compiled_before_s: float = field(default_factory=compiled_s)
+    is_late: bool = False
+    """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _waiting: dict[int, Arrival] = field(default_factory=dict)
     _turn: int = 0

@@ -6,12 +6,12 @@ Two kinds: the engine works on the gradients where they are (`InPlace`), or on c
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
 from gradwire.errors import GradwireError
 from gradwire.placement.device import Device, Event, Stream
@@ -36,21 +36,21 @@ class Brought(Protocol):
     def land(self) -> None:
         """Carry what `buffer` holds back into the tensor. Returns when that is enqueued; once per step."""
 
-    def fulfil(self, future: Future[Tensor]) -> None:
-        """Set `future` to the tensor, so that the stream of the one that waits for it sees it landed."""
-
-    def join(self) -> None:
-        """Let the stream that is current on this thread see the tensor landed."""
-
 
 class Bringing(Protocol):
-    """Of one attached model. `bring` is called on the thread that computes, the rest on the engine's."""
+    """Of one attached model. `bring` is called on the thread that computes, the rest on any."""
 
     def bring(self, key: Hashable, source: Tensor) -> Brought:
-        """Set out with `source`, as the current stream leaves it. One key names one tensor in every step.
+        """Start to bring `source`, as the current stream leaves it. A key names one tensor in every step.
 
         Raises nothing: peers wait for the step, which has to fail by its verdict. See `Brought.ready`.
         """
+
+    def landing(self) -> AbstractContextManager[object]:
+        """Within it, the stream is current in which tensors land: futures of the device are set there."""
+
+    def join(self) -> None:
+        """Let the stream that is current on this thread see all that has landed so far."""
 
     @property
     def pinned_bytes(self) -> int:
@@ -61,23 +61,16 @@ class Bringing(Protocol):
 
 
 @dataclass(frozen=True)
-class There:
+class _There:
     """A tensor that the engine reads where it is."""
 
     buffer: Tensor
 
     def ready(self) -> None:
-        """See `Brought.ready`."""
+        pass
 
     def land(self) -> None:
-        """See `Brought.land`."""
-
-    def fulfil(self, future: Future[Tensor]) -> None:
-        """See `Brought.fulfil`."""
-        future.set_result(self.buffer)
-
-    def join(self) -> None:
-        """See `Brought.join`."""
+        pass
 
 
 class InPlace:
@@ -87,7 +80,14 @@ class InPlace:
 
     def bring(self, _key: Hashable, source: Tensor) -> Brought:
         """See `Bringing.bring`."""
-        return There(source)
+        return _There(source)
+
+    def landing(self) -> AbstractContextManager[object]:
+        """See `Bringing.landing`."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """See `Bringing.join`."""
 
     def copied_s(self) -> float:
         """See `Bringing.copied_s`."""
@@ -126,7 +126,6 @@ class _Copy:
     source: Tensor
     room: _Room
     stream: Stream
-    device: Device
 
     @property
     def buffer(self) -> Tensor:
@@ -138,20 +137,11 @@ class _Copy:
     def land(self) -> None:
         self.room.copy("in", self.source, self.buffer, self.stream)
 
-    def fulfil(self, future: Future[Tensor]) -> None:
-        # A future of the device notes what is current when it is set.
-        with self.stream:
-            future.set_result(self.source)
-
-    def join(self) -> None:
-        self.device.current().wait_event(self.room.ends["in"][1])
-
 
 @dataclass(frozen=True)
 class _Lost:
-    """A tensor that could not set out. The engine hears why, and fails the step on all ranks."""
+    """A tensor that could not be copied. The engine hears why, and fails the step on all ranks."""
 
-    source: Tensor
     buffer: Tensor
     error: BaseException
 
@@ -159,13 +149,7 @@ class _Lost:
         raise self.error
 
     def land(self) -> None:
-        """The step has failed, and nothing can be enqueued: the gradient stays as it was."""
-
-    def fulfil(self, future: Future[Tensor]) -> None:
-        future.set_result(self.source)
-
-    def join(self) -> None:
-        """Nothing has landed."""
+        """The step has failed, and nothing can be enqueued: the tensor stays as it was."""
 
 
 class Copies:
@@ -188,8 +172,16 @@ class Copies:
             self._stream.wait_event(self._device.current().record_event())
             room.copy("out", room.memory, source, self._stream)
         except BaseException as error:  # no memory left to pin, for instance
-            return _Lost(source, torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
-        return _Copy(source, room, self._stream, self._device)
+            return _Lost(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
+        return _Copy(source, room, self._stream)
+
+    def landing(self) -> AbstractContextManager[object]:
+        """See `Bringing.landing`."""
+        return self._stream
+
+    def join(self) -> None:
+        """See `Bringing.join`."""
+        self._device.current().wait_event(self._stream.record_event())
 
     def _room(self, key: Hashable, source: Tensor) -> _Room:
         room = self._rooms.get(key)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from torch.autograd import Variable
 
@@ -16,7 +18,10 @@ from gradwire.engine.step import Step
 from gradwire.engine.worker import Job, Worker
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
+from gradwire.placement import Brought
 from gradwire.sources.source import Source
+
+Hear: TypeAlias = Callable[[Step], None]
 
 _BROKE_OFF = (
     "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
@@ -32,20 +37,20 @@ class Backward:
     callback can be queued, an error waits for the next `open`. `deliver` runs on the engine's thread.
     """
 
-    def __init__(
-        self, source: Source, worker: Worker, engine: Callable[[Callable[[Step], None]], Engine]
-    ) -> None:
-        """`engine` makes one that concludes its steps with the function it is given."""
+    def __init__(self, source: Source, worker: Worker, engine: Callable[[Hear, Hear], Engine]) -> None:
+        """`engine` makes one that calls two functions: when a step has ended, and when it is resolved."""
         self.overlap = True
         self.history = History()
         self.compressed = 0  # steps that a memory has been through
         self._source, self._worker = source, worker
         self._held: list[Job] = []
+        self._brought: list[Brought] = []
         self._ended = threading.Event()
         self._ended.set()
         self._all_given = True
         self._error: BaseException | None = None
-        self.engine = engine(self.deliver)
+        self.engine = engine(self.deliver, self.note)
+        self.placement = self.engine.around.placement
 
     def open(self) -> None:
         """The first gradients of a step are there.
@@ -58,11 +63,13 @@ class Backward:
             raise GradwireError(_BROKE_OFF)
         self._ended.clear()
         self._all_given = False
-        self._held = [partial(self.engine.open, now_s())]
+        self._held, self._brought = [partial(self.engine.open, now_s())], []
 
     def bring(self, arrival: Arrival) -> None:
         """Hand over a flat buffer, which is the engine's until the step has ended."""
-        self._held.append(partial(self.engine.arrive, arrival))
+        brought = self.placement.bringing.bring(arrival.index, arrival.buffer)
+        self._brought.append(brought)
+        self._held.append(partial(self._arrive, arrival, brought))
         # In a step taken apart, communication would slow the computation that shares its cores.
         if self.overlap and not self.engine.apart:
             self._post_held()
@@ -76,6 +83,17 @@ class Backward:
         # inner one there may be gradients that only the outer one will deliver.
         with suppress(RuntimeError):  # "can only be installed during backward pass": see the class
             Variable._execution_engine.queue_callback(self._wait)
+
+    def _arrive(self, arrival: Arrival, brought: Brought) -> None:
+        """On the engine's thread: wait for a copy, if it is one."""
+        if brought.buffer is not arrival.buffer:
+            failure: BaseException | None = None
+            try:
+                brought.ready()
+            except BaseException as error:
+                failure = error
+            arrival = replace(arrival, buffer=brought.buffer, at_s=now_s(), failure=failure)
+        self.engine.arrive(arrival)
 
     def _post_held(self) -> None:
         held, self._held = self._held, []
@@ -93,21 +111,32 @@ class Backward:
         If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
         Raises `GradwireError` where it cannot end, since not all of its gradients came.
         """
-        if not self._all_given:
-            raise GradwireError(_BROKE_OFF)
-        self._worker.wait(self._ended)
-        self._source.land()
+        self._end()
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Let the engine commit the last step, if that is still to be done."""
+        if not self.engine.is_resolved:
+            self._worker.call(self.engine.resolve)
 
     def before_forward(self) -> None:
         """After an interrupt that the user caught, land what is still to come."""
         if self._all_given:
-            self.rest()
+            self._end()
+
+    def _end(self) -> None:
+        if not self._all_given:
+            raise GradwireError(_BROKE_OFF)
+        self._worker.wait(self._ended)
+        self.placement.bringing.join()
+        self._source.land()
 
     def _wait(self) -> None:
         start_s = now_s()
         self._worker.wait(self._ended)
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
+        self.placement.bringing.join()
         self._source.land()
         if self._error is not None:
             # After the wrapper's own callbacks, which it could not do without in the next step.
@@ -124,7 +153,17 @@ class Backward:
         try:
             self._source.settle(step)
             self.history.add(step)
-            self.compressed += step.committed and not self.engine.layout.is_plain
+            for brought in self._brought:
+                brought.land()
+        except BaseException as error:  # of the device, for instance: this rank cannot go on
+            self._error = self._error or error
+            raise
         finally:
             self._ended.set()
-            self._source.release()
+            with self.placement.bringing.landing():
+                self._source.release()
+
+    def note(self, step: Step) -> None:
+        """A step counts, or does not. On the engine's thread."""
+        self.history.resolved(step)
+        self.compressed += step.committed and not self.engine.layout.is_plain

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from gradwire.comm import Comm, Pending
+from gradwire.placement import Bringing, Brought
 
+_KEY = "buffers"
 _SOURCE = 0
 """The rank whose buffers all ranks get, as in DDP."""
 
@@ -21,8 +23,8 @@ class BufferBroadcast:
     Wide types first: so each type is aligned within, and one collective is enough for all.
     """
 
-    def __init__(self, buffers: Sequence[Tensor], rank: int) -> None:
-        self._buffers, self._is_source = list(buffers), rank == _SOURCE
+    def __init__(self, buffers: Sequence[Tensor], rank: int, bringing: Bringing) -> None:
+        self._buffers, self._is_source, self._bringing = list(buffers), rank == _SOURCE, bringing
         self._shapes, self._dtypes = [each.shape for each in buffers], [each.dtype for each in buffers]
         ordered = sorted(buffers, key=lambda each: (-each.itemsize, str(each.dtype)))
         groups = [list(group) for _dtype, group in groupby(ordered, key=lambda each: each.dtype)]
@@ -32,10 +34,11 @@ class BufferBroadcast:
             _OneType(group, part.view(group[0].dtype))
             for group, part in zip(groups, self._bytes.split_with_sizes(sizes), strict=True)
         ]
+        self._brought: Brought
         self._pending: Pending | None = None
         self.is_stale = False
         """Whether what was packed is out of date on this rank."""
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         """Why packing failed. Peers wait, so something is sent nevertheless; the engine fails the step."""
 
     def holds(self, buffers: Sequence[Tensor]) -> bool:
@@ -53,6 +56,7 @@ class BufferBroadcast:
                 each.gather(each.flat)
         except Exception as error:
             self.failure = error
+        self._brought = self._bringing.bring(_KEY, self._bytes)
 
     def look(self, buffers: Sequence[Tensor]) -> None:
         """Note whether they have changed since: activations that are computed again count twice in BatchNorm.
@@ -64,7 +68,11 @@ class BufferBroadcast:
 
     def send(self, comm: Comm) -> None:
         """Issue the broadcast. Raises `TransportError`."""
-        self._pending = comm.broadcast(self._bytes, _SOURCE)
+        try:
+            self._brought.ready()
+        except BaseException as error:
+            self.failure = error
+        self._pending = comm.broadcast(self._brought.buffer, _SOURCE)
         self._pending.then(lambda: None)  # its end is noted for the timeline
 
     def wait(self) -> None:
@@ -75,7 +83,11 @@ class BufferBroadcast:
     @torch.no_grad()
     def land(self) -> None:
         """Overwrite this rank's buffers. Not before the backward pass is over, which may read them."""
-        for each in () if self._is_source else self._types:
+        if self._is_source:
+            return
+        self._brought.land()
+        self._bringing.join()
+        for each in self._types:
             # As DDP does: a graph that is kept for another backward pass stays valid.
             with _unsafe_preserve_version_counter(tuple(each.buffers)):
                 torch._foreach_copy_(each.buffers, each.landing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +22,10 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireError, TransportError
+from gradwire.placement import host
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
-from gradwire.sources.backward import Backward
+from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
 from tests.support.rig import gradients, specs
 
@@ -74,8 +75,9 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str) -> None:
         source = ByName()
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
-        def engine(concluded: Callable[[Step], None]) -> Engine:
-            return Engine(source.specs, recipe(text), Surroundings(comm, comm, worker.post, concluded))
+        def engine(concluded: Hear, resolved: Hear) -> Engine:
+            around = Surroundings(host(comm, worker.post), concluded, resolved)
+            return Engine(source.specs, recipe(text), around)
 
         backward = Backward(source, worker, engine)
         order = sorted(range(len(source.specs)), key=lambda index: (index * (comm.rank + 2)) % 7)
@@ -126,13 +128,15 @@ def _engine(**other: Any) -> Any:
         "layout": SimpleNamespace(is_plain=True),
         "watch": SimpleNamespace(end=print),
         "runner": SimpleNamespace(broken=None),
+        "around": SimpleNamespace(placement=host(None, print)),  # type: ignore[arg-type]
+        "is_resolved": True,
     }
     return SimpleNamespace(**{**usual, **other})
 
 
 def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
     worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for)
-    return Backward(source or Nothing(), worker, lambda _concluded: _engine(**engine))
+    return Backward(source or Nothing(), worker, lambda *_: _engine(**engine))
 
 
 def _bring(backward: Backward, index: int) -> None:

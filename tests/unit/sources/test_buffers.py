@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
+from gradwire.placement import InPlace
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.buffers import Buffers
 from tests.support.rig import Rig, gradients
@@ -40,7 +41,7 @@ def _bits(buffers: list[Tensor]) -> list[list[int]]:
 def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
     def rank(comm: Comm) -> list[list[int]]:
         buffers = _buffers(comm.rank)
-        carried = BufferBroadcast(buffers, comm.rank)
+        carried = BufferBroadcast(buffers, comm.rank, InPlace())
         for _ in range(2):  # its room is used again
             carried.pack()
             carried.send(comm)
@@ -63,7 +64,7 @@ def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
 
 
 def _carried(rank: int, buffers: list[Tensor] | None = None) -> BufferBroadcast:
-    carried = BufferBroadcast(_buffers(rank) if buffers is None else buffers, rank)
+    carried = BufferBroadcast(_buffers(rank) if buffers is None else buffers, rank, InPlace())
     carried.pack()
     return carried
 
@@ -127,7 +128,7 @@ def _of(ddp: Any, world: int = 2) -> Buffers:
 
 def _step(buffers: Buffers, in_vain: bool = False) -> BufferBroadcast | None:
     """One backward pass; returns what travelled under it."""
-    buffers.pack(measuring=False)
+    buffers.pack(InPlace(), measuring=False)
     buffers.look()
     buffers.arrived(buffers.packed is not None and not in_vain, in_vain)
     buffers.land()
@@ -186,7 +187,7 @@ def test_whether_ranks_join_is_looked_at_in_every_backward_pass() -> None:
 def test_dense_steps_that_measure_leave_them_to_ddp() -> None:
     ddp = Wrapped()
     buffers = _of(ddp)
-    buffers.pack(measuring=True)
+    buffers.pack(InPlace(), measuring=True)
     assert buffers.packed is None
 
 
@@ -305,7 +306,7 @@ def test_a_rank_that_cannot_pack_fails_the_step_for_all() -> None:
 
 def test_packing_keeps_its_error_for_the_step() -> None:
     buffers = [torch.ones(3)]
-    carried = BufferBroadcast(buffers, 0)
+    carried = BufferBroadcast(buffers, 0, InPlace())
     carried._types[0].buffers = [object()]  # type: ignore[list-item]
     carried.pack()
     assert isinstance(carried.failure, AttributeError)

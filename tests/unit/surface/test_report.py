@@ -121,6 +121,7 @@ def test_only_steps_without_an_error_count_as_skipped() -> None:
     failed.outcome = Failed(ValueError())
     for step in (_step(), failed, _step(committed=False)):
         history.add(step)
+        history.resolved(step)
     assert history.skipped == 1
 
 

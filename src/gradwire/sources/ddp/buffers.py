@@ -11,6 +11,7 @@ import weakref
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.placement import Bringing
 from gradwire.sources.buffers import BufferBroadcast
 
 _PATIENCE = 3
@@ -63,7 +64,7 @@ class Buffers:
             ddp.require_forward_param_sync = False  # DDP sets it again after every forward that needs it
         self.current = False
 
-    def pack(self, measuring: bool) -> None:
+    def pack(self, bringing: Bringing, measuring: bool) -> None:
         """A backward pass has its first bucket: copy what the forward pass has left, if it is to be carried.
 
         Not where users have switched it off or have a hook of their own for it; not under `join()`, where
@@ -76,7 +77,7 @@ class Buffers:
             return
         if buffers := self._listed(ddp):
             if self._known is None or not self._known.holds(buffers):
-                self._known = BufferBroadcast(buffers, self._rank)
+                self._known = BufferBroadcast(buffers, self._rank, bringing)
             self._known.pack()
             self.packed = self._known
 

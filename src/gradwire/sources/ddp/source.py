@@ -152,9 +152,9 @@ class DDPBuckets(Source):
         """Hand a bucket to `backward`; the future is set when the step has its verdict."""
         if bucket.index() == 0:
             backward.open()
-            self._buffers.pack(backward.engine.apart)
+            self._buffers.pack(backward.placement.bringing, backward.engine.apart)
         arrival = self._buckets.arrival(bucket)
-        future: _Future = torch.futures.Future()
+        future = backward.placement.device.new_future()
         self._futures.append((future, arrival.buffer))
         if bucket.is_last():
             self._buffers.look()
