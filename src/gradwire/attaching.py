@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from torch import nn
 from gradwire.arena import layout_hash
 from gradwire.checks import check_momentum, check_optimizers, check_policy, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
-from gradwire.comm.groups import borrow, give_back, given_back_if_refused
+from gradwire.comm.groups import borrow, carries_cpu, give_back, given_back_if_refused
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Policy, build, chooser, is_alone
@@ -22,7 +24,8 @@ from gradwire.engine.preparing import prepare_for
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
-from gradwire.placement import host
+from gradwire.moment import read_by
+from gradwire.placement import Device, device_at, host
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
@@ -33,6 +36,11 @@ from gradwire.version import __version__
 from gradwire.wire import Attached, Wire
 
 _TARGET = 0.95
+_LOG = logging.getLogger("gradwire")
+_UNTRIED = (
+    "gradients on %s are carried by way of the host. That is experimental: it has run on a simulated device "
+    "only. Compare with plain training before you rely on it"
+)
 
 
 def attach(
@@ -46,6 +54,7 @@ def attach(
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     memory_dtype: torch.dtype | None = None,
+    placement: Literal["auto", "host", "device"] = "auto",
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
@@ -67,27 +76,41 @@ def attach(
     - `seed`: of all random choices, equal on all ranks.
     - `process_group`: by default one over the same ranks that gradwire alone uses, for one model at a time.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
+    - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
+      memory and the means back, and sends over gloo, whatever the model's own group is. "device" is not there
+      yet, and "auto" is "host". On the CPU nothing is copied.
 
     Raises `ValueError` when something is configured wrongly, and `RanksDisagree`, on all ranks, when they
-    differ in recipe, policy, seed, version, the names, shapes and dtypes of parameters, buffers, or the
-    optimizers' types, groups and options. Options that are tensors are not compared, nor their state.
+    differ in recipe, policy, seed, version, device, the names, shapes and dtypes of parameters, buffers, or
+    the optimizers' types, groups and options. Options that are tensors are not compared, nor their state.
 
     Example::
 
         ddp = DistributedDataParallel(model)
         wire = gradwire.attach(ddp, optimizer)
     """
+    if not dist.is_initialized():
+        raise ValueError("no process group: call torch.distributed.init_process_group first")
     source, scaler = source_of(model), scaler or scaler_of(optimizer)
-    _check_place(source)
-    group = borrow(source.group) if process_group is None else _same_ranks(process_group, source.group)
+    device = device_at(source.device)
+    on_host = device.where.type == "cpu"
+    if process_group is None:
+        group = borrow(source.group, beside=None if on_host else source.device)
+    else:
+        group = _same_ranks(process_group, source.group, on_host)
     comm = ProcessGroupComm(group)
     with given_back_if_refused(group):
-        chosen, optimizers = _agreed_recipe(recipe, target, source, policy, memory_dtype, optimizer, comm)
+        chosen, optimizers = _agreed_recipe(
+            recipe, target, source, policy, memory_dtype, optimizer, comm, placement
+        )
         fields = {"memory_dtype": str(memory_dtype), "buffers": source.buffers_text()}
+        fields |= {"device": device.where.type, "placement": placement}
         fields |= _fingerprint(chosen, source, policy, seed, scaled=scaler is not None)
         require_agreement(fields, comm)
         require_same_optimizer(OptimizerText.of(optimizers), comm)
-    return _assemble(source, optimizers, scaler, chosen, comm, policy, seed, memory_dtype)
+    if not on_host and comm.rank == 0:
+        _LOG.warning(_UNTRIED, device.where.type)
+    return _assemble(source, optimizers, scaler, chosen, comm, device, policy, seed, memory_dtype)
 
 
 def _assemble(
@@ -96,6 +119,7 @@ def _assemble(
     scaler: torch.amp.GradScaler | None,
     chosen: Recipe,
     comm: ProcessGroupComm,
+    device: Device,
     policy: Policy | None,
     seed: int,
     memory_dtype: torch.dtype | None,
@@ -108,14 +132,15 @@ def _assemble(
     worker = Worker(crashed=lambda error: backward.engine.crash(error), ended=ended)
     decision = chosen.build().next
     uses: dict[str, float] = {}
+    placement = host(comm, worker.post, device)
     around = Surroundings(
-        host(comm, worker.post),
+        placement,
         policy=policy,
         seed=seed,
         memory_dtype=memory_dtype,
         alone=is_alone(comm),
         loss_scale=scaler.get_scale if scaler is not None else lambda: 1.0,
-        replicas=source.replicas_of(optimizers),
+        replicas=read_by(placement.bringing.read, source.replicas_of(optimizers)),
         uses=lambda: uses,
         buffers=source.passenger,
         check=partial(check_momentum, optimizers=optimizers),
@@ -135,14 +160,6 @@ def _assemble(
     return Wire(Attached(source.model, source, backward, optimizers, scaler, watch, worker))
 
 
-def _check_place(source: Source) -> None:
-    if not dist.is_initialized():
-        raise ValueError("no process group: call torch.distributed.init_process_group first")
-    devices = {p.device.type for p in source.parameters.values() if p.requires_grad}
-    if devices != {"cpu"}:
-        raise ValueError(f"parameters are on {sorted(devices)}; this version carries CPU tensors only")
-
-
 def _agreed_recipe(
     text: str | Recipe | Composition,
     target: float,
@@ -151,11 +168,13 @@ def _agreed_recipe(
     memory_dtype: torch.dtype | None,
     optimizer: object,
     comm: Comm,
+    placement: str,
 ) -> tuple[Recipe, Optimizers]:
     """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
     try:
         source.check()
+        _check_placement(placement, source.device)
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)
         check_policy(policy, list(source.parameters))
@@ -179,7 +198,16 @@ def _agreed_recipe(
     return chosen, optimizers
 
 
-def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> dist.ProcessGroup:
+def _check_placement(placement: str, device: torch.device) -> None:
+    if placement not in ("auto", "host", "device"):
+        raise ValueError(f"placement={placement!r} is none of 'auto', 'host' and 'device'")
+    if placement == "device" and device.type != "cpu":
+        raise ValueError(
+            f"placement='device' is not there yet for gradients on {device.type}: leave it out, or say 'host'"
+        )
+
+
+def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup, on_host: bool) -> dist.ProcessGroup:
     mine, theirs = dist.get_process_group_ranks(group), dist.get_process_group_ranks(models)
     if mine != theirs:
         raise ValueError(f"process_group has ranks {mine}, the model's has {theirs}; they must be the same")
@@ -187,6 +215,11 @@ def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> dist.Pro
         raise ValueError(
             "process_group is the model's own: its collectives and gradwire's would mix. Create another "
             "with torch.distributed.new_group, or leave it out"
+        )
+    if not on_host and not carries_cpu(group):
+        raise ValueError(
+            "process_group carries no tensors on the CPU, where gradients are copied to: create one with "
+            "torch.distributed.new_group(backend='gloo'), or leave it out"
         )
     return group
 

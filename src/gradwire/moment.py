@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,6 +92,21 @@ class Replicated:
 
 Replicas = Callable[[str], Replicated | None]
 """By parameter name; `None` where nothing is known, as without an optimizer."""
+
+
+def read_by(read: Callable[[Tensor], Tensor], replicas: Replicas) -> Replicas:
+    """`replicas` whose parameters and states have been through `read`, which brings them to the reader."""
+
+    def found(name: str) -> Replicated | None:
+        known = replicas(name)
+        if known is None:
+            return None
+        state = {
+            key: read(value) if isinstance(value, Tensor) else value for key, value in known.state.items()
+        }
+        return replace(known, parameter=read(known.parameter), state=state)
+
+    return found
 
 
 def _unknown(_name: str) -> None:

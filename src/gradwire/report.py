@@ -22,7 +22,9 @@ class Report:
     enough steps; `link_changes` are the last ones noticed, with the step. `predicted_step_s` is what a whole
     step should take by the facts (`None` where there are none) and `step_s` the median of what they took,
     with all that precedes their backward pass. `compile_s` is how long this rank compiled kernels within
-    steps, all together: `gradwire warmup` does that beforehand.
+    steps, all together: `gradwire warmup` does that beforehand. `placement` says where memory and codecs
+    are. If that is not where gradients are, `pinned_bytes` are what copies take on the host, and `copied_s`
+    is how long the device copied in the last step, both ways, beside its computation.
     """
 
     recipe: str
@@ -47,6 +49,9 @@ class Report:
     predicted_step_s: float | None = None
     step_s: float = 0.0
     compile_s: float = 0.0
+    placement: str = "host"
+    pinned_bytes: int = 0
+    copied_s: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -67,6 +72,9 @@ class Report:
             f"exposed communication {_ms(self.exposed_comm_s)}",
             f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
         ]
+        if self.pinned_bytes:
+            copies = f"{_mib(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
+            lines.append(f"  placement    {self.placement}: {copies}")
         if self.predicted_step_s is not None:
             took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
             lines.append(f"  whole step   {took}")

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.engine import state
 from gradwire.engine.engine import Engine
@@ -157,6 +158,9 @@ class Wire:
             predicted_step_s=predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step),
             step_s=history.median("step_s"),
             compile_s=history.compile_s,
+            placement=engine.around.placement.name,
+            pinned_bytes=engine.around.placement.bringing.pinned_bytes,
+            copied_s=engine.around.placement.bringing.copied_s(),
         )
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
@@ -194,10 +198,17 @@ class Wire:
             optimizer.step()
         """
         self._backward.rest()
-        self._worker.call(self._flush)
+        self._add(self._worker.call(self._flush))
 
-    def _flush(self) -> None:
-        engine = self._engine
+    def _add(self, late: list[tuple[ParameterSpec, Tensor]]) -> None:
+        """On the thread that trains, whose stream the optimizer is in."""
+        bringing = self._engine.around.placement.bringing
+        for spec, flat in late:
+            self._source.add_to_grad(spec, bringing.give(flat, self._source.device))
+
+    def _flush(self) -> list[tuple[ParameterSpec, Tensor]]:
+        """What was unsent, by parameter, flat, in the scale of the gradients; it is forgotten here."""
+        engine, found = self._engine, []
         for lane in engine.layout.lanes:
             if UNSENT not in lane.committed:
                 continue
@@ -205,8 +216,9 @@ class Wire:
             engine.comm.all_reduce(lane.x).wait()
             for slot in lane.slots:
                 late = lane.x[slot.start : slot.stop] * engine.around.loss_scale()
-                self._source.add_to_grad(slot.spec, late)
+                found.append((slot.spec, late))
             lane.committed[UNSENT].zero_()
+        return found
 
     def detach(self) -> None:
         """Flush, and from then on run plain all-reduce: wrappers cannot unregister their hooks.
@@ -216,13 +228,14 @@ class Wire:
         """
         self._backward.rest()
         covered = any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
-        self._worker.call(self._detach)
+        self._add(self._worker.call(self._detach))
         if covered:
             warnings.warn(
                 "momentum is no longer applied: set it in the optimizer if training goes on", stacklevel=2
             )
 
-    def _detach(self) -> None:
-        self._flush()
+    def _detach(self) -> list[tuple[ParameterSpec, Tensor]]:
+        late = self._flush()
         self._engine.retire()
         self._source.retire()
+        return late

@@ -83,7 +83,8 @@ class SimulatedStream:
 
     def wait_event(self, event: SimulatedEvent) -> None:
         """What comes after knows of what was before the event."""
-        self._device.learn("wait_event", self.name, event.clock)
+        call = "join" if self.name == DEFAULT else "wait_event"
+        self._device.learn(call, self.name, event.clock)
 
     def __enter__(self) -> None:
         self._device.entered.append(self)
@@ -106,14 +107,15 @@ class SimulatedFuture(Future):  # type: ignore[type-arg]
 
 
 class Simulated:
-    """See `gradwire.placement.device.Device`. `deaf` to a call, it forgets what that call orders.
+    """See `gradwire.placement.device.Device`. `deaf` to some calls, it forgets what they order.
 
-    The calls are "wait_event", "synchronize" and "set_result". `races` says what it has found.
+    The calls are "wait_event" of a stream that was made, "join" for the same of the default stream,
+    "synchronize" of an event, and "set_result" of a future. `races` says what it has found.
     """
 
     where = torch.device("cuda", 0)
 
-    def __init__(self, deaf: str | None = None) -> None:
+    def __init__(self, *deaf: str) -> None:
         self.races: list[str] = []
         self.operators = 0
         self.capturing = False
@@ -187,13 +189,13 @@ class Simulated:
     def learn(self, call: str, actor: str, clock: Clock) -> None:
         """From now on `actor` comes after what `clock` knows of."""
         with self._lock:
-            if call != self._deaf:
+            if call not in self._deaf:
                 _join(self._clocks[actor], clock)
 
     def promise(self, result: Tensor) -> None:
         """A future is set: its reader comes after what is in the current stream."""
         with self._lock:
-            stream = self._default if self._deaf == "set_result" else self.current()
+            stream = self._default if "set_result" in self._deaf else self.current()
             self._promised[self._number(result)] = self.clock_of(stream.name)
 
     # -- operators
@@ -281,25 +283,23 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = operator(*args, **kwargs)
-        if not operator.is_view:
+        name = operator._schema.name
+        if not operator.is_view and not name.startswith("aten::empty"):
             reads, writes = [], []
             for number, argument in enumerate(operator._schema.arguments):
                 value = kwargs.get(argument.name, args[number] if number < len(args) else None)
                 tensors = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
                 is_written = argument.alias_info is not None and argument.alias_info.is_write
                 (writes if is_written else reads).extend(tensors)
-            name = operator._schema.name
             fresh = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
             aliases = {each.untyped_storage()._cdata for each in [*reads, *writes]}
             made = [each for each in fresh if each.untyped_storage()._cdata not in aliases]
-            if not name.startswith("aten::empty"):
-                writes += made
-            self.device.operate(name, reads, writes, name in SYNCING)
+            self.device.operate(name, reads, writes + made, name in SYNCING)
         return result
 
 
 class _Functions(TorchFunctionMode):
-    """`numpy()` hands memory to code that no operator announces: it may read and write, on the host."""
+    """Of what is no operator: `tolist` reads on the host, and what `numpy` is asked for may write, too."""
 
     def __init__(self, device: Simulated) -> None:
         super().__init__()
@@ -308,6 +308,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is Tensor.numpy:
-            self._device.operate("numpy", [args[0]], [args[0]], waits=True)
+        if function in (Tensor.numpy, Tensor.tolist):
+            written = [args[0]] if function is Tensor.numpy else []
+            self._device.operate(function.__name__, [args[0]], written, waits=True)
         return function(*args, **(kwargs or {}))

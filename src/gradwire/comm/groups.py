@@ -25,23 +25,33 @@ _OFFERS = 16
 _lent: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
 """The groups made here, oldest first, and whether a model has them. torch keeps them until it ends them."""
 
+_CPU = torch.device("cpu")
 _Terms = tuple[list[int], str, Any]
 """Ranks, backend, and the timeout as torch has it."""
 
 
-def borrow(like: dist.ProcessGroup) -> dist.ProcessGroup:
+def borrow(like: dist.ProcessGroup, beside: torch.device | None = None) -> dist.ProcessGroup:
     """A group with the ranks, backend and timeout of `like` that no other model uses on any rank.
 
-    A collective over `like`: one all-gather of 128 bytes per rank, and none for the first such group. Raises
-    `TransportError` where torch cannot create a group.
+    `like` may carry only tensors of another device, `beside`; the group is one of gloo then, which carries
+    tensors on the CPU.
+
+    A collective over `like`: one all-gather of 128 bytes per rank, and none for the first such group. A group
+    of another backend than `like` takes one number more. Raises `TransportError` where torch cannot create a
+    group; on all ranks if the backend is another.
     """
-    terms = _terms(like)
+    if beside is not None and carries_cpu(like):
+        beside = None
+    where = _CPU if beside is None else beside
+    terms = _terms(like, where)
+    if beside is not None:
+        terms = (terms[0], "gloo", terms[2])
     known = _known(terms)
     if known and all(_lent[group] for group in known):
         gc.collect()  # a model in a cycle of references goes only now
-    group = _free_everywhere([group for group in known if not _lent[group]], like) if known else None
+    group = _free_everywhere([group for group in known if not _lent[group]], like, where) if known else None
     if group is None:
-        group = _new(terms)
+        group = _new(terms) if beside is None else _new_everywhere(terms, like, where)
     _lent[group] = True
     return group
 
@@ -67,13 +77,22 @@ def given_back_if_refused(group: dist.ProcessGroup) -> Iterator[None]:
         raise
 
 
-def _terms(group: dist.ProcessGroup) -> _Terms:
-    """What a group must have in common with another to stand in for it. Raises `KeyError` if it was ended."""
+def carries_cpu(group: dist.ProcessGroup) -> bool:
+    """Whether a group has a backend for tensors on the CPU, as far as torch knows."""
+    configured: str = str(dist.get_backend_config(group))
+    return any(each.split(":")[0] == "cpu" for each in configured.split(","))
+
+
+def _terms(group: dist.ProcessGroup, where: torch.device = _CPU) -> _Terms:
+    """What a group must have in common with another to stand in for it. Raises `KeyError` if it was ended.
+
+    The timeout is that of the backend for tensors at `where`.
+    """
     ranks, timeout = dist.get_process_group_ranks(group), None
     # A group in Python has no backend per device; its own group then has the default timeout.
     with suppress(RuntimeError, AttributeError):
         native: Any = group
-        timeout = native._get_backend(torch.device("cpu")).options._timeout
+        timeout = native._get_backend(where).options._timeout
     return ranks, dist.get_backend(group), timeout
 
 
@@ -87,12 +106,17 @@ def _known(terms: _Terms) -> list[dist.ProcessGroup]:
     return found
 
 
-def _free_everywhere(free: Sequence[dist.ProcessGroup], like: dist.ProcessGroup) -> dist.ProcessGroup | None:
-    """The first of rank 0's `free` groups that is among those of every other rank."""
+def _free_everywhere(
+    free: Sequence[dist.ProcessGroup], like: dist.ProcessGroup, where: torch.device
+) -> dist.ProcessGroup | None:
+    """The first of rank 0's `free` groups that is among those of every other rank.
+
+    They are told over `like`, in tensors at `where`.
+    """
     offered = {_number(group): group for group in free[:_OFFERS]}
-    mine = torch.tensor([*offered, *[0] * (_OFFERS - len(offered))], device="cpu")
+    mine = torch.tensor([*offered, *[0] * (_OFFERS - len(offered))], device=where)
     comm = ProcessGroupComm(like)
-    everybody = torch.empty(comm.world, _OFFERS, dtype=mine.dtype, device="cpu")
+    everybody = torch.empty(comm.world, _OFFERS, dtype=mine.dtype, device=where)
     comm.all_gather(everybody, mine).wait()
     first, *others = everybody.tolist()
     agreed = (number for number in first if number and all(number in other for other in others))
@@ -102,6 +126,27 @@ def _free_everywhere(free: Sequence[dist.ProcessGroup], like: dist.ProcessGroup)
 def _number(group: dist.ProcessGroup) -> int:
     """Its name, which is the same on all its ranks, as a number above 0."""
     return 1 + int.from_bytes(hashlib.blake2b(group.group_name.encode(), digest_size=7).digest())
+
+
+def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device) -> dist.ProcessGroup:
+    """A new group, or on all ranks the error that there is none: one may reach the others by `like` alone."""
+    failure: TransportError | None = None
+    try:
+        group = _new(terms)
+    except TransportError as error:
+        failure = error
+    comm = ProcessGroupComm(like)
+    reached = torch.zeros(comm.world, device=where)
+    reached[comm.rank] = failure is None
+    comm.all_reduce(reached).wait()
+    missing = [rank for rank, came in enumerate(reached.tolist()) if not came]
+    if missing:
+        raise TransportError(
+            f"gradwire needs a process group for tensors on the CPU beside the model's, and gloo could not "
+            f"connect ranks {missing}: set GLOO_SOCKET_IFNAME to an interface by which all ranks reach each "
+            "other, or pass process_group="
+        ) from failure
+    return group
 
 
 def _new(terms: _Terms) -> dist.ProcessGroup:

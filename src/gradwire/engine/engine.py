@@ -57,7 +57,7 @@ class Engine:
         self.comm = around.comm
         self.step = 0
         self.facts: Facts | None = None
-        self.watch = BackwardWatch(stopwatch_for(around.device))
+        self.watch = BackwardWatch(stopwatch_for(around.placement.device))
         self.traffic = Traffic(self.comm.world)
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(around.placement.post, self._progress, one_by_one=lambda: self.apart)

@@ -113,17 +113,13 @@ class HostStopwatch:
         return stop - start
 
 
-def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-class CudaStopwatch:
+class EventStopwatch:
     """Events in the current stream, which is the one that computes when a gradient's hook runs.
 
     `new_event` makes an object with `record`, `synchronize` and `elapsed_time` (milliseconds).
     """
 
-    def __init__(self, new_event: Callable[[], Any] = _timing_event) -> None:
+    def __init__(self, new_event: Callable[[], Any]) -> None:
         self._new_event = new_event
 
     def mark(self) -> Any:
@@ -138,9 +134,20 @@ class CudaStopwatch:
         return float(start.elapsed_time(stop)) / 1e3
 
 
-def stopwatch_for(device: torch.device) -> Stopwatch:
+class Timed(Protocol):
+    """A device, as far as times go."""
+
+    @property
+    def where(self) -> torch.device:
+        """Where its tensors are."""
+
+    def new_event(self) -> Any:
+        """An event that takes times."""
+
+
+def stopwatch_for(device: Timed) -> Stopwatch:
     """The stopwatch of the device that computes."""
-    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+    return HostStopwatch() if device.where.type == "cpu" else EventStopwatch(device.new_event)
 
 
 class BackwardWatch:

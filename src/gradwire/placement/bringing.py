@@ -46,6 +46,12 @@ class Bringing(Protocol):
         Raises nothing: peers wait for the step, which has to fail by its verdict. See `Brought.ready`.
         """
 
+    def read(self, source: Tensor) -> Tensor:
+        """`source` where the engine can read it, as it was when gradients were last brought. May wait."""
+
+    def give(self, value: Tensor, where: torch.device) -> Tensor:
+        """`value`, from where the engine reads, at `where`, in the current stream. Between steps."""
+
     def landing(self) -> AbstractContextManager[object]:
         """Within it, the stream is current in which tensors land: futures of the device are set there."""
 
@@ -81,6 +87,14 @@ class InPlace:
     def bring(self, _key: Hashable, source: Tensor) -> Brought:
         """See `Bringing.bring`."""
         return _There(source)
+
+    def read(self, source: Tensor) -> Tensor:
+        """See `Bringing.read`."""
+        return source
+
+    def give(self, value: Tensor, where: torch.device) -> Tensor:
+        """See `Bringing.give`."""
+        return value
 
     def landing(self) -> AbstractContextManager[object]:
         """See `Bringing.landing`."""
@@ -174,6 +188,20 @@ class Copies:
         except BaseException as error:  # no memory left to pin, for instance
             return _Lost(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
         return _Copy(source, room, self._stream)
+
+    def read(self, source: Tensor) -> Tensor:
+        """See `Bringing.read`: a copy, in pinned memory that is not kept."""
+        copy = self._device.pinned(source)
+        with self._stream:
+            copy.copy_(source, non_blocking=True)
+        self._stream.record_event().synchronize()
+        return copy
+
+    def give(self, value: Tensor, where: torch.device) -> Tensor:
+        """See `Bringing.give`."""
+        there = torch.empty_like(value, device=where)
+        with self._device.current():
+            return there.copy_(value)
 
     def landing(self) -> AbstractContextManager[object]:
         """See `Bringing.landing`."""

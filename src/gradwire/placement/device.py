@@ -54,8 +54,7 @@ class Device(Protocol):
         """An event that takes times, to be recorded again and again."""
 
     def pinned(self, like: Tensor) -> Tensor:
-        """Uninitialised memory on the host, of the size and type of `like`, that copies reach without a
-        detour."""
+        """Uninitialised memory on the host that copies reach directly: shape, strides and type of `like`."""
 
     def new_future(self) -> Future[Tensor]:
         """A future for a tensor of this device. It is set while the stream that fills the tensor is current,
@@ -140,7 +139,7 @@ class Accelerator:
 
     def pinned(self, like: Tensor) -> Tensor:
         """See `Device.pinned`."""
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
+        return torch.empty_like(like, device="cpu", pin_memory=True)
 
     def new_future(self) -> Future[Tensor]:
         """See `Device.new_future`. torch makes such futures for devices that it was built with only."""

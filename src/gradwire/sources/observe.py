@@ -59,7 +59,7 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
         if not torch.is_grad_enabled():
             return
         remembers = backward.engine.measuring or not backward.engine.layout.is_plain
-        if remembers and not scaled and _float16_autocast():
+        if remembers and not scaled and _float16_autocast(backward.placement.device.where.type):
             raise ValueError(
                 "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
                 "gradwire.attach(…, scaler=GradScaler), or autocast to bfloat16."
@@ -115,8 +115,8 @@ def _count_uses(model: nn.Module, module: nn.Module, uses: dict[str, float]) -> 
     return [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
 
 
-def _float16_autocast() -> bool:
-    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+def _float16_autocast(device: str) -> bool:
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:

@@ -76,6 +76,12 @@ class Source(ABC):
 
     def check(self) -> None:
         """Raise `ValueError` for a model whose gradients cannot be carried; all ranks hear of it."""
+        devices = sorted({str(each.device) for each in self.parameters.values() if each.requires_grad})
+        if len(devices) > 1:
+            raise ValueError(
+                f"parameters are on {' and '.join(devices)}; gradwire carries gradients of one device per "
+                "process: start a process for each"
+            )
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.measure.clock import BackwardWatch, CudaStopwatch, HostStopwatch, stopwatch_for
+from gradwire.measure.clock import BackwardWatch, EventStopwatch, HostStopwatch, stopwatch_for
+from gradwire.placement import Accelerator, HostDevice
 
 
 class FakeEvent:
@@ -112,7 +113,7 @@ def test_what_precedes_a_pass_counts_from_the_end_of_the_last_one() -> None:
 
 
 def test_events_are_read_when_somebody_asks_and_waits_for_them() -> None:
-    watch, model = BackwardWatch(CudaStopwatch(FakeEvent)), _model()
+    watch, model = BackwardWatch(EventStopwatch(FakeEvent)), _model()
     watch.watch(model.named_parameters())
     loss = model(torch.ones(1, 3)).sum()
     watch.begin()
@@ -121,8 +122,8 @@ def test_events_are_read_when_somebody_asks_and_waits_for_them() -> None:
 
 
 def test_the_stopwatch_is_that_of_the_device_which_computes() -> None:
-    assert isinstance(stopwatch_for(torch.device("cpu")), HostStopwatch)
-    assert isinstance(stopwatch_for(torch.device("cuda")), CudaStopwatch)
+    assert isinstance(stopwatch_for(HostDevice()), HostStopwatch)
+    assert isinstance(stopwatch_for(Accelerator(torch.device("cuda"))), EventStopwatch)
 
 
 def test_a_host_looks_at_its_clock() -> None:
