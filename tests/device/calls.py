@@ -78,6 +78,10 @@ def chunks() -> None:
         device.chunk_topk_indices(torch.zeros(N), chunk, 1)
 
 
+def topk() -> None:
+    device.take_topk(torch.zeros(N), 16)
+
+
 CALLS = (
     fold,
     fold_narrow_without_a_memory,
@@ -88,6 +92,7 @@ CALLS = (
     zero_idle,
     rescale,
     chunks,
+    topk,
     blocks_int8,
     blocks_int4,
     blocks_fp8,

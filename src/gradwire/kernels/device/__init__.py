@@ -9,16 +9,20 @@ from gradwire.kernels.device.blocks import add_blocks, decode_blocks, encode_blo
 from gradwire.kernels.device.chunks import chunk_topk_indices
 from gradwire.kernels.device.flagged import poison, rescale, zero_idle
 from gradwire.kernels.device.folding import fold, fold_momentum
+from gradwire.kernels.device.topk import feedback_topk, take_topk, topk_indices
 
 __all__ = [
     "add_blocks",
     "chunk_topk_indices",
     "decode_blocks",
     "encode_blocks",
+    "feedback_topk",
     "fold",
     "fold_momentum",
     "poison",
     "reduce_blocks",
     "rescale",
+    "take_topk",
+    "topk_indices",
     "zero_idle",
 ]

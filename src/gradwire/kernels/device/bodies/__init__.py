@@ -7,6 +7,8 @@ Lengths are not specialised, or a kernel would be compiled anew whenever one is 
 
 ENTRIES = (
     "chunk_maxima",
+    "count_digits",
+    "count_kept",
     "decode_blocks",
     "encode_blocks",
     "fold",
@@ -14,6 +16,9 @@ ENTRIES = (
     "poison",
     "reduce_blocks",
     "rescale",
+    "settle",
+    "sift",
+    "take_kept",
     "zero_idle",
 )
 """What is launched; the others are parts of it."""

@@ -1,0 +1,72 @@
+"""Exact top-k: interpreted kernels against those of the CPU and the reference, by each of its ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.kernels import cpu, reference
+from tests.device.bits import same
+from tests.unit.kernels.kinds import KINDS, generator, heavy_tail, normal
+
+pytest.importorskip("triton", reason="kernels for devices need Triton")
+
+from gradwire.kernels import device
+from gradwire.kernels.device import topk
+
+every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+
+
+def agrees(x: Tensor, k: int, weight: float = 0.3) -> bool:
+    """Whether indices, values and what is left are those of the CPU and the reference."""
+    results = []
+    for module in (device, cpu, reference):
+        left = x.clone()
+        results.append((*module.take_topk(left, k, weight), left))
+    return all(map(same, results[0], results[1])) and all(map(same, results[0], results[2]))
+
+
+@every_input
+def test_the_largest_are_those_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
+    assert agrees(draw(20_011), 200)
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 0), (1, 0), (1, 1), (31, 7), (8192, 1), (8193, 8193), (9001, 4500)])
+def test_any_number_of_any_size(n: int, k: int) -> None:
+    assert agrees(heavy_tail(n), k)
+    assert torch.equal(device.topk_indices(normal(n), k), reference.topk_indices(normal(n), k))
+
+
+@pytest.mark.parametrize("guess", [0, 1, 0x7F800000])
+def test_whatever_the_guess_the_choice_is_exact(guess: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Everything passes and has room, or has none, or too few pass: the latter two read x again.
+    monkeypatch.setattr(topk, "_guess", lambda _x, _k: torch.tensor([guess], dtype=torch.int32))
+    for spare in (0, 1 << 16):
+        monkeypatch.setattr(topk, "_SPARE", spare)
+        assert agrees(torch.randint(-3, 4, (9001,), generator=generator(1)).float(), 50)
+
+
+def test_what_is_gathered_in_one_place_has_room() -> None:
+    x = normal(40_000) * 1e-3
+    x[17_000:17_400] += 5.0
+    assert agrees(x, 400)
+
+
+def test_feedback_adds_first() -> None:
+    memory, grad = normal(9001), normal(9002)[1:]
+    memories = [memory.clone(), memory.clone()]
+    found, expected = (
+        module.feedback_topk(own, grad, 90) for module, own in zip((device, cpu), memories, strict=True)
+    )
+    assert all(map(same, found, expected))
+    assert same(*memories)
+
+
+def test_other_types_are_declined_untouched() -> None:
+    memory = torch.ones(4, dtype=torch.float64)
+    assert not isinstance(device.take_topk(memory, 1), tuple)
+    assert not isinstance(device.feedback_topk(memory, memory, 1), tuple)
+    assert memory.sum() == 4.0
