@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradwire.exploring import Trial, explore
     from gradwire.recipes import Recipe, recipe
     from gradwire.report import Report
+    from gradwire.scaling import Simulation, simulate
     from gradwire.wire import Wire
 else:
     # On first use: torch takes seconds to load, and `gradwire net` needs nothing of it.
@@ -29,6 +30,7 @@ else:
         "gradwire.exploring": ["Trial", "explore"],
         "gradwire.engine.layout": ["by_size"],
         "gradwire.report": ["Report"],
+        "gradwire.scaling": ["Simulation", "simulate"],
         "gradwire.wire": ["Wire"],
         "gradwire.errors": ["GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "WireError"],
         "gradwire.recipes": ["Recipe", "recipe"],
@@ -57,6 +59,7 @@ __all__ = [
     "RanksDisagree",
     "Recipe",
     "Report",
+    "Simulation",
     "TransportError",
     "Trial",
     "Wire",
@@ -68,4 +71,5 @@ __all__ = [
     "plan",
     "recipe",
     "recipes",
+    "simulate",
 ]

@@ -15,7 +15,7 @@ NUMBERS = {"planning", "decide"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena", "placement"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
 BELOW = UPPER | {"contrib", "engine", "sources", "tools", "checks", "unwrapping", "version"}
-EVERYTHING = BELOW | {"advising", "attaching", "exploring", "quantities", "report", "wire", ""}
+EVERYTHING = BELOW | {"advising", "attaching", "exploring", "quantities", "report", "scaling", "wire", ""}
 
 # What a part may import of ours, beside itself. "" is the public surface, `import gradwire`.
 ALLOWED: dict[str, set[str]] = {
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
         "exploring",
         "recipes",
         "report",
+        "scaling",
         "version",
         "wire",
     },
@@ -77,6 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "attaching": BELOW | {"wire"},
     "advising": {"arena", "exchange.base", "planning", "recipes", "tools"},
     "exploring": BELOW | {"wire"},
+    "scaling": {"advising", "arena", "planning", "recipes", "tools"},
     "integrations": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": {"cli"},

@@ -11,6 +11,7 @@ COMMANDS = {
     "net": "gradwire.lab.cli.net",
     "recipes": "gradwire.cli.recipes",
     "plan": "gradwire.cli.planner",
+    "simulate": "gradwire.cli.simulator",
     "bench": "gradwire.lab.cli.bench",
     "demo": "gradwire.lab.cli.demo",
     "probe": "gradwire.cli.probe",

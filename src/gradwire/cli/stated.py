@@ -60,7 +60,7 @@ def places(workers: int | None, nodes: int | None, per_node: int | None) -> tupl
     return workers, per_node
 
 
-def links(rate: str, delay: str, inside: str | None, inside_delay: str) -> dict[str, float | None]:
+def links(rate: str, delay: str, inside: str | None, inside_delay: str) -> dict[str, Any]:
     """The links' rates and delays as the functions take them."""
     return {
         "rate_bit_per_s": rate_bit_per_s(rate),

@@ -1,0 +1,144 @@
+"""`gradwire simulate`: how recipes should scale from two ranks to thousands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire import scaling
+from gradwire.cli.beforehand import check_extra, check_folder
+from gradwire.cli.planner import (
+    Backward,
+    Codec,
+    Delay,
+    Inside,
+    InsideDelay,
+    Json,
+    Model,
+    Overlap,
+    PerNode,
+    Rate,
+    Recipes,
+    Shapes,
+    Step,
+)
+from gradwire.cli.stated import codecs_of, links, model_of, show, texts_of
+from gradwire.quantities import time_s
+from gradwire.scaling import Outcome, Simulation
+
+MARKS = "o+x*#@%&"
+WIDTH, HEIGHT = 64, 13
+
+
+def simulate(
+    rate: Rate,
+    step: Step,
+    model: Model = None,
+    shapes: Shapes = None,
+    workers: Annotated[str, typer.Option(help="Ranks in all: 2..4096 by doubling, or 8,32,128.")] = "2..4096",
+    per_node: PerNode = None,
+    delay: Delay = "0s",
+    inside: Inside = None,
+    inside_delay: InsideDelay = "0s",
+    backward: Backward = None,
+    overlap: Overlap = True,
+    stragglers: Annotated[float, typer.Option(help="Spread of a rank's computing time, such as 0.1.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of what stragglers are drawn from.")] = 0,
+    memory: Annotated[float, typer.Option(help="GiB that a rank has left on top of DDP's.")] = 16.0,
+    recipes: Recipes = None,
+    codec: Codec = "cached",
+    picture: Annotated[Path | None, typer.Option(help="Draw it to a file: .svg, .png or .pdf.")] = None,
+    json_path: Json = None,
+) -> None:
+    """Predict efficiency against the number of workers, by recipe. Nothing is run.
+
+    Example: gradwire simulate --model resnet50 --rate 10gbit --delay 20us --step 180ms --stragglers 0.05
+    """
+    if picture is not None:
+        check_extra("matplotlib", "a picture")
+    try:
+        check_folder(picture, None if str(json_path) == "-" else json_path)
+        texts = texts_of(recipes, scaling.fixed_recipes())
+        found = scaling.simulate(
+            model_of(model, shapes),
+            workers=worlds(workers),
+            per_node=per_node or 1,
+            step_s=time_s(step),
+            backward_s=None if backward is None else time_s(backward),
+            candidates=texts,
+            codecs=codecs_of(codec, texts),
+            stragglers=stragglers,
+            seed=seed,
+            memory_bytes=memory * 2**30,
+            overlap=overlap,
+            **links(rate, delay, inside, inside_delay),
+        )
+        if picture is not None:
+            draw(found, picture)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    show(f"{found}\n\n{text_plot(found)}", {**found.as_dict(), "codec_source": codec}, json_path)
+
+
+def worlds(text: str) -> list[int]:
+    """`2..4096` by doubling, or numbers separated by commas.
+
+    >>> worlds("4..32"), worlds("8,32,128")
+    ([4, 8, 16, 32], [8, 32, 128])
+    """
+    try:
+        first, dots, last = text.partition("..")
+        if not dots:
+            return [int(number) for number in text.split(",")]
+        found = [int(first)]
+        while 0 < 2 * found[-1] <= int(last):
+            found.append(2 * found[-1])
+    except ValueError:
+        raise ValueError(f"workers={text!r}: expected 2..4096, or numbers such as 8,32,128") from None
+    return found
+
+
+def shown(found: Simulation) -> dict[str, list[Outcome]]:
+    """As many curves as there are marks: dense, and the most efficient at the end."""
+    curves = found.curves
+    kept = list(curves)[: len(MARKS)]
+    if "dense" in curves and "dense" not in kept:
+        kept[-1] = "dense"
+    return {recipe: curves[recipe] for recipe in kept}
+
+
+def text_plot(found: Simulation, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Efficiency from 0 to 100 % against workers, whose axis is by the order of `found.workers`."""
+    grid = [[" "] * width for _ in range(height)]
+    places = max(1, len(found.workers) - 1)
+    marked = list(zip(MARKS, shown(found).values(), strict=False))
+    for mark, outcomes in reversed(marked):  # the most efficient is on top
+        for place, each in enumerate(outcomes):
+            row = height - 1 - round(min(each.efficiency, 1.0) * (height - 1))
+            grid[row][round(place * (width - 1) / places)] = mark
+    labels = ["100 %", *[""] * (height - 2), "0 %"]
+    lines = [f"{label:>6} |{''.join(row)}".rstrip() for label, row in zip(labels, grid, strict=True)]
+    legend = "  ".join(f"{mark} {recipe}" for mark, recipe in zip(MARKS, shown(found), strict=False))
+    return "\n".join([*lines, f"{'':>8}{found.workers[0]} … {found.workers[-1]} workers;  {legend}"])
+
+
+def draw(found: Simulation, path: Path) -> None:
+    """Write a picture; the suffix decides (svg, png, pdf). Raises `ValueError` for an unknown one."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    plane = figure.subplots()
+    plane.semilogx(
+        found.workers, [100 * each for each in found.alone], "k--", label="no communication", base=2
+    )
+    for recipe, outcomes in shown(found).items():
+        shares = [100 * each.efficiency for each in outcomes]
+        plane.semilogx(found.workers, shares, "o-", markersize=3, label=recipe, base=2)
+    plane.set(xlabel="workers", ylabel="efficiency, %", title=f"{found.model}, predicted", ylim=(0, 105))
+    plane.grid(visible=True, which="major", alpha=0.3)
+    plane.legend(fontsize="small")
+    figure.savefig(path)

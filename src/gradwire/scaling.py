@@ -1,0 +1,236 @@
+"""How recipes should scale from two ranks to thousands, from numbers that the user states.
+
+It assumes what `gradwire.plan` does (`gradwire.advising`), and besides:
+
+- A rank's computing time varies by itself from step to step, log-normally; a step waits for the slowest.
+- All of a step's all-gathers may be received before the first is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+
+from gradwire.advising import backward_of, link_of, profile_of
+from gradwire.arena import ParameterSpec
+from gradwire.planning.cluster import Cluster
+from gradwire.planning.costs import Backward, CodecCost
+from gradwire.planning.shapes import Profile
+from gradwire.planning.stragglers import slowest
+from gradwire.recipes import entries
+from gradwire.recipes.parse import steady
+from gradwire.tools.forecast import Forecast, forecast, specs_of_profile
+
+WORKERS = tuple(1 << power for power in range(1, 13))
+"""2 to 4096."""
+STEPS = 32
+"""Steps whose slowest ranks are drawn."""
+MEMORY_BYTES = 16 << 30
+TOLERATED = 1.05
+"""How much faster than an all-reduce's bytes may grow unflagged: units are padded to whole blocks."""
+NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more than dense"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One recipe on so many workers: the mean step, and the speed per rank against a rank alone.
+
+    `wire_bytes` are sent per rank and step; `memory_bytes` come on top of DDP's. `warnings` are of: it "does
+    not fit" into the memory that was stated, its "bytes grow with workers" where an all-reduce's hardly do,
+    and it "sends more than dense".
+    """
+
+    recipe: str
+    workers: int
+    step_s: float
+    efficiency: float
+    wire_bytes: float
+    memory_bytes: float
+    at_most: bool
+    codec: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Outcomes by recipe, then by workers. All of it is predicted.
+
+    `alone` is the efficiency that late ranks leave where communication costs nothing, by workers.
+    """
+
+    model: str
+    source: str
+    parameters: int
+    compute_s: float
+    stragglers: float
+    seed: int
+    workers: tuple[int, ...]
+    alone: tuple[float, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def curves(self) -> dict[str, list[Outcome]]:
+        """The outcomes of each recipe, by workers; the most efficient on most workers first."""
+        found: dict[str, list[Outcome]] = {}
+        for each in self.outcomes:
+            found.setdefault(each.recipe, []).append(each)
+        return dict(sorted(found.items(), key=lambda item: -item[1][-1].efficiency))
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        rows = [{**vars(each), "warnings": list(each.warnings)} for each in self.outcomes]
+        lists = {"workers": list(self.workers), "alone": list(self.alone), "outcomes": rows}
+        return {**vars(self), **lists, "predicted": True}
+
+    def __str__(self) -> str:
+        width = max(map(len, [*self.curves, "no communication"]))
+        late = f", stragglers {self.stragglers:g} (seed {self.seed})" if self.stragglers else ""
+        lines = [
+            f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
+            f"{self.compute_s * 1e3:.0f} ms without communication{late}",
+            "efficiency, % of a rank alone, by workers",
+            f"{'':<{width}} " + "".join(f"{world:>7}" for world in self.workers),
+            f"{'no communication':<{width}} " + "".join(f"{100 * each:>6.0f} " for each in self.alone),
+        ]
+        for recipe, outcomes in self.curves.items():
+            cells = (f"{100 * each.efficiency:>6.0f}{_mark(each)}" for each in outcomes)
+            lines.append(f"{recipe:<{width}} " + "".join(cells))
+        lines.append("! does not fit into memory   ^ bytes grow with workers   + sends more than dense, too")
+        return "\n".join(lines)
+
+
+def _mark(each: Outcome) -> str:
+    marks = {NO_FIT: "!", MORE: "+", GROWS: "^"}
+    return next((mark for warning, mark in marks.items() if warning in each.warnings), " ")
+
+
+def fixed_recipes() -> tuple[str, ...]:
+    """All recipes that need not measure first, with default options; `covap` at an interval of 4."""
+    built = {entry.name: entry.build() for entry in entries()}
+    fixed = [name for name, each in built.items() if each.next is None and each.watch is None]
+    return (*fixed, "covap(interval=4)")
+
+
+def simulate(
+    model: str | Profile | nn.Module,
+    *,
+    rate_bit_per_s: float,
+    step_s: float,
+    workers: Sequence[int] = WORKERS,
+    delay_s: float = 0.0,
+    backward_s: float | None = None,
+    per_node: int = 1,
+    inside_bit_per_s: float | None = None,
+    inside_delay_s: float = 0.0,
+    overlap: bool = True,
+    stragglers: float = 0.0,
+    seed: int = 0,
+    memory_bytes: float = MEMORY_BYTES,
+    candidates: Sequence[str] | None = None,
+    codecs: Mapping[str, CodecCost] | None = None,
+) -> Simulation:
+    """Predict how each recipe scales with the number of workers; a pure function.
+
+    Arguments that `gradwire.plan` has, too, mean the same here.
+
+    Args:
+        workers: how many ranks, in each world; those of up to `per_node` share one node.
+        stragglers: standard deviation of the logarithm of a rank's computing time, by itself in each step.
+        seed: of the draws.
+        memory_bytes: what a rank has left on top of DDP's.
+        candidates: recipes with fixed options; all by default.
+
+    Raises `ValueError` where `plan` does.
+
+    >>> found = simulate(
+    ...     "resnet50", rate_bit_per_s=1e10, step_s=0.18, workers=(2, 64), candidates=["dense", "efsignsgd"]
+    ... )
+    >>> [(each.recipe, each.workers, round(each.efficiency, 2)) for each in found.outcomes]
+    [('dense', 2, 0.96), ('dense', 64, 0.81), ('efsignsgd', 2, 1.0), ('efsignsgd', 64, 0.8)]
+    """
+    worlds = tuple(sorted(set(workers)))
+    known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
+    if min(worlds, default=0) < 2:
+        raise ValueError(f"workers={list(workers)}: say how many ranks, from 2 on")
+    inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
+    link = link_of(rate_bit_per_s, delay_s)
+    clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]
+    late = [slowest(stragglers, world, STEPS if stragglers else 1, seed) for world in worlds]
+    profile = profile_of(model)
+    backward = backward_of(profile, step_s, backward_s, overlap)
+    foresee = partial(_forecast, specs_of_profile(profile), backward, known)
+    texts = fixed_recipes() if candidates is None else candidates
+    return Simulation(
+        model=profile.model,
+        source=profile.source,
+        parameters=profile.parameters,
+        compute_s=step_s,
+        stragglers=stragglers,
+        seed=seed,
+        workers=worlds,
+        alone=tuple(1.0 / fmean(factors) for factors in late),
+        outcomes=_outcomes(foresee, texts, list(zip(clusters, late, strict=True)), memory_bytes, known),
+    )
+
+
+Foresee = Callable[[str, Cluster], Forecast]
+Worlds = Sequence[tuple[Cluster, Sequence[float]]]
+
+
+def _forecast(
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    codecs: Mapping[str, CodecCost],
+    text: str,
+    cluster: Cluster,
+) -> Forecast:
+    composition = steady(text, "candidate")
+    return forecast(composition, specs, backward, cluster, codecs.get(composition.text))
+
+
+def _outcomes(
+    foresee: Foresee,
+    texts: Sequence[str],
+    worlds: Worlds,
+    memory_bytes: float,
+    codecs: Mapping[str, CodecCost],
+) -> tuple[Outcome, ...]:
+    """Of every recipe in every world, with how much the slowest rank is late there in each step."""
+    dense = [foresee("dense", cluster).wire_bytes for cluster, _ in worlds]
+    outcomes = []
+    for text in texts:
+        codec = "stated" if steady(text, "candidate").text in codecs else "free"
+        of_two = foresee(text, Cluster(2, worlds[0][0].link)).wire_bytes
+        for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
+            found = foresee(text, cluster)
+            step_s = fmean(map(found.step_s, late))
+            outcome = Outcome(
+                recipe=text,
+                workers=cluster.workers,
+                step_s=step_s,
+                efficiency=found.compute_s / step_s,
+                wire_bytes=found.wire_bytes,
+                memory_bytes=found.memory_bytes,
+                at_most=found.at_most,
+                codec=codec,
+                warnings=_warnings(found, cluster.workers, of_two, dense_bytes, memory_bytes),
+            )
+            outcomes.append(outcome)
+    return tuple(outcomes)
+
+
+def _warnings(
+    found: Forecast, world: int, of_two: float, dense: float, memory_bytes: float
+) -> tuple[str, ...]:
+    all_reduce = 2 * (world - 1) / world  # of what it sends on two ranks
+    told = {
+        NO_FIT: found.memory_bytes > memory_bytes,
+        GROWS: found.wire_bytes > TOLERATED * all_reduce * of_two,
+        MORE: found.wire_bytes > TOLERATED * dense,
+    }
+    return tuple(warning for warning, applies in told.items() if applies)

@@ -1,0 +1,60 @@
+"""`gradwire simulate`: what it takes, its keys, its plot and its picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gradwire.cli.main import app
+from gradwire.cli.simulator import worlds
+
+WORDS = ["simulate", "--model", "resnet18", "--rate", "10gbit", "--step", "100ms", "--codec", "free"]
+FEW = [*WORDS, "--workers", "4,64", "--recipes", "dense;topk"]
+KEYS = [
+    *("alone", "codec_source", "compute_s", "model", "outcomes", "parameters", "predicted", "seed", "source"),
+    *("stragglers", "workers"),
+]
+ROW = [
+    *("at_most", "codec", "efficiency", "memory_bytes", "recipe", "step_s", "warnings", "wire_bytes"),
+    "workers",
+]
+
+
+def test_keys_of_the_document() -> None:
+    done = CliRunner().invoke(app, [*FEW, "--json", "-"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert sorted(found) == KEYS
+    assert all(sorted(row) == ROW for row in found["outcomes"])
+    assert [(row["recipe"], row["workers"]) for row in found["outcomes"]] == [
+        *(("dense", 4), ("dense", 64), ("topk", 4), ("topk", 64)),
+    ]
+
+
+def test_table_plot_and_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra lab")
+    path = tmp_path / "scaling.svg"
+    done = CliRunner().invoke(app, [*FEW, "--picture", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "predicted, not measured: resnet18" in done.stdout
+    assert " 100 % |" in done.stdout
+    assert "4 … 64 workers;  o " in done.stdout
+    assert "<svg" in path.read_text()
+
+
+def test_the_plot_has_a_mark_for_each_world() -> None:
+    done = CliRunner().invoke(app, [*WORDS, "--workers", "2..8", "--recipes", "dense"])
+    plot = done.stdout.split("\n\n")[-1]
+    assert plot.split("workers;")[0].count("o") == 3
+
+
+@pytest.mark.parametrize("text", ["2..x", "", "4,,8", "0..8"])
+def test_workers_that_are_no_numbers(text: str) -> None:
+    assert CliRunner().invoke(app, [*WORDS, "--workers", text]).exit_code == 2
+
+
+def test_workers_by_doubling() -> None:
+    assert worlds("2..4096") == [2**power for power in range(1, 13)]
