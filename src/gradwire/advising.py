@@ -314,8 +314,9 @@ def _facts(backward: Backward, cluster: Cluster, dense_s: float) -> Facts:
 
 def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:
     if facts.ccr < 1.0:
-        return f"do not bother: CCR {facts.ccr:.2f}, a dense all-reduce takes less than the backward pass"
-    dense, fast = f"{dense_s * 1e3:.0f} ms", f"{best.step_s * 1e3:.0f} ms"
+        left = f"{1.0 - best.step_s / dense_s:.0%} of a dense step is the most that there is to save"
+        return f"do not bother: CCR {facts.ccr:.2f}, all of dense takes less than the backward pass; {left}"
+    dense, fast = _ms(dense_s), _ms(best.step_s)
     if not worthwhile:
         told = f"the fastest, {best.recipe}, takes {fast} where dense takes {dense}"
         return f"do not bother: nothing is predicted to be faster than dense by {LEAD:.0%}: {told}"

@@ -41,6 +41,10 @@ def test_do_not_bother_where_ccr_is_below_one() -> None:
     assert not plan.worthwhile
     assert plan.advice.startswith("do not bother: CCR 0.")
     assert plan.auto == "dense"
+    just = gradwire.plan("bert_base", **{**SLOW, "rate_bit_per_s": 50e9, "delay_s": 0.0})
+    assert 0.8 < just.ccr < 1.0
+    assert just.fastest.step_s < 0.95 * just.dense_s, "embeddings are ready last, and nothing hides them"
+    assert not just.worthwhile
 
 
 def test_do_not_bother_where_nothing_beats_dense() -> None:
