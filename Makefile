@@ -15,7 +15,10 @@ BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/device tests/golden tes
 # Dozens of processes import the same modules, which would each compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-full fuzz lint format bench clean
+# Frameworks are large, and pin versions of their own: they have an environment of their own.
+FRAMEWORKS := .venv-integrations
+
+.PHONY: install demo test test-full test-integrations fuzz lint format bench clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -39,6 +42,15 @@ test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE) $(ARGS)
 
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/constraints.txt
+	test -d $(FRAMEWORKS) || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(subst $(BIN),$(FRAMEWORKS)/bin,$(PIP)) -c tests/integrations/constraints.txt "torch==2.13.0" -e . \
+		pytest pytest-timeout accelerate transformers lightning
+	touch $@
+
+test-integrations: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pytest tests/integrations $(ARGS)
+
 # Damaged frames: first as fast as in use, then with bounds checked, for which there are other kernels.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.golden.fuzz $(ARGS)
@@ -54,5 +66,5 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) $(FRAMEWORKS) .pytest_cache .mypy_cache .ruff_cache dist
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+"""Lightning's Trainer: attaches when training starts, saves and resumes with Lightning's checkpoints.
+
+Fabric needs no callback: `gradwire.attach` takes what `fabric.setup` returns, and `Gathered` is for
+`fabric.save` and `fabric.load`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire.attaching import attach
+from gradwire.integrations.absent import base
+from gradwire.integrations.gathered import Gathered
+from gradwire.recipes import Composition, Recipe
+from gradwire.wire import Wire
+
+__all__ = ["Gathered", "GradwireCallback"]
+
+_LOG = logging.getLogger("gradwire")
+_BASE: Any = base("Callback", "lightning.pytorch", "pytorch_lightning")
+
+
+class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
+    """Carries the gradients of a `lightning.Trainer(strategy="ddp")`; `wire` is the handle during `fit`.
+
+    `recipe` and `options` are those of `gradwire.attach`. The states of all ranks travel to rank 0 whenever a
+    checkpoint is saved, because Lightning writes one file. One process alone is left as it is.
+
+    Example::
+
+        trainer = Trainer(strategy="ddp", devices=2, callbacks=[GradwireCallback("int8")])
+        trainer.fit(module, loader, ckpt_path="last")
+    """
+
+    def __init__(self, recipe: str | Recipe | Composition = "auto", **options: Any) -> None:
+        super().__init__()
+        self.wire: Wire | None = None
+        self._recipe, self._options = recipe, options
+        self._saved: Mapping[str, Any] | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach, now that model and optimizers are as they will be used; resume."""
+        if trainer.world_size == 1:
+            _LOG.info("one process: there is nothing to send, so gradwire is not attached")
+            return
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        options: dict[str, Any] = {"scaler": scaler, **self._options}
+        self.wire = attach(trainer.strategy.model, trainer.optimizers, self._recipe, **options)
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            Gathered(self.wire).load_state_dict(saved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; a collective, as Lightning calls it on all ranks."""
+        return {} if self.wire is None else Gathered(self.wire).state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """From a checkpoint, before the model is wrapped: it is taken up when training starts."""
+        self._saved = state_dict

@@ -1,0 +1,62 @@
+"""Hugging Face Trainer: attaches when training begins, saves and resumes with the Trainer's checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from gradwire.attaching import attach
+from gradwire.integrations.absent import base
+from gradwire.integrations.rank_files import load, save
+from gradwire.recipes import Composition, Recipe
+from gradwire.unwrapping import ddp_of
+from gradwire.wire import Wire
+
+_LOG = logging.getLogger("gradwire")
+
+
+class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore[misc]  # not known here
+    """Carries the gradients of a `transformers.Trainer`; `wire` is the handle once training has begun.
+
+    `recipe` and `options` are those of `gradwire.attach`. Every rank writes its state into the folder
+    `checkpoint-STEP`. A resumed run reads it from `TrainingArguments.resume_from_checkpoint` where that names
+    a folder, else from the folder of that step in `output_dir`. One process alone is left as it is.
+
+    Example::
+
+        trainer = Trainer(model, args, train_dataset=dataset)
+        trainer.add_callback(GradwireCallback(trainer, "int8"))
+        trainer.train(resume_from_checkpoint=...)
+    """
+
+    def __init__(self, trainer: Any, recipe: str | Recipe | Composition = "auto", **options: Any) -> None:
+        super().__init__()
+        self.wire: Wire | None = None
+        self._trainer, self._recipe, self._options = trainer, recipe, options
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Attach, now that model and optimizer are as they will be used; resume."""
+        if args.world_size == 1:
+            _LOG.info("one process: there is nothing to send, so gradwire is not attached")
+            return
+        model = self._trainer.model_wrapped
+        if self.wire is None or self.wire.attached.ddp is not ddp_of(model):
+            self.wire = attach(model, self._trainer.optimizer, self._recipe, **self._options)
+        if state.global_step > 0:
+            given = args.resume_from_checkpoint
+            load(self.wire, given if _is_folder(given) else _folder(args, state))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After the Trainer has written the rest of the checkpoint."""
+        if self.wire is not None and not args.save_only_model:
+            save(self.wire, _folder(args, state))
+
+
+def _folder(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _is_folder(given: Any) -> bool:
+    return isinstance(given, str) and os.path.isdir(given)
