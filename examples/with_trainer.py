@@ -6,6 +6,7 @@ Start it again after a kill: it takes up the newest checkpoint in the folder. Th
 starts from random numbers, so that nothing is downloaded.
 """
 
+import os
 import sys
 
 import torch
@@ -45,6 +46,7 @@ def main(folder: str) -> None:
     trainer = Trainer(model, args, data_collator=collate, train_dataset=TensorDataset(counting))
     callback = GradwireCallback(trainer, "topk(0.05)")
     trainer.add_callback(callback)
+    os.makedirs(folder, exist_ok=True)  # or there is nothing to look for a checkpoint in
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
 
     if trainer.is_world_process_zero():

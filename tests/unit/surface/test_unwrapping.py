@@ -197,9 +197,12 @@ def _step(model: nn.Module, *optimizers: Any) -> None:
         optimizer.step()
 
 
-def test_gradients_of_a_wrapped_model_are_carried() -> None:
+@pytest.mark.parametrize(
+    "wrap", [lambda ddp: FabricModule(ddp, ddp.module), partial(torch.compile, backend="eager")]
+)
+def test_gradients_of_a_wrapped_model_are_carried(wrap: Callable[[Any], Any]) -> None:
     ddp = _ddp()
-    model, optimizer = FabricModule(ddp, ddp.module), AcceleratedOptimizer(_sgd(ddp))
+    model, optimizer = wrap(ddp), AcceleratedOptimizer(_sgd(ddp))
     wire = gradwire.attach(model, optimizer, "topk(0.1)")
     _step(model, optimizer)
     assert wire.report().step == 1
