@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.kernels import BlockKind, Pieces, ScaledBlocks, device
+from gradwire.kernels import BlockKind, Blocks, Pieces, ScaledBlocks, device
 
 N = 1 << 14
 
@@ -82,6 +82,13 @@ def topk() -> None:
     device.take_topk(torch.zeros(N), 16)
 
 
+def signs() -> None:
+    packed = torch.zeros(N // 8, dtype=torch.uint8)
+    for levels in (1, 2):
+        device.pack_signs(torch.zeros(N), Blocks((N,)), torch.zeros(1, levels), packed, leave=True)
+        device.add_signs(torch.zeros(1, levels), packed, Blocks((N,)), torch.zeros(N))
+
+
 CALLS = (
     fold,
     fold_narrow_without_a_memory,
@@ -92,6 +99,7 @@ CALLS = (
     zero_idle,
     rescale,
     chunks,
+    signs,
     topk,
     blocks_int8,
     blocks_int4,

@@ -21,7 +21,7 @@ WITHOUT_VECTORS = {
     "fold_unaligned",
     "poison",
     "zero_idle",
-    "rescale",
+    "set_levels",
     "count_digits",
     "count_kept",
     "take_kept",

@@ -9,16 +9,20 @@ from gradwire.kernels.device.blocks import add_blocks, decode_blocks, encode_blo
 from gradwire.kernels.device.chunks import chunk_topk_indices
 from gradwire.kernels.device.flagged import poison, rescale, zero_idle
 from gradwire.kernels.device.folding import fold, fold_momentum
+from gradwire.kernels.device.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.device.topk import feedback_topk, take_topk, topk_indices
 
 __all__ = [
     "add_blocks",
+    "add_signs",
     "chunk_topk_indices",
     "decode_blocks",
     "encode_blocks",
+    "feedback_signs",
     "feedback_topk",
     "fold",
     "fold_momentum",
+    "pack_signs",
     "poison",
     "reduce_blocks",
     "rescale",

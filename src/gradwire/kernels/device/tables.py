@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradwire.kernels.bit_blocks import Blocks
 from gradwire.kernels.device.launch import TILE
 from gradwire.kernels.layouts import ScaledBlocks
 from gradwire.kernels.pieces import Pieces
@@ -79,3 +80,32 @@ def scaled_tiles(blocks: ScaledBlocks, count: int, device: torch.device) -> Tile
     rows[:, 2] = firsts[2, numbers] + begins // block * per_block
     rows[:, 3] = np.minimum(sizes[numbers] - begins, count * block)
     return Tiles(torch.from_numpy(rows).to(device), not (rows[:, [0, 2]] % QUAD).any())
+
+
+def _bit_blocks(blocks: Blocks) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of each block: its first element, its first byte, and its elements."""
+    sizes = np.diff(blocks.bounds)
+    numbers, begins = cut(sizes, blocks.step)
+    part_bytes = -(-sizes // 8)
+    byte = (np.cumsum(part_bytes) - part_bytes)[numbers] + begins // 8
+    return blocks.bounds[numbers] + begins, byte, np.minimum(sizes[numbers] - begins, blocks.step)
+
+
+@lru_cache(maxsize=1024)
+def bit_tiles(blocks: Blocks, device: torch.device) -> Tiles:
+    """Rows (first element, block, first byte, elements) of tiles, none of which lies in two blocks."""
+    first, byte, sizes = _bit_blocks(blocks)
+    numbers, begins = cut(sizes, TILE)
+    left = np.minimum(sizes[numbers] - begins, TILE)
+    rows = np.stack([first[numbers] + begins, numbers, byte[numbers] + begins // 8, left], axis=1)
+    aligned = not (rows[:, 0] % QUAD).any()
+    return Tiles(torch.from_numpy(np.ascontiguousarray(rows)).to(device), aligned)
+
+
+@lru_cache(maxsize=1024)
+def bit_spans(blocks: Blocks, device: torch.device) -> Tensor:
+    """Rows (first tile, the tile after its last, elements) of blocks."""
+    _first, _byte, sizes = _bit_blocks(blocks)
+    stops = np.cumsum(-(-sizes // TILE))
+    rows = np.stack([stops - -(-sizes // TILE), stops, sizes], axis=1)
+    return torch.from_numpy(np.ascontiguousarray(rows)).to(device)

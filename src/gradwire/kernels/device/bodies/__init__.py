@@ -6,6 +6,7 @@ Lengths are not specialised, or a kernel would be compiled anew whenever one is 
 """
 
 ENTRIES = (
+    "add_signs",
     "chunk_maxima",
     "count_digits",
     "count_kept",
@@ -13,11 +14,14 @@ ENTRIES = (
     "encode_blocks",
     "fold",
     "fold_momentum",
+    "pack_signs",
     "poison",
     "reduce_blocks",
     "rescale",
+    "set_levels",
     "settle",
     "sift",
+    "sum_sides",
     "take_kept",
     "zero_idle",
 )

@@ -36,6 +36,9 @@ def rescale(x, numel, factor, TILE: tl.constexpr):
     if weight != 1.0:
         place = tl.program_id(0).to(tl.int64) * TILE
         while place < numel:
-            here, mask = x + place + tl.arange(0, TILE), place + tl.arange(0, TILE) < numel
-            tl.store(here, tl.load(here, mask) * weight, mask)
+            here, mask = x + place + tl.arange(0, TILE), tl.arange(0, TILE) < numel - place
+            if place + TILE <= numel:
+                tl.store(here, tl.load(here) * weight)
+            else:
+                tl.store(here, tl.load(here, mask) * weight, mask)
             place += tl.num_programs(0) * TILE

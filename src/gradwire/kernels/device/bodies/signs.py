@@ -1,0 +1,138 @@
+"""One bit per element: sums of tiles, levels of blocks, then bits and what they do not say."""
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.device.bodies.common import load
+
+
+@triton.jit
+def sums_of(x, is_there):
+    """(sum of what is >= 0, sum of the others, number of the former); NaN shows in the second."""
+    is_above, wide = x >= 0, x.to(tl.float64)
+    above = tl.sum(tl.where(is_above & is_there, wide, 0.0))
+    below = tl.sum(tl.where(is_above, 0.0, wide))
+    return above, below, tl.sum((is_above & is_there).to(tl.float64))
+
+
+@triton.jit
+def sum_sides(x, rows, sums, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """Of each tile: `sums_of`, in float64."""
+    tile = tl.program_id(0)
+    row, place = rows + tile.to(tl.int64) * 4, tl.arange(0, TILE)
+    start, numel = tl.load(row), tl.load(row + 3)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+    x += start + place
+    if numel == TILE:
+        above, below, count = sums_of(load(x, None), place < TILE)
+    else:
+        above, below, count = sums_of(load(x, place < numel), place < numel)
+    tl.store(sums + tile * 3, above)
+    tl.store(sums + tile * 3 + 1, below)
+    tl.store(sums + tile * 3 + 2, count)
+
+
+@triton.jit
+def set_levels(sums, spans, levels, LEVELS: tl.constexpr, STEP: tl.constexpr):
+    """Of each block, from the sums of its tiles: the mean magnitude, or both sides' means, each by a program.
+
+    One division each: two of float64 would share a function, which needs a stack.
+    """
+    block = tl.program_id(0) // LEVELS
+    span = spans + block.to(tl.int64) * 3
+    tile, stop, numel = tl.load(span), tl.load(span + 1), tl.load(span + 2).to(tl.float64)
+    place = tl.arange(0, STEP)
+    above, below, count = (
+        tl.zeros((STEP,), tl.float64),
+        tl.zeros((STEP,), tl.float64),
+        tl.zeros((STEP,), tl.float64),
+    )
+    while tile < stop:
+        here, mask = sums + (tile + place) * 3, place < stop - tile
+        above += tl.load(here, mask, other=0.0)
+        below += tl.load(here + 1, mask, other=0.0)
+        count += tl.load(here + 2, mask, other=0.0)
+        tile += STEP
+    above_sum, below_sum, above_count = tl.sum(above), tl.sum(below), tl.sum(count)
+    if LEVELS == 1:
+        total, number = above_sum - below_sum, numel
+    else:
+        is_high = tl.program_id(0) % 2 == 0
+        total = tl.where(is_high, above_sum, below_sum)
+        number = tl.maximum(tl.where(is_high, above_count, numel - above_count), 1.0)
+    tl.store(levels + tl.program_id(0), (total / number).to(tl.float32))
+
+
+@triton.jit
+def levels_of(levels, block, TWO: tl.constexpr):
+    """(level of a one, level of a zero)."""
+    if TWO:
+        return tl.load(levels + block * 2), tl.load(levels + block * 2 + 1)
+    else:
+        high = tl.load(levels + block)
+        return high, (high.to(tl.int32, bitcast=True) ^ -0x80000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pack_tile(x, packed, numel, high, low, mask, LEAVE: tl.constexpr, TILE: tl.constexpr):
+    """Bits of x >= 0 of a tile; with LEAVE, x is left without its levels."""
+    value = load(x, mask)
+    is_one = value >= 0
+    if mask is not None:
+        is_one = is_one & mask
+    weights = 1 << tl.arange(0, 8)[None, :]
+    byte = tl.sum(tl.reshape(is_one.to(tl.int32), (TILE // 8, 8)) * weights, 1).to(tl.uint8)
+    place = tl.arange(0, TILE // 8)
+    if mask is None:
+        tl.store(packed + place, byte)
+    else:
+        tl.store(packed + place, byte, place * 8 < numel)
+    if LEAVE:
+        tl.store(x, value - tl.where(is_one, high, low), mask)
+
+
+@triton.jit
+def pack_signs(
+    x, rows, levels, packed, TWO: tl.constexpr, LEAVE: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr
+):
+    """Bits of x >= 0; with LEAVE, x is left without what they and the levels say."""
+    row, place = rows + tl.program_id(0).to(tl.int64) * 4, tl.arange(0, TILE)
+    start, block, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+    high, low = levels_of(levels, block, TWO)
+    x, packed = x + start + place, packed + byte
+    if numel == TILE:
+        pack_tile(x, packed, numel, high, low, None, LEAVE, TILE)
+    else:
+        pack_tile(x, packed, numel, high, low, place < numel, LEAVE, TILE)
+
+
+@triton.jit
+def add_tile(out, packed, numel, high, low, mask, TILE: tl.constexpr):
+    """Add the level of each bit."""
+    place = tl.arange(0, TILE // 8)
+    if mask is None:
+        byte = tl.load(packed + place).to(tl.int32)
+    else:
+        byte = tl.load(packed + place, place * 8 < numel, other=0).to(tl.int32)
+    bits = tl.reshape((byte[:, None] >> tl.arange(0, 8)[None, :]) & 1, (TILE,))
+    tl.store(out, load(out, mask) + tl.where(bits != 0, high, low), mask)
+
+
+@triton.jit
+def add_signs(
+    levels, packed, rows, out, weight, TWO: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr
+):
+    """out += weight · the level of each bit."""
+    row, place = rows + tl.program_id(0).to(tl.int64) * 4, tl.arange(0, TILE)
+    start, block, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+    high, low = levels_of(levels, block, TWO)
+    out, packed = out + start + place, packed + byte
+    if numel == TILE:
+        add_tile(out, packed, numel, weight * high, weight * low, None, TILE)
+    else:
+        add_tile(out, packed, numel, weight * high, weight * low, place < numel, TILE)
