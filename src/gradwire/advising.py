@@ -4,7 +4,7 @@ Nothing is measured, and the same arguments always give the same plan. What it a
 
 - Ranks are alike, links are full-duplex, and collectives are those that gloo runs (`docs/costs.md`).
 - Gradients are float32, and ready as the arithmetic of their layers is done.
-- Messages and calls take no processor time, and codecs that nobody has stated a cost for take none.
+- Messages and calls take no processor time, and neither does a codec without a stated cost.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def test_a_rank_alone_takes_its_mean_time() -> None:
     assert fmean(slowest(0.2, 1, 20000)) == pytest.approx(1.0, abs=0.006)
 
 
-def test_without_spread_nobody_is_late() -> None:
+def test_without_spread_no_rank_is_late() -> None:
     assert slowest(0.0, 1000, 3) == (1.0, 1.0, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What a step should take where nobody has measured."""
+"""What a step should take, before anything is measured."""
 
 from __future__ import annotations
 
