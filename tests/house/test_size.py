@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 from tests.house.source import MODULES, functions
 
-LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
+LONGEST_MODULE, LONGEST_FUNCTION = 450, 60
 
 
 def test_modules() -> None:
@@ -14,8 +16,17 @@ def test_modules() -> None:
 
 def test_functions() -> None:
     lines = {
-        f"{module.path}:{function.lineno}: {function.name}": (function.end_lineno or 0) - function.lineno + 1
+        f"{module.path}:{function.lineno}: {function.name}": _lines(function)
         for module in MODULES
         for function in functions(module.tree)
     }
     assert {where: count for where, count in lines.items() if count > LONGEST_FUNCTION} == {}
+
+
+def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How long it is beside its docstring, which a public function needs."""
+    total = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is None or first.end_lineno is None:
+        return total
+    return total - (first.end_lineno - first.lineno + 1)
