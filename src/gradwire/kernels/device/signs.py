@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels.bit_blocks import Blocks
+from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.device.bodies import signs as bodies
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.device.tables import bit_spans, bit_tiles

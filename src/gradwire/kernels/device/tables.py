@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels.bit_blocks import Blocks
+from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.device.launch import TILE
 from gradwire.kernels.layouts import ScaledBlocks
 from gradwire.kernels.pieces import Pieces
