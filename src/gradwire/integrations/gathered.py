@@ -28,7 +28,7 @@ class Gathered:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks on rank 0, and an empty list on all others."""
-        group = self._wire.attached.ddp.process_group
+        group = self._wire.attached.source.group
         is_first = dist.get_rank(group) == 0
         states: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
         dist.gather_object(self._wire.state_dict(), states, group=group, group_dst=0)

@@ -44,7 +44,7 @@ def load(wire: Wire, folder: str | os.PathLike[str], name: str = NAME) -> bool:
     Warns where no rank has a file, as in a checkpoint of training without gradwire. Raises `RanksDisagree`
     where some have one and others not, and what `Wire.load_state_dict` raises.
     """
-    engine, control = wire.attached.session.engine, wire.attached.session.engine.around.control
+    engine, control = wire.attached.backward.engine, wire.attached.backward.engine.around.control
     place = Path(folder)
     own = place / f"{name}-{engine.comm.rank}-of-{engine.comm.world}.pt"
     files = [own] if own.exists() else _files(place, name)

@@ -42,7 +42,7 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
             _LOG.info("one process: there is nothing to send, so gradwire is not attached")
             return
         model = self._trainer.model_wrapped
-        if self.wire is None or self.wire.attached.ddp is not ddp_of(model):
+        if self.wire is None or self.wire.attached.model is not ddp_of(model):
             self.wire = attach(model, self._trainer.optimizer, self._recipe, **self._options)
         if state.global_step > 0:
             given = args.resume_from_checkpoint

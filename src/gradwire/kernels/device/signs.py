@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.device.bodies import signs as bodies
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.device.tables import bit_spans, bit_tiles
 from gradwire.kernels.dispatch import DECLINED, Declined
+from gradwire.kernels.layouts import Blocks
 
 _STEP = 512
 """Sums of tiles that are added side by side."""

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.device.launch import TILE
-from gradwire.kernels.layouts import ScaledBlocks
+from gradwire.kernels.layouts import Blocks, ScaledBlocks
 from gradwire.kernels.pieces import Pieces
 
 QUAD = 4
