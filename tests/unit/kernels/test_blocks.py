@@ -13,7 +13,9 @@ from gradwire.kernels import (
     BlockKind,
     ScaledBlocks,
     add_blocks,
+    decode_blocks,
     encode_blocks,
+    reduce_blocks,
     reference,
     scale_type,
 )
@@ -182,3 +184,34 @@ def test_sizes_that_do_not_fit_raise() -> None:
         encode_blocks(torch.zeros(100), ScaledBlocks((100,), 256, "int8"), scales, codes, left=False)
     with pytest.raises(ValueError, match="elements, blocks and bytes"):
         add_blocks(scales, codes, ScaledBlocks((99,), 50, "int8"), torch.zeros(100), 1.0)
+
+
+@every_kind
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_sum_over_ranks_is_that_of_the_reference_and_decodes_to_zeros_plus_it(
+    kind: BlockKind, keeps: bool
+) -> None:
+    blocks = ScaledBlocks((300, 0, 45), 64, kind)
+    sent = [encoded(normal(345) * rank, [300, 0, 45], 64, kind) for rank in (1, 2, 3)]
+    scales, codes = (torch.stack([each[part] for each in sent]) for part in (0, 1))
+    results = []
+    for reduce in (reduce_blocks, reference.reduce_blocks):
+        own = torch.empty(blocks.count), torch.empty(blocks.code_bytes, dtype=torch.uint8)
+        unsent = torch.ones(345)
+        reduce(scales, codes, blocks, 1 / 3, own, unsent if keeps else None, 3.0)
+        results.append((*own, unsent))
+    assert all(map(torch.equal, *results))
+    found, expected = torch.full((345,), torch.nan), torch.zeros(345)
+    decode_blocks(*results[0][:2], blocks, found, 0.5)
+    add_blocks(*results[0][:2], blocks, expected, 0.5)
+    assert same(found, expected)
+    assert keeps == bool((results[0][2] != 1.0).any())
+
+
+def test_ranks_that_do_not_fit_are_refused() -> None:
+    blocks, own = ScaledBlocks((4,), 4, "int8"), (torch.zeros(1), torch.zeros(4, dtype=torch.uint8))
+    for scales, codes in ((torch.zeros(2, 1), torch.zeros(1, 4)), (torch.zeros(1), torch.zeros(4))):
+        with pytest.raises(ValueError, match="not rows of ranks"):
+            reduce_blocks(scales, codes.byte(), blocks, 1.0, own, None, 1.0)
+    with pytest.raises(ValueError, match="for int8 in 4s"):
+        reduce_blocks(torch.zeros(2, 1), torch.zeros(2, 3).byte(), blocks, 1.0, own, None, 1.0)

@@ -111,7 +111,7 @@ def _guess(x: Tensor, k: int) -> Tensor | None:
     return sample.clamp_(max=0x7F800000).topk(rank).values[-1:]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)  # 128 KiB each
 def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
     """One place of each of `size` equal stretches: a fixed stride could fall on one column of a matrix."""
     stretch = numel // size
