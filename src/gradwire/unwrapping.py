@@ -42,10 +42,10 @@ def ddp_of(model: object) -> DistributedDataParallel:
 
     Raises `ValueError` where there is none, without asking other ranks: a script wraps alike on all of them.
 
-    >>> ddp_of(nn.Linear(1, 1))
+    >>> ddp_of(nn.Linear(1, 1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: need a DistributedDataParallel module, got Linear; wrap the model in it first
+    ValueError: need a DistributedDataParallel module, got Linear; wrap the model in it first. A single ...
     """
     inner = model
     while isinstance(inner, nn.Module) and not isinstance(inner, DistributedDataParallel):
@@ -70,7 +70,10 @@ def _why_not(model: object) -> str:
         )
     if isinstance(model, torch.optim.Optimizer):
         return "the model comes first, then the optimizer: attach(model, optimizer)"
-    return f"need a DistributedDataParallel module, got {kind}; wrap the model in it first"
+    return (
+        f"need a DistributedDataParallel module, got {kind}; wrap the model in it first. A single process "
+        "has nothing to send, and needs no attach"
+    )
 
 
 def optimizers_of(given: object) -> Optimizers:
