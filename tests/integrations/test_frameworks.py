@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.ranks import KILLED, ROOT, run
+from tests.integrations.ranks import GUARD_S, KILLED, ROOT, run
 
 EXAMPLES = ["with_accelerate.py", "with_fabric.py", "with_lightning.py", "with_trainer.py"]
 STEPS, SAVED, KILLED_IN = 16, 8, 11
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(4 * GUARD_S)]  # three runs in a test
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -6,16 +6,20 @@ Nothing else is needed: `gradwire.attach` takes the model and the optimizer that
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from gradwire.integrations.rank_files import NAME, load, save
 from gradwire.wire import Wire
+
+_NAMES: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def register_for_checkpointing(accelerator: Any, wire: Wire, name: str = NAME) -> None:
     """Let `accelerator.save_state` write every rank's state of `wire`, and `load_state` take it up.
 
     `Accelerator.register_for_checkpointing(wire)` would keep rank 0's alone. Every rank writes a file of its
-    own into the checkpoint's folder, so nothing is sent. Several wires need a `name` each.
+    own into the checkpoint's folder, so nothing is sent. Several wires need a `name` each: `ValueError` where
+    one is given twice.
 
     Example::
 
@@ -23,5 +27,12 @@ def register_for_checkpointing(accelerator: Any, wire: Wire, name: str = NAME) -
         wire = gradwire.attach(model, optimizer)
         register_for_checkpointing(accelerator, wire)
     """
+    names = _NAMES.setdefault(accelerator, set())
+    if name in names:
+        raise ValueError(
+            f"this accelerator has a wire called {name!r} already, and would write both to the same files; "
+            "give each a name: register_for_checkpointing(accelerator, wire, 'critic')"
+        )
+    names.add(name)
     accelerator.register_save_state_pre_hook(lambda _models, _weights, folder: save(wire, folder, name))
     accelerator.register_load_state_pre_hook(lambda _models, folder: load(wire, folder, name))

@@ -1,0 +1,69 @@
+"""What adapters of frameworks do without the framework: say what is missing, and keep wires apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.integrations.absent import base
+from gradwire.integrations.accelerate import register_for_checkpointing
+
+
+class Accelerator:
+    """As Accelerate's, of which two methods are used."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Callable[..., None]] = []
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> None:
+        """Called by `save_state` with models, weights and the folder."""
+        self.hooks.append(hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> None:
+        """Called by `load_state` with models and the folder."""
+        self.hooks.append(hook)
+
+
+class Wire:
+    """A handle that is only saved."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Of a world of one."""
+        return {"rank": 0, "world": 1}
+
+
+def test_two_wires_of_one_accelerator_need_a_name_each(tmp_path: Path) -> None:
+    accelerator = Accelerator()
+    wire: Any = Wire()
+    register_for_checkpointing(accelerator, wire)
+    with pytest.raises(ValueError, match="has a wire called 'gradwire' already"):
+        register_for_checkpointing(accelerator, wire)
+    register_for_checkpointing(accelerator, wire, "critic")
+    register_for_checkpointing(Accelerator(), wire)
+    for save in accelerator.hooks[::2]:
+        save([], [], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["critic-0-of-1.pt", "gradwire-0-of-1.pt"]
+
+
+def test_a_class_of_a_framework_that_is_there_is_that_class() -> None:
+    assert base("Path", "no_such_framework", "pathlib") is Path
+
+
+def test_a_class_of_a_framework_that_is_not_there_says_what_to_install() -> None:
+    class Callback(base("Callback", "no_such_framework.callbacks")):  # type: ignore[misc]  # not known here
+        """Made without its framework."""
+
+    with pytest.raises(ImportError, match="this needs no_such_framework: pip install no_such_framework"):
+        Callback(1, key=2)
+
+
+def test_a_framework_that_is_broken_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_framework.py").write_text("import no_such_module_of_its_own")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_its_own"):
+        base("Callback", "broken_framework")
