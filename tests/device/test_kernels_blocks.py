@@ -28,9 +28,10 @@ def encoded(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scales, codes, and what is left."""
     rest, scales = x.clone(), torch.empty(blocks.count)
-    codes = torch.full((blocks.code_bytes,), 99, dtype=torch.uint8)
-    assert encode(rest, blocks, scales, codes, left) is None
-    return scales, codes, rest
+    codes = torch.full((blocks.code_bytes + 1,), 99, dtype=torch.uint8)
+    assert encode(rest, blocks, scales, codes[:-1], left) is None
+    assert codes[-1] == 99
+    return scales, codes[:-1], rest
 
 
 @every_input

@@ -32,9 +32,10 @@ def packed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Levels, bits, and what is left."""
     rest, means = x.clone(), torch.empty(blocks.count, levels)
-    bits = torch.full((blocks.bytes,), 99, dtype=torch.uint8)
-    assert pack(rest, blocks, means, bits, leave=True) is None
-    return means, bits, rest
+    bits = torch.full((blocks.bytes + 1,), 99, dtype=torch.uint8)
+    assert pack(rest, blocks, means, bits[:-1], leave=True) is None
+    assert bits[-1] == 99
+    return means, bits[:-1], rest
 
 
 def one_unit(x: Tensor) -> Tensor:
