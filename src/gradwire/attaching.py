@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -25,7 +25,7 @@ from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
 from gradwire.moment import read_by
-from gradwire.placement import Device, device_at, host
+from gradwire.placement import Bringing, Device, device_at, host
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
@@ -101,7 +101,7 @@ def attach(
     comm = ProcessGroupComm(group)
     with given_back_if_refused(group):
         chosen, optimizers = _agreed_recipe(
-            recipe, target, source, policy, memory_dtype, optimizer, comm, placement
+            recipe, target, source, policy, memory_dtype, optimizer, comm, device.where, placement
         )
         fields = {"memory_dtype": str(memory_dtype), "buffers": source.buffers_text()}
         fields |= {"device": device.where.type, "placement": placement}
@@ -139,7 +139,7 @@ def _assemble(
         seed=seed,
         memory_dtype=memory_dtype,
         alone=is_alone(comm),
-        loss_scale=scaler.get_scale if scaler is not None else lambda: 1.0,
+        loss_scale=_scale_of(scaler, placement.bringing),
         replicas=read_by(placement.bringing.read, source.replicas_of(optimizers)),
         uses=lambda: uses,
         buffers=source.passenger,
@@ -160,6 +160,19 @@ def _assemble(
     return Wire(Attached(source.model, source, backward, optimizers, scaler, watch, worker))
 
 
+def _scale_of(scaler: torch.amp.GradScaler | None, bringing: Bringing) -> Callable[[], float]:
+    """For the engine's thread, once gradients have been brought."""
+    if scaler is None:
+        return lambda: 1.0
+
+    def scale() -> float:
+        # It waits for a stream, and in that of the computation it would wait for the whole backward pass.
+        with bringing.landing():
+            return scaler.get_scale()
+
+    return scale
+
+
 def _agreed_recipe(
     text: str | Recipe | Composition,
     target: float,
@@ -168,13 +181,14 @@ def _agreed_recipe(
     memory_dtype: torch.dtype | None,
     optimizer: object,
     comm: Comm,
+    device: torch.device,
     placement: str,
 ) -> tuple[Recipe, Optimizers]:
     """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
     try:
         source.check()
-        _check_placement(placement, source.device)
+        _check_placement(placement, device)
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)
         check_policy(policy, list(source.parameters))

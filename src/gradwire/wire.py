@@ -202,21 +202,20 @@ class Wire:
 
     def _add(self, late: list[tuple[ParameterSpec, Tensor]]) -> None:
         """On the thread that trains, whose stream the optimizer is in."""
-        bringing = self._engine.around.placement.bringing
+        bringing, scaler = self._engine.around.placement.bringing, self.attached.scaler
+        scale = 1.0 if scaler is None else scaler.get_scale()
         for spec, flat in late:
-            self._source.add_to_grad(spec, bringing.give(flat, self._source.device))
+            self._source.add_to_grad(spec, bringing.give(flat * scale, self._source.device))
 
     def _flush(self) -> list[tuple[ParameterSpec, Tensor]]:
-        """What was unsent, by parameter, flat, in the scale of the gradients; it is forgotten here."""
+        """What was unsent, by parameter, flat; it is forgotten here. Until the next step it lies there."""
         engine, found = self._engine, []
         for lane in engine.layout.lanes:
             if UNSENT not in lane.committed:
                 continue
             lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
             engine.comm.all_reduce(lane.x).wait()
-            for slot in lane.slots:
-                late = lane.x[slot.start : slot.stop] * engine.around.loss_scale()
-                found.append((slot.spec, late))
+            found += [(slot.spec, lane.x[slot.start : slot.stop]) for slot in lane.slots]
             lane.committed[UNSENT].zero_()
         return found
 

@@ -57,13 +57,14 @@ def watched(device: Simulated, wire: gradwire.Wire) -> Iterator[None]:
 
 
 def run(recipe: str, device: Simulated | None) -> dict[str, Any]:
-    """Train; in step `BAD` a gradient is NaN on rank 1, and the optimizer skips."""
+    """Train; in step `BAD` a gradient is NaN on rank 1, and the scaler skips."""
     ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
     optimizer = optimizer_of(ddp, lr=0.1)
     with ExitStack() as held:
         if device is not None:
             held.enter_context(on(device))
-        wire = gradwire.attach(ddp, optimizer, recipe)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler)
         if device is not None:
             held.enter_context(watched(device, wire))
         for step in range(STEPS):
@@ -71,11 +72,12 @@ def run(recipe: str, device: Simulated | None) -> dict[str, Any]:
             if step == BAD and dist.get_rank() == 1:
                 inputs[0, 0] = torch.nan
             optimizer.zero_grad()
-            nn.functional.mse_loss(ddp(inputs, step // 3 % 2), targets).backward()
-            if all(p.grad is None or bool(p.grad.isfinite().all()) for p in ddp.parameters()):
-                optimizer.step()
+            scaler.scale(nn.functional.mse_loss(ddp(inputs, step // 3 % 2), targets)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=False)
         wire.flush()
-        optimizer.step()
+        scaler.step(optimizer)
     report = wire.report()
     return {
         "digest": digest(ddp),

@@ -1,0 +1,144 @@
+"""What a placement is made of, and what `attach` says of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.comm import ThreadComm, run_ranks
+from gradwire.placement import Accelerator, Copies, HostDevice, InPlace, Placement, device_at, host
+from tests.support.simulated import Simulated
+
+
+def nothing(job: Any) -> None:
+    """An engine's thread that never runs."""
+
+
+def test_gradients_of_the_cpu_are_read_where_they_are() -> None:
+    def rank(comm: ThreadComm) -> Placement:
+        return host(comm, nothing)
+
+    [placement] = run_ranks(1, rank)
+    x = torch.ones(3)
+    assert placement.bringing.bring(0, x).buffer is x
+    assert placement.bringing.read(x) is placement.bringing.give(x, x.device) is x
+    assert placement.bringing.pinned_bytes == placement.bringing.copied_s() == 0
+    assert placement.resolve == "now"
+    assert isinstance(placement.bringing, InPlace)
+    assert torch.equal(placement.fetch(x.sum())(), torch.tensor(3.0))
+
+
+def test_a_device_is_taken_by_where_tensors_are() -> None:
+    assert isinstance(device_at(torch.device("cpu")), HostDevice)
+    there = device_at(torch.device("cuda", 1))
+    assert isinstance(there, Accelerator)
+    assert there.where == torch.device("cuda", 1)
+
+
+def test_memory_is_pinned_once_for_each_tensor_and_anew_when_buckets_are_built_anew() -> None:
+    copies = Copies(Simulated())
+    first = copies.bring(0, torch.ones(10)).buffer
+    other = copies.bring(1, torch.ones(6)).buffer
+    assert copies.pinned_bytes == 64
+    assert copies.bring(0, torch.zeros(10)).buffer is first
+    assert not first.any()
+    assert copies.bring(0, torch.ones(16)).buffer is not first
+    assert copies.pinned_bytes == 64, "what belonged to the old buckets has gone"
+    assert copies.bring(1, torch.ones(6)).buffer is not other
+
+
+def test_the_last_copies_are_timed_both_ways() -> None:
+    device = Simulated()
+    copies = Copies(device)
+    assert copies.copied_s() == 0.0
+    brought = copies.bring(0, torch.ones(1000))
+    brought.ready()
+    out_s = copies.copied_s()
+    brought.land()
+    assert 0.0 < out_s < copies.copied_s()
+
+
+def test_what_cannot_be_pinned_is_heard_of_by_the_engines_thread() -> None:
+    class Full(Simulated):
+        def pinned(self, like: Tensor) -> Tensor:
+            raise MemoryError("no pages left to lock")
+
+    brought = Copies(Full()).bring(0, torch.ones(4))
+    assert brought.buffer.tolist() == [0.0] * 4, "something that can be exchanged"
+    with pytest.raises(MemoryError, match="no pages left"):
+        brought.ready()
+
+
+@pytest.fixture
+def ddp(monkeypatch: pytest.MonkeyPatch) -> Iterator[DistributedDataParallel]:
+    """A world of one rank, which compresses as in company."""
+    monkeypatch.setattr("gradwire.attaching.is_alone", lambda _comm: False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DistributedDataParallel(nn.Linear(64, 64))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("placement", ["auto", "host", "device"])
+def test_on_the_cpu_every_placement_is_the_same(ddp: DistributedDataParallel, placement: Any) -> None:
+    wire = gradwire.attach(ddp, recipe="int8", placement=placement)
+    ddp(torch.ones(2, 64)).sum().backward()
+    report = wire.report()
+    assert (report.placement, report.pinned_bytes, report.copied_s) == ("host", 0, 0.0)
+    assert "placement" not in str(report)
+
+
+def test_a_placement_that_nobody_knows_is_refused(ddp: DistributedDataParallel) -> None:
+    wrong: Any = "gpu"
+    with pytest.raises(ValueError, match="'gpu' is none of"):
+        gradwire.attach(ddp, placement=wrong)
+
+
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    device = Simulated()
+    monkeypatch.setattr("gradwire.attaching.device_at", lambda _where: device)
+    return device
+
+
+def test_by_way_of_the_host_is_said_once_with_what_it_costs(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_a_device(monkeypatch)
+    wire = gradwire.attach(ddp, recipe="int8", placement="host")
+    for _ in range(2):
+        ddp(torch.ones(2, 64)).sum().backward()
+    assert [record.levelname for record in caplog.records if "experimental" in record.message] == ["WARNING"]
+    report = wire.report()
+    assert report.pinned_bytes == 4 * (64 * 64 + 64)
+    assert "placement    host: 0.02 MiB pinned, " in str(report)
+
+
+def test_the_device_is_no_placement_yet(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_device(monkeypatch)
+    with pytest.raises(ValueError, match="placement='device' is not there yet for gradients on cuda"):
+        gradwire.attach(ddp, placement="device")
+
+
+def test_a_group_of_the_users_has_to_carry_tensors_on_the_cpu(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_device(monkeypatch)
+    group = dist.new_group([0])
+    monkeypatch.setattr("gradwire.attaching.carries_cpu", lambda each: each is not group)
+    with pytest.raises(ValueError, match="carries no tensors on the CPU"):
+        gradwire.attach(ddp, process_group=group)
+
+
+def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> None:
+    source = gradwire.sources.source_of(ddp)
+    source.parameters = {**source.parameters, "far": nn.Parameter(torch.empty(2, device="meta"))}
+    with pytest.raises(ValueError, match="parameters are on cpu and meta"):
+        source.check()
