@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireError, TransportError
-from gradwire.placement import host
+from gradwire.placement import Resolve, host
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
@@ -69,14 +70,16 @@ class ByName(Source):
         return {arrival.entries[0].name: arrival.buffer for arrival in arrivals}
 
 
+@pytest.mark.parametrize("resolve", ["now", "late"])
 @pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)"])
-def test_any_source_brings_gradients_and_gets_means_back(text: str) -> None:
+def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Resolve) -> None:
     def rank(comm: Comm) -> dict[str, Tensor]:
         source = ByName()
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
         def engine(concluded: Hear, resolved: Hear) -> Engine:
-            around = Surroundings(host(comm, worker.post), concluded, resolved)
+            placement = replace(host(comm, worker.post), resolve=resolve)
+            around = Surroundings(placement, concluded, resolved)
             return Engine(source.specs, recipe(text), around)
 
         backward = Backward(source, worker, engine)
@@ -88,7 +91,8 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str) -> None:
         finally:
             worker.stop()
         # The thread that trains goes on before the engine's releases the step.
-        assert source.calls[0] == "settle True"
+        assert source.calls[0] == f"settle {resolve == 'now'}"
+        assert backward.engine.step == 1, "known at the latest when the step has to rest"
         assert sorted(source.calls[1:]) == ["land", "release"]
         return means
 
