@@ -81,9 +81,11 @@ class _Meeting:
     have left this one, and what lies in it has been read.
     """
 
-    def __init__(self, world: int) -> None:
-        self.world = world
-        self.turns = _Turns(world)
+    def __init__(self, members: Sequence[int], turns: _Turns) -> None:
+        """`members` are the threads, by their numbers in `turns`."""
+        self.members, self.turns = tuple(members), turns
+        self.world = world = len(members)
+        self.parts: dict[tuple[int, ...], _Meeting] = {}
         self._wishes: list[list[_Wish | None]] = [[None] * world, [None] * world]
         self._payloads: list[list[Tensor | None]] = [[None] * world, [None] * world]
         self._rounds = [0] * world
@@ -96,7 +98,7 @@ class _Meeting:
         wishes, payloads = self._wishes[number % 2], self._payloads[number % 2]
         wishes[rank], payloads[rank] = wish, payload.clone()
         self._rounds[rank] += 1
-        if not self.turns.wait(rank, lambda: min(self._rounds) > number):
+        if not self.turns.wait(self.members[rank], lambda: min(self._rounds) > number):
             raise RanksDisagree("a rank stopped issuing collectives while others wait for it")
         self._payloads[1 - number % 2][rank] = None  # all have left the other room: no need for memory there
         if any(other != wishes[0] for other in wishes):
@@ -112,6 +114,13 @@ class ThreadComm(Comm):
         self.world = meeting.world
         self.peers = ThreadPeers(rank, meeting)
         self._meeting = meeting
+
+    def split(self, groups: Sequence[Sequence[int]]) -> ThreadComm:
+        """A comm among those of `groups`, the same on all ranks, that this rank is in."""
+        [mine] = [tuple(group) for group in groups if self.rank in group]
+        members, turns = [self._meeting.members[rank] for rank in mine], self._meeting.turns
+        part = self._meeting.parts.setdefault(mine, _Meeting(members, turns))
+        return ThreadComm(mine.index(self.rank), part)
 
     def _meet(self, verb: str, payload: Tensor, argument: int = 0, any_length: bool = False) -> list[Tensor]:
         shape = () if any_length else tuple(payload.shape)
@@ -168,7 +177,8 @@ class ThreadPeers:
 
     def receive(self, out: Tensor, source: int) -> Pending:
         """See `Peers.receive`; the message is awaited in `wait`."""
-        return _Arrival(out, self.rank, self._meeting.mail[source][self.rank], self._meeting.turns)
+        thread = self._meeting.members[self.rank]
+        return _Arrival(out, thread, self._meeting.mail[source][self.rank], self._meeting.turns)
 
 
 class _Arrival:
@@ -196,7 +206,7 @@ def run_ranks(world: int, body: Callable[[ThreadComm], T]) -> list[T]:
     >>> run_ranks(3, lambda comm: comm.rank)
     [0, 1, 2]
     """
-    meeting = _Meeting(world)
+    meeting = _Meeting(range(world), _Turns(world))
     results: list[Any] = [None] * world
     errors: list[BaseException | None] = [None] * world
 

@@ -7,7 +7,7 @@ same collectives in the same order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Po
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import RanksDisagree, TransportError
-from gradwire.measure.clock import BackwardWatch, stopwatch_for
+from gradwire.measure.clock import BackwardWatch, Trace, stopwatch_for
 from gradwire.measure.link import Change, Traffic
 from gradwire.measure.observed import Observed
 from gradwire.memory import UNSENT, Gradients
@@ -155,14 +155,18 @@ class Engine:
             self.runner.broken = error
         except BaseException as error:  # of the device: no step can end any more
             self.crash(error)
-        is_late = self.around.placement.resolve == "late" and not self.measuring
+        # A device's doubts are summed over the data's comm, which ranks with other shards do not share.
+        may_wait = self.around.placement.resolve == "late" and not self.around.sharded
+        is_late = may_wait and not self.measuring
         step = self._now = Step(self.step, self.layout.main.text, is_late=is_late)
         step.scale = self.around.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), at_s)
         step.before_s = self.watch.before_s(step.started_s)
         step.buffers = carried = self.around.buffers()
         if carried is not None:
-            self.runner.issue(lambda: carried.send(Observed(self.comm, step.trace, "buffers")))
+            everyone = self._agreeing(step, "buffers") if self.around.sharded else None
+            to = everyone or self._observed(step, "buffers")
+            self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers", self.comm.rank)
 
@@ -185,6 +189,8 @@ class Engine:
         step = self._now
         assert step is not None, "open the step first"
         step.all_arrived = True
+        if self.around.sharded:
+            self._send_small(step, self._left_in(step))
         self._progress(step)
 
     def _take(self, step: Step, arrival: Arrival) -> None:
@@ -270,7 +276,8 @@ class Engine:
             if self.runner.broken is not None:
                 raise self.runner.broken
             # A plain all-reduce has no decode that could fail, so its verdict need not wait for it.
-            decodes_nothing = self.layout.is_dense and not self.apart
+            # Ranks with other shards see other means, so there it has to tell whether these are finite.
+            decodes_nothing = self.layout.is_dense and not (self.apart or self.around.sharded)
             if isinstance(step.outcome, Running) and (step.outstanding == 0 or decodes_nothing):
                 self._send_tail(step)
             match step.outcome:
@@ -285,21 +292,32 @@ class Engine:
         early = self.layout.early
         if step.sent_early or not (early and step.places.keys() >= early):
             return
-        if regions := step.small_in(self.specs, early):
-            step.sent_early = True
+        step.sent_early = self._send_small(step, early)
+
+    def _send_small(self, step: Step, names: Set[str]) -> bool:
+        regions = step.small_in(self.specs, names)
+        if regions:
             step.small.append(small := SmallReduce(regions, self._observed(step, "small"), step.device))
             self.runner.issue(small.send)
+        return bool(regions)
+
+    def _left_in(self, step: Step) -> Set[str]:
+        """The small gradients that did not travel early."""
+        return step.tail_regions.keys() - (self.layout.early if step.sent_early else frozenset())
 
     def _send_tail(self, step: Step) -> None:
         facts = self._decider.row(step, self.traffic.row)
         step.require_all_units(self.layout.lanes, self.comm.rank)
         stale = step.buffers is not None and step.buffers.is_stale
-        row = Row(step.is_late or step.is_finite(), step.failure is not None, self.plan_number, facts, stale)
-        left = step.tail_regions.keys() - (self.layout.early if step.sent_early else ())
-        comm, control = self._observed(step, "tail"), self.around.control
-        apart = None if control is self.comm else Observed(control, step.trace, "tail")
-        finite = step.finite() if step.is_late else None
-        tail = VerdictReduce(step.small_in(self.specs, left), row, comm, step.device, apart, finite)
+        sound, finite, left = step.is_late or step.is_finite(), None, self._left_in(step)
+        if self.around.sharded:
+            sound, left = sound and self._small_are_finite(step), frozenset()
+        if step.is_late:
+            finite = step.finite()
+        row = Row(sound, step.failure is not None, self.plan_number, facts, stale)
+        comm, regions = self._observed(step, "tail"), step.small_in(self.specs, left)
+        apart = None if self.around.control is self.comm else self._agreeing(step, "tail")
+        tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
         step.small.append(tail)
         step.outcome = Pending(tail, failure=step.failure)
 
@@ -309,6 +327,17 @@ class Engine:
             self._progress(step)
 
         tail.send(lambda: self.around.placement.post(came))
+
+    def _agreeing(self, step: Step, label: str) -> Observed:
+        """The control comm. What passes over other ranks than gradients do says nothing of their link."""
+        return Observed(self.around.control, Trace() if self.around.sharded else step.trace, label)
+
+    @staticmethod
+    def _small_are_finite(step: Step) -> bool:
+        """Block until all small means are here: nothing else is left to do."""
+        for small in step.small:
+            small.wait()
+        return all(small.is_finite() for small in step.small)
 
     def _judge(self, step: Step, verdict: Verdict) -> None:
         step.receive_buffers(verdict.stale)

@@ -36,8 +36,8 @@ def save(engine: Engine) -> dict[str, Any]:
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
     return {
         "format": FORMAT,
-        "rank": engine.comm.rank,
-        "world": engine.comm.world,
+        "rank": engine.around.control.rank,
+        "world": engine.around.control.world,
         "layout": layout_hash(engine.specs),
         "plan": engine.plan,
         "why": layout.main.why,

@@ -24,7 +24,10 @@ Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
 class Surroundings:
     """Built before the engine and passed to its constructor. The functions are called on the engine's thread.
 
-    `placement` says where things are, and by what they travel.
+    `placement` says where things are, and by what they travel: gradients over `comm`, and the verdict, with
+    all else that ranks agree on, over `control` in tensors on the CPU. The two may be the same comm, or one
+    over the same ranks. Where several ranks share a replica, each with a shard of it, `comm` is over the
+    ranks with the same shard, and `control` over all.
 
     `alone` is for a single rank, which has nothing to send: it compresses nothing (`uncompressed`).
     """
@@ -68,3 +71,8 @@ class Surroundings:
     def device(self) -> torch.device:
         """Where the memory is, and what the engine is handed of the gradients."""
         return self.placement.memory.where
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a step is agreed on by more ranks than exchange gradients."""
+        return self.control.world > self.comm.world

@@ -158,7 +158,7 @@ class VerdictReduce(SmallReduce):
     """What is left of the small gradients, and the verdict's table, of one row per rank.
 
     One all-reduce carries the table after the gradients. With a `control` comm the table travels by itself
-    over that, in a tensor on the CPU.
+    over that, in a tensor on the CPU, and has a row for each of its ranks.
 
     With `finite`, a bool of no dimension that the host does not read, one number more travels after the
     gradients: the sum is how many ranks had something that was not finite.
@@ -173,7 +173,8 @@ class VerdictReduce(SmallReduce):
         control: Observed | None = None,
         finite: Tensor | None = None,
     ) -> None:
-        cells, doubts = comm.world * row.width, 0 if finite is None else 1
+        said = comm if control is None else control
+        cells, doubts = said.world * row.width, 0 if finite is None else 1
         super().__init__(regions, comm, device, room=doubts + (cells if control is None else 0))
         self._control = control
         self._said: Pending = DONE
@@ -182,8 +183,8 @@ class VerdictReduce(SmallReduce):
         if finite is not None:
             self._doubts.copy_(~finite)
         table = room[doubts:] if control is None else torch.empty(cells, device="cpu")
-        self._table = table.view(comm.world, -1)
-        row.write(self._table, comm.rank)
+        self._table = table.view(said.world, -1)
+        row.write(self._table, said.rank)
 
     def send(self, ended: Callable[[], None] = lambda: None) -> None:
         """Issue what carries gradients and table; `ended` as for `SmallReduce`. Raises `TransportError`."""

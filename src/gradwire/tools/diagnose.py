@@ -111,12 +111,12 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
     own = torch.cat([each.x.reshape(-1) for each in seen])
     mean = own / comm.world
     comm.all_reduce(mean).wait()
+    distance = memory_distance(lanes, comm)
     figures = torch.tensor(
-        [rank_correlation(own, mean), *_choices(seen, mean)], dtype=torch.float64, device="cpu"
+        [distance, rank_correlation(own, mean), *_choices(seen, mean)], dtype=torch.float64, device="cpu"
     )
     control.all_reduce(figures).wait()
-    spearman, chosen, found, common, left, least, energy = (figures / comm.world).tolist()
-    distance = memory_distance(lanes, comm)
+    distance, spearman, chosen, found, common, left, least, energy = (figures / control.world).tolist()
     if not chosen:
         return Diagnosis(seen[0].at.step, distance, spearman)
     energy = energy or 1.0

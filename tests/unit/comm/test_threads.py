@@ -185,3 +185,28 @@ def test_many_rounds_in_a_row_do_not_mix() -> None:
 
     for sums in run_ranks(4, body):
         assert sums == [4.0 * number + 6.0 for number in range(200)]
+
+
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((3, 0, 1), (2,))])
+def test_a_part_of_the_ranks_is_a_world_of_its_own(groups: tuple[tuple[int, ...], ...]) -> None:
+    def body(comm: ThreadComm) -> tuple[int, int, float, float]:
+        part, mine, everything = comm.split(groups), torch.ones(1) * comm.rank, torch.ones(1) * comm.rank
+        for _ in range(1 + part.world):  # groups need not be in step with each other
+            summed = mine.clone()
+            part.all_reduce(summed).wait()
+        comm.all_reduce(everything).wait()
+        return part.rank, part.world, float(summed), float(everything)
+
+    for rank, found in enumerate(run_ranks(4, body)):
+        [mine] = [group for group in groups if rank in group]
+        assert found == (mine.index(rank), len(mine), sum(mine), 6)
+
+
+def test_a_part_that_waits_for_a_rank_that_never_comes_raises() -> None:
+    def body(comm: ThreadComm) -> None:
+        part = comm.split([(0, 1), (2, 3)])
+        if comm.rank != 3:
+            part.all_reduce(torch.ones(1)).wait()
+
+    with pytest.raises(RanksDisagree):
+        run_ranks(4, body)

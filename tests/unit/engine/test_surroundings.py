@@ -61,3 +61,63 @@ def test_a_failure_is_told_over_the_control_comm() -> None:
     own, *others = run_ranks(3, rank)
     assert own is full
     assert all(isinstance(error, PeerFailed) for error in others)
+
+
+SHARDS = ((0, 2), (1, 3))
+"""Of four ranks: those with the first shard of everything, and those with the second."""
+
+
+@pytest.mark.parametrize("spot", ["middle.weight", "scalar", "last.bias"])
+@pytest.mark.parametrize("text", ["dense", "fp16", "int8", "topk(ratio=0.1)", "auto"])
+def test_what_is_not_finite_in_one_shard_stops_the_step_in_all(text: str, spot: str) -> None:
+    def rank(comm: Comm) -> list[tuple[bool, int]]:
+        rig = Rig(comm.split(SHARDS), text, control=comm)
+        found = []
+        for step, bad in enumerate((0.0, torch.nan, 0.0)):
+            grads = gradients(comm.rank, step)
+            if comm.rank == 3:
+                grads[spot][0] += bad
+            outcome = rig.step(grads)
+            assert outcome.error is None
+            found.append((outcome.step.committed, rig.engine.step))
+        return found
+
+    assert run_ranks(4, rank) == [[(True, 1), (False, 1), (True, 2)]] * 4
+
+
+def test_a_sum_that_overflows_in_one_shard_stops_the_step_in_all() -> None:
+    def rank(comm: Comm) -> bool:
+        grads = gradients(comm.rank, 0)
+        if comm.rank % 2 == 1:
+            grads["middle.weight"].fill_(1e30)  # finite, and beyond what travels in 16 bits
+        return Rig(comm.split(SHARDS), "fp16", control=comm).step(grads).step.committed
+
+    assert run_ranks(4, rank) == [False] * 4
+
+
+@pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)"])
+def test_shards_have_means_of_their_own(text: str) -> None:
+    def rank(comm: Comm) -> tuple[torch.Tensor, torch.Tensor]:
+        shard = comm.split(SHARDS)
+        alone, among_four = Rig(shard, text), Rig(shard, text, control=comm)
+        return alone.step(gradients(comm.rank, 0)).flat(), among_four.step(gradients(comm.rank, 0)).flat()
+
+    found = run_ranks(4, rank)
+    assert all(torch.equal(mean, expected) for expected, mean in found)
+    assert torch.equal(found[0][1], found[2][1])
+    assert not torch.equal(found[0][1], found[1][1])
+
+
+def test_a_failure_in_one_shard_is_told_to_all_by_the_rank_among_all() -> None:
+    def fold(*_: object) -> None:
+        raise OSError("no room")
+
+    def rank(comm: Comm) -> BaseException | None:
+        rig = Rig(comm.split(SHARDS), "topk(ratio=0.1)", control=comm)
+        if comm.rank == 3:
+            rig.engine.layout.lanes[0].fold = fold  # type: ignore[assignment,method-assign]
+        return rig.step(gradients(comm.rank, 0)).error
+
+    *others, own = run_ranks(4, rank)
+    assert isinstance(own, OSError)
+    assert all(isinstance(error, PeerFailed) and "rank 3" in str(error) for error in others)
