@@ -162,6 +162,12 @@ def costs(arguments: argparse.Namespace, rank: int, gradients: list[list[Tensor]
     return rounds
 
 
+def _unsent(wire: gradwire.Wire) -> dict[str, Tensor]:
+    (state,) = wire.state_dict().values()
+    unsent: dict[str, Tensor] = state["memory"]
+    return unsent
+
+
 def require_conservation(ddp: DistributedDataParallel, wire: gradwire.Wire, rank: int, name: str) -> None:
     """One more step: avg(memory + gradient) = mean + avg(memory left), or the program ends.
 
@@ -169,10 +175,10 @@ def require_conservation(ddp: DistributedDataParallel, wire: gradwire.Wire, rank
     2(r + 1) roundings; W + 2 more of the averages and of the fold. All relative to the parameter's norm.
     """
     unit_roundoff, world = torch.finfo(torch.float32).eps / 2, dist.get_world_size()
-    before = wire.state_dict()["memory"]
+    before = _unsent(wire)
     ddp.zero_grad(set_to_none=False)
     ddp().backward()
-    after, given = wire.state_dict()["memory"], ddp.module
+    after, given = _unsent(wire), ddp.module
     assert isinstance(given, Given)
     came = given.gradients[given.turn % len(given.gradients)]
     for (key, parameter), gradient in zip(given.named_parameters(), came, strict=True):

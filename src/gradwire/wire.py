@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.engine import state
 from gradwire.engine.engine import Engine
-from gradwire.engine.vetting import State
+from gradwire.engine.state import Missing, Saved
 from gradwire.engine.worker import Worker
 from gradwire.exchange.state import times_led
 from gradwire.memory import UNSENT
@@ -164,26 +163,42 @@ class Wire:
         )
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
-        """This rank's state as plain tensors, or (a collective) the mean over ranks.
+        """This rank's state as plain tensors, under a key that names the rank: "rank0", "rank1", …
 
-        Save one per rank for an exact resume; the mean is for savers that write from rank 0 only.
+        Save that of every rank for an exact resume. Dictionaries of several ranks may be merged into one.
+        `kind="mean"` is deprecated: it is `mean_state_dict()`.
         """
         if kind not in ("rank", "mean"):
             raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
         if kind == "mean":
-            self._backward.rest()
-        save = state.save if kind == "rank" else state.save_mean
-        return self._worker.call(lambda: save(self._engine))
+            warnings.warn(
+                "state_dict('mean') will go: call mean_state_dict()", DeprecationWarning, stacklevel=2
+            )
+            return self.mean_state_dict()
+        return state.keyed(self._worker.call(lambda: state.save(self._engine)))
 
-    def load_state_dict(self, saved: State | Sequence[State]) -> None:
-        """Resume: from this rank's state, a mean, or the list of all ranks' states of any world.
+    def mean_state_dict(self) -> dict[str, Any]:
+        """The mean of all ranks' states, the same on all ranks, under the key "mean". A collective.
+
+        For savers that write from one rank only: it can be loaded on all ranks of any world.
+        One all-reduce per parameter.
+        """
+        self._backward.rest()
+        return state.keyed(self._worker.call(lambda: state.save_mean(self._engine)))
+
+    def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
+        """Resume: from this rank's state, a mean, or the states of all ranks of any world. A collective.
+
+        States of several ranks come as a list or in one dictionary. Of another world, all ranks start with
+        the mean. With `missing="drop"` states of ranks may be missing: all start with the mean of the others,
+        and what the missing ones had not sent is lost.
 
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
         when ranks load different steps or plans.
         """
         self._backward.rest()
         self._source.may_differ()  # a model is loaded beside its state
-        self._worker.call(lambda: state.load(self._engine, saved))
+        self._worker.call(lambda: state.load(self._engine, saved, missing))
 
     def flush(self) -> None:
         """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from tests.process.models import batch, optimizer_of, perceptron
+from tests.support.states import own_state
 
 
 def until_it_breaks(recipe: str) -> dict[str, Any]:
@@ -21,13 +22,13 @@ def until_it_breaks(recipe: str) -> dict[str, Any]:
     optimizer = optimizer_of(ddp)
     wire = gradwire.attach(ddp, optimizer, recipe)
     for step in range(1_000_000):
-        state, good_s = wire.state_dict(), time.monotonic()
+        state, good_s = own_state(wire), time.monotonic()
         error = _step(ddp, optimizer, step)
         if error is not None:
             break
         print(step, flush=True)  # whoever watches knows that training is under way
     raised_s = time.monotonic()
-    left = wire.state_dict()
+    left = own_state(wire)
     again_s = time.monotonic()
     again = _step(ddp, optimizer, step)
     return {

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.codec.select.topk import TopK
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, train
+from tests.support.states import own_state
 
 RECIPE = "topk(ratio=0.05)"
 UNLUCKY = 1
@@ -39,7 +40,7 @@ def _backward(ddp: DistributedDataParallel, step: int, factor: float = 1.0) -> d
 
 
 def _memory(wire: gradwire.Wire) -> list[Any]:
-    return [memory.clone() for memory in wire.state_dict()["memory"].values()]
+    return [memory.clone() for memory in own_state(wire)["memory"].values()]
 
 
 def _equal(left: list[Any], right: list[Any]) -> bool:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
+from tests.support.states import own_state
 
 LOSSY = "leader_topk(ratio=0.05)"
 
@@ -79,7 +80,7 @@ def unused_lossy() -> dict[str, Any]:
     optimizer = optimizer_of(ddp, lr=0.2)
     wire = gradwire.attach(ddp, optimizer, LOSSY)
     losses = train(ddp, optimizer, range(60))
-    memory = wire.state_dict()["memory"]
+    memory = own_state(wire)["memory"]
     return {
         "digest": digest(ddp),
         "losses": [losses[0], losses[-1]],

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.memory import UNSENT
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
+from tests.support.states import own_state
 
 LOSSY = "leader_topk(ratio=0.05)"
 
@@ -40,8 +41,8 @@ def uneven(
     wire = None if recipe is None else gradwire.attach(ddp, optimizer, recipe)
     with ddp.join():
         train(ddp, optimizer, range(batches[dist.get_rank()]))
-        finished = wire.state_dict() if wire else {}
-    after = wire.state_dict() if wire else {}
+        finished = own_state(wire) if wire else {}
+    after = own_state(wire) if wire else {}
     kept = finished.get("memory", {})
     return {
         "digest": digest(ddp),
@@ -84,7 +85,7 @@ def overflow(recipe: str) -> dict[str, Any]:
             inputs, targets = batch(step)
             if step == 10 and dist.get_rank() == 1:
                 inputs = inputs * 60_000
-            before, replica = wire.state_dict()["memory"], digest(ddp)
+            before, replica = own_state(wire)["memory"], digest(ddp)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):
                 outputs = ddp(inputs)
@@ -94,7 +95,7 @@ def overflow(recipe: str) -> dict[str, Any]:
             scaler.update()
             scales.append(scaler.get_scale())
             losses.append(float(loss.detach()))
-            after = wire.state_dict()["memory"]
+            after = own_state(wire)["memory"]
             kept.append(all(torch.equal(before[name], after[name]) for name in before))
             moved.append(digest(ddp) != replica)
     return {
@@ -181,7 +182,7 @@ def flush() -> dict[str, Any]:
     plain = _total(DistributedDataParallel(perceptron()), range(20), None)
     return {
         "close": all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(ours, plain, strict=True)),
-        "forgotten": not any(memory.any() for memory in wire.state_dict()["memory"].values()),
+        "forgotten": not any(memory.any() for memory in own_state(wire)["memory"].values()),
     }
 
 
@@ -277,7 +278,7 @@ def explored(candidates: tuple[str, ...], own: str) -> dict[str, Any]:
             trials = gradwire.explore(wire, step, range(50, 53), candidates, also=[schedule])
         for number in range(4, 8):
             step(number)
-        state = wire.state_dict()
+        state = own_state(wire)
         momentum = [optimizer.state[p]["momentum_buffer"] for p in ddp.parameters()]
         drawn = torch.rand(5)
         runs.append([*ddp.parameters(), *ddp.buffers(), *momentum, *state["memory"].values(), drawn])

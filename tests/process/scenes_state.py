@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from tests.process.models import digest, optimizer_of, perceptron, train
+from tests.support.states import own_state
 
 RECIPES = ("topk(ratio=0.05)", "leader_topk(ratio=0.05)", "covap(interval=4)", "randomk(ratio=0.1)")
 
@@ -60,8 +61,8 @@ def from_three_to_two() -> dict[str, Any]:
     wire = gradwire.attach(ddp, optimizer, RECIPES[0])
     train(ddp, optimizer, range(5))
     states: list[Any] = [None] * 3
-    dist.all_gather_object(states, wire.state_dict())
-    mean = wire.state_dict(kind="mean")
+    dist.all_gather_object(states, own_state(wire))
+    mean = wire.mean_state_dict()
     pair = dist.new_group([0, 1])
     if dist.get_rank() == 2:
         return {}
@@ -73,9 +74,9 @@ def from_three_to_two() -> dict[str, Any]:
     except ValueError as error:
         refused = str(error)
     wire.load_state_dict(states)
-    memory = wire.state_dict()["memory"]
+    memory = own_state(wire)["memory"]
     wire.load_state_dict(mean)
-    from_mean = wire.state_dict()["memory"]
+    from_mean = own_state(wire)["memory"]
     return {
         "refused": refused,
         "mean": all(

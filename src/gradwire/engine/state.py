@@ -1,4 +1,8 @@
-"""Exact checkpoints: plain tensors, per rank, keyed by parameter name, versioned."""
+"""Exact checkpoints: plain tensors, per rank, keyed by parameter name, versioned.
+
+The engine's own state is one dictionary for a rank. Outside it stands under a key that names the rank, or
+"mean" (`keyed`), so that a saver which merges the dictionaries of all ranks keeps every one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +22,34 @@ from gradwire.engine.layout import Layout
 from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, vetted
 from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
+
+Saved: TypeAlias = State | Sequence[State]
+"""A state, or those of all ranks of some world."""
+
+Missing = Literal["refuse", "drop"]
+"""What to do about old ranks whose states are not there."""
+
+
+def keyed(state: State) -> dict[str, Any]:
+    """`state` under a key that no other rank's has: "rank0", "rank1", …, or "mean".
+
+    >>> keyed({"rank": 1, "world": 2})
+    {'rank1': {'rank': 1, 'world': 2}}
+    """
+    return {"mean" if state["rank"] is None else f"rank{state['rank']}": state}
+
+
+def single(saved: Saved) -> list[State]:
+    """The states in `saved`, one for each rank: without their keys, whether they came in a list or in one.
+
+    >>> single([{"rank0": {"rank": 0}}, {"rank1": {"rank": 1}}])
+    [{'rank': 0}, {'rank': 1}]
+    """
+    if not isinstance(saved, Mapping):
+        return [state for each in saved for state in (single(each) if isinstance(each, Mapping) else [each])]
+    if "format" not in saved and saved and all(isinstance(each, Mapping) for each in saved.values()):
+        return list(saved.values())
+    return [saved]
 
 
 def save(engine: Engine) -> dict[str, Any]:
@@ -74,22 +106,25 @@ class _Ready:
     layout: Layout
     step: int
     facts: Mapping[str, str]
+    dropped: tuple[int, ...] = ()
+    """Old ranks whose unsent gradient is lost."""
 
 
-def load(engine: Engine, state: State | Sequence[State]) -> None:
+def load(engine: Engine, saved: Saved, missing: Missing = "refuse") -> None:
     """Take up a state, on all ranks together, or leave everything as it was on all of them.
 
     One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
     world every rank takes its own, of another all start with the mean, so that what was unsent in
-    total stays the same. Raises `ValueError` when a state does not belong here or is damaged, and
-    `RanksDisagree` on the ranks whose state would do when another rank's does not.
+    total stays the same. With `missing="drop"` a list may lack ranks, whose unsent gradient is lost: all
+    start with the mean of the others. Raises `ValueError` when a state does not belong here or is damaged,
+    and `RanksDisagree` on the ranks whose state would do when another rank's does not.
     """
     engine.resolve()
-    ready, refusal = _prepared(engine, state)
+    ready, refusal = _prepared(engine, saved, missing)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
-    missing = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
+    absent = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
     try:
-        require_agreement(facts | (missing if ready is None else dict(ready.facts)), engine.around.control)
+        require_agreement(facts | (absent if ready is None else dict(ready.facts)), engine.around.control)
     except RanksDisagree:
         if refusal is None:
             raise
@@ -99,15 +134,19 @@ def load(engine: Engine, state: State | Sequence[State]) -> None:
     engine.resume(ready.layout, ready.step)
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
+    _warn_of_dropped_ranks(ready)
 
 
-def _prepared(engine: Engine, state: State | Sequence[State]) -> tuple[_Ready | None, ValueError | None]:
-    """What to run, or why there is nothing: peers wait to hear of it, so nothing is raised yet."""
+def _prepared(engine: Engine, saved: Saved, missing: Missing) -> tuple[_Ready | None, Exception | None]:
+    """What is to run, or why this state cannot; changes nothing. The others hear of whatever goes wrong."""
     try:
-        states = [state] if isinstance(state, Mapping) else list(state)
+        if missing not in get_args(Missing):
+            raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
+        states = single(saved)
         for each in states:
             vetted(engine, each)
-        return _made(engine, _choose(engine, states, alone=isinstance(state, Mapping))), None
+        alone = isinstance(saved, Mapping) and len(states) == 1
+        return _made(engine, *_choose(engine, states, alone=alone, missing=missing)), None
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...
@@ -116,7 +155,7 @@ def _prepared(engine: Engine, state: State | Sequence[State]) -> tuple[_Ready | 
         return None, refusal
 
 
-def _made(engine: Engine, state: State) -> _Ready:
+def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
     composition = composition_of(engine, state)
     if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
@@ -136,10 +175,16 @@ def _made(engine: Engine, state: State) -> _Ready:
     facts = {
         "step": str(state["step"]),
         "plan": str(state["plan"]),
-        "kind of state": "a mean" if state["rank"] is None else f"of {state['world']} ranks",
+        "kind of state": _kind(state, dropped),
         "what exchanges keep": _digest(state["kept"]),
     }
-    return _Ready(here, state["step"], facts)
+    return _Ready(here, state["step"], facts, tuple(dropped))
+
+
+def _kind(state: State, dropped: Sequence[int]) -> str:
+    if state["rank"] is None:
+        return "a mean"
+    return f"of {state['world']} ranks" + (f" without {list(dropped)}" if dropped else "")
 
 
 def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
@@ -161,32 +206,50 @@ def _warn_of_another_recipe(engine: Engine) -> None:
         )
 
 
-def _choose(engine: Engine, states: Sequence[State], alone: bool) -> State:
-    """The state to take up: the one that was given alone, or what a list makes of it."""
+def _warn_of_dropped_ranks(ready: _Ready) -> None:
+    if ready.dropped:
+        ranks = ", ".join(map(str, ready.dropped))
+        warnings.warn(
+            f"what old rank {ranks} had not sent is lost, as missing='drop' allows; all ranks start with the "
+            "mean of the others",
+            stacklevel=2,
+        )
+
+
+def _choose(
+    engine: Engine, states: Sequence[State], *, alone: bool, missing: Missing
+) -> tuple[State, Sequence[int]]:
+    """The state that was given alone, or what a list makes of it; and the old ranks dropped."""
+    comm = engine.comm
     if alone:
         (state,) = states
-        if state["world"] is None or (state["world"], state["rank"]) == (engine.comm.world, engine.comm.rank):
-            return state
+        if state["world"] is None or (state["world"], state["rank"]) == (comm.world, comm.rank):
+            return state, ()
         raise ValueError(
-            f"state is rank {state['rank']}'s of {state['world']}, this is rank {engine.comm.rank} of "
-            f"{engine.comm.world}; load its own, a list of all ranks', or a state_dict(kind='mean')"
+            f"state is rank {state['rank']}'s of {state['world']}, this is rank {comm.rank} of "
+            f"{comm.world}; load its own, a list of all ranks', or a mean_state_dict()"
         )
     if any(each["rank"] is None for each in states):
         raise ValueError("a mean is loaded alone: a list holds the state of every rank")
     states = sorted(states, key=lambda each: int(each["rank"]))
     if not states:
         raise ValueError("the list of states is empty: it holds the state of every old rank")
-    world = states[0]["world"]
-    if len(states) != world or [each["rank"] for each in states] != list(range(world)):
-        raise ValueError(f"need the states of all {world} old ranks, got ranks {[s['rank'] for s in states]}")
     if len({each["world"] for each in states}) > 1:
         raise ValueError(f"the states are of different worlds: {[each['world'] for each in states]}")
-    if world == engine.comm.world:
-        return states[engine.comm.rank]
+    world, ranks = states[0]["world"], [each["rank"] for each in states]
+    dropped = sorted(set(range(world)) - set(ranks))
+    if len(states) != len(set(ranks)) or (dropped and missing == "refuse"):
+        raise ValueError(
+            f"need the states of all {world} old ranks, got ranks {ranks}; missing='drop' goes on without "
+            "what the others had not sent"
+        )
+    if world == comm.world and not dropped:
+        return states[comm.rank], ()
     if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
         raise ValueError("the states are of different steps, plans or models")
     planes = {plane: _mean([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
-    return {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
+    mean = {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
+    return mean, dropped
 
 
 def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

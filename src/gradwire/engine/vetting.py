@@ -17,7 +17,9 @@ from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.dense import dense
 
-FORMAT = 5
+FORMAT = 6
+READABLE = (5, FORMAT)
+"""Formats 5 and 6 hold the same things of a rank; since 6 they stand under a key that names the rank."""
 State = Mapping[str, Any]
 
 _KEYS = {"rank", "world", "layout", "plan", "why", "step", "memory", "planes", "kept"}
@@ -48,8 +50,8 @@ def vetted(engine: Engine, state: State) -> None:
     """
     if not isinstance(state, Mapping):
         raise ValueError(f"this is no state of gradwire, but a {type(state).__name__}")
-    if state.get("format") != FORMAT:
-        raise ValueError(f"state has format {state.get('format')!r}; this version reads {FORMAT}")
+    if state.get("format") not in READABLE or isinstance(state["format"], bool):
+        raise ValueError(_unreadable(state.get("format")))
     if state["layout"] != layout_hash(engine.specs):
         raise ValueError(_different_model(engine, state))
     if lacking := sorted(_KEYS - set(state)):
@@ -128,6 +130,15 @@ def _check_plain(what: str, tensor: object) -> None:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "quantized" if tensor.is_quantized else "on no device" if tensor.is_meta else tensor.layout
         raise ValueError(f"{what} is no dense tensor with values: {kind}")
+
+
+def _unreadable(found: object) -> str:
+    says = f"state has format {found!r}; this version reads {' and '.join(map(str, READABLE))}"
+    if isinstance(found, int) and 0 < found < READABLE[0]:
+        says += (
+            ". An older gradwire has written it: load and save it with one that reads it, or start without"
+        )
+    return says
 
 
 def _different_model(engine: Engine, state: State) -> str:

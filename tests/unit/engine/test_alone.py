@@ -16,6 +16,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import NAMES, Rig, flat, gradients
+from tests.support.states import own_state
 
 MORE = {
     "dgc, momentum": EVERY_RECIPE["dgc, momentum"],
@@ -270,7 +271,7 @@ def test_a_training_is_what_it_is_without_a_hook(recipe: str) -> None:
 def test_a_flush_hands_over_what_is_owed() -> None:
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)")
-    saved = wire.state_dict()
+    saved = own_state(wire)
     saved["memory"]["0.weight"] += 0.5
     wire.load_state_dict(saved)
     wire.flush()
@@ -278,5 +279,5 @@ def test_a_flush_hands_over_what_is_owed() -> None:
     assert handed["0.weight"] is not None
     assert (handed["0.weight"] == 0.5).all()
     assert not any(grad.any() for name, grad in handed.items() if grad is not None and name != "0.weight")
-    assert not flat(wire.state_dict()["memory"]).any()
+    assert not flat(own_state(wire)["memory"]).any()
     wire.detach()

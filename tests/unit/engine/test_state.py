@@ -153,7 +153,7 @@ def test_rank_0s_state_on_every_rank_is_refused_on_every_rank() -> None:
     assert "the state to load" in str(fits)
     assert isinstance(refuses, ValueError)
     assert "rank 0's of 2, this is rank 1 of 2" in str(refuses)
-    assert "kind='mean'" in str(refuses)
+    assert "mean_state_dict()" in str(refuses)
 
 
 def test_another_worlds_single_state_is_refused() -> None:
@@ -165,10 +165,72 @@ def test_another_worlds_single_state_is_refused() -> None:
 
 def test_a_list_with_a_gap_or_a_mean_in_it_is_refused() -> None:
     states = _saved(3, "topk(ratio=0.1)", 2)
-    assert all("all 3 old ranks" in str(error) for error in _refusals(lambda _rank: states[:2]))
+    short = _refusals(lambda _rank: states[:2])
+    assert all("all 3 old ranks, got ranks [0, 1]" in str(error) for error in short)
+    assert all("missing='drop'" in str(error) for error in short)
     mean = {**states[0], "rank": None, "world": None}
     assert all("loaded alone" in str(error) for error in _refusals(lambda _rank: [mean, states[1]]))
     assert all("empty" in str(error) for error in _refusals(lambda _rank: []))
+
+
+def test_states_of_several_ranks_in_one_dictionary_are_a_list_of_them() -> None:
+    states = _saved(3, "topk(ratio=0.1)", 2)
+    merged: dict[str, Any] = {}
+    for each in states:
+        merged |= state.keyed(each)
+    assert merged.keys() == {"rank0", "rank1", "rank2"}, "no rank's has overwritten another's"
+
+    def rank(comm: Comm) -> dict[str, Tensor]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        state.load(rig.engine, merged)
+        return rig.memory
+
+    for found, saved in zip(run_ranks(3, rank), states, strict=True):
+        assert all(torch.equal(found[name], memory.view(-1)) for name, memory in saved["memory"].items())
+    for found in run_ranks(2, rank):
+        for name in found:
+            expected = torch.stack([each["memory"][name].view(-1) for each in states]).mean(0)
+            assert torch.equal(found[name], expected)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_survivors_alone_are_loaded_only_on_demand_and_that_is_said(world: int) -> None:
+    states = _saved(3, "topk(ratio=0.1)", 2)
+    survivors = [state.keyed(states[0]), state.keyed(states[2])]
+    assert all("got ranks [0, 2]" in str(error) for error in _refusals(lambda _rank: survivors, world))
+
+    def rank(comm: Comm) -> dict[str, Tensor]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        state.load(rig.engine, survivors, missing="drop")
+        return rig.memory
+
+    with pytest.warns(UserWarning, match="old rank 1 had not sent is lost"):
+        memories = run_ranks(world, rank)
+    for found in memories:
+        for name in found:
+            expected = torch.stack([states[each]["memory"][name].view(-1) for each in (0, 2)]).mean(0)
+            assert torch.equal(found[name], expected)
+
+
+def test_ranks_with_different_survivors_disagree() -> None:
+    states = _saved(3, "topk(ratio=0.1)", 2)
+
+    def rank(comm: Comm) -> str:
+        with pytest.raises(RanksDisagree) as caught:
+            state.load(Rig(comm, "topk(ratio=0.1)").engine, [states[comm.rank]], missing="drop")
+        return str(caught.value)
+
+    assert all("kind of state" in said and "without [1, 2]" in said for said in run_ranks(2, rank))
+
+
+def test_another_word_for_what_is_missing_is_refused() -> None:
+    states = _saved(1, "topk(ratio=0.1)", 1)
+
+    def rank(comm: Comm) -> None:
+        with pytest.raises(ValueError, match="missing='ignore' is neither 'refuse' nor 'drop'"):
+            state.load(Rig(comm, "topk(ratio=0.1)").engine, states, missing="ignore")  # type: ignore[arg-type]
+
+    run_ranks(1, rank)
 
 
 def test_a_list_of_different_steps_is_refused() -> None:
@@ -182,7 +244,10 @@ def test_a_state_of_another_model_or_format_is_refused() -> None:
     renamed = [{**each, "layout": "0" * 16, "memory": {"other.weight": torch.zeros(1)}} for each in states]
     errors = _refusals(lambda rank: renamed[rank])
     assert all("another" in str(error) or "other.weight" in str(error) for error in errors)
-    assert all("format 1" in str(e) for e in _refusals(lambda rank: {**states[rank], "format": 1}))
+    for old in (1, 4):
+        said = _refusals(lambda rank, old=old: {**states[rank], "format": old})
+        assert all(f"format {old}; this version reads 5 and 6. An older gradwire" in str(e) for e in said)
+    assert all("reads 5 and 6" in str(e) for e in _refusals(lambda rank: {**states[rank], "format": 7}))
     assert all("format None" in str(error) for error in _refusals(lambda _rank: {"model": "weights"}))
 
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import gradwire
+from tests.support.states import own_state
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +63,14 @@ def test_a_copy_has_no_hook_and_the_model_trains_on(kind: str, recipe: str) -> N
     own = dict(ours._forward_pre_hooks)
     user = ours.register_forward_pre_hook(print)
     _backward(ours)
-    before = wire.state_dict()
+    before = own_state(wire)
     copied = COPIES[kind](ours)
     assert list(copied._forward_pre_hooks.values()) == [print]
     assert not copied._forward_hooks
     user.remove()
     for mine, theirs in zip(_backward(copied), _backward(COPIES[kind](plain)), strict=True):
         assert torch.equal(mine, theirs)
-    after = wire.state_dict()
+    after = own_state(wire)
     assert after["step"] == before["step"] == 1
     assert all(torch.equal(after["memory"][name], plane) for name, plane in before["memory"].items())
     assert dict(ours._forward_pre_hooks) == own

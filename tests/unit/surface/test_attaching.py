@@ -22,6 +22,7 @@ import gradwire
 from gradwire import kernels
 from gradwire.integrations import lossless_group
 from gradwire.planning.costs import CodecCost, Line
+from tests.support.states import own_state
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def test_what_is_sent_and_what_is_kept_add_up_to_the_gradient() -> None:
     plain, ours = _backward(_ddp()), _ddp()
     wire = gradwire.attach(ours, recipe="topk(ratio=0.1)")
     sent = _backward(ours)
-    memory = wire.state_dict()["memory"]
+    memory = own_state(wire)["memory"]
     names = [name for name, _ in ours.module.named_parameters()]
     for name, whole, part in zip(names, plain, sent, strict=True):
         assert torch.equal(part + memory.get(name, torch.zeros_like(part)), whole)
@@ -86,7 +87,7 @@ def test_what_is_unsent_belongs_to_its_element_in_any_order_of_memory(
     ours = _ddp(_order_of_memory(kind))
     wire = gradwire.attach(ours, recipe="topk(ratio=0.1)", policy=lambda _: None)
     sent = gradients(ours)
-    saved = wire.state_dict()
+    saved = own_state(wire)
     for each, part, (name, _) in zip(whole, sent, ours.module.named_parameters(), strict=True):
         assert torch.equal(part + saved["memory"][name], each)
     rows = _ddp(_order_of_memory(kind).to(memory_format=torch.contiguous_format))
@@ -237,6 +238,16 @@ def test_an_unknown_kind_of_state_is_refused() -> None:
         wire.state_dict(kind="all")  # type: ignore[arg-type]
 
 
+def test_a_state_stands_under_the_name_of_its_rank_and_the_mean_under_its_own() -> None:
+    wire = gradwire.attach(_ddp(), recipe="topk(ratio=0.1)")
+    assert wire.state_dict().keys() == {"rank0"}
+    mean = wire.mean_state_dict()
+    assert mean.keys() == {"mean"}
+    with pytest.warns(DeprecationWarning, match=r"call mean_state_dict\(\)"):
+        assert wire.state_dict("mean")["mean"]["memory"].keys() == mean["mean"]["memory"].keys()
+    wire.load_state_dict(mean)
+
+
 def test_settled_says_whether_an_adaptive_recipe_has_decided() -> None:
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="covap")
@@ -257,7 +268,7 @@ def test_memory_in_bfloat16_takes_less_space_and_keeps_what_it_can_say() -> None
     full = gradwire.attach(_ddp(), recipe="topk(ratio=0.1)").report().memory_bytes
     assert wire.report().memory_bytes == full * (4 + 2) // (4 + 4)
     sent = _backward(ours)
-    memory = wire.state_dict()["memory"]
+    memory = own_state(wire)["memory"]
     names = [name for name, _ in ours.module.named_parameters()]
     for name, whole, part in zip(names, plain, sent, strict=True):
         kept = memory.get(name, torch.zeros_like(part))
@@ -354,9 +365,9 @@ def test_a_flush_hands_over_what_is_unsent_and_keeps_momentum() -> None:
     wire = gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1, warmup_steps=0)", policy=lambda _: None)
     for _ in range(2):
         _backward(ddp)
-    before = wire.state_dict()
+    before = own_state(wire)
     wire.flush()
-    after = wire.state_dict()
+    after = own_state(wire)
     assert any(plane.any() for plane in before["planes"]["momentum"].values())
     for name, plane in before["planes"]["momentum"].items():
         assert torch.equal(after["planes"]["momentum"][name], plane)

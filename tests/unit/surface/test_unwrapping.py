@@ -23,6 +23,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
 from gradwire.recipes import Composition
 from gradwire.unwrapping import ddp_of, optimizers_of, scaler_of
+from tests.support.states import own_state
 
 
 @pytest.fixture(autouse=True)
@@ -245,11 +246,11 @@ def test_a_composition_of_ones_own_runs_and_its_state_is_taken_up_again() -> Non
     wire = gradwire.attach(ddp, _sgd(ddp), mine())
     _step(ddp)
     assert wire.report().recipe == "half_with_memory"
-    saved = wire.state_dict()
+    saved = own_state(wire)
     assert saved["plan"] == "half_with_memory"
     wire_again = gradwire.attach(again, _sgd(again), mine())
     wire_again.load_state_dict(saved)
-    memory = wire_again.state_dict()["memory"]
+    memory = own_state(wire_again)["memory"]
     assert memory
     assert all(torch.equal(memory[name], saved["memory"][name]) for name in memory)
     other = _ddp()
