@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,3 +143,28 @@ def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> 
     source.parameters = {**source.parameters, "far": nn.Parameter(torch.empty(2, device="meta"))}
     with pytest.raises(ValueError, match="parameters are on cpu and meta"):
         source.check()
+
+
+def test_two_threads_may_use_one_stream_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each thread has a current stream of its own; a stream that is its own context manager has one memory.
+    current = threading.local()
+    monkeypatch.setattr("torch.accelerator.current_stream", lambda _where: getattr(current, "stream", "own"))
+    monkeypatch.setattr("torch.accelerator.set_stream", lambda stream: setattr(current, "stream", stream))
+    device, entered, left = Accelerator(torch.device("cuda")), threading.Event(), threading.Event()
+    seen = []
+
+    def other() -> None:
+        with device.using("copies"):
+            entered.set()
+            left.wait(10.0)
+            seen.append(current.stream)
+        seen.append(current.stream)
+
+    thread = threading.Thread(target=other)
+    with device.using("copies"):
+        thread.start()
+        assert entered.wait(10.0)
+    assert current.stream == "own"
+    left.set()
+    thread.join()
+    assert seen == ["copies", "own"]

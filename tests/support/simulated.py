@@ -141,6 +141,12 @@ class Simulated:
         self._clocks[name] = {name: 0}
         return SimulatedStream(self, name)
 
+    @contextmanager
+    def using(self, stream: SimulatedStream) -> Iterator[None]:
+        """On this thread."""
+        with stream:
+            yield
+
     def new_event(self) -> SimulatedEvent:
         """One more."""
         return SimulatedEvent(self)

@@ -52,7 +52,7 @@ class Bringing(Protocol):
     def give(self, value: Tensor, where: torch.device) -> Tensor:
         """`value`, from where the engine reads, at `where`, in the current stream. Between steps."""
 
-    def landing(self) -> AbstractContextManager[object]:
+    def landing(self) -> AbstractContextManager[None]:
         """Within it, the stream is current in which tensors land: futures of the device are set there."""
 
     def join(self) -> None:
@@ -96,7 +96,7 @@ class InPlace:
         """See `Bringing.give`."""
         return value
 
-    def landing(self) -> AbstractContextManager[object]:
+    def landing(self) -> AbstractContextManager[None]:
         """See `Bringing.landing`."""
         return nullcontext()
 
@@ -119,14 +119,14 @@ class _Room:
         self.memory = device.pinned(source)
         self.ends: dict[Way, tuple[Event, Event]] = {}
         """Of the last copy each way, if there has been one."""
-        self._new_event = device.new_event
+        self._device = device
 
     def suits(self, source: Tensor) -> bool:
         return self.memory.shape == source.shape and self.memory.dtype == source.dtype
 
     def copy(self, way: Way, to: Tensor, source: Tensor, stream: Stream) -> None:
-        start, stop = self.ends.get(way) or (self._new_event(), self._new_event())
-        with stream:
+        start, stop = self.ends.get(way) or (self._device.new_event(), self._device.new_event())
+        with self._device.using(stream):
             stream.record_event(start)
             to.copy_(source, non_blocking=True)
             stream.record_event(stop)
@@ -192,7 +192,7 @@ class Copies:
     def read(self, source: Tensor) -> Tensor:
         """See `Bringing.read`: a copy, in pinned memory that is not kept."""
         copy = self._device.pinned(source)
-        with self._stream:
+        with self._device.using(self._stream):
             copy.copy_(source, non_blocking=True)
         self._stream.record_event().synchronize()
         return copy
@@ -200,12 +200,12 @@ class Copies:
     def give(self, value: Tensor, where: torch.device) -> Tensor:
         """See `Bringing.give`."""
         there = torch.empty_like(value, device=where)
-        with self._device.current():
+        with self._device.using(self._device.current()):
             return there.copy_(value)
 
-    def landing(self) -> AbstractContextManager[object]:
+    def landing(self) -> AbstractContextManager[None]:
         """See `Bringing.landing`."""
-        return self._stream
+        return self._device.using(self._stream)
 
     def join(self) -> None:
         """See `Bringing.join`."""

@@ -7,6 +7,8 @@ wait. Work that was enqueued on any stream starts after all that the host did be
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -25,16 +27,13 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of work; as a context manager, what this thread's operators go to. As `torch.Stream`."""
+    """A queue of work. `torch.Stream` has these methods."""
 
     def record_event(self, event: Any = None, /) -> Any:
         """Record `event`, or a new one that takes no time, behind the work enqueued so far; returns it."""
 
     def wait_event(self, event: Any, /) -> None:
         """Let work that is enqueued from now on start after the point that `event` was recorded at."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
 
 class Device(Protocol):
@@ -49,6 +48,9 @@ class Device(Protocol):
 
     def new_stream(self) -> Stream:
         """One more stream."""
+
+    def using(self, stream: Any) -> AbstractContextManager[None]:
+        """Within it, operators of this thread go to `stream`. Several threads may use one at a time."""
 
     def new_event(self) -> Event:
         """An event that takes times, to be recorded again and again."""
@@ -79,12 +81,6 @@ class _Nothing:
     def elapsed_time(self, other: Any, /) -> float:
         return 0.0
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
 
 _NOTHING = _Nothing()
 
@@ -101,6 +97,10 @@ class HostDevice:
     def new_stream(self) -> Stream:
         """See `Device.new_stream`."""
         return _NOTHING
+
+    def using(self, stream: Any) -> AbstractContextManager[None]:
+        """See `Device.using`."""
+        return nullcontext()
 
     def new_event(self) -> Event:
         """See `Device.new_event`."""
@@ -132,6 +132,16 @@ class Accelerator:
     def new_stream(self) -> Stream:
         """See `Device.new_stream`."""
         return torch.Stream(self.where)
+
+    @contextmanager
+    def using(self, stream: Any) -> Iterator[None]:
+        """See `Device.using`. A `torch.Stream` as a context manager serves one thread at a time."""
+        before = torch.accelerator.current_stream(self.where)
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
 
     def new_event(self) -> Event:
         """See `Device.new_event`."""
