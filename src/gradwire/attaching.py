@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.arena import layout_hash
 from gradwire.checks import check_momentum, check_optimizers, check_policy, warn_without_optimizer
@@ -53,12 +54,14 @@ def attach(
     target: float = _TARGET,
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
+    replicas: dist.ProcessGroup | DeviceMesh | None = None,
     memory_dtype: torch.dtype | None = None,
     placement: Literal["auto", "host", "device"] = "auto",
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
-    `model` is a `DistributedDataParallel`, or a wrapper around one: `torch.compile`'s, or Fabric's.
+    `model` is a `DistributedDataParallel`, or a wrapper around one: `torch.compile`'s, or Fabric's. With
+    `replicas=` it is a module that nothing wraps (`docs/sources.md`).
 
     Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
     under the backward pass, where DDP would broadcast them before the next forward pass (`docs/training.md`).
@@ -75,6 +78,8 @@ def attach(
     - `target`: for "auto" only, the share of the no-communication speed of backward at which it is content.
     - `seed`: of all random choices, equal on all ranks.
     - `process_group`: by default one over the same ranks that gradwire alone uses, for one model at a time.
+    - `replicas`: for a plain module, the ranks over which gradients are averaged: a process group, such as
+      `torch.distributed.group.WORLD`, or a mesh dimension. All begin with rank 0's parameters and buffers.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
       memory and the means back, and sends over gloo, whatever the model's own group is. "device" is not there
@@ -91,7 +96,7 @@ def attach(
     """
     if not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
-    source, scaler = source_of(model), scaler or scaler_of(optimizer)
+    source, scaler = source_of(model, replicas), scaler or scaler_of(optimizer)
     device = device_at(source.device)
     on_host = device.where.type == "cpu"
     if process_group is None:

@@ -1,4 +1,4 @@
-"""From what frameworks hand out to what gradwire needs: the DDP module inside, and plain optimizers.
+"""From what frameworks hand out to what gradwire needs: the module inside, and plain optimizers.
 
 Wrappers are recognised by their shape, so no framework is imported. What cannot be carried is refused with a
 sentence that says what to do.
@@ -45,20 +45,54 @@ def ddp_of(model: object) -> DistributedDataParallel:
     >>> ddp_of(nn.Linear(1, 1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: need a DistributedDataParallel module, got Linear; wrap the model in it first. A single ...
+    ValueError: Linear is a plain module: wrap it in DistributedDataParallel first, or pass replicas=, the \
+process group over which gradients are averaged, such as torch.distributed.group.WORLD
     """
+    inner = _inside(model)
+    if isinstance(inner, DistributedDataParallel):
+        return inner
+    raise ValueError(_why_not(inner) or _neither(inner))
+
+
+def replicated_in(model: object) -> nn.Module:
+    """The module inside such wrappers whose gradients are averaged over replicas that the user names.
+
+    Raises `ValueError` where there is none, as above.
+    """
+    inner = _inside(model)
+    if isinstance(inner, DistributedDataParallel):
+        raise ValueError(
+            "replicas= is for modules that nothing wraps, and a DistributedDataParallel module has a process "
+            "group of its own. Leave it out, or attach the module inside"
+        )
+    why = _why_not(inner)
+    if why is None and isinstance(inner, nn.Module):
+        return inner
+    raise ValueError(why or _neither(inner))
+
+
+def _inside(model: object) -> object:
     inner = model
     while isinstance(inner, nn.Module) and not isinstance(inner, DistributedDataParallel):
         name = next((name for name in _INSIDE if name in inner._modules), None)
         if name is None:
             break
         inner = inner._modules[name]
-    if isinstance(inner, DistributedDataParallel):
-        return inner
-    raise ValueError(_why_not(inner))
+    return inner
 
 
-def _why_not(model: object) -> str:
+def _neither(model: object) -> str:
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        return f"need a module, got {kind}; attach(model, optimizer) takes a DistributedDataParallel first"
+    return (
+        f"{kind} is a plain module: wrap it in DistributedDataParallel first, or pass replicas=, the process "
+        "group over which gradients are averaged, such as torch.distributed.group.WORLD"
+    )
+
+
+def _why_not(model: object) -> str | None:
+    """Why it cannot be carried in any way; `None` where nothing speaks against it."""
     kind = type(model).__name__
     for base in type(model).__mro__:
         if (why := _REFUSED.get(f"{base.__module__}.{base.__qualname__}")) is not None:
@@ -70,10 +104,7 @@ def _why_not(model: object) -> str:
         )
     if isinstance(model, torch.optim.Optimizer):
         return "the model comes first, then the optimizer: attach(model, optimizer)"
-    return (
-        f"need a DistributedDataParallel module, got {kind}; wrap the model in it first. A single process "
-        "has nothing to send, and needs no attach"
-    )
+    return None
 
 
 def optimizers_of(given: object) -> Optimizers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -100,6 +101,19 @@ class Wire:
     def watching(self, value: bool) -> None:
         """Takes effect from the next backward pass; costs memory and a pass over what is remembered."""
         self._watch.turn(value)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within it, backward passes add to `p.grad` on this rank and send nothing, for accumulation.
+
+        With DDP it is `ddp.no_sync()`, which wants the forward passes inside, too.
+
+        Example::
+
+            with wire.no_sync():
+                loss_of(first_half).backward()
+            loss_of(second_half).backward()  # sends the sum
+        """
+        return self._source.no_sync()
 
     def diagnose(self) -> Diagnosis:
         """How alike the ranks were in the last step, and how good one's choice is for all. A collective.

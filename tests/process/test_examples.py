@@ -95,5 +95,18 @@ def test_a_policy_gives_parameters_recipes_of_their_own(tmp_path: Path) -> None:
     assert 10.0 < float(re.findall(r"([\d.]+)% of plain all-reduce", printed)[0]) < 30.0
 
 
+def test_a_plain_module_learns_in_a_loop_of_its_own(tmp_path: Path) -> None:
+    printed = torchrun(2, "plain_loop.py", folder=tmp_path)
+    assert losses(printed)[-1] < losses(printed)[0]
+    assert printed.count("gradwire: int8") == 1
+
+
 def test_every_example_is_run() -> None:
-    assert EXAMPLES == ["accumulation.py", "ddp.py", "mixed_precision.py", "policy.py", "resume.py"]
+    assert EXAMPLES == [
+        "accumulation.py",
+        "ddp.py",
+        "mixed_precision.py",
+        "plain_loop.py",
+        "policy.py",
+        "resume.py",
+    ]

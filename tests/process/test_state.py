@@ -39,7 +39,7 @@ def test_from_three_ranks_to_two_the_mean_memory_stays(world: Results) -> None:
 
 
 REFUSALS = {
-    "not ddp": "need a DistributedDataParallel module, got Sequential",
+    "not ddp": "Sequential is a plain module: wrap it in DistributedDataParallel first, or pass replicas=",
     "second attach": "has a communication hook already",
     "second hook": "has a communication hook already",
     "unknown recipe": "did you mean 'covap'?",

@@ -3,12 +3,19 @@
 from torch import nn
 
 from gradwire.sources.source import Source
-from gradwire.unwrapping import ddp_of
+from gradwire.unwrapping import ddp_of, replicated_in
 
 
-def source_of(model: nn.Module) -> Source:
-    """What brings the gradients of `model`. Raises `ValueError` where nothing can."""
+def source_of(model: nn.Module, replicas: object = None) -> Source:
+    """What brings the gradients of `model`; `replicas` as for `attach`.
+
+    Raises `ValueError` where nothing can, without asking other ranks: a script wraps alike on all of them.
+    """
     # A source is loaded with the models that need it.
-    from gradwire.sources.ddp.source import DDPBuckets
+    if replicas is None:
+        from gradwire.sources.ddp.source import DDPBuckets
 
-    return DDPBuckets(ddp_of(model))
+        return DDPBuckets(ddp_of(model))
+    from gradwire.sources.plain import PlainParameters, group_in
+
+    return PlainParameters(replicated_in(model), group_in(replicas))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -53,6 +54,44 @@ def untraced(hook: Callable[..., None]) -> Callable[..., None]:
     return hidden
 
 
+def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **instead: Any) -> None:
+    """Keep `hooks` on the forward pass of `model` out of the state that it hands over.
+
+    A copy cannot share what they refer to: a thread, a process group, and what is unsent of this very model's
+    gradients. `copy` and `pickle` ask the object for its `__getstate__`, so it gets one of its own. `instead`
+    are attributes of the copy.
+    """
+    ours = frozenset(hook.id for hook in hooks)
+    instance: Any = model
+    original = _state_of(instance)
+
+    def state_without_gradwire() -> dict[str, Any]:
+        state = dict(original())
+        del state["__getstate__"]
+        state |= instead
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            state[name] = OrderedDict(item for item in state[name].items() if item[0] not in ours)
+        return state
+
+    instance.__getstate__ = state_without_gradwire
+
+
+def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
+    """What `instance.__getstate__` is now, without a reference to it, which would keep the model."""
+    if not hasattr(instance.__getstate__, "__func__"):
+        alive = weakref.ref(instance)  # a method of C, to which there are no weak ones
+        return lambda: vars(alive())
+    method = weakref.WeakMethod(instance.__getstate__)
+
+    def state() -> dict[str, Any]:
+        getstate = method()
+        assert getstate is not None, "asked by the model"
+        found: dict[str, Any] = getstate()
+        return found
+
+    return state
+
+
 def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
     @untraced
     def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -67,7 +106,7 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
         # The loss is done when the gradient of the model's output arrives; where no output leads to it, the
         # end of the forward pass stands for that.
         backward.engine.watch.begin()
-        for tensor in _tensors(outputs):
+        for tensor in tensors_in(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(backward.engine.watch.begin)  # type: ignore[no-untyped-call]
                 return
@@ -119,18 +158,18 @@ def _float16_autocast(device: str) -> bool:
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
-def _tensors(outputs: Any) -> Iterator[Tensor]:
+def tensors_in(outputs: Any) -> Iterator[Tensor]:
     """Tensors inside lists, tuples, mappings and dataclasses, depth first."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
         for value in outputs.values():
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif is_dataclass(outputs):
-        yield from _tensors(vars(outputs))
+        yield from tensors_in(vars(outputs))
     elif isinstance(outputs, list | tuple):
         for value in outputs:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 class _AccumulationCheck:
@@ -148,6 +187,6 @@ class _AccumulationCheck:
             self._warned = True
             warnings.warn(
                 f"{passes} backward passes were exchanged before one optimizer step: each micro-batch was "
-                "compressed and sent. Wrap all but the last in ddp.no_sync().",
+                "compressed and sent. Wrap all but the last in wire.no_sync().",
                 stacklevel=3,
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,6 +55,8 @@ class Source(ABC):
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
+        self.exchanges = True
+        """Whether backward passes exchange gradients now; DDP decides that itself."""
 
     @property
     def model(self) -> nn.Module:
@@ -131,6 +134,18 @@ class Source(ABC):
         """
 
     # -- between steps
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within it, backward passes add to `p.grad` on this rank, and exchange nothing."""
+        return self._not_exchanging()
+
+    @contextmanager
+    def _not_exchanging(self) -> Iterator[None]:
+        before, self.exchanges = self.exchanges, False
+        try:
+            yield
+        finally:
+            self.exchanges = before
 
     def add_to_grad(self, spec: ParameterSpec, flat: Tensor) -> None:
         """Add `flat` (numel,) to the gradient that the optimizer will see, which may become that itself."""

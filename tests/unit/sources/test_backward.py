@@ -257,5 +257,7 @@ def test_what_a_source_says_of_its_model(world_of_one: None) -> None:
         weight = model.module[0].weight
         assert weight.grad is not None
         assert torch.equal(weight.grad, times * late.view(3, 2))
-    with pytest.raises(ValueError, match="need a DistributedDataParallel module, got Linear"):
+    with pytest.raises(
+        ValueError, match="Linear is a plain module: wrap it in DistributedDataParallel first"
+    ):
         source_of(nn.Linear(2, 2))

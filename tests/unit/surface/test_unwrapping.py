@@ -128,13 +128,16 @@ def test_the_scaler_comes_along_with_accelerates_optimizer() -> None:
 @pytest.mark.parametrize(
     ("wrap", "says"),
     [
-        (lambda module: module, "got Sequential; wrap the model in it first"),
-        (partial(torch.compile, backend="eager"), "got Sequential; wrap the model in it first"),
+        (
+            lambda module: module,
+            "Sequential is a plain module: wrap it in DistributedDataParallel first, or pass",
+        ),
+        (partial(torch.compile, backend="eager"), "Sequential is a plain module: wrap it in Distributed"),
         (DataParallel, "start one process per device with torchrun"),
         (fully_shard, "FSDPSequential, is sharded by FSDP"),
         (replicate, "DDPSequential, was made by replicate()"),
         (_sgd, "the model comes first, then the optimizer"),
-        (lambda _module: "topk", "got str; wrap the model in it first"),
+        (lambda _module: "topk", "need a module, got str"),
     ],
 )
 def test_a_model_that_cannot_be_carried_is_refused_with_what_to_do(

@@ -4,9 +4,8 @@ DDP looks at the signature of its communication hook, `DDPBuckets.take`: the par
 `bucket`, and annotations must not be postponed.
 """
 
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from gradwire.arena import ParameterSpec, specs_of
 from gradwire.engine.arrival import Arrival, Entry
@@ -23,7 +21,7 @@ from gradwire.engine.step import Passenger, Step
 from gradwire.sources.backward import Backward
 from gradwire.sources.ddp.buffers import Buffers
 from gradwire.sources.ddp.finer import fit_buckets, refine_buckets
-from gradwire.sources.observe import observe, untraced
+from gradwire.sources.observe import leave_out_of_copies, observe, untraced
 from gradwire.sources.source import Source
 from gradwire.unwrapping import Optimizers
 
@@ -143,7 +141,7 @@ class DDPBuckets(Source):
         ]
         if engine.measuring:
             hooks.append(ddp.register_forward_pre_hook(untraced(fit_buckets(engine))))
-        _leave_out_of_copies(ddp, hooks)
+        leave_out_of_copies(ddp, hooks, _comm_hooks=[])
         if not (engine.measuring or engine.layout.is_plain):
             refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in self.specs))
         ddp.register_comm_hook(backward, self.take)
@@ -182,6 +180,11 @@ class DDPBuckets(Source):
         """Write the buffers that have come."""
         self._buffers.land()
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """DDP's own."""
+        context: AbstractContextManager[None] = self._ddp.no_sync()
+        return context
+
     def may_differ(self) -> None:
         """DDP broadcasts the buffers before the next forward pass."""
         self._buffers.current = False
@@ -201,26 +204,3 @@ def _before_forward(buffers: Buffers) -> Callable[..., None]:
         buffers.before_forward(ddp)
 
     return hook
-
-
-def _leave_out_of_copies(ddp: DistributedDataParallel, hooks: Iterable[RemovableHandle]) -> None:
-    """Keep the communication hook, and `hooks` on the forward pass, out of the state that `ddp` hands over.
-
-    A copy cannot share what they refer to: a thread, a process group, and what is unsent of this very model's
-    gradients. `copy` and `pickle` ask the object for its `__getstate__`, so it gets one of its own.
-    """
-    ours = frozenset(hook.id for hook in hooks)
-    instance: Any = ddp
-    original = weakref.WeakMethod(instance.__getstate__)  # a reference to itself would keep the model
-
-    def state_without_gradwire() -> dict[str, Any]:
-        getstate = original()
-        assert getstate is not None, "asked by the model"
-        state: dict[str, Any] = getstate()
-        del state["__getstate__"]
-        state["_comm_hooks"] = []
-        for name in ("_forward_pre_hooks", "_forward_hooks"):
-            state[name] = OrderedDict(item for item in state[name].items() if item[0] not in ours)
-        return state
-
-    instance.__getstate__ = state_without_gradwire

@@ -1,0 +1,106 @@
+"""Flat buckets of our own, for gradients that no wrapper gathers: `p.grad` is a view of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec
+from gradwire.engine.arrival import Arrival, Entry
+
+CAP_BYTES = 25 * 2**20
+"""DDP's own default."""
+BUCKETS = 32
+SMALLEST_BYTES = 1 << 20
+
+
+def cap_for(total_bytes: int, *, fine: bool) -> int:
+    """Bytes of a bucket at most: 25 MiB, or, if they shall be `fine`, so many that there are about 32.
+
+    Fine buckets let encoding begin while most of the backward pass is still to come. Where buckets travel as
+    they are, larger ones cost fewer collectives.
+
+    >>> cap_for(44_700_000, fine=True), cap_for(44_700_000, fine=False)
+    (1396875, 26214400)
+    """
+    return min(max(total_bytes // BUCKETS, SMALLEST_BYTES), CAP_BYTES) if fine else CAP_BYTES
+
+
+def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[ParameterSpec, ...]]:
+    """Which parameters share a bucket: of one type, in the order of `specs`, and `cap_bytes` at most.
+
+    A parameter that is larger has a bucket of its own. Buckets are in the order of their last parameters,
+    in which they are likely to be full.
+
+    >>> from gradwire.arena import specs_of
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double())
+    >>> [[spec.name for spec in bucket] for bucket in assigned(specs_of(model), cap_bytes=80)]
+    [['1.bias'], ['1.weight'], ['0.bias', '0.weight']]
+    """
+    open_: dict[torch.dtype, list[tuple[int, ParameterSpec]]] = {}
+    full: list[list[tuple[int, ParameterSpec]]] = []
+    for place, spec in enumerate(specs):
+        bucket = open_.setdefault(spec.dtype, [])
+        held = sum(other.numel for _place, other in bucket)
+        if bucket and (held + spec.numel) * spec.dtype.itemsize > cap_bytes:
+            full.append(bucket)
+            bucket = open_[spec.dtype] = []
+        bucket.append((place, spec))
+    ordered = sorted([*full, *open_.values()], key=lambda bucket: bucket[-1][0])
+    return [tuple(spec for _place, spec in bucket) for bucket in ordered]
+
+
+class Bucket:
+    """Flat memory for the gradients of `specs`, number `index` of a step's buffers."""
+
+    def __init__(self, index: int, specs: Sequence[ParameterSpec], device: torch.device) -> None:
+        starts = tuple(accumulate((spec.numel for spec in specs), initial=0))
+        self.index = index
+        self.buffer = torch.zeros(starts[-1], dtype=specs[0].dtype, device=device)
+        # The same tuple in every step, by which the engine knows it again.
+        self.entries = tuple(
+            Entry(spec.name, start, spec.numel) for spec, start in zip(specs, starts, strict=False)
+        )
+        self.views = {
+            entry.name: self._view(entry, spec) for entry, spec in zip(self.entries, specs, strict=True)
+        }
+        """By parameter name, in the parameters' shapes."""
+        self.missing: set[str] = set()
+        """Whose gradient has not come in this step."""
+        self.failure: BaseException | None = None
+
+    def _view(self, entry: Entry, spec: ParameterSpec) -> Tensor:
+        return spec.shaped(self.buffer[entry.offset : entry.offset + entry.numel])
+
+    def begin(self) -> None:
+        """A step begins: nothing has come."""
+        self.missing, self.failure = {entry.name for entry in self.entries}, None
+
+    @torch.no_grad()
+    def take(self, name: str, gradient: Tensor | None) -> None:
+        """Copy a parameter's gradient in, unless it lies here already; none counts as zeros.
+
+        Raises nothing, as peers wait for the bucket: see `failure`.
+        """
+        self.missing.discard(name)
+        view = self.views[name]
+        try:
+            if gradient is None:
+                view.zero_()
+            elif gradient.layout != torch.strided:
+                raise ValueError(
+                    f"the gradient of {name!r} is sparse, and gradwire carries dense ones: use sparse=False "
+                    "in embeddings"
+                )
+            elif gradient.data_ptr() != view.data_ptr():
+                view.copy_(gradient)
+        except BaseException as error:
+            self.failure = self.failure or error
+
+    @property
+    def arrival(self) -> Arrival:
+        """What the engine is handed."""
+        return Arrival(self.buffer, self.entries, self.index, failure=self.failure)

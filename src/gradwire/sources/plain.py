@@ -1,0 +1,277 @@
+"""Plain modules: gradients come from hooks on the parameters, into flat buckets of our own.
+
+What DDP does beside sending gradients is done here: all ranks begin with rank 0's parameters and buffers, and
+rank 0's buffers come along with every step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from gradwire.arena import specs_of
+from gradwire.comm import ProcessGroupComm
+from gradwire.engine.step import Passenger, Step
+from gradwire.sources.backward import Backward
+from gradwire.sources.buckets import Bucket, assigned, cap_for
+from gradwire.sources.buffers import BufferBroadcast
+from gradwire.sources.observe import leave_out_of_copies, observe, tensors_in, untraced
+from gradwire.sources.source import Source
+from gradwire.unwrapping import Optimizers
+
+_LOG = logging.getLogger("gradwire")
+_ATTACHED: WeakSet[nn.Module] = WeakSet()
+
+
+class PlainParameters(Source):
+    """The parameters of a module that nothing wraps, in buckets in reverse order of registration.
+
+    Every exchanging backward pass replaces `p.grad` by the mean over ranks of what was there at its end:
+    gradients that were accumulated before are part of it, and none at all counts as zeros. So all ranks hand
+    their optimizer a gradient for every parameter, whether it was used or not.
+    """
+
+    kind = "plain parameters"
+
+    def __init__(self, model: nn.Module, replicas: dist.ProcessGroup) -> None:
+        super().__init__(model)
+        self.specs = specs_of(model)
+        self.parameters = dict(model.named_parameters())
+        self._group = replicas
+        used = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        if not used:
+            raise ValueError("no parameter of the model needs a gradient; freeze after attaching, or not all")
+        self.device = used[0].device
+        self._fine: bool | None = None
+        self._buckets: list[Bucket] = []
+        self._homes: dict[str, Bucket] = {}
+        self._is_open = self._has_callback = False
+        self._known: BufferBroadcast | None = None
+        self._packed: BufferBroadcast | None = None
+        self._landing: BufferBroadcast | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The user's."""
+        return self._group
+
+    def check(self) -> None:
+        """As every source; and a module is attached once."""
+        super().check()
+        if self.model in _ATTACHED:
+            raise ValueError("this module is attached already: its gradients would be exchanged twice")
+
+    def buffers_text(self) -> str:
+        """Shapes and types of the buffers."""
+        return ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.model.buffers())
+
+    def begin(
+        self,
+        backward: Backward,
+        optimizers: Optimizers,
+        uses: dict[str, float] | None,
+        *,
+        scaled: bool,
+    ) -> None:
+        """Give all ranks rank 0's parameters and buffers; register the hooks on parameters and model."""
+        model = self.model
+        _ATTACHED.add(model)
+        if self._group.size() == 1:
+            _LOG.info("one rank: gradients stay as they are")
+        self._spread_first()
+        hooks = observe(model, model, backward, optimizers, uses, scaled=scaled)
+        hooks += [
+            model.register_forward_pre_hook(untraced(_refuse_under_ddp)),
+            model.register_forward_hook(untraced(self._wait_for_outputs)),
+        ]
+        leave_out_of_copies(model, hooks)
+        self._backward = backward
+        for spec in self.specs:
+            self._watch(spec.name, self.parameters[spec.name])
+
+    def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
+        register: Callable[[Any], RemovableHandle] = parameter.register_post_accumulate_grad_hook
+        return register(partial(self._ready, name))
+
+    @torch.no_grad()
+    def _spread_first(self) -> None:
+        """Overwrite parameters and buffers by those of the group's rank 0. Raises `TransportError`."""
+        comm = ProcessGroupComm(self._group)
+        for tensor in [*map(self.local, self.parameters.values()), *self.model.buffers()]:
+            flat = tensor.detach().contiguous()
+            comm.broadcast(flat.view(-1).view(torch.uint8), 0).wait()
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat)
+
+    # -- what a parameter's gradient is, for sources that keep it elsewhere
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """The part of a parameter or gradient that is on this rank."""
+        return tensor
+
+    def give(self, name: str, view: Tensor) -> None:
+        """Make `view`, the parameter's place in its bucket, its gradient."""
+        self.parameters[name].grad = view
+
+    # -- in a backward pass
+
+    def _wait_for_outputs(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
+        """Ask for a callback where the backward pass enters the model.
+
+        Not where it leaves: inside a reentrant checkpoint that is a backward pass within another, which ends
+        before all gradients are there.
+        """
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(outputs):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._entered)  # type: ignore[no-untyped-call]
+
+    def _entered(self, _gradient: Tensor) -> None:
+        self._has_callback = True
+        _at_the_end(self._finish)
+
+    def _ready(self, name: str, parameter: Tensor) -> None:
+        """The gradient of a parameter is there, in `p.grad`."""
+        if not self.exchanges:
+            return
+        if not self._is_open:
+            self._open()
+        bucket = self._homes[name]
+        if not bucket.missing:
+            raise ValueError(
+                f"parameter {name!r} got a second gradient in one backward pass, after the first was sent: "
+                "is it used in several checkpoints? Use checkpoint(…, use_reentrant=False)"
+            )
+        self._take(bucket, name)
+        if not bucket.missing:
+            self._backward.bring(bucket.arrival)
+
+    def _take(self, bucket: Bucket, name: str) -> None:
+        gradient = self.parameters[name].grad
+        bucket.take(name, None if gradient is None else self.local(gradient))
+        if bucket.failure is None:
+            self.give(name, bucket.views[name])
+
+    def _open(self) -> None:
+        self._backward.open()
+        self._is_open = True
+        if not self._has_callback:
+            _at_the_end(self._finish)
+        self._build()
+        for bucket in self._buckets:
+            bucket.begin()
+        self._pack()
+
+    def _build(self) -> None:
+        """Make buckets as what runs in this step wants them; on all ranks the same."""
+        engine = self._backward.engine
+        fine = not (engine.measuring or engine.layout.is_plain)
+        if fine == self._fine:
+            return
+        self._fine = fine
+        total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
+        groups = assigned(self.specs, cap_for(total_bytes, fine=fine))
+        self._buckets = [Bucket(index, group, self.device) for index, group in enumerate(groups)]
+        self._homes = {entry.name: bucket for bucket in self._buckets for entry in bucket.entries}
+
+    def _finish(self) -> None:
+        """The backward pass is over: fill in what has not come, and bring what is left."""
+        self._has_callback = False
+        if not self._is_open:  # inside no_sync, or gradients of something else were asked for
+            return
+        self._is_open = False
+        left = [bucket for bucket in self._buckets if bucket.missing]
+        unused = [name for bucket in left for name in sorted(bucket.missing)]
+        if without := [name for name in unused if self.parameters[name].grad is None]:
+            self._say(
+                f"no gradient came for {', '.join(without[:3])} ({len(without)} in all): zeros are sent for "
+                "them, and the optimizer gets the mean, so that weight decay and momentum act on them too"
+            )
+        for bucket in left:
+            for name in sorted(bucket.missing):
+                self._take(bucket, name)
+            self._backward.bring(bucket.arrival)
+        if self._packed is not None:
+            self._packed.look(list(self.model.buffers()))
+        self._backward.close()
+
+    def _say(self, what: str) -> None:
+        """Once each kind."""
+        kind = what.split()[0]
+        if kind not in self._warned and self._group.rank() == 0:
+            self._warned.add(kind)
+            _LOG.warning(what)
+
+    # -- buffers
+
+    def _pack(self) -> None:
+        """Copy rank 0's buffers, unless dense steps measure what is on the wire alone."""
+        self._packed, backward = None, self._backward
+        buffers = list(self.model.buffers())
+        if not buffers or self._group.size() == 1 or backward.engine.apart:
+            return
+        if self._known is None or not self._known.holds(buffers):
+            self._known = BufferBroadcast(buffers, self._group.rank(), backward.placement.bringing)
+        self._known.pack()
+        self._packed = self._known
+
+    def passenger(self) -> Passenger | None:
+        """The buffers, where there are any."""
+        return self._packed
+
+    def settle(self, step: Step) -> None:
+        """Note whether the buffers have come."""
+        self._landing = self._packed if step.buffers is not None and step.error is None else None
+        if step.stale:
+            self._say(
+                "buffers changed during the backward pass, as where activations are computed again: they are "
+                "not sent in such steps, so ranks keep their own"
+            )
+
+    def land(self) -> None:
+        """Write the buffers that have come."""
+        landing, self._landing = self._landing, None
+        if landing is not None:
+            landing.land()
+
+
+def _at_the_end(job: Callable[[], None]) -> None:
+    """Call `job` at the end of this backward pass, after the callbacks that a wrapper queues meanwhile."""
+    queue: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
+    queue(lambda: queue(job))
+
+
+def _refuse_under_ddp(model: nn.Module, _inputs: Any) -> None:
+    """DDP would exchange the same gradients."""
+    find = getattr(DistributedDataParallel, "_get_active_ddp_module", lambda: None)
+    around = find()
+    if around is not None and any(each is model for each in around.modules()):
+        raise ValueError(
+            "this module is attached with replicas=, and runs inside DistributedDataParallel, which would "
+            "exchange its gradients a second time: attach the DDP module instead, or do not wrap it"
+        )
+
+
+def group_in(replicas: object) -> dist.ProcessGroup:
+    """The process group of what `attach` was given as `replicas`: itself, or that of a mesh dimension."""
+    get_group: Any = getattr(replicas, "get_group", None)
+    if get_group is not None:
+        if (ndim := getattr(replicas, "ndim", 1)) != 1:
+            raise ValueError(
+                f"replicas= is a mesh of {ndim} dimensions: pass one of them, like mesh['replicate']"
+            )
+        replicas = get_group()
+    if not isinstance(replicas, dist.ProcessGroup):
+        raise ValueError(f"replicas= is a process group with this rank in it, or a mesh; got {replicas!r}")
+    return replicas

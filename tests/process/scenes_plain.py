@@ -1,0 +1,263 @@
+"""Scenes of modules that nothing wraps: beside DDP with the same recipe, and in loops that DDP never sees."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+from tests.process.models import SHAPE, batch, digest, gradients, optimizer_of, perceptron, same
+
+Loop = Callable[[nn.Module, torch.optim.Optimizer, Callable[[], Any]], None]
+LOSSY = "topk(ratio=0.1)"
+
+
+class Branched(nn.Module):
+    """BatchNorm, a branch that only even ranks use, one that no rank uses, and perhaps checkpoints."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(SHAPE[0], 64), nn.BatchNorm1d(64), nn.Tanh())
+        self.second = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+        self.some = nn.Linear(64, 64)
+        self.never = nn.Linear(64, 64)
+        self.head = nn.Linear(64, SHAPE[-1])
+        self._reentrant = reentrant
+
+    def _run(self, part: nn.Module, inputs: Tensor) -> Tensor:
+        if self._reentrant is None:
+            out = part(inputs)
+        else:
+            out = checkpoint(part, inputs.requires_grad_(), use_reentrant=self._reentrant)
+        assert isinstance(out, Tensor)
+        return out
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self._run(self.second, self._run(self.first, inputs))
+        if dist.get_rank() % 2 == 0:
+            hidden = hidden + self.some(hidden)
+        out: Tensor = self.head(hidden)
+        return out
+
+
+def branched(reentrant: bool | None = None) -> nn.Module:
+    torch.manual_seed(dist.get_rank())
+    return Branched(reentrant)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = batch(step)
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def six(model: nn.Module, optimizer: torch.optim.Optimizer, _no_sync: Callable[[], Any]) -> None:
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def keeping(model: nn.Module, optimizer: torch.optim.Optimizer, _no_sync: Callable[[], Any]) -> None:
+    """Gradients are set to zero and never to `None`, so that they are added to where they lie."""
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def accumulating(
+    model: nn.Module, optimizer: torch.optim.Optimizer, no_sync: Callable[[], Any], silent: int = 2
+) -> None:
+    for step in range(3):
+        optimizer.zero_grad()
+        for micro in range(3):
+            with no_sync() if micro < silent else nullcontext():
+                loss_of(model, 10 * step + micro).backward()
+        optimizer.step()
+
+
+def beside_ddp(loop: Loop, recipe: str, build: Callable[[], nn.Module]) -> dict[str, Any]:
+    """Parameters and buffers of both after the loop, from rank 0's first values."""
+    model = build()
+    optimizer = optimizer_of(model)
+    wire = gradwire.attach(model, optimizer, recipe, replicas=dist.group.WORLD)
+    ddp = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=build is branched)
+    theirs = optimizer_of(ddp)
+    gradwire.attach(ddp, theirs, recipe)
+    loop(model, optimizer, wire.no_sync)
+    loop(ddp, theirs, ddp.no_sync)
+    return {
+        "as ddp": same(list(model.state_dict().values()), list(ddp.module.state_dict().values())),
+        "digest": digest(model),
+        "steps": wire.report().step,
+        "buffers": [float(each.double().sum()) for each in model.buffers()],
+    }
+
+
+def unused() -> dict[str, Any]:
+    """What the optimizer finds where some or all ranks have no gradient."""
+    model = branched()
+    gradwire.attach(model, recipe="dense", replicas=dist.group.WORLD)
+    assert isinstance(model, Branched)
+    loss_of(model, 0).backward()
+    some, never = model.some.weight.grad, model.never.weight.grad
+    assert some is not None
+    assert never is not None
+    return {"some": some.abs().sum().item(), "never": never.abs().sum().item()}
+
+
+def checkpointed(reentrant: bool, recipe: str) -> dict[str, Any]:
+    """Against the same without checkpoints."""
+    digests = []
+    for again in (None, reentrant):
+        model = branched(again).eval()  # BatchNorm would count twice
+        optimizer = optimizer_of(model)
+        wire = gradwire.attach(model, optimizer, recipe, replicas=dist.group.WORLD)
+        six(model, optimizer, nullcontext)
+        digests.append(digest(model))
+    return {"same": digests[0] == digests[1], "steps": wire.report().step}
+
+
+def twice_through() -> dict[str, Any]:
+    """Two forward passes before one backward pass; gradients of something else are asked for in between."""
+    model = perceptron()
+    wire = gradwire.attach(model, recipe="dense", replicas=dist.group.WORLD)
+    alone = perceptron()
+    inputs = batch(0)[0].requires_grad_()
+    torch.autograd.grad(model(inputs).sum(), inputs)
+    (loss_of(model, 0) + loss_of(model, 1)).backward()
+    (loss_of(alone, 0) + loss_of(alone, 1)).backward()
+    mean = []
+    for gradient in gradients(alone):
+        dist.all_reduce(gradient)
+        mean.append(gradient / dist.get_world_size())
+    return {"same": same(gradients(model), mean), "steps": wire.report().step}
+
+
+def poisoned() -> dict[str, Any]:
+    """A NaN on one rank."""
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = gradwire.attach(model, optimizer, LOSSY, replicas=dist.group.WORLD)
+    six(model, optimizer, nullcontext)
+    before = wire.state_dict()["memory"]
+    optimizer.zero_grad()
+    (loss_of(model, 7) * (torch.nan if dist.get_rank() == 1 else 1.0)).backward()
+    after = wire.state_dict()["memory"]
+    all_nan = all(bool(each.isnan().all()) for each in gradients(model))
+    kept = all(torch.equal(before[name], after[name]) for name in before)
+    optimizer.zero_grad()
+    six(model, optimizer, nullcontext)
+    return {"nan": all_nan, "kept": kept, "steps": wire.report().step, "digest": digest(model)}
+
+
+def resumed() -> dict[str, Any]:
+    """With a break in the middle, and without."""
+    digests = []
+    for broken in (False, True):
+        model = perceptron()
+        optimizer = optimizer_of(model)
+        wire = gradwire.attach(model, optimizer, LOSSY, replicas=dist.group.WORLD)
+        six(model, optimizer, nullcontext)
+        if broken:
+            state = copy.deepcopy((wire.state_dict(), model.state_dict(), optimizer.state_dict()))
+            model = perceptron(seed=3)
+            optimizer = optimizer_of(model)
+            wire = gradwire.attach(model, optimizer, LOSSY, replicas=dist.group.WORLD)
+            model.load_state_dict(state[1])
+            optimizer.load_state_dict(state[2])
+            wire.load_state_dict(state[0])
+        six(model, optimizer, nullcontext)
+        digests.append(digest(model))
+    return {"same": digests[0] == digests[1]}
+
+
+def flushed() -> dict[str, Any]:
+    """What is unsent comes out in the end, and `detach` leaves plain all-reduce."""
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = gradwire.attach(
+        model, optimizer, LOSSY, replicas=init_device_mesh("cpu", (dist.get_world_size(),))
+    )
+    six(model, optimizer, nullcontext)
+    optimizer.zero_grad()
+    wire.detach()
+    late = sum(float(each.abs().sum()) for each in gradients(model))
+    optimizer.step()
+    six(model, optimizer, nullcontext)
+    return {"late": late > 0, "digest": digest(model), "recipe": wire.report().recipe}
+
+
+def adaptive() -> dict[str, Any]:
+    """Dense steps that measure, steps taken apart among them, and what follows."""
+    model = branched()
+    optimizer = optimizer_of(model)
+    wire = gradwire.attach(model, optimizer, "auto", replicas=dist.group.WORLD)
+    for _ in range(3):
+        six(model, optimizer, nullcontext)
+    return {"digest": digest(model), "measuring": "measuring" in wire.report().recipe}
+
+
+def copied() -> dict[str, Any]:
+    """A copy is a plain module: one rank alone can train it."""
+    model = perceptron()
+    wire = gradwire.attach(model, recipe="dense", replicas=dist.group.WORLD)
+    other = copy.deepcopy(model)
+    if dist.get_rank() == 0:
+        loss_of(other, 0).backward()
+    loss_of(model, 0).backward()
+    return {"steps": wire.report().step, "hooks": len(other._forward_hooks) + len(other._forward_pre_hooks)}
+
+
+def _refusal(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def refused() -> dict[str, str]:
+    """Each in its words."""
+    world, model = dist.group.WORLD, perceptron()
+    gradwire.attach(model, recipe="dense", replicas=world)
+    inside, mesh = DistributedDataParallel(model), init_device_mesh("cpu", (1, dist.get_world_size()))
+    return {
+        "bare": _refusal(lambda: gradwire.attach(perceptron())),
+        "twice": _refusal(lambda: gradwire.attach(model, replicas=world)),
+        "under ddp": _refusal(lambda: inside(batch(0)[0])),
+        "ddp": _refusal(lambda: gradwire.attach(inside, replicas=world)),
+        "mesh": _refusal(lambda: gradwire.attach(perceptron(), replicas=mesh)),
+        "group": _refusal(lambda: gradwire.attach(perceptron(), replicas="world")),  # type: ignore[arg-type]
+    }
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    **{
+        f"beside ddp, {recipe}": partial(beside_ddp, six, recipe, branched)
+        for recipe in ("dense", LOSSY, "int8")
+    },
+    "beside ddp, kept": partial(beside_ddp, keeping, LOSSY, perceptron),
+    "beside ddp, accumulating": partial(beside_ddp, accumulating, LOSSY, perceptron),
+    "beside ddp, sending each": partial(beside_ddp, partial(accumulating, silent=0), "dense", perceptron),
+    "unused": unused,
+    "checkpointed": partial(checkpointed, False, LOSSY),
+    "checkpointed, reentrant": partial(checkpointed, True, LOSSY),
+    "twice through": twice_through,
+    "poisoned": poisoned,
+    "resumed": resumed,
+    "flushed": flushed,
+    "adaptive": adaptive,
+    "copied": copied,
+    "refused": refused,
+}

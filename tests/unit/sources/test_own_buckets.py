@@ -1,0 +1,97 @@
+"""Flat buckets of our own: which parameters share one, and how gradients get in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import gradwire
+from gradwire.arena import ParameterSpec
+from gradwire.sources.buckets import Bucket, assigned
+
+CPU = torch.device("cpu")
+
+
+def specs(*sizes: int, dtype: Callable[[int], torch.dtype] = lambda _: torch.float32) -> list[ParameterSpec]:
+    return [ParameterSpec(f"p{i}", (size,), dtype(i), size) for i, size in enumerate(sizes)]
+
+
+def names(buckets: list[tuple[ParameterSpec, ...]]) -> list[str]:
+    return [" ".join(spec.name for spec in bucket) for bucket in buckets]
+
+
+def test_no_bucket_is_larger_than_the_cap_unless_it_is_one_parameter() -> None:
+    assert names(assigned(specs(3, 5, 2, 20, 0, 1), cap_bytes=32)) == ["p0 p1", "p2", "p3", "p4 p5"]
+
+
+def test_a_bucket_has_one_type_and_buckets_are_ordered_by_their_last_parameter() -> None:
+    mixed = specs(1, 1, 1, 1, dtype=lambda i: torch.float64 if i in (0, 3) else torch.bfloat16)
+    assert names(assigned(mixed, cap_bytes=100)) == ["p1 p2", "p0 p3"]
+
+
+def test_gradients_are_copied_unless_they_lie_there_and_none_is_zero() -> None:
+    bucket = Bucket(0, specs(2, 3), CPU)
+    bucket.begin()
+    bucket.take("p1", torch.arange(3.0))
+    bucket.take("p1", bucket.views["p1"].add_(1))
+    assert bucket.missing == {"p0"}
+    bucket.buffer[:2] = 7
+    bucket.take("p0", None)
+    assert bucket.arrival.buffer.tolist() == [0, 0, 1, 2, 3]
+    assert bucket.arrival.failure is None
+
+
+def test_the_order_in_memory_is_the_parameters() -> None:
+    spec = ParameterSpec("w", (2, 3), torch.float32, 6, (1, 2))
+    bucket = Bucket(0, [spec], CPU)
+    bucket.take("w", torch.arange(6.0).view(2, 3))
+    assert bucket.buffer.tolist() == [0, 3, 1, 4, 2, 5]
+    assert bucket.views["w"].stride() == (1, 2)
+
+
+def test_a_sparse_gradient_fails_the_step_and_not_the_hook() -> None:
+    bucket = Bucket(0, specs(3), CPU)
+    bucket.take("p0", torch.zeros(3).to_sparse())
+    assert "is sparse" in str(bucket.arrival.failure)
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _grads(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_one_rank_trains_as_without_gradwire_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1))
+    caplog.set_level("INFO", "gradwire")
+    wire = gradwire.attach(model, recipe="topk(ratio=0.1)", replicas=dist.group.WORLD)
+    model(torch.ones(2, 64)).sum().backward()
+    expected = torch.autograd.grad(model(torch.ones(2, 64)).sum(), list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(_grads(model), expected, strict=True))
+    assert "one rank" in caplog.text
+    assert wire.report().step == 1
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_gradients_are_views_of_few_buckets() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).double())
+    gradwire.attach(model, recipe="dense", replicas=dist.group.WORLD)
+    (model[0](torch.ones(2, 8)).sum() + model[1](torch.ones(2, 8).double()).sum()).backward()
+    assert len({gradient.untyped_storage().data_ptr() for gradient in _grads(model)}) == 2
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_a_model_without_a_gradient_is_refused() -> None:
+    with pytest.raises(ValueError, match="no parameter of the model needs a gradient"):
+        gradwire.attach(nn.Linear(2, 2).requires_grad_(False), replicas=dist.group.WORLD)
