@@ -17,8 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.arena import layout_hash
 from gradwire.checks import check_momentum, check_optimizers, check_policy, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm.board import Board
 from gradwire.comm.groups import borrow, carries_cpu, give_back, given_back_if_refused
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
+from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Policy, build, chooser, is_alone
 from gradwire.engine.preparing import prepare_for
@@ -157,7 +159,8 @@ def _assemble(
     def engine(concluded: Hear, resolved: Hear) -> Engine:
         return Engine(source.specs, chosen, replace(around, concluded=concluded, resolved=resolved))
 
-    backward = Backward(source, worker, engine)
+    calls = Calls(Board.of(comm.group) if comm.world > 1 else None)
+    backward = Backward(source, worker, engine, calls)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
     counted = uses if decision is not None and decision.uses else None

@@ -85,6 +85,7 @@ def explore(
     said = {"candidates": str(list(candidates)), "batches": str(len(rows))}
     said["optimizer"] = "attached" if attached.optimizers else "none"
     attached.backward.rest()
+    attached.backward.calls.begin("explore()", engine.step)
     attached.worker.call(lambda: require_agreement(said, engine.around.control))
     if not rows or not candidates:
         raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")

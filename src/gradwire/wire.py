@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 from gradwire.tools.predicted import predicted_step_s
 from gradwire.unwrapping import Optimizers
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,10 @@ def _account(engine: Engine) -> tuple[str, str]:
 class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
-    `state_dict(kind="mean")`, `load_state_dict`, `diagnose`, `flush` and `detach` are collectives: call
-    them on all ranks.
+    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `flush` and `detach` are collectives:
+    call them on all ranks, between the same steps. Where some ranks make another call, or are in a step, all
+    of these raise `RanksDisagree`, which names ranks and calls; where some make none, `TransportError` does
+    at the process group's timeout.
     """
 
     def __init__(self, attached: Attached) -> None:
@@ -75,6 +80,12 @@ class Wire:
     @property
     def _engine(self) -> Engine:
         return self._backward.engine
+
+    def _together(self, what: str, function: Callable[[], T]) -> T:
+        """Run `function` on the engine's thread once all ranks have come to the same call."""
+        self._backward.rest()
+        self._backward.calls.begin(what, self._engine.step)
+        return self._worker.call(function)
 
     @property
     def overlap(self) -> bool:
@@ -128,10 +139,10 @@ class Wire:
             train_one_step()
             print(wire.diagnose())
         """
-        self._backward.rest()
-        seen, engine = self._watch.seen, self._engine
-        self._diagnosis = self._worker.call(
-            lambda: diagnose(seen, engine.layout.lanes, engine.comm, engine.around.control)
+        watch, engine = self._watch, self._engine
+        self._diagnosis = self._together(
+            "diagnose()",
+            lambda: diagnose(watch.seen, engine.layout.lanes, engine.comm, engine.around.control),
         )
         return self._diagnosis
 
@@ -197,8 +208,7 @@ class Wire:
         For savers that write from one rank only: it can be loaded on all ranks of any world.
         One all-reduce per parameter.
         """
-        self._backward.rest()
-        return state.keyed(self._worker.call(lambda: state.save_mean(self._engine)))
+        return state.keyed(self._together("mean_state_dict()", lambda: state.save_mean(self._engine)))
 
     def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
         """Resume: from this rank's state, a mean, or the states of all ranks of any world. A collective.
@@ -210,9 +220,8 @@ class Wire:
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
         when ranks load different steps or plans.
         """
-        self._backward.rest()
         self._source.may_differ()  # a model is loaded beside its state
-        self._worker.call(lambda: state.load(self._engine, saved, missing))
+        self._together("load_state_dict()", lambda: state.load(self._engine, saved, missing))
 
     def flush(self) -> None:
         """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.
@@ -226,8 +235,7 @@ class Wire:
             wire.flush()
             optimizer.step()
         """
-        self._backward.rest()
-        self._add(self._worker.call(self._flush))
+        self._add(self._together("flush()", self._flush))
 
     def _add(self, late: list[tuple[ParameterSpec, Tensor]]) -> None:
         """On the thread that trains, whose stream the optimizer is in."""
@@ -254,9 +262,8 @@ class Wire:
         Follow it by `optimizer.step()`, as `flush`. Warns where momentum was applied before gradients were
         sent: from then on it is the optimizer's business again.
         """
-        self._backward.rest()
         covered = any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
-        self._add(self._worker.call(self._detach))
+        self._add(self._together("detach()", self._detach))
         if covered:
             warnings.warn(
                 "momentum is no longer applied: set it in the optimizer if training goes on", stacklevel=2

@@ -51,14 +51,18 @@ class Worker:
         self.wait(done)
         return future.result()
 
-    def wait(self, event: threading.Event) -> None:
-        """Block until this thread has set `event`; raises `GradwireError` where it has ended instead."""
+    def wait(self, event: threading.Event, look: Job = lambda: None) -> None:
+        """Block until this thread has set `event`; raises `GradwireError` where it has ended instead.
 
-        def look() -> None:
+        `look` is called twice a second meanwhile, and ends the wait by raising.
+        """
+
+        def awake() -> None:
             if not self._thread.is_alive() and not event.is_set():
                 raise GradwireError("gradwire's thread has ended: nothing can be asked of it any more")
+            look()
 
-        wait_for(event, look)
+        wait_for(event, awake)
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End the thread once the jobs queued so far are done, and `ended`, and wait for that. Idempotent.

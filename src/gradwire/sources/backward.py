@@ -12,6 +12,7 @@ from typing import TypeAlias
 from torch.autograd import Variable
 
 from gradwire.engine.arrival import Arrival
+from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
 from gradwire.engine.history import History
 from gradwire.engine.step import Step
@@ -37,8 +38,18 @@ class Backward:
     callback can be queued, an error waits for the next `open`. `deliver` runs on the engine's thread.
     """
 
-    def __init__(self, source: Source, worker: Worker, engine: Callable[[Hear, Hear], Engine]) -> None:
-        """`engine` makes one that calls two functions: when a step has ended, and when it is resolved."""
+    def __init__(
+        self,
+        source: Source,
+        worker: Worker,
+        engine: Callable[[Hear, Hear], Engine],
+        calls: Calls | None = None,
+    ) -> None:
+        """`engine` makes one that calls two functions: when a step has ended, and when it is resolved.
+
+        `calls` tells of other ranks' calls; without it none is looked for.
+        """
+        self.calls = calls or Calls(None)
         self.overlap = True
         self.history = History()
         self.compressed = 0  # steps that a memory has been through
@@ -61,6 +72,8 @@ class Backward:
         self._raise_pending()
         if not self._ended.is_set():
             raise GradwireError(_BROKE_OFF)
+        self.calls.require_order()
+        self.calls.steps += 1
         self._ended.clear()
         self._all_given = False
         self._held, self._brought = [partial(self.engine.open, now_s())], []
@@ -127,13 +140,13 @@ class Backward:
     def _end(self) -> None:
         if not self._all_given:
             raise GradwireError(_BROKE_OFF)
-        self._worker.wait(self._ended)
+        self._await_end()
         self.placement.bringing.join()
         self._source.land()
 
     def _wait(self) -> None:
         start_s = now_s()
-        self._worker.wait(self._ended)
+        self._await_end()
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
         self.placement.bringing.join()
@@ -141,6 +154,10 @@ class Backward:
         if self._error is not None:
             # After the wrapper's own callbacks, which it could not do without in the next step.
             Variable._execution_engine.queue_callback(self._raise_pending)
+
+    def _await_end(self) -> None:
+        self._worker.wait(self._ended, self.calls.look)
+        self.calls.ended()
 
     def _raise_pending(self) -> None:
         error, self._error = self._error, None

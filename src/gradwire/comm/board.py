@@ -1,0 +1,93 @@
+"""Short texts that ranks leave for one another, beside the collectives, in the store of their process group.
+
+A collective that only some ranks issue waits for the timeout, or meets another one of other ranks, of which
+gloo ends the process where lengths differ. So before such a risk ranks ask here what the others are doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    Store,
+    _get_default_store,
+    default_pg_timeout,
+)
+
+from gradwire.errors import TransportError
+
+T = TypeVar("T")
+
+_made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""How many boards each group has had: the same number on all ranks, because all make them together."""
+
+
+class Board:
+    """Pages of texts, one for each rank.
+
+    All methods raise `TransportError` where the store cannot be reached. None waits for another rank.
+    """
+
+    def __init__(self, store: Store, rank: int, world: int, timeout_s: float) -> None:
+        """`store` is for this board alone, and shared by `world` ranks; `timeout_s` is how long they wait."""
+        self.rank, self.world, self.timeout_s = rank, world, timeout_s
+        self._store = store
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> Board:
+        """One in the store of `group`: made on all its ranks, in the same order."""
+        number = _made[group] = _made.get(group, 0) + 1
+        store = PrefixStore(f"gradwire/{group.group_name}/{number}", _store_of(group))
+        return cls(store, group.rank(), group.size(), _timeout_s(group))
+
+    def write(self, page: str, text: str) -> None:
+        """Put this rank's text on `page`, in the place of an earlier one."""
+        self._ask(lambda: self._store.set(f"{page}/{self.rank}", text))
+
+    def read(self, page: str) -> dict[int, str]:
+        """What is on `page`, by rank."""
+
+        def found(rank: int) -> bytes | None:
+            key = f"{page}/{rank}"
+            return self._store.get(key) if self._store.check([key]) else None
+
+        texts = [(rank, self._ask(partial(found, rank))) for rank in range(self.world)]
+        return {rank: text.decode() for rank, text in texts if text is not None}
+
+    def count(self, page: str, more: int) -> int:
+        """Add to the number that ranks share on `page`, 0 at first; what it is then."""
+        return self._ask(lambda: self._store.add(f"{page}/count", more))
+
+    def clear(self, page: str) -> None:
+        """Forget this rank's text on `page`, and the number. Not every store can: then they stay."""
+        for key in (f"{page}/{self.rank}", f"{page}/count"):
+            with suppress(RuntimeError, NotImplementedError):
+                self._store.delete_key(key)
+
+    @staticmethod
+    def _ask(question: Callable[[], T]) -> T:
+        try:
+            return question()
+        except RuntimeError as error:
+            raise TransportError(f"the store of the process group cannot be reached: {error}") from error
+
+
+def _store_of(group: dist.ProcessGroup) -> Store:
+    try:
+        return group.get_group_store()
+    except (RuntimeError, AttributeError):  # a group in Python has none of its own
+        return _get_default_store()
+
+
+def _timeout_s(group: dist.ProcessGroup) -> float:
+    """That of its collectives; the default where a group in Python does not say."""
+    with suppress(RuntimeError, AttributeError):
+        return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+    return default_pg_timeout.total_seconds()

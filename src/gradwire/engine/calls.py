@@ -1,0 +1,131 @@
+"""Calls that all ranks must make: each says what it is before it moves bytes.
+
+A rank that calls something while another is in a step, or in another call, finds that out here: within
+seconds, with the names of ranks and calls. Their collectives never meet.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gradwire.comm.board import Board
+from gradwire.errors import RanksDisagree, TransportError
+
+_PAUSE_S = (0.001, 0.05)
+_LOOK_S = 0.25
+"""Only a call that has waited so long asks why: a rank may simply be later."""
+_PATIENCE = 3
+"""A step looks for calls of others at every third wake-up, of two a second."""
+
+
+class Entry(NamedTuple):
+    """What a rank is doing since its last call."""
+
+    what: str
+    """The call, with the step that it was made at; empty in a step."""
+    steps: int
+    """Steps that it has begun since it was attached, with the current one."""
+
+    def __str__(self) -> str:
+        return self.what or "a training step"
+
+
+class Calls:
+    """The calls of one attached model on this rank, numbered as on all others.
+
+    Page n of the board is about what follows n calls: another call, or a step that takes long.
+    """
+
+    def __init__(self, board: Board | None) -> None:
+        """Without a board, for a single rank, nothing is asked."""
+        self.steps = 0
+        self._board, self._made, self._looks = board, 0, 0
+        self._lost = ""
+        self._told: deque[str] = deque()
+
+    def begin(self, what: str, step: int) -> None:
+        """Return once all ranks have made the call `what` at `step`. Not while a step is running.
+
+        Raises `RanksDisagree` where a rank has made another one or is in a step that waits for this rank,
+        and `TransportError` at the group's timeout, with the ranks that made none.
+        """
+        self.require_order()
+        if (board := self._board) is None:
+            return
+        page, self._made = str(self._made), self._made + 1
+        mine = Entry(f"{what} at step {step}", self.steps)
+        board.write(page, json.dumps(mine))
+        mark, pause_s, start_s = f"{page}/{mine.what}", _PAUSE_S[0], time.monotonic()
+        here, look_s = board.count(mark, 1), _LOOK_S
+        while here < board.world:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S[1])
+            here, waited_s = board.count(mark, 0), time.monotonic() - start_s
+            if here < board.world and waited_s > look_s:
+                self._compare(mine, _entries(board, page), board.rank)
+                look_s += _LOOK_S
+            if here < board.world and waited_s > board.timeout_s:
+                raise self._nobody_came(mine, _entries(board, page), waited_s)
+        self._told.extend((page, mark))
+        if len(self._told) > 4:  # all ranks are through the last but one, as they have made the last
+            board.clear(self._told.popleft())
+            board.clear(self._told.popleft())
+
+    def look(self) -> None:
+        """While a step is waited for, twice a second: raise `RanksDisagree` if a rank is in a call instead.
+
+        A rank in a call that has begun fewer steps than this one will never bring what the step needs.
+        """
+        self.require_order()
+        self._looks += 1
+        if self._board is None or self._looks % _PATIENCE:
+            return
+        page, mine = str(self._made), Entry("", self.steps)
+        try:
+            self._board.write(page, json.dumps(mine))
+            entries = _entries(self._board, page)
+        except TransportError:
+            return  # the step itself will say so
+        self._compare(mine, entries, self._board.rank)
+
+    def ended(self) -> None:
+        """A step is no longer waited for."""
+        self._looks = 0
+
+    def require_order(self) -> None:
+        """Raise `RanksDisagree` if a step has waited for a rank in a call: some collectives are lost."""
+        if self._lost:
+            raise RanksDisagree(self._lost)
+
+    def _compare(self, mine: Entry, others: Mapping[int, Entry], rank: int) -> None:
+        entries = {**others, rank: mine}
+        calls = [each for each in entries.values() if each.what]
+        in_steps = [each for each in entries.values() if not each.what]
+        waits_in_vain = any(step.steps > call.steps for step in in_steps for call in calls)
+        if len({call.what for call in calls}) < 2 and not waits_in_vain:
+            return
+        told = "; ".join(f"rank {each}: {entry}" for each, entry in sorted(entries.items()))
+        error = RanksDisagree(
+            f"not all ranks are in the same call: {told}. All ranks must make it, between the same steps"
+        )
+        if waits_in_vain:
+            self._lost = f"{error}. Start all ranks again: the step has lost collectives"
+        raise error
+
+    def _nobody_came(self, mine: Entry, entries: Mapping[int, Entry], waited_s: float) -> TransportError:
+        board = self._board
+        assert board is not None, "or nothing would be waited for"
+        silent = [rank for rank in range(board.world) if not entries.get(rank, Entry("", 0)).what]
+        ranks = ", ".join(map(str, silent))
+        self._lost = f"{mine} was given up, because rank {ranks} did not make it"
+        return TransportError(
+            f"{mine} waited {waited_s:.1f} s for rank {ranks}, which made no call: make it on all ranks"
+        )
+
+
+def _entries(board: Board, page: str) -> dict[int, Entry]:
+    return {rank: Entry(*json.loads(text)) for rank, text in board.read(page).items()}

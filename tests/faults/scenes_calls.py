@@ -1,0 +1,98 @@
+"""Scenes of calls that are for all ranks, and that some ranks do not make."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.process.models import batch, digest, optimizer_of, perceptron, train
+
+Attached = tuple[DistributedDataParallel, torch.optim.Optimizer, gradwire.Wire]
+
+
+def _attached(group: dist.ProcessGroup | None = None) -> Attached:
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp)
+    wire = gradwire.attach(ddp, optimizer, "topk(ratio=0.05)", process_group=group)
+    wire.watching = True
+    train(ddp, optimizer, range(3))
+    return ddp, optimizer, wire
+
+
+def _step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, number: int) -> None:
+    train(ddp, optimizer, range(number, number + 1))
+
+
+def _calls(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> Any:
+    state = wire.state_dict()
+    step = partial(_step, ddp, optimizer)
+    return {
+        "flush()": wire.flush,
+        "detach()": wire.detach,
+        "mean_state_dict()": wire.mean_state_dict,
+        "load_state_dict()": lambda: wire.load_state_dict(state),
+        "diagnose()": wire.diagnose,
+        "explore()": lambda: gradwire.explore(wire, step, [0], ["int8"]),
+    }
+
+
+def _raised(call: Callable[[], object]) -> list[Any]:
+    start_s = time.monotonic()
+    try:
+        call()
+    except gradwire.GradwireError as error:
+        return [type(error).__name__, str(error), time.monotonic() - start_s]
+    return ["nothing", "", time.monotonic() - start_s]
+
+
+def different_calls() -> dict[str, Any]:
+    """Every call on rank 0 against another one on rank 1; then training goes on."""
+    ddp, optimizer, wire = _attached()
+    calls = _calls(ddp, optimizer, wire)
+    names = list(calls)
+    said = {}
+    for name, other in zip(names, [*names[1:], names[0]], strict=True):
+        said[name] = [other, *_raised(calls[other if dist.get_rank() else name])]
+    train(ddp, optimizer, range(3, 6))
+    return {"said": said, "digest": digest(ddp), "step": wire.report().step}
+
+
+def call_against_step(name: str) -> list[Any]:
+    """A call on rank 0, such as behind `if os.path.exists(file)`, while rank 1 trains on."""
+    ddp, optimizer, wire = _attached()
+    call = _calls(ddp, optimizer, wire)[name]
+    before = digest(ddp)
+    said = _raised(partial(_backward, ddp, optimizer) if dist.get_rank() else call)
+    again = _raised(partial(_backward, ddp, optimizer))
+    return [*said, again[0], again[1], before == digest(ddp)]
+
+
+def _backward(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    inputs, targets = batch(3)
+    nn.functional.mse_loss(ddp(inputs), targets).backward()
+
+
+def call_against_nothing() -> list[Any]:
+    """A call that rank 1 does not make, on a group with a short timeout."""
+    *_, wire = _attached(dist.new_group([0, 1], timeout=timedelta(seconds=2)))
+    said = _raised(wire.flush) if dist.get_rank() == 0 else ["", "", 0.0]
+    dist.barrier()
+    return said
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "different calls": different_calls,
+    "load against step": partial(call_against_step, "load_state_dict()"),
+    "flush against step": partial(call_against_step, "flush()"),
+    "nothing": call_against_nothing,
+}

@@ -1,0 +1,48 @@
+"""Real gloo ranks: calls that only some of them make end in an error that names them, on all ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.ranks import TIMEOUT_S, Results, perform, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes, on two ranks, whose short messages all go by the same verb."""
+    return perform("tests.faults.scenes_calls", 2, tmp_path_factory.mktemp("calls"))
+
+
+def test_different_calls_are_named_on_all_ranks_and_training_goes_on(world: Results) -> None:
+    found = value(world, "different calls")
+    for name, (other, *_) in found[0]["said"].items():
+        for each in found:
+            _, kind, text, took_s = each["said"][name]
+            assert kind == "RanksDisagree", name
+            assert f"rank 0: {name} at step 3; rank 1: {other} at step 3" in text
+            assert took_s < TIMEOUT_S / 2
+    assert found[0]["digest"] == found[1]["digest"]
+    assert [each["step"] for each in found] == [6, 6]
+
+
+@pytest.mark.parametrize("call", ["load_state_dict()", "flush()"])
+def test_a_call_on_one_rank_while_another_trains_is_named_on_both(world: Results, call: str) -> None:
+    for kind, text, took_s, again, said_again, untouched in value(
+        world, f"{call.split('(')[0].split('_')[0]} against step"
+    ):
+        assert kind == "RanksDisagree"
+        assert f"rank 0: {call} at step 3; rank 1: a training step" in text
+        assert took_s < TIMEOUT_S / 2, "long before the timeout"
+        assert again in ("RanksDisagree", "GradwireError"), "the order of collectives is lost"
+        assert "tart all ranks again" in said_again
+        assert untouched
+
+
+def test_a_call_that_a_rank_never_makes_ends_at_the_timeout_and_is_named(world: Results) -> None:
+    (kind, text, took_s), _ = value(world, "nothing")
+    assert kind == "TransportError"
+    assert "flush() at step 3 waited" in text
+    assert "for rank 1, which made no call" in text
+    assert 2.0 < took_s < TIMEOUT_S / 2
