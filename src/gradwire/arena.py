@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -37,6 +37,13 @@ class ParameterSpec:
     numel: int
     stride: tuple[int, ...] | None = None
     """Where it is dense in another order than rows (`channels_last`, transposed), as buckets then are."""
+    shard_of: ParameterSpec | None = field(default=None, repr=False)
+    """The parameter of which this is a shard (`gradwire.engine.shards`)."""
+
+    @property
+    def whole(self) -> ParameterSpec:
+        """The parameter itself, by which policies go."""
+        return self.shard_of or self
 
     def shaped(self, flat: Tensor) -> Tensor:
         """What lies flat in a bucket or plane, (numel,), in the parameter's shape: a view.
@@ -49,6 +56,12 @@ class ParameterSpec:
         if self.stride is None:
             return flat.view(self.shape)
         return flat.as_strided(self.shape, self.stride, flat.storage_offset())
+
+    def flat(self, shaped: Tensor) -> Tensor:
+        """The inverse of `shaped`: a copy (numel,) in the order of memory."""
+        flat = torch.empty(self.numel, dtype=shaped.dtype, device=shaped.device)
+        self.shaped(flat).copy_(shaped)
+        return flat
 
     @property
     def plane_dtype(self) -> torch.dtype:

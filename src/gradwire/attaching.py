@@ -18,12 +18,13 @@ from gradwire.arena import layout_hash
 from gradwire.checks import check_momentum, check_optimizers, check_policy, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.board import Board
-from gradwire.comm.groups import borrow, carries_cpu, give_back, given_back_if_refused
+from gradwire.comm.groups import borrow, borrow_part, carries_cpu, give_back, given_back_if_refused
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Policy, build, chooser, is_alone
 from gradwire.engine.preparing import prepare_for
+from gradwire.engine.shards import Shard
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
@@ -32,6 +33,8 @@ from gradwire.placement import Bringing, Device, device_at, host
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
+from gradwire.sources.nodes.level import NodeLevel
+from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighbours
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
 from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
@@ -57,6 +60,7 @@ def attach(
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
+    nodes: Nodes = "auto",
     memory_dtype: torch.dtype | None = None,
     placement: Literal["auto", "host", "device"] = "auto",
 ) -> Wire:
@@ -82,6 +86,10 @@ def attach(
     - `process_group`: by default one over the same ranks that gradwire alone uses, for one model at a time.
     - `replicas`: for a plain module, the ranks over which gradients are averaged: a process group, such as
       `torch.distributed.group.WORLD`, or a mesh dimension. All begin with rank 0's parameters and buffers.
+    - `nodes`: which ranks share a node: a list of each node's ranks or process group, or a `DeviceMesh` of
+      nodes by ranks. They add up gradients among themselves; shards of the sums travel between nodes by the
+      recipe (`docs/nodes.md`). "auto" goes by `LOCAL_WORLD_SIZE`, which torchrun sets; with one node,
+      one rank per node, or nodes that differ in size, it changes nothing. `None` knows no nodes.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
       memory and the means back, and sends over gloo, whatever the model's own group is. "device" is not there
@@ -107,17 +115,26 @@ def attach(
         group = _same_ranks(process_group, source.group, on_host)
     comm = ProcessGroupComm(group)
     with given_back_if_refused(group):
+        mine = partial(neighbours, nodes, dist.get_process_group_ranks(group), comm.rank)
         chosen, optimizers = _agreed_recipe(
-            recipe, target, source, policy, memory_dtype, optimizer, comm, device.where, placement
+            recipe, target, source, policy, memory_dtype, optimizer, comm, device.where, placement, also=mine
         )
         fields = {"memory_dtype": str(memory_dtype), "buffers": source.buffers_text()}
-        fields |= {"device": device.where.type, "placement": placement}
+        fields |= {"device": device.where.type, "placement": placement, "nodes": kind_of(nodes)}
         fields |= _fingerprint(chosen, source, policy, seed, scaled=scaler is not None)
         require_agreement(fields, comm)
         require_same_optimizer(OptimizerText.of(optimizers), comm)
+        table = None if nodes is None else agreed(kind_of(nodes), mine(), comm)
+        parts = () if table is None else _parts(table, comm)
     if not on_host and comm.rank == 0:
         _LOG.warning(_UNTRIED, device.where.type)
-    return _assemble(source, optimizers, scaler, chosen, comm, device, policy, seed, memory_dtype)
+    return _assemble(source, optimizers, scaler, chosen, comm, parts, device, policy, seed, memory_dtype)
+
+
+def _parts(table: Table, comm: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
+    """The comm inside this rank's node, and the one between nodes."""
+    members = table.inside(comm.rank), table.between(comm.rank)
+    return tuple(ProcessGroupComm(borrow_part(comm.group, each)) for each in members)
 
 
 def _assemble(
@@ -125,42 +142,51 @@ def _assemble(
     optimizers: Optimizers,
     scaler: torch.amp.GradScaler | None,
     chosen: Recipe,
-    comm: ProcessGroupComm,
+    everyone: ProcessGroupComm,
+    parts: tuple[ProcessGroupComm, ...],
     device: Device,
     policy: Policy | None,
     seed: int,
     memory_dtype: torch.dtype | None,
 ) -> Wire:
     def ended() -> None:
-        comm.close()
-        if backward.is_sound and worker.is_connected:
-            give_back(comm.group)
+        for each in (everyone, *parts):
+            each.close()
+            if backward.is_sound and worker.is_connected:
+                give_back(each.group)
 
     worker = Worker(crashed=lambda error: backward.engine.crash(error), ended=ended)
     decision = chosen.build().next
     uses: dict[str, float] = {}
-    placement = host(comm, worker.post, device)
+    level, comm, replicas = None, everyone, source.replicas_of(optimizers)
+    if parts:
+        inside, comm = parts
+        level = NodeLevel(Shard(inside), source.specs, worker.post)
+        replicas = level.shard.replicas(replicas, source.specs)
+    placement = host(comm, worker.post, device, control=everyone)
     around = Surroundings(
         placement,
         policy=policy,
         seed=seed,
         memory_dtype=memory_dtype,
-        alone=is_alone(comm),
+        alone=is_alone(everyone),
         loss_scale=_scale_of(scaler, placement.bringing),
-        replicas=read_by(placement.bringing.read, source.replicas_of(optimizers)),
+        replicas=read_by(placement.bringing.read, replicas),
+        shard=None if level is None else level.shard,
         uses=lambda: uses,
         buffers=source.passenger,
         check=partial(check_momentum, optimizers=optimizers),
-        prepare=partial(prepare_for, rank=comm.rank),
+        prepare=partial(prepare_for, rank=everyone.rank),
         link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
         inspect=(watch := Watch()),
     )
+    specs = source.specs if level is None else level.specs
 
     def engine(concluded: Hear, resolved: Hear) -> Engine:
-        return Engine(source.specs, chosen, replace(around, concluded=concluded, resolved=resolved))
+        return Engine(specs, chosen, replace(around, concluded=concluded, resolved=resolved))
 
-    calls = Calls(Board.of(comm.group) if comm.world > 1 else None)
-    backward = Backward(source, worker, engine, calls)
+    calls = Calls(Board.of(everyone.group) if everyone.world > 1 else None)
+    backward = Backward(source, worker, engine, calls, level)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
     counted = uses if decision is not None and decision.uses else None
@@ -191,6 +217,7 @@ def _agreed_recipe(
     comm: Comm,
     device: torch.device,
     placement: str,
+    also: Callable[[], object],
 ) -> tuple[Recipe, Optimizers]:
     """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
@@ -206,6 +233,7 @@ def _agreed_recipe(
         layout = build(source.specs, chosen.build(), policy, torch.device("meta"))
         check_momentum(layout, optimizers)
         warn_without_optimizer(layout, optimizers)
+        also()
         OptimizerText.of(optimizers)  # which may raise, so not first where all ranks go on
     except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
         refusal = error

@@ -24,7 +24,8 @@ class Report:
     with all that precedes their backward pass. `compile_s` is how long this rank compiled kernels within
     steps, all together: `gradwire warmup` does that beforehand. `placement` says where memory and codecs
     are. If that is not where gradients are, `pinned_bytes` are what copies take on the host, and `copied_s`
-    is how long the device copied in the last step, both ways, beside its computation.
+    is how long the device copied in the last step, both ways, beside its computation. Where `per_node` ranks
+    add up inside their node first, `inside_bytes_per_step` are those inside, and all others between nodes.
     """
 
     recipe: str
@@ -52,6 +53,8 @@ class Report:
     placement: str = "host"
     pinned_bytes: int = 0
     copied_s: float = 0.0
+    per_node: int = 1
+    inside_bytes_per_step: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -63,8 +66,9 @@ class Report:
         return {**asdict(self), "ratio": self.ratio}
 
     def __str__(self) -> str:
+        nodes = f" on {self.world // self.per_node} nodes" if self.per_node > 1 else ""
         lines = [
-            f"gradwire: {self.recipe}, step {self.step}, {self.world} ranks",
+            f"gradwire: {self.recipe}, step {self.step}, {self.world} ranks{nodes}",
             f"  why          {self.why}",
             f"  on the wire  {_mib(self.wire_bytes_per_step)} per rank and step, "
             f"{self.ratio:.1%} of plain all-reduce (metered {_mib(self.metered_bytes_per_step)})",
@@ -75,6 +79,10 @@ class Report:
         if self.pinned_bytes:
             copies = f"{_mib(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
             lines.append(f"  placement    {self.placement}: {copies}")
+        if self.per_node > 1:
+            lines.insert(
+                3, f"  in nodes     {_mib(self.inside_bytes_per_step)} per rank and step, beside that"
+            )
         if self.predicted_step_s is not None:
             took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
             lines.append(f"  whole step   {took}")

@@ -163,7 +163,9 @@ class Wire:
             recipe=recipe,
             why=why,
             step=engine.step,
-            world=engine.comm.world,
+            world=engine.around.control.world,
+            per_node=1 if engine.around.shard is None else engine.around.shard.parts,
+            inside_bytes_per_step=history.mean("inside_bytes"),
             skipped_steps=history.skipped,
             wire_bytes_per_step=history.mean("predicted_bytes"),
             metered_bytes_per_step=history.mean("metered_bytes"),
@@ -252,7 +254,11 @@ class Wire:
                 continue
             lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
             engine.comm.all_reduce(lane.x).wait()
-            found += [(slot.spec, lane.x[slot.start : slot.stop]) for slot in lane.slots]
+            for slot in lane.slots:
+                late = lane.x[slot.start : slot.stop]
+                if (shard := engine.around.shard) is not None:
+                    late = shard.gathered(slot.spec, late)
+                found.append((slot.spec.whole, late))
             lane.committed[UNSENT].zero_()
         return found
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import ParameterSpec
-from gradwire.comm import Comm
+from gradwire.comm import Comm, ThreadComm
 from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.engine import Engine
+from gradwire.engine.shards import Shard
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import now_s
@@ -22,6 +23,7 @@ from gradwire.memory import UNSENT
 from gradwire.placement import Placement, Resolve
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
+from gradwire.sources.nodes.level import NodeLevel
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "first.weight": (37, 61),
@@ -103,9 +105,18 @@ def flat(values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([values[name].double() for name in sorted(values)])
 
 
+def parted(comm: Comm, per_node: int) -> tuple[Comm, Comm]:
+    """The comms of a rank inside its node and between nodes, where ranks are numbered node by node."""
+    assert isinstance(comm, ThreadComm)
+    ranks = range(comm.world)
+    nodes = [ranks[first : first + per_node] for first in ranks[::per_node]]
+    return comm.split(nodes), comm.split([ranks[place::per_node] for place in range(per_node)])
+
+
 class Rig:
     """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be.
 
+    With `per_node` ranks on each node these add up among themselves, and the engine gets shards.
     `options` are the engine's surroundings, where they differ from the usual.
     """
 
@@ -115,6 +126,7 @@ class Rig:
         text: str,
         *,
         unit_elements: int | None = None,
+        per_node: int = 1,
         dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
         shapes: Mapping[str, tuple[int, ...]] = SHAPES,
         control: Comm | None = None,
@@ -124,9 +136,18 @@ class Rig:
         self._jobs: deque[Callable[[], None]] = deque()
         self._concluded: list[Step] = []
         post, concluded = self._jobs.append, self._concluded.append
-        placement = Placement("rig", comm, control or comm, post, resolve=resolve)
+        known, control = specs(dtype, shapes), control or comm
+        self.level: NodeLevel | None = None
+        if per_node > 1:
+            inside, comm = parted(comm, per_node)
+            self.level = NodeLevel(options.setdefault("shard", Shard(inside)), known, post)
+            known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
+        placement = Placement("rig", comm, control, post, resolve=resolve)
         around = Surroundings(placement, concluded=concluded, **options)
-        self.engine = Engine(specs(dtype, shapes), recipe(text), around)
+        self.engine = Engine(known, recipe(text), around)
+        if self.level is not None:
+            self.level.join(self.engine)
+        self._taker = self.level or self.engine
         fixed = recipe(text).build()
         if unit_elements is not None and fixed.next is None:
             cutter = partial(even_cuts, unit_elements=unit_elements)
@@ -166,10 +187,10 @@ class Rig:
         """
         arrivals = [_arrival(grads, names, index) for index, names in enumerate(buckets)]
         *early, last = range(len(buckets)) if order is None else order
-        self._run(partial(self.engine.open, now_s()))
+        self._run(partial(self._taker.open, now_s()))
         for index in early:
-            self._run(partial(self.engine.arrive, arrivals[index]))
-        self._run(partial(self.engine.arrive, arrivals[last]), self.engine.close)
+            self._run(partial(self._taker.arrive, arrivals[index]))
+        self._run(partial(self._taker.arrive, arrivals[last]), self._taker.close)
         assert len(self._concluded) == 1, "a step must be concluded exactly once"
         return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
 

@@ -47,11 +47,31 @@ def borrow(like: dist.ProcessGroup, beside: torch.device | None = None) -> dist.
     if beside is not None:
         terms = (terms[0], "gloo", terms[2])
     known = _known(terms)
+    free = _free_everywhere(_free(known), like, range(like.size()), where) if known else None
+    if free is None and beside is not None:
+        free = _new_everywhere(terms, like, where)
+    return _lend(free, terms)
+
+
+def borrow_part(like: dist.ProcessGroup, members: Sequence[int]) -> dist.ProcessGroup:
+    """The same over the `members` of `like`, by their numbers there, this rank among them.
+
+    A collective over all of `like`, which carries tensors on the CPU: one all-gather of 128 bytes per rank.
+    All of them are in some part.
+    """
+    ranks, backend, timeout = _terms(like, _CPU)
+    terms = [ranks[each] for each in members], backend, timeout
+    return _lend(_free_everywhere(_free(_known(terms)), like, members, _CPU), terms)
+
+
+def _free(known: Sequence[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
     if known and all(_lent[group] for group in known):
         gc.collect()  # a model in a cycle of references goes only now
-    group = _free_everywhere([group for group in known if not _lent[group]], like, where) if known else None
-    if group is None:
-        group = _new(terms) if beside is None else _new_everywhere(terms, like, where)
+    return [group for group in known if not _lent[group]]
+
+
+def _lend(free: dist.ProcessGroup | None, terms: _Terms) -> dist.ProcessGroup:
+    group = _new(terms) if free is None else free
     _lent[group] = True
     return group
 
@@ -107,9 +127,9 @@ def _known(terms: _Terms) -> list[dist.ProcessGroup]:
 
 
 def _free_everywhere(
-    free: Sequence[dist.ProcessGroup], like: dist.ProcessGroup, where: torch.device
+    free: Sequence[dist.ProcessGroup], like: dist.ProcessGroup, members: Sequence[int], where: torch.device
 ) -> dist.ProcessGroup | None:
-    """The first of rank 0's `free` groups that is among those of every other rank.
+    """The first of the first member's `free` groups that is among those of every other member of `like`.
 
     They are told over `like`, in tensors at `where`.
     """
@@ -118,7 +138,7 @@ def _free_everywhere(
     comm = ProcessGroupComm(like)
     everybody = torch.empty(comm.world, _OFFERS, dtype=mine.dtype, device=where)
     comm.all_gather(everybody, mine).wait()
-    first, *others = everybody.tolist()
+    first, *others = everybody[list(members)].tolist()
     agreed = (number for number in first if number and all(number in other for other in others))
     return offered.get(next(agreed, 0))
 

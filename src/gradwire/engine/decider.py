@@ -207,7 +207,7 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
         codec = _agreed_cost(about, control)
         facts = replace(facts, codec=codec, payloads=payloads(about.exchange, _TYPICAL, comm.world))
     if decision.uses:
-        names = [spec.name for spec in specs if len(spec.shape) > 1]
+        names = [spec.name for spec in specs if len(spec.whole.shape) > 1]
         uses = around.uses()
         most = slowest(control, [uses.get(name, 0.0) for name in names])
         facts = replace(facts, uses=dict(zip(names, most, strict=True)))

@@ -22,7 +22,7 @@ from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Po
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import RanksDisagree, TransportError
-from gradwire.measure.clock import BackwardWatch, Trace, stopwatch_for
+from gradwire.measure.clock import BackwardWatch, stopwatch_for
 from gradwire.measure.link import Change, Traffic
 from gradwire.measure.observed import Observed
 from gradwire.memory import UNSENT, Gradients
@@ -58,7 +58,7 @@ class Engine:
         self.step = 0
         self.facts: Facts | None = None
         self.watch = BackwardWatch(stopwatch_for(around.placement.device))
-        self.traffic = Traffic(self.comm.world)
+        self.traffic = Traffic(self.comm.world, self.around.control.world)
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(around.placement.post, self._progress, one_by_one=lambda: self.apart)
         self._policy = around.policy
@@ -82,7 +82,7 @@ class Engine:
         else:
             self._decider = Measuring(decision, self.specs, self.around, self.watch.ready_s)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
-        self.traffic = Traffic(self.comm.world)  # another plan sends other sizes
+        self.traffic = Traffic(self.comm.world, self.around.control.world)  # another plan sends other sizes
 
     def resume(self, layout: Layout, step: int) -> None:
         """Go on with `step`, on `layout` and the memory that it has."""
@@ -125,7 +125,7 @@ class Engine:
         """Go on as if nothing had run since `snapshot`."""
         self.layout, self.step, self.plan = saved.layout, saved.step, saved.plan
         self._decider = saved.decider
-        self.traffic = Traffic(self.comm.world)
+        self.traffic = Traffic(self.comm.world, self.around.control.world)
 
     @property
     def measuring(self) -> bool:
@@ -164,8 +164,9 @@ class Engine:
         step.before_s = self.watch.before_s(step.started_s)
         step.buffers = carried = self.around.buffers()
         if carried is not None:
-            everyone = self._agreeing(step, "buffers") if self.around.sharded else None
-            to = everyone or self._observed(step, "buffers")
+            # What passes over other ranks than gradients do says nothing of their link.
+            apart = Observed(self.around.control) if self.around.sharded else None
+            to = apart or self._observed(step, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers", self.comm.rank)
@@ -316,7 +317,8 @@ class Engine:
             finite = step.finite()
         row = Row(sound, step.failure is not None, self.plan_number, facts, stale)
         comm, regions = self._observed(step, "tail"), step.small_in(self.specs, left)
-        apart = None if self.around.control is self.comm else self._agreeing(step, "tail")
+        control = self.around.control
+        apart = None if control is self.comm else Observed(control, step.trace, "tail")
         tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
         step.small.append(tail)
         step.outcome = Pending(tail, failure=step.failure)
@@ -327,10 +329,6 @@ class Engine:
             self._progress(step)
 
         tail.send(lambda: self.around.placement.post(came))
-
-    def _agreeing(self, step: Step, label: str) -> Observed:
-        """The control comm. What passes over other ranks than gradients do says nothing of their link."""
-        return Observed(self.around.control, Trace() if self.around.sharded else step.trace, label)
 
     @staticmethod
     def _small_are_finite(step: Step) -> bool:
@@ -418,8 +416,13 @@ class Engine:
 
     def crash(self, error: BaseException) -> None:
         """An error of our own outside any exchange: the order is lost, so nothing can go on."""
-        self.runner.broken = TransportError(f"internal error: {error!r}")
-        self.runner.broken.__cause__ = error
+        broken = TransportError(f"internal error: {error!r}")
+        broken.__cause__ = error
+        self.lose(broken)
+
+    def lose(self, error: TransportError) -> None:
+        """The transport broke: this step, once all of it has come, and all later ones end with `error`."""
+        self.runner.broken = self.runner.broken or error
         if self._now is not None:
             self._progress(self._now)
 

@@ -23,6 +23,7 @@ class Cost:
     backward_s: float
     exposed_comm_s: float
     before_s: float = 0.0
+    inside_bytes: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -53,8 +54,8 @@ class History:
         self.spans, self.started_s = step.trace.spans, step.started_s
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s
-        bytes_ = step.metered_bytes, step.predicted_bytes
-        self._costs.append(Cost(*bytes_, step.trace.compress_s, backward_s, 0.0, step.before_s))
+        bytes_, times = (step.metered_bytes, step.predicted_bytes), (step.trace.compress_s, backward_s)
+        self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes))
 
     def resolved(self, step: Step) -> None:
         """Note whether a step counts."""

@@ -189,7 +189,7 @@ def build(
     direct: dict[str, Exchange] = {}
     does_more = False
     for spec in specs:
-        text = choose(spec)
+        text = choose(spec.whole)
         text = tiny if text == TINY else text
         if text in (None, main.text):
             composition = main

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import layout_hash
+from gradwire.comm import Comm
 from gradwire.engine.agree import require_agreement
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
-from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, vetted
+from gradwire.engine.shards import cut, joined
+from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, described, vetted
 from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
 
@@ -66,8 +68,10 @@ def save(engine: Engine) -> dict[str, Any]:
             # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
             memory = layout.memory(spec.name, plane).to(spec.plane_dtype, copy=True)
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
+    shard = engine.around.shard
     return {
         "format": FORMAT,
+        "shard": None if shard is None else (shard.number, shard.parts),
         "rank": engine.around.control.rank,
         "world": engine.around.control.world,
         "layout": layout_hash(engine.specs),
@@ -90,12 +94,21 @@ def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
 
 
 def save_mean(engine: Engine) -> dict[str, Any]:
-    """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter."""
-    state = save(engine)
-    for plane in all_planes(state).values():
-        for memory in plane.values():
+    """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter.
+
+    Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
+    """
+    state, shard = save(engine), engine.around.shard
+    specs = {spec.name: spec for spec in engine.specs}
+    for plane in (state["memory"], *state["planes"].values()):
+        for name, memory in plane.items():
             memory.mul_(1.0 / engine.comm.world)
             engine.comm.all_reduce(memory.view(-1)).wait()
+            if shard is not None:
+                spec = specs[name]
+                plane[name] = spec.whole.shaped(shard.gathered(spec, spec.flat(memory))).contiguous()
+    if shard is not None:
+        state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
     return {**state, "rank": None, "world": None}
 
 
@@ -124,7 +137,10 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse") -> None:
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
     absent = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
     try:
-        require_agreement(facts | (absent if ready is None else dict(ready.facts)), engine.around.control)
+        mine = absent if ready is None else dict(ready.facts)
+        if engine.around.sharded:
+            mine["what exchanges keep"] = _compared(mine["what exchanges keep"], engine.comm)
+        require_agreement(facts | mine, engine.around.control)
     except RanksDisagree:
         if refusal is None:
             raise
@@ -135,6 +151,15 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse") -> None:
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
     _warn_of_dropped_ranks(ready)
+
+
+def _compared(text: str, comm: Comm) -> str:
+    """Other shards keep other things; ranks with the same one must not."""
+    try:
+        require_agreement({"what exchanges keep": text}, comm)
+    except RanksDisagree as error:
+        return str(error)
+    return "the same"
 
 
 def _prepared(engine: Engine, saved: Saved, missing: Missing) -> tuple[_Ready | None, Exception | None]:
@@ -159,10 +184,16 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
     composition = composition_of(engine, state)
     if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
-    layout, specs = engine.layout_of(composition), {spec.name: spec for spec in engine.specs}
+    layout, shard = engine.layout_of(composition), engine.around.shard
+    specs = {spec.name: spec for spec in engine.specs}
     for plane, memories in all_planes(state).items():
         for name, memory in memories.items():
-            specs[name].shaped(layout.memory(name, plane)).copy_(memory.detach())
+            spec = specs[name]
+            if shard is not None and state.get("shard") is None:
+                whole = spec.whole.flat(memory.detach())
+                layout.memory(name, plane).copy_(cut(spec, shard.number, whole))
+            else:
+                spec.shaped(layout.memory(name, plane)).copy_(memory.detach())
     for kind, tensors in state["kept"].items():
         for name, tensor in tensors.items():
             layout.slots[name][0].kept.put(kind, name, tensor.detach().clone())
@@ -220,15 +251,21 @@ def _choose(
     engine: Engine, states: Sequence[State], *, alone: bool, missing: Missing
 ) -> tuple[State, Sequence[int]]:
     """The state that was given alone, or what a list makes of it; and the old ranks dropped."""
-    comm = engine.comm
+    here = engine.around.control
     if alone:
         (state,) = states
-        if state["world"] is None or (state["world"], state["rank"]) == (comm.world, comm.rank):
-            return state, ()
-        raise ValueError(
-            f"state is rank {state['rank']}'s of {state['world']}, this is rank {comm.rank} of "
-            f"{comm.world}; load its own, a list of all ranks', or a mean_state_dict()"
-        )
+        if state["world"] is None:
+            return (state if engine.around.shard is None else _for_other_shards(state)), ()
+        if (state["world"], state["rank"]) != (here.world, here.rank):
+            raise ValueError(
+                f"state is rank {state['rank']}'s of {state['world']}, this is rank {here.rank} of "
+                f"{here.world}; load its own, a list of all ranks', or a mean_state_dict()"
+            )
+        if not _is_of_our_shard(engine, state):
+            raise ValueError(
+                "state was saved with other nodes; load a list of all ranks', or a mean_state_dict()"
+            )
+        return state, ()
     if any(each["rank"] is None for each in states):
         raise ValueError("a mean is loaded alone: a list holds the state of every rank")
     states = sorted(states, key=lambda each: int(each["rank"]))
@@ -243,13 +280,50 @@ def _choose(
             f"need the states of all {world} old ranks, got ranks {ranks}; missing='drop' goes on without "
             "what the others had not sent"
         )
-    if world == comm.world and not dropped:
-        return states[comm.rank], ()
+    if world == here.world and not dropped and _is_of_our_shard(engine, states[here.rank]):
+        return states[here.rank], ()
     if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
         raise ValueError("the states are of different steps, plans or models")
+    if states[0].get("shard") is None and engine.around.shard is None:
+        return _mean_state(states), dropped
+    return _for_other_shards(_whole(engine, states)), dropped
+
+
+def _is_of_our_shard(engine: Engine, state: State) -> bool:
+    shard, theirs = engine.around.shard, state.get("shard")
+    return (theirs and tuple(theirs)) == (shard and (shard.number, shard.parts))
+
+
+def _for_other_shards(state: State) -> State:
+    """What exchanges keep belongs to the shards that it was found with; they start anew."""
+    return {**state, "kept": {}}
+
+
+def _whole(engine: Engine, states: Sequence[State]) -> State:
+    """The mean state, of whole parameters, of the ranks that had shards or none."""
+    if states[0].get("shard") is None:
+        return _mean_state(states)
+    specs, parts = {spec.name: spec for spec in described(engine, states[0])}, states[0]["shard"][1]
+    by_shard = [[each for each in states if each["shard"][0] == number] for number in range(parts)]
+    if len({len(each) for each in by_shard}) > 1:
+        raise ValueError("the states are of nodes that differ in size")
+    means = [_mean_state(each) for each in by_shard]
+
+    def whole(plane: str) -> dict[str, Tensor]:
+        found = {}
+        for name in all_planes(means[0])[plane]:
+            spec = specs[name]
+            flat = joined(spec, [spec.flat(all_planes(mean)[plane][name]) for mean in means])
+            found[name] = spec.whole.shaped(flat)
+        return found
+
+    planes = {plane: whole(plane) for plane in means[0]["planes"]}
+    return {**states[0], "shard": None, "memory": whole(UNSENT), "planes": planes}
+
+
+def _mean_state(states: Sequence[State]) -> State:
     planes = {plane: _mean([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
-    mean = {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
-    return mean, dropped
+    return {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
 
 
 def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -144,6 +144,8 @@ class Step:
     outcome: Outcome = Running()
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
+    inside_bytes: float = 0.0
+    """Sent within the node; all other bytes go between nodes."""
     last_arrival_s: float = 0.0
     compiled_before_s: float = field(default_factory=compiled_s)
     is_late: bool = False

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.arena import Lane, Unit
 from gradwire.comm import Comm
 from gradwire.engine.layout import Layout, Policy
+from gradwire.engine.shards import Shard
 from gradwire.engine.step import Passenger, Step
 from gradwire.moment import Moment, Replicas
 from gradwire.placement import Placement
@@ -56,6 +57,8 @@ class Surroundings:
     """Hears after each step what the link is taken to be."""
     inspect: Inspect = lambda _lane, _unit, _x, _at: None
     """Sees every unit before its exchange."""
+    shard: Shard | None = None
+    """What the engine's parameters are shards of others for; `None` where they are whole."""
 
     @property
     def comm(self) -> Comm:

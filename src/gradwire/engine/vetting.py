@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.arena import layout_hash
+from gradwire.arena import ParameterSpec, layout_hash
 from gradwire.engine.engine import META, Engine
 from gradwire.engine.layout import Layout
+from gradwire.engine.shards import shards_of
 from gradwire.exchange.state import complaint
 from gradwire.kernels import LARGEST_SUM
 from gradwire.memory import UNSENT
@@ -29,6 +30,15 @@ _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
     """By plane and parameter name; what is unsent among them."""
     return {UNSENT: state["memory"], **state["planes"]}
+
+
+def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
+    """What a state holds memory for: whole parameters, or the shards that its ranks had of them."""
+    shard = state.get("shard")
+    parts = 1 if shard is None else shard[1]
+    if shard is not None and not (_is_count(shard[0]) and _is_count(parts) and 0 <= shard[0] < parts):
+        raise ValueError(f"state is of shard {shard!r}, which is none")
+    return shards_of([spec.whole for spec in engine.specs], parts)
 
 
 def composition_of(engine: Engine, state: State) -> Composition:
@@ -52,7 +62,8 @@ def vetted(engine: Engine, state: State) -> None:
         raise ValueError(f"this is no state of gradwire, but a {type(state).__name__}")
     if state.get("format") not in READABLE or isinstance(state["format"], bool):
         raise ValueError(_unreadable(state.get("format")))
-    if state["layout"] != layout_hash(engine.specs):
+    held = described(engine, state)
+    if state["layout"] != layout_hash(held):
         raise ValueError(_different_model(engine, state))
     if lacking := sorted(_KEYS - set(state)):
         raise ValueError(f"state lacks {', '.join(lacking)}")
@@ -62,7 +73,7 @@ def vetted(engine: Engine, state: State) -> None:
     # Dense steps that measure remember what a policy asks for, and nothing else.
     saved = layout if state["plan"] is not None else engine.layout_of(dense(), META)
     _check_places(layout, saved, state)
-    specs = {spec.name: spec for spec in engine.specs}
+    specs = {spec.name: spec for spec in held}
     for plane, memories in all_planes(state).items():
         for name, memory in memories.items():
             _check_memory(f"{plane} memory of {name!r}", memory, specs[name].shape, specs[name].plane_dtype)

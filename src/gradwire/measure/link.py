@@ -198,11 +198,16 @@ NOTHING: Row = (0.0, 0.0, 0.0, 0.0)
 
 
 class Traffic:
-    """One rank's view of its step, and what all of them make of it. Call `note`, then `row` and `hear`."""
+    """One rank's view of its step, and what all of them make of it. Call `note`, then `row` and `hear`.
 
-    def __init__(self, world: int) -> None:
+    `world` ranks exchange gradients, and `agreeing` ranks the tail, which are more where ranks hold shards.
+    """
+
+    def __init__(self, world: int, agreeing: int | None = None) -> None:
         self.monitor = LinkMonitor(world)
         self._world = world
+        among = max(hops("all_reduce", agreeing or world), 1)
+        self._fewer = hops("all_reduce", world) / among  # latencies of a tail of `world` ranks
         self._tail_bytes = 0.0
         self.row: Row = NOTHING
         """Seconds of the tail, seconds in which the rest was under way, the payload of an all-reduce that
@@ -221,7 +226,7 @@ class Traffic:
         alone = all(each.stop_s is not None and each.stop_s <= tail.start_s for each in others)
         self._tail_bytes = float(tail.payload_bytes)
         busy_s, waits = under_way(others, self._world)
-        self.row = (tail.seconds if alone else 0.0, busy_s, payload, waits)
+        self.row = (self._fewer * tail.seconds if alone else 0.0, busy_s, payload, waits)
 
     def forget(self) -> None:
         """The step broke off: of it nothing is known here."""

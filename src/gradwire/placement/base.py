@@ -23,9 +23,10 @@ class Placement:
     """Where one attached model's gradients, memory and bytes are.
 
     Gradients travel over `comm`, in tensors that are where the memory is. The verdict, and all else that
-    ranks agree on, travels over `control` in tensors on the CPU; the two may be the same comm, and must be
-    over the same ranks. `post` runs a function on the engine's thread. `device` computes the gradients;
-    `bringing` carries them to `memory`, where planes live and codecs run, and the means back.
+    ranks agree on, travels over `control` in tensors on the CPU. The two may be the same comm, or over the
+    same ranks; where ranks share a replica, `control` is over all of them. `post` runs a function on the
+    engine's thread. `device` computes the gradients; `bringing` carries them to `memory`, where planes live
+    and codecs run, and the means back.
     """
 
     name: str
@@ -53,12 +54,13 @@ class Placement:
         return fetched
 
 
-def host(comm: Comm, post: Post, device: Device | None = None) -> Placement:
+def host(comm: Comm, post: Post, device: Device | None = None, control: Comm | None = None) -> Placement:
     """Memory and codecs on the CPU, bytes over `comm`, which carries tensors on the CPU.
 
     Gradients of another `device` than the CPU are copied to pinned memory as they arrive, and means are
     copied back. That takes as many bytes of pinned memory as the gradients have, and none of the device's.
+    `control` is `comm` if it is left out.
     """
     device = HostDevice() if device is None else device
     bringing = InPlace() if device.where.type == "cpu" else Copies(device)
-    return Placement("host", comm, comm, post, device, bringing=bringing)
+    return Placement("host", comm, control or comm, post, device, bringing=bringing)

@@ -20,6 +20,7 @@ from gradwire.engine.worker import Job, Worker
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
 from gradwire.placement import Brought
+from gradwire.sources.nodes.level import NodeLevel
 from gradwire.sources.source import Source
 
 Hear: TypeAlias = Callable[[Step], None]
@@ -44,10 +45,12 @@ class Backward:
         worker: Worker,
         engine: Callable[[Hear, Hear], Engine],
         calls: Calls | None = None,
+        level: NodeLevel | None = None,
     ) -> None:
         """`engine` makes one that calls two functions: when a step has ended, and when it is resolved.
 
-        `calls` tells of other ranks' calls; without it none is looked for.
+        `calls` tells of other ranks' calls; without it none is looked for. A `level` adds up inside the node
+        before the engine gets shards, and hears of a step's end before this does.
         """
         self.calls = calls or Calls(None)
         self.overlap = True
@@ -60,7 +63,12 @@ class Backward:
         self._ended.set()
         self._all_given = True
         self._error: BaseException | None = None
-        self.engine = engine(self.deliver, self.note)
+        if level is None:
+            self.engine = engine(self.deliver, self.note)
+        else:
+            self.engine = engine(partial(level.conclude, deliver=self.deliver), self.note)
+            level.join(self.engine)
+        self._taker = level or self.engine
         self.placement = self.engine.around.placement
 
     def open(self) -> None:
@@ -76,7 +84,7 @@ class Backward:
         self.calls.steps += 1
         self._ended.clear()
         self._all_given = False
-        self._held, self._brought = [partial(self.engine.open, now_s())], []
+        self._held, self._brought = [partial(self._taker.open, now_s())], []
 
     def bring(self, arrival: Arrival) -> None:
         """Hand over a flat buffer, which is the engine's until the step has ended."""
@@ -89,7 +97,7 @@ class Backward:
 
     def close(self) -> None:
         """All gradients of the step have been brought."""
-        self._held.append(self.engine.close)
+        self._held.append(self._taker.close)
         self._post_held()
         self._all_given = True
         # Not before everything is there: a reentrant checkpoint nests backward passes, and at the end of an
@@ -106,7 +114,7 @@ class Backward:
             except BaseException as error:
                 failure = error
             arrival = replace(arrival, buffer=brought.buffer, at_s=now_s(), failure=failure)
-        self.engine.arrive(arrival)
+        self._taker.arrive(arrival)
 
     def _post_held(self) -> None:
         held, self._held = self._held, []

@@ -76,11 +76,12 @@ def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
         _rebuild(ddp, caps)
 
 
-def fit_buckets(engine: Engine) -> Callable[..., None]:
+def fit_buckets(engine: Engine, total_bytes: int) -> Callable[..., None]:
     """A hook before the forward pass, for adaptive recipes: finer buckets once there is something to hide.
 
-    On all ranks the same. Where dense travels, before or after, DDP has its own buckets. Not under `join()`:
-    a finished rank runs no forward pass, and would keep buckets that differ from its peers'.
+    On all ranks the same, for parameters of `total_bytes`. Where dense travels, before or after, DDP has its
+    own buckets. Not under `join()`: a finished rank runs no forward pass, and would keep buckets that differ
+    from its peers'.
     """
     own: Caps | None = None
 
@@ -91,7 +92,7 @@ def fit_buckets(engine: Engine) -> Callable[..., None]:
             return
         if own is None:
             own = caps_of(ddp)
-            refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in engine.specs))
+            refine_buckets(ddp, total_bytes)
         else:
             restore_buckets(ddp, own)
             own = None

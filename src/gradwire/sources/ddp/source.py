@@ -135,15 +135,16 @@ class DDPBuckets(Source):
     ) -> None:
         """Register the communication hook and the observers; make buckets finer where that hides more."""
         ddp, engine = self._ddp, backward.engine
+        total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
         hooks = observe(ddp, ddp.module, backward, optimizers, uses, scaled=scaled)
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]
         if engine.measuring:
-            hooks.append(ddp.register_forward_pre_hook(untraced(fit_buckets(engine))))
+            hooks.append(ddp.register_forward_pre_hook(untraced(fit_buckets(engine, total_bytes))))
         leave_out_of_copies(ddp, hooks, _comm_hooks=[])
         if not (engine.measuring or engine.layout.is_plain):
-            refine_buckets(ddp, sum(spec.numel * spec.dtype.itemsize for spec in self.specs))
+            refine_buckets(ddp, total_bytes)
         ddp.register_comm_hook(backward, self.take)
 
     def take(self, backward: Backward, bucket: GradBucket) -> _Future:

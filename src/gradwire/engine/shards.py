@@ -1,0 +1,103 @@
+"""Shards: the ranks of a node hold a part of every parameter's memory each, and of its mean.
+
+A parameter is cut into as many equal shards as ranks share it, in the order of memory, and filled up with
+zeros. So the shards of a model are alike on all ranks: same sizes, same units, same rounds, one fingerprint.
+Cuts fall between rows where that adds little, because some exchanges factorise matrices; a shard then is a
+matrix, too. Else they fall between elements. A bucket has nothing to do with it: DDP rebuilds buckets, and
+what is remembered has to stay where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec
+from gradwire.comm import Comm
+from gradwire.moment import Replicas, Replicated
+
+_SPARE = 1 / 32
+"""The share of rows that may be added to cut between rows: as many elements more travel and are kept."""
+
+
+def shards_of(specs: Sequence[ParameterSpec], parts: int) -> tuple[ParameterSpec, ...]:
+    """What every rank holds of whole parameters `specs` when `parts` ranks share them.
+
+    >>> linear = ParameterSpec("w", (64, 3), torch.float32, 192)
+    >>> [(shard.shape, shard.numel) for shard in shards_of([linear], 2)]
+    [((32, 3), 96)]
+    >>> shards_of([linear], 1) == (linear,)
+    True
+    """
+    return tuple(spec if parts == 1 else _shard_of(spec, parts) for spec in specs)
+
+
+def _shard_of(spec: ParameterSpec, parts: int) -> ParameterSpec:
+    """Equal for all of the `parts`."""
+    numel = -(-spec.numel // parts)
+    if len(spec.shape) > 1 and spec.numel:
+        rows, row_numel = -(-spec.shape[0] // parts), spec.numel // spec.shape[0]
+        in_rows = spec.stride is None or spec.stride[0] == row_numel
+        if in_rows and rows * parts <= (1 + _SPARE) * spec.shape[0]:
+            shape = (rows, *spec.shape[1:])
+            return replace(spec, shape=shape, numel=rows * row_numel, shard_of=spec)
+    return ParameterSpec(spec.name, (numel,), spec.dtype, numel, shard_of=spec)
+
+
+def cut(spec: ParameterSpec, number: int, whole: Tensor) -> Tensor:
+    """Shard `number` (spec.numel,) of the flat parameter `whole`: a view, or a copy with zeros at its end."""
+    part = whole[number * spec.numel : (number + 1) * spec.numel]
+    if part.numel() == spec.numel:
+        return part
+    return torch.cat([part, part.new_zeros(spec.numel - part.numel())])
+
+
+def joined(spec: ParameterSpec, shards: Sequence[Tensor]) -> Tensor:
+    """The flat whole parameter from all of its flat shards, in order."""
+    return torch.cat([*shards])[: spec.whole.numel]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which shard of everything this rank holds, and the ranks that hold the others, in order."""
+
+    inside: Comm
+
+    @property
+    def number(self) -> int:
+        """From 0."""
+        return self.inside.rank
+
+    @property
+    def parts(self) -> int:
+        """How many make up a parameter."""
+        return self.inside.world
+
+    def gathered(self, spec: ParameterSpec, flat: Tensor) -> Tensor:
+        """The flat whole parameter from this rank's flat shard. A collective inside the node."""
+        rows = flat.new_empty(self.parts, flat.numel())
+        self.inside.all_gather(rows, flat.contiguous()).wait()
+        return joined(spec, rows.unbind())
+
+    def replicas(self, whole: Replicas, specs: Sequence[ParameterSpec]) -> Replicas:
+        """This rank's shards, of the parameters `specs`, of what all replicas hold alike."""
+        shards = {shard.name: shard for shard in shards_of(specs, self.parts)}
+
+        def of(name: str) -> Replicated | None:
+            seen = whole(name)
+            return None if seen is None else self._shard_of(shards[name], seen)
+
+        return of
+
+    def _shard_of(self, shard: ParameterSpec, seen: Replicated) -> Replicated:
+        def mine(tensor: Tensor) -> Tensor:
+            return shard.shaped(cut(shard, self.number, shard.whole.flat(tensor)))
+
+        state = {
+            key: mine(value) if isinstance(value, Tensor) and value.shape == seen.parameter.shape else value
+            for key, value in seen.state.items()
+        }
+        return replace(seen, parameter=mine(seen.parameter), state=state)

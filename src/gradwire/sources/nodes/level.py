@@ -1,0 +1,226 @@
+"""The level inside a node: adds up each arriving buffer there, and gathers the means when they land.
+
+Every rank of a node ends up with the node's mean of its own shard of each parameter, in full precision. That
+is what the engine exchanges, over one rank per node: whatever the recipe, what crosses a node's link is what
+one rank's gradient would be. When a step has its outcome, the ranks of a node gather each other's means.
+
+The sum is an all-to-all and an addition in rank order, which sends as many bytes as a ring's reduce-scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import ParameterSpec
+from gradwire.comm import Pending
+from gradwire.engine.arrival import Arrival, Entry
+from gradwire.engine.engine import Engine
+from gradwire.engine.shards import Shard, shards_of
+from gradwire.engine.step import Failed, Step
+from gradwire.errors import TransportError
+from gradwire.measure.observed import Observed
+from gradwire.placement import Post
+
+
+class Packing:
+    """How the parameters of one buffer lie in `parts` rows: row s has shard s of each, in the same order."""
+
+    def __init__(self, entries: tuple[Entry, ...], shards: Sequence[ParameterSpec], parts: int) -> None:
+        """`shards` are those of the entries' parameters."""
+        self.source, self.parts = entries, parts
+        sizes = [shard.numel for shard in shards]
+        starts = list(accumulate(sizes, initial=0))
+        self.numel = starts[-1]
+        """Elements of a row."""
+        named = zip(entries, starts, sizes, strict=False)
+        self.entries = tuple(Entry(entry.name, start, size) for entry, start, size in named)
+        """Of this rank's row."""
+        self._runs = [
+            (
+                entry.offset + number * to.numel,
+                to.offset,
+                min(to.numel, entry.numel - number * to.numel),
+                number,
+            )
+            for entry, to in zip(entries, self.entries, strict=True)
+            for number in range(parts)
+            if entry.numel > number * to.numel
+        ]
+
+    def rows(self, like: Tensor) -> Tensor:
+        """Room for all shards (parts, numel)."""
+        return like.new_empty(self.parts, self.numel)
+
+    def pack(self, buffer: Tensor) -> Tensor:
+        """The shards of what is in `buffer`, filled up with zeros."""
+        filled = sum(size for *_starts, size, _number in self._runs) == self.parts * self.numel
+        rows = self.rows(buffer) if filled else self.rows(buffer).zero_()
+        self._copy(self._in(rows), self._of(buffer))
+        return rows
+
+    def unpack(self, rows: Tensor, buffer: Tensor) -> None:
+        """The inverse."""
+        self._copy(self._of(buffer), self._in(rows))
+
+    @staticmethod
+    def _copy(to: list[Tensor], of: list[Tensor]) -> None:
+        if to:  # torch has no copy of nothing
+            torch._foreach_copy_(to, of)
+
+    def _of(self, buffer: Tensor) -> list[Tensor]:
+        return [buffer[start : start + size] for start, _to, size, _number in self._runs]
+
+    def _in(self, rows: Tensor) -> list[Tensor]:
+        return [rows[number, to : to + size] for _start, to, size, number in self._runs]
+
+
+@dataclass
+class _Buffer:
+    """One buffer on its way: `rows` are the neighbours' parts of this rank's shard, and later all means."""
+
+    arrival: Arrival
+    packing: Packing
+    rows: Tensor
+    under_way: Pending
+    shard: Tensor
+
+
+@dataclass
+class _Pass:
+    """What a step has brought so far."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    waiting: dict[int, Arrival] = field(default_factory=dict)
+    turn: int = 0
+    buffers: list[_Buffer] = field(default_factory=list)
+    outstanding: int = 0
+    closed: bool = False
+
+
+class NodeLevel:
+    """Between a source and the engine: `open`, `arrive` and `close` are the engine's own, one level up.
+
+    All of it runs on the engine's thread. Buffers are added up in their turn by index, so that all ranks of a
+    node issue the same collectives in the same order.
+    """
+
+    def __init__(self, shard: Shard, specs: Sequence[ParameterSpec], post: Post) -> None:
+        """`specs` are the source's; `post` runs a function on the engine's thread."""
+        self.shard = shard
+        self.specs = shards_of(specs, shard.parts)
+        self._post = post
+        self._named = {spec.name: spec for spec in self.specs}
+        self._packings: dict[int, Packing] = {}
+        self._pass = _Pass()
+        self._inside = Observed(shard.inside)
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """What gets the shards."""
+        assert self._engine is not None, "joined first"
+        return self._engine
+
+    def join(self, engine: Engine) -> None:
+        """Deliver to `engine`, made with `self.specs`, which ends its steps through `conclude`."""
+        self._engine = engine
+
+    def open(self, at_s: float) -> None:
+        """Begin a step."""
+        self._pass, self._inside = _Pass(), Observed(self.shard.inside)
+        self.engine.open(at_s)
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Add up the buffers whose turn it is, inside the node."""
+        now = self._pass
+        now.arrivals.append(arrival)
+        now.waiting[arrival.index] = arrival
+        while (following := now.waiting.pop(now.turn, None)) is not None:
+            now.turn += 1
+            now.outstanding += 1
+            self.engine.runner.issue(partial(self._scatter, now, following))
+
+    def close(self) -> None:
+        """All buffers of the step have come."""
+        self._pass.closed = True
+        self._close_when_summed(self._pass)
+
+    def _packing(self, arrival: Arrival) -> Packing:
+        known = self._packings.get(arrival.index)
+        if known is None or known.source is not arrival.entries:
+            shards = [self._named[entry.name] for entry in arrival.entries]
+            known = self._packings[arrival.index] = Packing(arrival.entries, shards, self.shard.parts)
+        return known
+
+    def _scatter(self, now: _Pass, arrival: Arrival) -> None:
+        packing = self._packing(arrival)
+        rows, given = packing.rows(arrival.buffer), packing.pack(arrival.buffer)
+        under_way = self._inside.all_to_all(rows, given)
+        shard = rows.new_empty(packing.numel)
+        now.buffers.append(buffer := _Buffer(arrival, packing, rows, under_way, shard))
+        under_way.then(lambda: self._post(lambda: self._summed(now, buffer)))
+
+    def _summed(self, now: _Pass, buffer: _Buffer) -> None:
+        """The neighbours' parts are here, or lost."""
+        if now is not self._pass:
+            return  # the step has ended without them
+        now.outstanding -= 1
+        try:
+            buffer.under_way.wait()
+            _mean(buffer.rows, buffer.shard)
+            arrival = buffer.arrival
+            self.engine.arrive(Arrival(buffer.shard, buffer.packing.entries, arrival.index, arrival.at_s))
+        except TransportError as error:
+            self.engine.lose(error)
+        self._close_when_summed(now)
+
+    def _close_when_summed(self, now: _Pass) -> None:
+        if now.closed and (now.outstanding == 0 or self.engine.runner.broken is not None):
+            now.closed = False
+            self.engine.close()
+
+    def conclude(self, step: Step, deliver: Callable[[Step], None]) -> None:
+        """A step has its outcome, which is the same on all ranks: bring the means, then hand it on."""
+        try:
+            if step.error is None:
+                self._gather()
+        except BaseException as error:  # a step that is not delivered would never end
+            self.engine.lose(error if isinstance(error, TransportError) else TransportError(repr(error)))
+            step.outcome = Failed(error)
+        if step.error is not None:
+            # Half of a mean must not pass for a gradient.
+            for arrival in self._pass.arrivals:
+                arrival.buffer.fill_(torch.nan)
+        step.inside_bytes = self._inside.wire_bytes
+        self._pass = _Pass()
+        deliver(step)
+
+    def _gather(self) -> None:
+        """All at once: the last one's bytes are under way while the first is unpacked."""
+        under_way = [self._inside.all_gather(each.rows, each.shard) for each in self._pass.buffers]
+        for pending, each in zip(under_way, self._pass.buffers, strict=True):
+            pending.wait()
+            each.packing.unpack(each.rows, each.arrival.buffer)
+
+
+def _mean(rows: Tensor, out: Tensor) -> None:
+    """The mean of `rows` (ranks, numel), added in rank order in at least float32 and rounded once.
+
+    Each addend is divided first, as DDP does it: a mean of finite numbers is finite.
+
+    >>> out = torch.empty(2)
+    >>> _mean(torch.tensor([[1.0, 3e38], [3.0, 3e38]]), out)
+    >>> out.tolist() == [2.0, float(torch.tensor(3e38))]
+    True
+    """
+    wide = rows if rows.dtype.itemsize >= 4 else rows.float()
+    total = wide[0].mul_(1.0 / len(rows))
+    for row in wide[1:]:
+        total.add_(row, alpha=1.0 / len(rows))
+    out.copy_(total)

@@ -1,0 +1,141 @@
+"""Which ranks share a node, as all of them agree.
+
+Nodes of one size, more than one of them and of more than one rank, are worth two levels. All else is flat.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from gradwire.comm import Comm
+
+_LOG = logging.getLogger("gradwire")
+
+Nodes: TypeAlias = Literal["auto"] | Iterable[Sequence[int] | dist.ProcessGroup] | DeviceMesh | None
+""""auto", as the launcher says; the ranks of every node, or their groups; a mesh of two dimensions, nodes by
+the ranks of each; or `None` for a flat world."""
+
+Members: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All nodes, by their members' numbers within the model's process group, ascending."""
+
+    nodes: tuple[Members, ...]
+
+    @property
+    def per_node(self) -> int:
+        """Ranks on each."""
+        return len(self.nodes[0])
+
+    def inside(self, rank: int) -> Members:
+        """The ranks of `rank`'s node.
+
+        >>> table = Table(((0, 1), (2, 3)))
+        >>> table.inside(2), table.between(2)
+        ((2, 3), (0, 2))
+        """
+        return next(node for node in self.nodes if rank in node)
+
+    def between(self, rank: int) -> Members:
+        """The ranks that have the same place in their nodes as `rank` has: one per node."""
+        place = self.inside(rank).index(rank)
+        return tuple(node[place] for node in self.nodes)
+
+
+def kind_of(nodes: Nodes) -> str:
+    """What must be the same on all ranks before they tell each other more.
+
+    >>> kind_of("auto"), kind_of(None), kind_of([[0, 1], [2, 3]])
+    ('auto', 'flat', 'given')
+    """
+    return "flat" if nodes is None else "auto" if isinstance(nodes, str) else "given"
+
+
+def neighbours(nodes: Nodes, ranks: Sequence[int], rank: int) -> Members:
+    """The members of `rank`'s node, which all ranks number within their group; `ranks` are their global ones.
+
+    Only `rank` itself where the world is flat. Raises `ValueError` for nodes that leave it out.
+    """
+    mine = _global_neighbours(nodes, ranks[rank])
+    members = tuple(sorted(ranks.index(each) for each in set(mine) if each in ranks))
+    if kind_of(nodes) == "given" and len(members) != len(mine):
+        raise ValueError(f"nodes has a node of ranks {sorted(mine)}, the model's ranks are {list(ranks)}")
+    return members
+
+
+def _global_neighbours(nodes: Nodes, rank: int) -> list[int]:
+    if nodes is None:
+        return [rank]
+    if isinstance(nodes, str):
+        if nodes != "auto":
+            raise ValueError(f"nodes={nodes!r} is neither 'auto', a list of nodes, a DeviceMesh, nor None")
+        shared = _per_node()
+        first = rank // shared * shared
+        return list(range(first, first + shared))
+    if isinstance(nodes, DeviceMesh):
+        if nodes.ndim != 2:
+            raise ValueError(
+                f"nodes is a mesh of {nodes.ndim} dimensions; it takes two: nodes, and ranks of each"
+            )
+        listed = [[int(each) for each in row] for row in nodes.mesh]
+    else:
+        listed = [list(_ranks_of(each)) for each in nodes]
+    mine = [node for node in listed if rank in node]
+    if len(mine) != 1:
+        raise ValueError(f"nodes={listed} has rank {rank} {len(mine)} times; every rank is on one node")
+    return mine[0]
+
+
+def _ranks_of(node: Sequence[int] | dist.ProcessGroup) -> Sequence[int]:
+    if isinstance(node, Sequence):
+        return node
+    without_us: object = dist.GroupMember.NON_GROUP_MEMBER
+    return [] if node is without_us else dist.get_process_group_ranks(node)
+
+
+def _per_node() -> int:
+    """What torchrun and other launchers say, which number ranks node by node; 1 where they do not."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
+
+
+def agreed(kind: str, mine: Members, comm: Comm) -> Table | None:
+    """The nodes, or `None` where the world is flat. A collective: one all-gather of a byte per pair of ranks.
+
+    Raises `ValueError` on all ranks where given nodes contradict each other or differ in size. Where they
+    were found, that is a flat world, and a line of the log.
+    """
+    row = torch.zeros(comm.world, dtype=torch.uint8, device="cpu")
+    row[list(mine)] = 1
+    rows = torch.empty(comm.world, comm.world, dtype=torch.uint8, device="cpu")
+    comm.all_gather(rows, row).wait()
+    said = [tuple(int(each) for each in row.nonzero()) for row in rows]
+    wrong = _complaint(said)
+    if wrong is not None:
+        if kind == "given":
+            raise ValueError(f"nodes: {wrong}")
+        _LOG.info("%s: gradients go between all ranks alike", wrong)
+        return None
+    nodes = tuple(sorted(set(said)))
+    return Table(nodes) if 1 < len(nodes) < comm.world else None
+
+
+def _complaint(said: Sequence[Members]) -> str | None:
+    """Why these are no nodes of one size, by rank."""
+    for rank, members in enumerate(said):
+        if rank not in members or any(said[other] != members for other in members):
+            return f"rank {rank} says that ranks {list(members)} share its node, and these say otherwise"
+    sizes = sorted({len(members) for members in said})
+    if len(sizes) > 1:
+        return f"nodes differ in size, from {sizes[0]} to {sizes[-1]} ranks"
+    return None

@@ -1,0 +1,242 @@
+"""The laws on two levels: ranks of a node add up first, and shards of their sums travel between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import recipes
+from gradwire.comm import Comm, run_ranks
+from gradwire.engine import state
+from gradwire.engine.shards import cut, joined
+from gradwire.errors import RanksDisagree
+from gradwire.exchange.compose import Remember
+from gradwire.memory import Residual
+from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
+from tests.support.rig import BUCKETS, NAMES, Outcome, Rig, flat, gradients, specs
+
+NODES = [(2, 2), (2, 3), (3, 2)]
+"""How many, and ranks on each."""
+
+SEVERAL = 500
+"""Elements of a unit, so that there are several in a shard."""
+
+STEPS = 3
+EPS = {"fp16": torch.finfo(torch.float16).eps, "bf16": torch.finfo(torch.bfloat16).eps}
+WHOLE = {spec.name: spec for spec in specs()}
+
+CASES = [
+    (name, *NODES[number % len(NODES)], list(BUCKETS)[number % len(BUCKETS)])
+    for number, name in enumerate(EVERY_RECIPE)
+] + [(name, *nodes, "reversed") for nodes in NODES for name in ("dense", "int8", "topk", "powersgd")]
+
+
+def _run(name: str, nodes: int, per_node: int, buckets: str) -> list[list[Outcome]]:
+    def rank(comm: Comm) -> list[Outcome]:
+        rig = Rig(comm, EVERY_RECIPE[name], per_node=per_node, unit_elements=SEVERAL)
+        return [rig.step(gradients(comm.rank, step), BUCKETS[buckets]) for step in range(STEPS)]
+
+    return run_ranks(nodes * per_node, rank)
+
+
+def _whole_mean(memories: Sequence[Mapping[str, Tensor]], per_node: int) -> Tensor:
+    """The mean memory of all nodes (elements,), from the shards of the ranks."""
+    found = {}
+    for name, spec in WHOLE.items():
+        shards = []
+        for number in range(per_node):
+            here = [each[name].double() for each in memories[number::per_node] if name in each]
+            shards.append(torch.stack(here).mean(0) if here else torch.zeros(-(-spec.numel // per_node)))
+        found[name] = torch.cat([each.double() for each in shards])[: spec.numel]
+    return flat(found)
+
+
+def _coefficient(name: str, step: int) -> float:
+    exchange = recipes.recipe(EVERY_RECIPE[name]).build().exchange
+    memory = exchange.memory if isinstance(exchange, Remember) else None
+    return (memory if isinstance(memory, Residual) else Residual()).coefficient(step)
+
+
+@pytest.mark.parametrize(("name", "nodes", "per_node", "buckets"), CASES)
+def test_a_step_agrees_and_conserves_over_all_ranks(
+    name: str, nodes: int, per_node: int, buckets: str
+) -> None:
+    outcomes, world = _run(name, nodes, per_node, buckets), nodes * per_node
+    # A fold, W products and W sums as on one level, and the node's: each rounded once, of numbers below 32.
+    tolerance = 32 * (2 * world + 2 * per_node + 3) * EPS.get(name, torch.finfo(torch.float32).eps)
+    for step in range(STEPS):
+        here = [of_rank[step] for of_rank in outcomes]
+        assert all(outcome.step.committed and outcome.error is None for outcome in here)
+        assert all(torch.equal(outcome.flat(), here[0].flat()) for outcome in here), "consensus"
+        assert all(outcome.step.inside_bytes == here[0].step.inside_bytes > 0 for outcome in here)
+        if name in FORGETTING:
+            continue
+        assert all(outcome.step.metered_bytes == outcome.step.predicted_bytes for outcome in here)
+        given = torch.stack([flat(gradients(rank, step)) for rank in range(world)]).mean(0)
+        if step:
+            before = _whole_mean([of_rank[step - 1].memory for of_rank in outcomes], per_node)
+            given = given + _coefficient(name, step) * before
+        kept = _whole_mean([outcome.memory for outcome in here], per_node)
+        assert (given - here[0].flat() - kept).abs().max() <= tolerance, "conservation"
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), NODES)
+def test_dense_is_the_mean_of_all_ranks(nodes: int, per_node: int) -> None:
+    world = nodes * per_node
+    for of_rank in _run("dense", nodes, per_node, "shuffled"):
+        for step, outcome in enumerate(of_rank):
+            expected = torch.stack([flat(gradients(rank, step)) for rank in range(world)]).mean(0)
+            # W products with 1/S and 1/K, and W sums: each rounded once, of numbers below 8.
+            assert (outcome.flat() - expected).abs().max() <= 8 * 3 * world * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("name", ["dense", "int8", "topk", "dgc"])
+def test_memory_and_traffic_are_those_of_a_shard(name: str) -> None:
+    def rank(comm: Comm) -> tuple[int, float, int, float]:
+        text, found = EVERY_RECIPE[name], []
+        for world in (comm.split([(0, 1), (2, 3)]), comm):
+            rig = Rig(world, text, per_node=1 if world.world == 2 else 2)
+            outcome = rig.step(gradients(comm.rank, 0))
+            found += [rig.engine.layout.memory_bytes, outcome.step.metered_bytes]
+        return tuple(found)
+
+    for memory, sent, of_shard, between in run_ranks(4, rank):
+        # Halves are rounded up, by a row of a matrix; the tail of two levels has no verdict in it.
+        assert memory / 2 <= of_shard <= memory / 2 + 8 * (61 + 41 + 3 + 59)
+        assert between <= 0.56 * sent
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, EVERY_RECIPE[name], per_node=2, unit_elements=SEVERAL)
+        clean = Rig(comm, EVERY_RECIPE[name], per_node=2, unit_elements=SEVERAL)
+        rig.step(gradients(comm.rank, 0))
+        clean.step(gradients(comm.rank, 0))
+        for spot in (0, -1):
+            before, number = rig.planes, rig.engine.step
+            grads = gradients(comm.rank, 1)
+            if comm.rank == 2:
+                grads["middle.weight"][spot] = torch.nan
+            outcome = rig.step(grads)
+            assert outcome.error is None
+            assert not outcome.step.committed
+            assert outcome.flat().isnan().all()
+            assert rig.engine.step == number
+            assert all(torch.equal(now, before[each]) for each, now in rig.planes.items())
+        again, expected = rig.step(gradients(comm.rank, 1)), clean.step(gradients(comm.rank, 1))
+        assert torch.equal(again.flat(), expected.flat())
+
+    run_ranks(4, rank)
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
+def test_the_order_of_arrival_may_differ_between_ranks(order: tuple[int, ...]) -> None:
+    def rank(comm: Comm) -> list[Tensor]:
+        here = order if comm.rank % 2 else None
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
+        return [rig.step(gradients(comm.rank, step), order=here).flat() for step in range(2)]
+
+    in_order = _run_in_order()
+    for found in run_ranks(4, rank):
+        assert all(torch.equal(mean, expected) for mean, expected in zip(found, in_order, strict=True))
+
+
+def _run_in_order() -> list[Tensor]:
+    def rank(comm: Comm) -> list[Tensor]:
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
+        return [rig.step(gradients(comm.rank, step)).flat() for step in range(2)]
+
+    return run_ranks(4, rank)[0]
+
+
+@pytest.mark.parametrize("name", ["topk", "dgc", "powersgd", "int8"])
+@pytest.mark.parametrize("to", [1, 2, 3])
+@pytest.mark.parametrize("since", [1, 2])
+def test_the_mean_unsent_moves_to_other_nodes(name: str, since: int, to: int) -> None:
+    """From flat (1) or two ranks per node to any other."""
+
+    def saved(comm: Comm) -> tuple[dict[str, object], dict[str, object], Mapping[str, Tensor]]:
+        rig = Rig(comm, EVERY_RECIPE[name], per_node=since, unit_elements=SEVERAL)
+        outcome = [rig.step(gradients(comm.rank, step)) for step in range(2)][-1]
+        return state.save(rig.engine), state.save_mean(rig.engine), outcome.memory
+
+    found = run_ranks(4, saved)
+    expected = _whole_mean([memory for _own, _mean, memory in found], since)
+
+    def loaded(comm: Comm) -> list[Mapping[str, Tensor]]:
+        memories = []
+        for given in ([own for own, _mean, _memory in found], found[comm.rank % 4][1]):
+            rig = Rig(comm, EVERY_RECIPE[name], per_node=to, unit_elements=SEVERAL)
+            state.load(rig.engine, given)
+            assert rig.engine.step == 2
+            memories.append(rig.memory)
+        return memories
+
+    world = 6 if to == 3 else 4
+    results = run_ranks(world, loaded)
+    # A sum of four and its quarter, in float32, of numbers below 32.
+    for way in range(2):
+        mean = _whole_mean([memories[way] for memories in results], to)
+        assert (mean - expected).abs().max() <= 32 * 5 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("name", ["topk", "powersgd", "signsgd"])
+def test_a_rank_takes_up_its_own_shard_bit_for_bit(name: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig, other = (Rig(comm, EVERY_RECIPE[name], per_node=2) for _ in range(2))
+        for step in range(2):
+            rig.step(gradients(comm.rank, step))
+        state.load(other.engine, state.save(rig.engine))
+        ours, theirs = (each.step(gradients(comm.rank, 2)) for each in (rig, other))
+        assert torch.equal(ours.flat(), theirs.flat())
+        assert all(torch.equal(plane, other.planes[each]) for each, plane in rig.planes.items())
+
+    run_ranks(4, rank)
+
+
+def test_a_state_of_other_nodes_is_refused_alone_and_a_digest_differs_in_words() -> None:
+    def rank(comm: Comm) -> None:
+        sharded, plain = Rig(comm, "topk(ratio=0.1)", per_node=2), Rig(comm, "topk(ratio=0.1)")
+        with pytest.raises(ValueError, match="other nodes"):
+            state.load(plain.engine, state.save(sharded.engine))
+        with pytest.raises(ValueError, match="other nodes"):
+            state.load(sharded.engine, state.save(plain.engine))
+
+    run_ranks(4, rank)
+
+
+def test_ranks_with_one_shard_must_keep_the_same() -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, EVERY_RECIPE["powersgd"], per_node=2)
+        for step in range(2):
+            rig.step(gradients(comm.rank, step))
+        saved = state.save(rig.engine)
+        if comm.rank == 3:
+            for tensors in saved["kept"].values():
+                for tensor in tensors.values():
+                    tensor.neg_()
+        with pytest.raises(RanksDisagree, match="what exchanges keep"):
+            state.load(rig.engine, saved)
+
+    run_ranks(4, rank)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_shards_make_up_the_parameter(parts: int) -> None:
+    from gradwire.engine.shards import shards_of
+
+    for shard in shards_of(specs(), parts):
+        whole = torch.arange(1.0, 1.0 + shard.whole.numel)
+        pieces = [cut(shard, number, whole) for number in range(parts)]
+        assert all(piece.shape == (shard.numel,) for piece in pieces)
+        assert torch.equal(joined(shard, pieces), whole)
+        assert torch.cat(pieces)[whole.numel() :].eq(0).all()
+        assert shard.numel == torch.Size(shard.shape).numel()
+
+
+def test_every_name_is_there() -> None:
+    assert set(WHOLE) == set(NAMES)
