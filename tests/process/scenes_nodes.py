@@ -1,0 +1,235 @@
+"""Scenes of two nodes of two ranks: ranks of a node add up first, shards travel between nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.errors import RanksDisagree
+from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
+
+NODES = ((0, 1), (2, 3))
+RECIPES = ("dense", "int8", "topk(ratio=0.05)", "powersgd(rank=2)", "auto")
+
+
+def _attached(recipe: str, nodes: Any = NODES, **options: Any) -> tuple[Any, torch.optim.Optimizer, Any]:
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.02, **options)
+    optimizer = optimizer_of(ddp, lr=0.2)
+    return ddp, optimizer, gradwire.attach(ddp, optimizer, recipe, nodes=nodes)
+
+
+def dense_is_dense() -> dict[str, float]:
+    """The largest difference between the gradients of one step, flat and on two levels; their largest."""
+    found = []
+    for nodes in (None, NODES):
+        ddp, optimizer, _wire = _attached("dense", nodes)
+        train(ddp, optimizer, range(1))
+        found.append(torch.cat([gradient.view(-1) for gradient in gradients(ddp)]))
+    return {"apart": float((found[0] - found[1]).abs().max()), "largest": float(found[0].abs().max())}
+
+
+def learns(recipe: str) -> dict[str, Any]:
+    """Sixty steps."""
+    ddp, optimizer, wire = _attached(recipe)
+    losses = train(ddp, optimizer, range(60))
+    report = wire.report()
+    return {
+        "first": sum(losses[:10]) / 10,
+        "last": sum(losses[-10:]) / 10,
+        "digest": digest(ddp),
+        "step": report.step,
+        "world": (report.world, report.per_node),
+        "sent": (report.wire_bytes_per_step, report.metered_bytes_per_step),
+        "inside": report.inside_bytes_per_step,
+        "memory": report.memory_bytes,
+        "text": str(report),
+    }
+
+
+def not_finite(recipe: str) -> dict[str, Any]:
+    """Three steps, of which the second has a NaN on one rank."""
+    ddp, optimizer, wire = _attached(recipe)
+    finite = []
+    for step in range(3):
+        inputs, targets = batch(step)
+        if step == 1 and dist.get_rank() == 3:
+            targets[0, 0] = torch.nan
+        optimizer.zero_grad()
+        nn.functional.mse_loss(ddp(inputs), targets).backward()
+        finite.append(all(bool(each.isfinite().all()) for each in gradients(ddp)))
+        if finite[-1]:
+            optimizer.step()
+    report = wire.report()
+    return {"finite": finite, "step": report.step, "skipped": report.skipped_steps, "digest": digest(ddp)}
+
+
+def buffers_travel() -> bool:
+    """Whether all ranks have rank 0's statistics after a backward pass."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)))
+    gradwire.attach(ddp, optimizer_of(ddp), "int8", nodes=NODES)
+    for step in range(3):
+        ddp(
+            torch.randn(16, 8, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        ).sum().backward()
+    mine = ddp.module[1].running_mean.clone()
+    first = mine.clone()
+    dist.broadcast(first, 0)
+    return torch.equal(mine, first) and bool(mine.any())
+
+
+def state_moves() -> dict[str, bool]:
+    """Own states resume bit for bit; the mean moves to a flat world and back."""
+    ddp, optimizer, wire = _attached("topk(ratio=0.05)")
+    train(ddp, optimizer, range(3))
+    own, mean = wire.state_dict(), wire.state_dict("mean")
+    model = {name: value.clone() for name, value in ddp.module.state_dict().items()}
+    train(ddp, optimizer, range(3, 6))
+    found = {}
+    again, optimizer, wire = _attached("topk(ratio=0.05)")
+    again.module.load_state_dict(model)
+    wire.load_state_dict(own)
+    train(again, optimizer, range(3, 6))
+    found["own"] = digest(again) == digest(ddp)
+    _ddp, _optimizer, flat = _attached("topk(ratio=0.05)", None)
+    flat.load_state_dict(mean)
+    there = flat.state_dict("mean")
+    found["to flat"] = all(torch.equal(there["memory"][name], each) for name, each in mean["memory"].items())
+    _ddp, _optimizer, back = _attached("topk(ratio=0.05)", [[0, 2], [1, 3]])
+    back.load_state_dict(there)
+    here = back.state_dict("mean")
+    found["back"] = all(torch.equal(here["memory"][name], each) for name, each in mean["memory"].items())
+    return found
+
+
+def handed_over() -> dict[str, Any]:
+    """A flush brings the mean unsent to all ranks alike, and after `detach` training goes on."""
+    ddp, optimizer, wire = _attached("topk(ratio=0.05)")
+    wire.watching = True
+    train(ddp, optimizer, range(3))
+    diagnosis = wire.diagnose()
+    unsent = wire.state_dict("mean")["memory"]
+    optimizer.zero_grad()
+    wire.flush()
+    given = {name: p.grad for name, p in ddp.module.named_parameters() if p.grad is not None}
+    flushed = all(torch.allclose(given[name], each, rtol=1e-6, atol=1e-8) for name, each in unsent.items())
+    wire.detach()
+    train(ddp, optimizer, range(2))
+    return {"flushed": flushed, "some": len(unsent), "digest": digest(ddp), "diagnosis": str(diagnosis)}
+
+
+@contextmanager
+def _environment(name: str, text: str | None) -> Iterator[None]:
+    before = os.environ.pop(name, None)
+    if text is not None:
+        os.environ[name] = text
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def found_nodes() -> dict[str, Any]:
+    """How many ranks per node "auto" finds, by what launchers say, and what it says of it."""
+    uneven = "3" if dist.get_rank() < 3 else "1"
+    said = {"none": None, "1": "1", "2": "2", "4": "4", "uneven": uneven, "no number": "two"}
+    log, found = _Lines(), {}
+    logger = logging.getLogger("gradwire")
+    logger.addHandler(log)
+    level, _ = logger.level, logger.setLevel(logging.INFO)
+    for name, text in said.items():
+        log.lines.clear()
+        with _environment("LOCAL_WORLD_SIZE", text):
+            _ddp, _optimizer, wire = _attached("int8", "auto")
+        found[name] = wire.report().per_node, [line for line in log.lines if "alike" in line]
+    logger.removeHandler(log)
+    logger.setLevel(level)
+    return found
+
+
+def told_in_other_ways() -> dict[str, int]:
+    """Groups, and a mesh of nodes by ranks."""
+    groups = [dist.new_group(list(each)) for each in NODES]
+    mesh = dist.init_device_mesh("cpu", (2, 2))
+    return {
+        name: _attached("int8", nodes)[2].report().per_node
+        for name, nodes in (("groups", groups), ("mesh", mesh), ("across", [[0, 3], [2, 1]]))
+    }
+
+
+def refused() -> dict[str, list[str]]:
+    """What is raised, on every rank."""
+    rank, wrong = dist.get_rank(), {}
+    wrong["not alike"] = "auto" if rank == 0 else NODES
+    wrong["contradictory"] = NODES if rank < 2 else [[0, 2], [1, 3]]
+    wrong["uneven"] = [[0, 1, 2], [3]]
+    wrong["without one"] = [[0, 1], [2]] if rank == 3 else NODES
+    wrong["no such rank"] = [[0, 1], [2, 3, 9]]
+    wrong["a word"] = "two"
+    found = {}
+    for name, nodes in wrong.items():
+        try:
+            _attached("int8", nodes)
+        except (ValueError, RanksDisagree) as error:
+            found[name] = [type(error).__name__, str(error)]
+    return found
+
+
+def groups_are_lent_again() -> bool:
+    """A model that has gone leaves its three groups to the next one."""
+
+    def groups() -> set[str]:
+        _ddp, _optimizer, wire = _attached("int8")
+        around = wire.attached.backward.engine.around
+        shard = around.shard
+        assert shard is not None
+        return {each.group.group_name for each in (around.comm, around.control, shard.inside)}
+
+    first = groups()
+    return len(first) == 3 and groups() == first
+
+
+def unchanged_by_order() -> bool:
+    """Whether two runs give the same bits."""
+    digests = []
+    for _ in range(2):
+        ddp, optimizer, _wire = _attached("int8")
+        train(ddp, optimizer, range(3))
+        digests.append(gradients(ddp))
+    return same(*digests)
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "dense is dense": dense_is_dense,
+    **{recipe: partial(learns, recipe) for recipe in RECIPES},
+    **{f"NaN, {recipe}": partial(not_finite, recipe) for recipe in ("dense", "int8", "topk(ratio=0.05)")},
+    "buffers": buffers_travel,
+    "state": state_moves,
+    "handed over": handed_over,
+    "auto finds": found_nodes,
+    "other ways": told_in_other_ways,
+    "refused": refused,
+    "lent": groups_are_lent_again,
+    "bits": unchanged_by_order,
+}

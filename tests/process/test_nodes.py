@@ -1,0 +1,104 @@
+"""Real gloo ranks: two nodes of two, which add up among themselves before anything crosses between nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.process.ranks import Results, perform, value
+from tests.process.scenes_nodes import RECIPES
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes on four ranks."""
+    return perform("tests.process.scenes_nodes", 4, tmp_path_factory.mktemp("four"))
+
+
+def test_dense_on_two_levels_is_dense(four: Results) -> None:
+    for found in value(four, "dense is dense"):
+        # Each way sums four numbers, of at most 4·largest in all, in another order: 3 additions each, and the
+        # quarter is exact.
+        assert found["apart"] <= 2 * 3 * 4 * found["largest"] * torch.finfo(torch.float32).eps
+        assert found["largest"] > 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_learns_and_its_replicas_are_identical(four: Results, recipe: str) -> None:
+    found = value(four, recipe)
+    assert all(each["last"] < 0.8 * each["first"] for each in found)
+    assert len({each["digest"] for each in found}) == 1
+    assert all(each["step"] == 60 and each["world"] == [4, 2] for each in found)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_report_tells_bytes_between_nodes_from_those_inside(four: Results, recipe: str) -> None:
+    parameters = 32 * 64 + 64 + 64 * 64 + 64 + 64 * 8 + 8
+    for each in value(four, recipe):
+        sent, metered = each["sent"]
+        assert sent == pytest.approx(metered, rel=1e-12)
+        # Every element goes once to the neighbour and once back, less what a rank keeps: half each way.
+        assert each["inside"] == 4 * parameters
+        assert "on 2 nodes" in each["text"]
+    if recipe == "dense":
+        assert value(four, recipe)[0]["sent"][0] == 4 * parameters / 2  # a half, all-reduced between two
+
+
+@pytest.mark.parametrize("recipe", ["dense", "int8", "topk(ratio=0.05)"])
+def test_a_NaN_on_one_rank_stops_the_step_on_all(four: Results, recipe: str) -> None:
+    found = value(four, f"NaN, {recipe}")
+    assert all(each["finite"] == [True, False, True] for each in found)
+    assert all((each["step"], each["skipped"]) == (2, 1) for each in found)
+    assert len({each["digest"] for each in found}) == 1
+
+
+def test_buffers_come_from_rank_0(four: Results) -> None:
+    assert value(four, "buffers") == [True] * 4
+
+
+def test_states_resume_and_move(four: Results) -> None:
+    assert value(four, "state") == [{"own": True, "to flat": True, "back": True}] * 4
+
+
+def test_flush_detach_and_diagnose_are_those_of_whole_parameters(four: Results) -> None:
+    found = value(four, "handed over")
+    assert all(each["flushed"] and each["some"] for each in found)
+    assert len({each["digest"] for each in found}) == 1
+
+
+def test_auto_goes_by_the_launcher_and_leaves_alone_what_would_not_gain(four: Results) -> None:
+    for found in value(four, "auto finds"):
+        assert {name: per_node for name, (per_node, _lines) in found.items()} == {
+            "none": 1,
+            "1": 1,
+            "2": 2,
+            "4": 1,
+            "uneven": 1,
+            "no number": 1,
+        }
+        assert [name for name, (_per_node, lines) in found.items() if lines] == ["uneven"]
+
+
+def test_nodes_may_be_groups_or_a_mesh(four: Results) -> None:
+    assert value(four, "other ways") == [{"groups": 2, "mesh": 2, "across": 2}] * 4
+
+
+def test_what_cannot_be_is_refused_on_all_ranks(four: Results) -> None:
+    for rank, found in enumerate(value(four, "refused")):
+        assert found["not alike"][0] == "RanksDisagree"
+        assert "nodes" in found["not alike"][1]
+        assert "say otherwise" in found["contradictory"][1]
+        assert "differ in size" in found["uneven"][1]
+        assert found["without one"][0] == ("ValueError" if rank == 3 else "RanksDisagree")
+        assert "9" in found["no such rank"][1]
+        assert "neither 'auto'" in found["a word"][1]
+
+
+def test_groups_are_lent_to_the_next_model(four: Results) -> None:
+    assert value(four, "lent") == [True] * 4
+
+
+def test_two_runs_are_the_same(four: Results) -> None:
+    assert value(four, "bits") == [True] * 4
