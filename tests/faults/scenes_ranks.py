@@ -16,11 +16,11 @@ from tests.process.models import batch, optimizer_of, perceptron
 from tests.support.states import own_state
 
 
-def until_it_breaks(recipe: str) -> dict[str, Any]:
+def until_it_breaks(recipe: str, nodes: Any = None) -> dict[str, Any]:
     """Train and say so, until `backward()` raises; then look at what is left."""
     ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
     optimizer = optimizer_of(ddp)
-    wire = gradwire.attach(ddp, optimizer, recipe)
+    wire = gradwire.attach(ddp, optimizer, recipe, nodes=nodes)
     for step in range(1_000_000):
         state, good_s = own_state(wire), time.monotonic()
         error = _step(ddp, optimizer, step)
@@ -60,4 +60,5 @@ def _equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
 SCENES: dict[str, Callable[[], Any]] = {
     "topk": partial(until_it_breaks, "topk(ratio=0.05)"),
     "dense": partial(until_it_breaks, "dense"),
+    "nodes": partial(until_it_breaks, "topk(ratio=0.05)", ((0, 1), (2, 3))),
 }

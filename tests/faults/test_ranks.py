@@ -19,18 +19,20 @@ from tests.process.ranks import Rank, started, started_anew
 pytestmark = pytest.mark.process
 
 VICTIM = 1
-SURVIVORS = (0, 2)
 
 
-def _survive(folder: Path, recipe: str, sent: signal.Signals, timeout_s: float, guard_s: float) -> list[Any]:
+def _survive(
+    folder: Path, recipe: str, sent: signal.Signals, timeout_s: float, guard_s: float, world: int = 3
+) -> list[Any]:
     """Send a signal to one rank in the middle of training; what the others saw, and a stopped one later."""
-    with started("tests.faults.scenes_ranks", 3, folder, [recipe], timeout_s) as ranks:
+    survivors = [rank for rank in range(world) if rank != VICTIM]
+    with started("tests.faults.scenes_ranks", world, folder, [recipe], timeout_s) as ranks:
         _wait_for_training(folder)
         ranks[VICTIM].send_signal(sent)
         deadline_s = time.monotonic() + guard_s
-        for rank in SURVIVORS:
+        for rank in survivors:
             _wait(ranks[rank], deadline_s)
-        witnesses = list(SURVIVORS)
+        witnesses = list(survivors)
         if sent == signal.SIGSTOP:
             ranks[VICTIM].send_signal(signal.SIGCONT)
             _wait(ranks[VICTIM], deadline_s)
@@ -59,8 +61,8 @@ def _wait(rank: Rank | subprocess.Popen[bytes], deadline_s: float) -> int:
 KILLED_TIMEOUT_S, STOPPED_TIMEOUT_S = 60.0, 4.0
 
 
-def _killed(recipe: str, folder: Path) -> list[Any]:
-    return _survive(folder, recipe, signal.SIGKILL, KILLED_TIMEOUT_S, guard_s=40.0)
+def _killed(recipe: str, folder: Path, world: int = 3) -> list[Any]:
+    return _survive(folder, recipe, signal.SIGKILL, KILLED_TIMEOUT_S, guard_s=40.0, world=world)
 
 
 def _stopped(folder: Path) -> list[Any]:
@@ -85,6 +87,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
     accidents: dict[str, Callable[[Path], Any]] = {
         "topk": partial(_killed, "topk"),
         "dense": partial(_killed, "dense"),
+        "nodes": partial(_killed, "nodes", world=4),
         "stopped": _stopped,
         "interrupted": _interrupted,
     }
@@ -92,7 +95,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
         yield {name: pool.submit(happen, tmp_path_factory.mktemp(name)) for name, happen in accidents.items()}
 
 
-@pytest.mark.parametrize("recipe", ["topk", "dense"])
+@pytest.mark.parametrize("recipe", ["topk", "dense", "nodes"])
 def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(
     stage: dict[str, Future[Any]], recipe: str
 ) -> None:
@@ -100,7 +103,8 @@ def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(
         assert seen["error"] == "TransportError"
         assert seen["again"] == "TransportError", "and it stays so"
         assert seen["after_s"] + seen["again_after_s"] < KILLED_TIMEOUT_S / 2
-        assert seen["intact"]
+        # Means are gathered inside a node once all have agreed on the step, and its neighbour may die then.
+        assert seen["intact"] or recipe == "nodes"
 
 
 def test_a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goes_on(
