@@ -60,6 +60,47 @@ def test_ranks_see_each_other_and_their_bytes_are_counted(tmp_path, mode):
     assert f"received {received[0]:,} bytes" in done.stderr
 
 
+def test_ranks_of_a_node_share_its_link_and_what_they_send_each_other_does_not_take_it(tmp_path):
+    if all(emulate.why_not(mode) is not None for mode in ("root", "user")):
+        pytest.skip("no network namespaces here")
+    account, far, near = tmp_path / "account.json", 1000, 3_000_000
+    program = (
+        "import os, socket\n"
+        "rank, host = int(os.environ['RANK']), os.environ['MASTER_ADDR']\n"
+        "if rank == 0:\n"
+        "    server, got = socket.create_server((host, 29400)), []\n"
+        "    for _ in range(3):\n"
+        "        with server.accept()[0] as peer:\n"
+        "            got.append(sum(len(piece) for piece in iter(lambda: peer.recv(65536), b'')))\n"
+        "    names = 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE'\n"
+        "    print(sorted(got), *(os.environ[name] for name in names))\n"
+        "else:\n"
+        f"    size = {near} if os.environ['GROUP_RANK'] == '0' else {far}\n"
+        "    for _ in range(200):\n"
+        "        try:\n"
+        "            with socket.create_connection((host, 29400)) as peer:\n"
+        "                peer.sendall(bytes(size))\n"
+        "            break\n"
+        "        except ConnectionRefusedError:\n"
+        "            __import__('time').sleep(0.05)\n"
+    )
+    words = ["--workers", "4", "--nodes", "2", "--rate", "1mbit", "--json", str(account)]
+    done = gradwire("net", "run", *words, "--", "python3", "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[{far}, {far}, {near}] 0 2 0 2\n"
+    told = json.loads(account.read_text())
+    assert (told["workers"], told["nodes"]) == (4, 2)
+    # Two messages between nodes, with headers and refused attempts, and nothing of what stays inside.
+    assert 2 * far < told["links"][0]["rx_bytes"] < near / 10
+    assert 2 * far < told["links"][1]["tx_bytes"] < near / 10
+
+
+def test_nodes_that_ranks_do_not_fill_are_refused():
+    done = gradwire("net", "run", "--workers", "4", "--nodes", "3", "--", "true")
+    assert done.returncode == 2
+    assert "cannot be shared out evenly" in " ".join(done.stderr.split())
+
+
 def test_what_may_leave_at_once_is_handed_over_at_once():
     if all(emulate.why_not(mode) is not None for mode in ("root", "user")):
         pytest.skip("no network namespaces here")

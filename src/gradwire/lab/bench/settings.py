@@ -143,12 +143,16 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Network:
-    """The link as typed, and how it is emulated (`root`, `user` or `backend`)."""
+    """The link as typed, and how it is emulated (`root`, `user` or `backend`).
+
+    With `nodes` it is a node's, which its ranks share; else every rank has its own.
+    """
 
     workers: int
     rate: str
     delay: str
     mode: str
+    nodes: int | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 2:

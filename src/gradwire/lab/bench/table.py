@@ -45,9 +45,10 @@ def title(settings: Document) -> str:
     """Workload, link, and the recipes' policy where it is not the default."""
     delay = f", delay {settings['delay']}" if settings["delay"] not in ("", "0", "0s", "0ms") else ""
     policy = settings["policy"] or settings["workload_facts"].get("suggested_policy")
+    on_nodes = f"on {settings['nodes']} nodes · " if settings.get("nodes") else ""
     return (
         f"[bold]{escape(settings['workload'])}[/bold] · {settings['workers']} workers · "
-        f"{settings['rate']}{delay} · {mode_text(settings['mode'])}"
+        f"{on_nodes}{settings['rate']}{delay} · {mode_text(settings['mode'])}"
         + (f" · policy {escape(policy)}" if policy else "")
     )
 

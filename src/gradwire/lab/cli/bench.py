@@ -23,6 +23,10 @@ def bench(
         str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
     ] = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)",
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Nodes that ranks share; the rate is a node's then, and only between them."),
+    ] = None,
     rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
     delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
     steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
@@ -61,12 +65,12 @@ def bench(
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
-        settings = Settings(task, schedule, Network(workers, rate, delay, entered), entries)
+        settings = Settings(task, schedule, Network(workers, rate, delay, entered, nodes), entries)
         prepare_workers()
         from gradwire.lab.bench import runner  # not before: what runs outside of the sandbox needs no torch
 
         runner.check(settings)
-        network = emulate.Network(workers, link, entered)
+        network = emulate.Network(workers, link, entered, nodes)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     document = _measured(settings, network, console)

@@ -28,6 +28,10 @@ def check() -> None:
 def run(
     command: Annotated[list[str], typer.Argument(help="What to run on every rank, after --.")],
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Nodes that ranks share; the rate is a node's then, and only between them."),
+    ] = None,
     rate: Annotated[
         str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")
     ] = "unlimited",
@@ -44,7 +48,7 @@ def run(
         check_folder(json_path)
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode)
-        network = emulate.Network(workers, link, entered)
+        network = emulate.Network(workers, link, entered, nodes)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:
@@ -73,7 +77,8 @@ def _account(
     ranks: list[dict[str, Any]] = [
         {"rank": rank, "exit_code": code} for rank, code in enumerate(outcome.exit_codes)
     ]
-    for row, first, last in zip(ranks, before or [], after or [], strict=False):
+    links = ranks if network.per_node == 1 else [{"node": node} for node in range(network.nodes)]
+    for row, first, last in zip(links, before or [], after or [], strict=False):
         moved = last - first
         row["before"] = {"rx_bytes": first.rx_bytes, "tx_bytes": first.tx_bytes}
         row["after"] = {"rx_bytes": last.rx_bytes, "tx_bytes": last.tx_bytes}
@@ -81,12 +86,14 @@ def _account(
     return {
         "mode": network.mode,
         "workers": network.workers,
+        "nodes": network.nodes,
         "rate_bit_per_s": network.link.rate_bit_per_s,
         "delay_s": network.link.delay_s,
         "seconds_s": outcome.seconds_s,
         "failed_rank": outcome.failed_rank,
         "exit_code": outcome.exit_code,
         "ranks": ranks,
+        "links": links,
     }
 
 
@@ -96,13 +103,14 @@ def _tell(account: dict[str, Any], outcome: Outcome) -> None:
     print(
         f"gradwire net: {account['workers']} ranks, mode {account['mode']}, {seconds:.2f} s", file=sys.stderr
     )
-    for row in account["ranks"]:
+    for row in account["links"]:
         if "before" in row:
             told = [
                 f"{verb} {row[key]:,} bytes ({row['before'][key]:,} → {row['after'][key]:,})"
                 for verb, key in (("received", "rx_bytes"), ("sent", "tx_bytes"))
             ]
-            print(f"  rank {row['rank']}: {', '.join(told)}", file=sys.stderr)
+            whose = f"rank {row['rank']}" if "rank" in row else f"node {row['node']}"
+            print(f"  {whose}: {', '.join(told)}", file=sys.stderr)
     if outcome.failed_rank is not None:
         print(
             f"gradwire net: rank {outcome.failed_rank} failed with exit code {outcome.exit_code}; "

@@ -18,6 +18,7 @@ from gradwire.lab.emulate.ranks import (
     backend_variables,
     cores_of,
     namespace_variables,
+    node_variables,
     on_cores_of,
     sharing,
     through_shim,
@@ -32,6 +33,8 @@ _GRACE_S = 2.0
 class Network:
     """`workers` ranks, each behind a `link` of its own, for as long as the `with` block lasts.
 
+    With `nodes` ranks are numbered node by node, and those of a node share its link: they live in one network
+    namespace, where what they send each other takes the loopback, which is not slowed. Backend mode has none.
     `mode` is what `enter` returned. In `root` and `user` mode every rank is a network namespace; in `backend`
     mode ranks share the machine's loopback and a delaying process group slows what they send, so only Python
     programs can be run and there are no counters. Several sets of workers may use the network at once, each
@@ -43,12 +46,19 @@ class Network:
             ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
     """
 
-    def __init__(self, workers: int, link: Link, mode: str) -> None:
+    def __init__(self, workers: int, link: Link, mode: str, nodes: int | None = None) -> None:
         if not 1 <= workers <= LARGEST_WORLD:
             raise ValueError(f"workers={workers}: must lie between 1 and {LARGEST_WORLD}")
         if mode not in ("root", "user", "backend"):
             raise ValueError(f"mode={mode!r}: must be root, user or backend, as returned by enter()")
+        check_nodes(nodes, workers)
+        if nodes is not None and mode == "backend":
+            raise ValueError(
+                f"nodes={nodes}: mode backend slows every rank by itself; nodes need network namespaces"
+            )
         self.workers, self.mode = workers, mode
+        self.nodes = workers if nodes is None else nodes
+        self.per_node = workers // self.nodes
         self.link = link
         self._processes: list[Process] = []
         self._topology: Topology | None = None
@@ -58,7 +68,7 @@ class Network:
             self._wire = WireFile.create(link)
             self._default_port = free_port()
         else:
-            self._topology = Topology(workers, link)
+            self._topology = Topology(self.nodes, link)
 
     def popen(
         self,
@@ -89,7 +99,7 @@ class Network:
         if self._topology is None:
             process = start(through_shim(argv))
         else:
-            process = in_netns(self._topology.ranks[rank], lambda: start(argv))
+            process = in_netns(self._topology.nodes[rank // self.per_node], lambda: start(argv))
         self._processes.append(process)
         return process
 
@@ -107,7 +117,7 @@ class Network:
             descriptors,
             variables=self._variables(os.environ, rank, master_port),
             cores=cores_of(rank, self.workers),
-            netns=None if self._topology is None else self._topology.ranks[rank],
+            netns=None if self._topology is None else self._topology.nodes[rank // self.per_node],
             output=output,
         )
         self._processes.append(forked)
@@ -124,10 +134,14 @@ class Network:
             variables = backend_variables(base, rank, self.workers, port, self._wire.path)
         else:
             variables = namespace_variables(base, rank, self.workers, port, address(0), INTERFACE)
+            variables |= node_variables(rank, self.workers, self.per_node)
         return {**variables, RANKS_HERE: str(sharing(self.workers))}
 
     def counters(self) -> list[Counters] | None:
-        """Bytes at every rank's interface since the network exists; None in backend mode."""
+        """Bytes at every node's interface since the network exists; None in backend mode.
+
+        That is a rank's own interface where it is alone on its node.
+        """
         return None if self._topology is None else self._topology.counters()
 
     def reshape(self, link: Link) -> None:
@@ -156,6 +170,12 @@ class Network:
                 self._topology.close()
             if self._wire is not None:
                 self._wire.close()
+
+
+def check_nodes(nodes: int | None, workers: int) -> None:
+    """Raise `ValueError` for nodes that `workers` ranks do not fill evenly."""
+    if nodes is not None and (nodes < 1 or workers % nodes != 0):
+        raise ValueError(f"nodes={nodes}: {workers} workers cannot be shared out evenly")
 
 
 def end_all(processes: Sequence[Process], grace_s: float = _GRACE_S) -> None:

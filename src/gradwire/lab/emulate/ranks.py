@@ -19,7 +19,7 @@ WIRE_VARIABLE = "GRADWIRE_WIRE"
 
 
 def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port: int) -> dict[str, str]:
-    # Every rank is a node: with LOCAL_WORLD_SIZE equal to the world size, gloo may use shared memory.
+    # Every rank is a node, unless `node_variables` say otherwise.
     variables = {
         **{
             key: value
@@ -28,11 +28,8 @@ def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port:
         },
         "RANK": str(rank),
         "WORLD_SIZE": str(workers),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
         RANKS_HERE: str(workers),
-        "GROUP_RANK": str(rank),
-        "GROUP_WORLD_SIZE": str(workers),
+        **node_variables(rank, workers, 1),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(workers),
         "MASTER_ADDR": host,
@@ -48,6 +45,20 @@ def namespace_variables(
     """Variables of a rank in a namespace of its own."""
     sockets = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
     return {**_torchrun(base, rank, workers, host, port), **sockets, INTERFACE_VARIABLE: interface}
+
+
+def node_variables(rank: int, workers: int, per_node: int) -> dict[str, str]:
+    """What torchrun says of nodes, where ranks are numbered node by node.
+
+    >>> node_variables(3, 4, 2)["LOCAL_RANK"], node_variables(3, 4, 2)["GROUP_RANK"]
+    ('1', '1')
+    """
+    return {
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(rank // per_node),
+        "GROUP_WORLD_SIZE": str(workers // per_node),
+    }
 
 
 def backend_variables(

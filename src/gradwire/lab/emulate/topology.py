@@ -1,4 +1,4 @@
-"""A switch and one namespace per rank, joined by cables (veth pairs) that are shaped at both ends.
+"""A switch and one namespace per node, joined by cables (veth pairs) that are shaped at both ends.
 
 The switch routes between point-to-point cables instead of bridging: a packet that arrives from a rank can
 then be sent through the delaying relay by a routing rule, while processes run, without touching the cables.
@@ -19,9 +19,9 @@ from gradwire.lab.emulate.link import Counters, Link
 LARGEST_WORLD = 250
 
 
-def address(rank: int) -> str:
-    """The rank's address inside of the emulated network."""
-    return f"10.119.0.{rank + 1}"
+def address(node: int) -> str:
+    """The node's address inside of the emulated network."""
+    return f"10.119.0.{node + 1}"
 
 
 def show_rank_names() -> None:
@@ -134,9 +134,9 @@ def pieces_bytes(rate_bit_per_s: float | None) -> int:
 class Topology:
     """Owns the namespaces (as descriptors) and the relay; `close` makes all of it vanish."""
 
-    def __init__(self, workers: int, link: Link) -> None:
+    def __init__(self, nodes: int, link: Link) -> None:
         self.switch = new_netns()
-        self.ranks = [new_netns() for _ in range(workers)]
+        self.nodes = [new_netns() for _ in range(nodes)]
         self._relay: Relay | None = None
         self._netem: bool | None = None  # None: not tried yet
         try:
@@ -150,20 +150,20 @@ class Topology:
     def _wire(self) -> None:
         holder = os.getpid()
         switch = ["link set lo up"]
-        for rank, netns in enumerate(self.ranks):
-            port = f"port{rank}"
+        for node, netns in enumerate(self.nodes):
+            port = f"port{node}"
             switch += [
                 f"link add {port} mtu {MTU_BYTES} type veth "
                 f"peer name {INTERFACE} mtu {MTU_BYTES} netns /proc/{holder}/fd/{netns}",
                 f"address add {_GATEWAY}/32 dev {port}",
                 f"link set {port} up",
-                f"route add {address(rank)}/32 dev {port}",
+                f"route add {address(node)}/32 dev {port}",
             ]
         in_netns(self.switch, lambda: self._configure_switch(switch))
-        for rank, netns in enumerate(self.ranks):
+        for node, netns in enumerate(self.nodes):
             lines = [
                 "link set lo up",
-                f"address add {address(rank)}/32 dev {INTERFACE}",
+                f"address add {address(node)}/32 dev {INTERFACE}",
                 f"link set {INTERFACE} up",
                 f"route add {_GATEWAY}/32 dev {INTERFACE}",
                 f"route add default via {_GATEWAY} dev {INTERFACE}",
@@ -182,11 +182,11 @@ class Topology:
     def reshape(self, link: Link) -> None:
         """Give every cable a new rate and delay while traffic flows; lifting a rate drops what is queued."""
         window = _window_bytes(link)
-        queue_bytes = window * max(len(self.ranks) - 1, 1)
-        for netns in self.ranks:
+        queue_bytes = window * max(len(self.nodes) - 1, 1)
+        for netns in self.nodes:
             in_netns(netns, lambda: _allow_windows(window))
             in_netns(netns, lambda: self._shape([INTERFACE], link, queue_bytes))
-        ports = [f"port{rank}" for rank in range(len(self.ranks))]
+        ports = [f"port{node}" for node in range(len(self.nodes))]
         in_netns(self.switch, lambda: self._shape(ports, link, queue_bytes))
         self._set_delay(link)
         self._link = link
@@ -227,29 +227,29 @@ class Topology:
         parent = "root" if link.rate_bit_per_s is None else "parent 1:1"
         delay_us = round(link.delay_s * 1e6)
         line = f"qdisc replace dev {INTERFACE} {parent} handle 10: netem delay {delay_us}us limit 100000"
-        for netns in self.ranks:
+        for netns in self.nodes:
             in_netns(netns, lambda: batch("tc", [line]))
 
     def _through_relay(self, delay_s: float) -> None:
         if self._relay is None:
             self._relay = in_netns(self.switch, lambda: Relay(MTU_BYTES))
-            rules = [f"rule add iif port{rank} lookup {_TABLE}" for rank in range(len(self.ranks))]
+            rules = [f"rule add iif port{node} lookup {_TABLE}" for node in range(len(self.nodes))]
             lines = [f"route add default dev {self._relay.interface} table {_TABLE}", *rules]
             in_netns(self.switch, lambda: batch("ip", lines))
         self._relay.set_delay(delay_s)
 
     def counters(self) -> list[Counters]:
-        """The counters of every rank's interface."""
-        return [in_netns(netns, lambda: read_counters(INTERFACE)) for netns in self.ranks]
+        """The counters of every node's interface."""
+        return [in_netns(netns, lambda: read_counters(INTERFACE)) for netns in self.nodes]
 
     def close(self) -> None:
         """Let go of the namespaces; they vanish once no process lives in them."""
         if self._relay is not None:
             self._relay.close()
             self._relay = None
-        for netns in (*self.ranks, self.switch):
+        for netns in (*self.nodes, self.switch):
             os.close(netns)
-        self.ranks = []
+        self.nodes = []
 
 
 def _window_bytes(link: Link) -> int:
