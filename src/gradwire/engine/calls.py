@@ -7,13 +7,14 @@ seconds, with the names of ranks and calls. Their collectives never meet.
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from gradwire.comm.board import Board
 from gradwire.errors import RanksDisagree, TransportError
+from gradwire.measure.clock import now_s
 
 _PAUSE_S = (0.001, 0.05)
 _LOOK_S = 0.25
@@ -59,12 +60,12 @@ class Calls:
         page, self._made = str(self._made), self._made + 1
         mine = Entry(f"{what} at step {step}", self.steps)
         board.write(page, json.dumps(mine))
-        mark, pause_s, start_s = f"{page}/{mine.what}", _PAUSE_S[0], time.monotonic()
+        mark, pause_s, start_s = f"{page}/{mine.what}", _PAUSE_S[0], now_s()
         here, look_s = board.count(mark, 1), _LOOK_S
         while here < board.world:
-            time.sleep(pause_s)
+            threading.Event().wait(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S[1])
-            here, waited_s = board.count(mark, 0), time.monotonic() - start_s
+            here, waited_s = board.count(mark, 0), now_s() - start_s
             if here < board.world and waited_s > look_s:
                 self._compare(mine, _entries(board, page), board.rank)
                 look_s += _LOOK_S
