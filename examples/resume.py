@@ -4,12 +4,14 @@
     torchrun --nproc-per-node 2 examples/resume.py checkpoint --until 40
     torchrun --nproc-per-node 3 examples/resume.py checkpoint --until 60
 
-Each rank remembers what it has not sent yet, so each rank saves a state of its own.
+Each rank remembers what it has not sent yet, so `wire.save` writes a file per rank.
 
-- As many ranks as before: every rank loads its own state, and the run goes on bit for bit. The second line
-  prints the fingerprint that `--until 40` prints without the break.
-- Another number of ranks: every rank loads the list of all states. It starts with their mean, so that nothing
-  unsent is lost.
+- As many ranks as before: every rank goes on with its own state, bit for bit. The second line prints the
+  fingerprint that `--until 40` prints without the break.
+- Another number of ranks: every rank starts with the mean of all states, so that nothing unsent is lost.
+
+The run may be killed at any moment: `wire.load` finds the newest save that all ranks have completed. The model
+is saved first, under the step's name, so that its file is there.
 """
 
 import argparse
@@ -31,35 +33,29 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
     return inputs, (inputs @ classes).argmax(dim=1)
 
 
-def save(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire
-) -> None:
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> None:
     """Model and optimizer once, because they are the same on all ranks; gradwire's state once per rank."""
-    rank, world = dist.get_rank(), dist.get_world_size()
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(wire.state_dict(), folder / f"wire-{rank}.pt")
-    if rank == 0:
-        common = {
-            "step": step,
-            "world": world,
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-        }
-        torch.save(common, folder / "common.pt")
-    dist.barrier()  # no rank goes on before all files are there
+    path = folder / f"model-{wire.report().step}.pt"
+    if dist.get_rank() == 0:
+        part = path.with_suffix(".part")
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, part)
+        part.rename(path)  # whole, or not there
+    wire.save(folder / "wire")  # of which the model's file is a part from now on
+    if dist.get_rank() == 0:
+        for older in set(folder.glob("model-*.pt")) - {path}:
+            older.unlink()
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> int:
     """The step to go on from."""
-    if not (folder / "common.pt").exists():
+    step = wire.load(folder / "wire")
+    if step is None:
         return 0
-    common = torch.load(folder / "common.pt")
-    model.load_state_dict(common["model"])
-    optimizer.load_state_dict(common["optimizer"])
-    states = [torch.load(folder / f"wire-{rank}.pt") for rank in range(common["world"])]
-    same_world = common["world"] == dist.get_world_size()
-    wire.load_state_dict(states[dist.get_rank()] if same_world else states)
-    return int(common["step"])
+    saved = torch.load(folder / f"model-{step}.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return step
 
 
 def main() -> None:
@@ -83,7 +79,7 @@ def main() -> None:
         loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
-    save(options.folder, options.until, model, optimizer, wire)
+    save(options.folder, model, optimizer, wire)
 
     if dist.get_rank() == 0:
         weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())

@@ -10,7 +10,7 @@ class RanksDisagree(GradwireError):
 
 
 class PeerFailed(GradwireError):
-    """Another rank failed to encode or decode in this step; raised on every rank that did not fail itself."""
+    """Another rank failed, in a step or while saving or loading; raised on every rank that did not."""
 
 
 class WireError(GradwireError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
-from gradwire.engine import state
+from gradwire.engine import saving, state
 from gradwire.engine.engine import Engine
 from gradwire.engine.state import Missing, Saved
 from gradwire.engine.worker import Worker
@@ -223,7 +225,36 @@ class Wire:
         when ranks load different steps or plans.
         """
         self._source.may_differ()  # a model is loaded beside its state
-        self._together("load_state_dict()", lambda: state.load(self._engine, saved, missing))
+        self._together(
+            f"load_state_dict(missing={missing!r})", lambda: state.load(self._engine, saved, missing)
+        )
+
+    def save(self, folder: str | os.PathLike[str]) -> int:
+        """Save every rank's state in `folder`, one file per rank, and return their step. A collective.
+
+        The folder may be shared by the ranks, or each rank's own; it belongs to this attached model alone.
+        If the run is killed at any moment, `load` finds this save or the one before it, as a whole. Older
+        ones are removed. Save the model first, under the step's name (`wire.report().step`): what `load`
+        returns then says which file of the model belongs to it.
+
+        Raises, where a rank cannot write, `OSError` on that rank and `PeerFailed` on the others.
+        """
+        return self._together("save()", lambda: saving.save(self._engine, Path(folder)))
+
+    def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
+        """Go on from the newest whole set that `save` left in `folder`. A collective.
+
+        Returns its step, or `None` where nothing has been saved. As many ranks as before go on bit for bit,
+        each with its own state. Others start with the mean, and each must see all files. `missing` is as for
+        `load_state_dict`.
+
+        Raises `FileNotFoundError` on all ranks when files of the set have been lost, `ValueError` for damaged
+        ones and `PeerFailed` on the other ranks, else as `load_state_dict`.
+        """
+        self._source.may_differ()
+        return self._together(
+            f"load(missing={missing!r})", lambda: saving.load(self._engine, Path(folder), missing)
+        )
 
     def flush(self) -> None:
         """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.

@@ -35,11 +35,14 @@ def _step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, number
 def _calls(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> Any:
     state = wire.state_dict()
     step = partial(_step, ddp, optimizer)
+    folder = "nowhere"  # never used: no rank gets so far
     return {
+        "save()": lambda: wire.save(folder),
+        "load(missing='refuse')": lambda: wire.load(folder),
         "flush()": wire.flush,
         "detach()": wire.detach,
         "mean_state_dict()": wire.mean_state_dict,
-        "load_state_dict()": lambda: wire.load_state_dict(state),
+        "load_state_dict(missing='refuse')": lambda: wire.load_state_dict(state),
         "diagnose()": wire.diagnose,
         "explore()": lambda: gradwire.explore(wire, step, [0], ["int8"]),
     }
@@ -92,7 +95,7 @@ def call_against_nothing() -> list[Any]:
 
 SCENES: dict[str, Callable[[], Any]] = {
     "different calls": different_calls,
-    "load against step": partial(call_against_step, "load_state_dict()"),
+    "load against step": partial(call_against_step, "load_state_dict(missing='refuse')"),
     "flush against step": partial(call_against_step, "flush()"),
     "nothing": call_against_nothing,
 }

@@ -38,6 +38,9 @@ GUARD_S = 230.0
 TIMEOUT_S = 40.0
 """Of the process group."""
 
+FOLDER = "GRADWIRE_TEST_FOLDER"
+"""Where a scene finds the folder of its world."""
+
 Results = list[dict[str, Any]]
 
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -155,6 +158,7 @@ def _cleared(scene: Callable[[], Any]) -> Any:
 
 def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, scenes: Sequence[str]) -> None:
     os.environ.update(_VARIABLES)
+    os.environ[FOLDER] = str(folder)
     with (folder / f"{rank}.out").open("wb") as out:
         os.dup2(out.fileno(), 1)
     torch.set_num_threads(1)

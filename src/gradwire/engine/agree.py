@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gradwire.comm import Comm
-from gradwire.errors import RanksDisagree
+from gradwire.errors import PeerFailed, RanksDisagree
 
 _TEXT_BYTES = 120
 _HASH_BYTES = 8
@@ -27,14 +27,34 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
     One all-gather of 128 bytes per field and rank: a data-dependent length would abort gloo. What
     differs beyond the first 120 bytes is found by its hash.
     """
-    mine = torch.cat([_pack(text) for text in fields.values()])
-    gathered = torch.empty(comm.world, mine.numel(), dtype=torch.uint8, device="cpu")
-    comm.all_gather(gathered, mine).wait()
-    columns = gathered.view(comm.world, len(fields), _FIELD_BYTES).unbind(1)
+    columns = _gathered(list(fields.values()), comm).unbind(1)
     for name, column in zip(fields, columns, strict=True):
         if bool((column != column[0]).any()):
             values = "; ".join(f"rank {rank}: {_unpack(row)}" for rank, row in enumerate(column))
             raise RanksDisagree(f"ranks disagree on {name}: {values}")
+
+
+def require_success(failure: Exception | None, what: str, comm: Comm) -> None:
+    """Raise `failure`, if there is one on this rank, and `PeerFailed` if there is one on another.
+
+    `what` completes "rank 1 could not". One all-gather of 128 bytes per rank.
+    """
+    texts = [
+        _text(row)
+        for row in _gathered(["" if failure is None else f"{type(failure).__name__}: {failure}"], comm)[:, 0]
+    ]
+    if failure is not None:
+        raise failure
+    if failed := [f"rank {rank} could not {what}: {text}" for rank, text in enumerate(texts) if text]:
+        raise PeerFailed("; ".join(failed))
+
+
+def _gathered(texts: Sequence[str], comm: Comm) -> torch.Tensor:
+    """The texts of all ranks, (world, texts, bytes)."""
+    mine = torch.cat([_pack(text) for text in texts])
+    gathered = torch.empty(comm.world, mine.numel(), dtype=torch.uint8, device="cpu")
+    comm.all_gather(gathered, mine).wait()
+    return gathered.view(comm.world, len(texts), _FIELD_BYTES)
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,8 @@ def _pack(text: str) -> torch.Tensor:
 
 
 def _unpack(row: torch.Tensor) -> str:
-    data = bytes(row.tolist())
-    text = data[:_TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
-    return f"{text} (fingerprint {data[_TEXT_BYTES:].hex()})"
+    return f"{_text(row)} (fingerprint {bytes(row[_TEXT_BYTES:].tolist()).hex()})"
+
+
+def _text(row: torch.Tensor) -> str:
+    return bytes(row[:_TEXT_BYTES].tolist()).rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,225 @@
+"""A folder with one file of state per rank, of which a whole set is always there.
+
+A save makes a *set*: as many files as there are ranks, whose names begin alike. Every rank writes its file
+under a temporary name, makes it durable, and gives it the suffix of a *prepared* one. Once all ranks have
+said so, they rename their files to *committed* ones and remove those of older sets. So a set that lacks a
+file and has a committed one was damaged later. One without was cut off, and is none.
+
+A set is found by what all ranks see together: the folder may be shared, or each rank's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm
+from gradwire.engine import state
+from gradwire.engine.agree import require_success
+from gradwire.engine.engine import Engine
+from gradwire.engine.state import Missing, Saved
+from gradwire.errors import PeerFailed
+
+_PREPARED, _COMMITTED, _PART = ".prepared", ".pt", ".part"
+_NAME = re.compile(r"wire-(\d{8})-([0-9a-f]{8})-rank-(\d+)-of-(\d+)(\.prepared|\.pt|\.part)")
+_OFFERS = 16
+"""A rank tells the others of as many sets at most, the newest ones: messages have one length."""
+
+
+class _Set(NamedTuple):
+    """What the files of one save have in common. `number` counts saves, `token` is drawn for each."""
+
+    number: int
+    token: int
+    world: int
+
+    def path(self, folder: Path, rank: int, suffix: str) -> Path:
+        return folder / f"wire-{self.number:08d}-{self.token:08x}-rank-{rank}-of-{self.world}{suffix}"
+
+
+class _File(NamedTuple):
+    set: _Set
+    rank: int
+    suffix: str
+    path: Path
+
+
+def save(engine: Engine, folder: Path) -> int:
+    """Save all ranks' states, keep no older ones, and return their step. On all ranks together.
+
+    Where a rank cannot write, no rank keeps what it wrote, and the older set stays: that rank raises its
+    `OSError`, the others `PeerFailed`, which tells why.
+    """
+    control, rank = engine.around.control, engine.comm.rank
+    largest = 0
+    failure: Exception | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        largest = max((each.set.number for each in _files(folder)), default=0)
+    except OSError as error:
+        failure = error
+    told = _gathered(torch.tensor([largest, secrets.randbits(32)], device="cpu"), control)
+    fresh = _Set(1 + int(told[:, 0].max()), int(told[0, 1]), control.world)
+    prepared = fresh.path(folder, rank, _PREPARED)
+    try:
+        if failure is None:
+            _write(state.keyed(state.save(engine)), fresh.path(folder, rank, _PART), prepared)
+    except Exception as error:  # memory may run out, too: the others wait to hear of it
+        failure = error
+    try:
+        require_success(failure, "save its state, and what was saved before is still there", control)
+    except Exception as error:
+        # Otherwise a rank may have heard that all is well, and have removed its older file.
+        if error is failure or isinstance(error, PeerFailed):
+            _remove([fresh.path(folder, rank, _PART), prepared])
+        raise
+    _rename(prepared, fresh.path(folder, rank, _COMMITTED))
+    _remove(
+        each.path
+        for each in _files(folder)
+        if each.set.number < fresh.number and each.rank % control.world == rank
+    )
+    return engine.step
+
+
+def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
+    """Go on from the newest whole set in `folder`, on all ranks together; its step, `None` without a set.
+
+    A set of another world must be visible as a whole to every rank. Raises `FileNotFoundError` on all ranks
+    for a set that has lost files, unless `missing="drop"`; as `state.load` for what is in the files.
+    """
+    control, files = engine.around.control, list[_File]()
+    failure: Exception | None = None
+    try:
+        files = _files(folder) if folder.exists() else []
+    except OSError as error:
+        failure = error
+    require_success(failure, f"look into {folder}", control)
+    files = [each for each in files if each.suffix != _PART]
+    chosen = _chosen(_told(files, control), control.world, missing)
+    if chosen is None:
+        return None
+    mine = {each.rank: each.path for each in files if each.set == chosen.set}
+    saved: Saved = []
+    try:
+        ranks = [control.rank] if chosen.each_its_own else sorted(mine)
+        found = [torch.load(mine[rank], map_location="cpu", weights_only=True) for rank in ranks]
+        saved = found[0] if chosen.each_its_own else found
+    except Exception as error:  # of many types, by what is damaged
+        failure = ValueError(f"a file of {folder} cannot be read: {error}").with_traceback(
+            error.__traceback__
+        )
+    require_success(failure, "read its state", control)
+    state.load(engine, saved, missing)
+    return engine.step
+
+
+def _files(folder: Path) -> list[_File]:
+    """What gradwire has written there."""
+    found = []
+    for path in folder.iterdir():
+        if name := _NAME.fullmatch(path.name):
+            number, token, rank, world, suffix = name.groups()
+            found.append(_File(_Set(int(number), int(token, 16), int(world)), int(rank), suffix, path))
+    return found
+
+
+class _Chosen(NamedTuple):
+    set: _Set
+    each_its_own: bool
+    """Whether a rank reads its own file; else every rank reads all that are there."""
+
+
+class _Sight(NamedTuple):
+    """What one rank sees of a set."""
+
+    set: _Set
+    own: bool
+    """Whether this rank's file is there."""
+    ranks: int
+    """How many ranks' files are there, and which: a hash."""
+    which: int
+    committed: bool
+
+
+def _told(files: list[_File], control: Comm) -> list[dict[_Set, _Sight]]:
+    """What each rank sees of the newest sets. One all-gather."""
+    table = torch.zeros(_OFFERS, 7, dtype=torch.int64, device="cpu")
+    for row, each in zip(table, sorted({each.set for each in files}, reverse=True), strict=False):
+        here = {file.rank for file in files if file.set == each}
+        committed = any(file.suffix == _COMMITTED for file in files if file.set == each)
+        which = hash(tuple(sorted(here))) & (2**62 - 1)  # of whole numbers: the same in all processes
+        own = each.world == control.world and control.rank in here
+        row.copy_(torch.tensor([*each, own, len(here), which, committed], device="cpu"))
+    rows = _gathered(table.view(-1), control).view(control.world, _OFFERS, 7).tolist()
+    seen = [[_Sight(_Set(*row[:3]), bool(row[3]), row[4], row[5], bool(row[6])) for row in r] for r in rows]
+    return [{sight.set: sight for sight in each if sight.ranks} for each in seen]
+
+
+def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Chosen | None:
+    """The newest set that all ranks can load; the same answer on all of them."""
+    known = sorted({each for sights in told for each in sights}, reverse=True)
+    everywhere = {each: [sights[each] for sights in told if each in sights] for each in known}
+    for each, sights in everywhere.items():
+        if len(sights) < world:
+            continue
+        if all(sight.own for sight in sights):
+            return _Chosen(each, each_its_own=True)
+        if all(sight.ranks == each.world for sight in sights):
+            return _Chosen(each, each_its_own=False)
+    if missing == "drop":
+        for each, sights in everywhere.items():
+            if len(sights) == world and len({sight.which for sight in sights}) == 1:
+                return _Chosen(each, each_its_own=False)
+    for each, sights in everywhere.items():
+        if any(sight.committed for sight in sights):
+            seen = ", ".join(str(sights[each].ranks if each in sights else 0) for sights in told)
+            raise FileNotFoundError(
+                f"the set of files wire-{each.number:08d} of {each.world} ranks is not whole: ranks see "
+                f"{seen} of its files. Every rank needs its own, or in another world all of them; "
+                "missing='drop' goes on with those that all ranks see"
+            )
+    if known:
+        warnings.warn("the first save was cut off, so there is nothing to load", stacklevel=2)
+    return None
+
+
+def _gathered(row: Tensor, control: Comm) -> Tensor:
+    out = torch.empty(control.world, row.numel(), dtype=row.dtype, device="cpu")
+    control.all_gather(out, row).wait()
+    return out
+
+
+def _write(saved: Mapping[str, Any], part: Path, path: Path) -> None:
+    """All of `saved` is in `path`, on the disk, or nothing of it."""
+    with part.open("wb") as file:
+        torch.save(saved, file)
+        file.flush()
+        os.fsync(file.fileno())
+    _rename(part, path)
+
+
+def _rename(old: Path, new: Path) -> None:
+    """Durably."""
+    os.replace(old, new)
+    folder = os.open(new.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """What stays takes room, and misleads nobody: it is older, or not whole."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()

@@ -1,0 +1,269 @@
+"""Sets of files in a folder: whole or not there, wherever a rank dies, and read by other worlds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.engine import saving
+from gradwire.errors import PeerFailed, RanksDisagree
+from tests.support.rig import Rig, gradients
+
+RECIPE = "topk(ratio=0.1)"
+
+
+def _trained(comm: Comm, steps: int) -> Rig:
+    rig = Rig(comm, RECIPE)
+    for step in range(steps):
+        assert rig.step(gradients(comm.rank, step)).step.committed
+    return rig
+
+
+def _save(folder: Path, world: int, steps: int) -> list[dict[str, Tensor]]:
+    """What each rank remembers when it saves after so many steps."""
+
+    def rank(comm: Comm) -> dict[str, Tensor]:
+        rig = _trained(comm, steps)
+        assert saving.save(rig.engine, folder) == steps
+        return rig.memory
+
+    return run_ranks(world, rank)
+
+
+def _load(folder: Path, world: int, missing: Any = "refuse") -> list[tuple[int | None, dict[str, Tensor]]]:
+    def rank(comm: Comm) -> tuple[int | None, dict[str, Tensor]]:
+        rig = Rig(comm, RECIPE)
+        return saving.load(rig.engine, folder, missing), rig.memory
+
+    return run_ranks(world, rank)
+
+
+def _same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_folder_that_is_empty_or_not_there_holds_nothing(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        assert [step for step, _ in _load(folder, 2)] == [None, None]
+
+
+def test_each_rank_gets_its_own_from_the_newest_set_and_older_ones_are_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    for steps in (1, 2, 3):
+        saved = _save(folder, 2, steps)
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) == 2
+    assert all(name.endswith(f"-rank-{rank}-of-2.pt") for rank, name in enumerate(names))
+    for (step, found), expected in zip(_load(folder, 2), saved, strict=True):
+        assert step == 3
+        assert _same(found, expected)
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_another_world_starts_with_the_mean_and_leaves_its_own_set_alone(tmp_path: Path, world: int) -> None:
+    saved = _save(tmp_path, 3, 2)
+    for step, found in _load(tmp_path, world):
+        assert step == 2
+        for name, memory in found.items():
+            assert torch.equal(memory, torch.stack([each[name] for each in saved]).mean(0))
+    again = _save(tmp_path, world, 4)
+    assert len(list(tmp_path.iterdir())) == world
+    assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, world), again, strict=True))
+
+
+def test_each_rank_may_have_a_folder_of_its_own(tmp_path: Path) -> None:
+    def save(comm: Comm) -> dict[str, Tensor]:
+        rig = _trained(comm, 2)
+        saving.save(rig.engine, tmp_path / str(comm.rank))
+        return rig.memory
+
+    def load(comm: Comm) -> tuple[int | None, dict[str, Tensor]]:
+        rig = Rig(comm, RECIPE)
+        return saving.load(rig.engine, tmp_path / str(comm.rank), "refuse"), rig.memory
+
+    saved = run_ranks(2, save)
+    for (step, found), expected in zip(run_ranks(2, load), saved, strict=True):
+        assert step == 2
+        assert _same(found, expected)
+
+
+def test_a_set_that_has_lost_a_file_is_refused_on_all_ranks_unless_that_is_asked_for(tmp_path: Path) -> None:
+    saved = _save(tmp_path, 3, 2)
+    (lost,) = tmp_path.glob("*-rank-1-of-3.pt")
+    lost.unlink()
+
+    def refused(comm: Comm) -> str:
+        with pytest.raises(FileNotFoundError) as caught:
+            saving.load(Rig(comm, RECIPE).engine, tmp_path, "refuse")
+        return str(caught.value)
+
+    assert all("ranks see 2, 2, 2 of its files" in said for said in run_ranks(3, refused))
+    with pytest.warns(UserWarning, match="old rank 1 had not sent is lost"):
+        loaded = _load(tmp_path, 2, "drop")
+    for step, found in loaded:
+        assert step == 2
+        for name, memory in found.items():
+            assert torch.equal(memory, torch.stack([saved[0][name], saved[2][name]]).mean(0))
+
+
+def test_a_damaged_file_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    _save(tmp_path, 2, 2)
+    (path,) = tmp_path.glob("*-rank-1-of-2.pt")
+    path.write_bytes(path.read_bytes()[:100])
+
+    def rank(comm: Comm) -> str:
+        with pytest.raises((ValueError, PeerFailed)) as caught:
+            saving.load(Rig(comm, RECIPE).engine, tmp_path, "refuse")
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    healthy, damaged = run_ranks(2, rank)
+    assert healthy.startswith("PeerFailed: rank 1 could not read its state: ValueError: a file of")
+    assert damaged.startswith("ValueError: a file of")
+
+
+class Died(BaseException):
+    """The process is gone, and does nothing any more."""
+
+
+Act = Callable[..., Any]
+
+
+class Disk:
+    """Counts what ranks do to the disk; from its `fatal`th act on, `victim` does nothing but `raises`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.victim, self.fatal, self.acts = -1, 1_000, 0
+        self.raises: BaseException = Died()
+        self._rank = threading.local()
+        for name in ("fsync", "replace", "unlink"):
+            monkeypatch.setattr(os, name, self._watched(getattr(os, name)))
+        monkeypatch.setattr(torch, "save", self._torn(torch.save))
+
+    def belongs_to(self, rank: int) -> None:
+        """What this thread does from now on."""
+        self._rank.number = rank
+
+    def _act(self) -> None:
+        if getattr(self._rank, "number", None) == self.victim:
+            self.acts += 1
+            if self.acts >= self.fatal:
+                raise self.raises
+
+    def _watched(self, real: Act) -> Act:
+        def act(*arguments: Any, **options: Any) -> Any:
+            self._act()
+            return real(*arguments, **options)
+
+        return act
+
+    def _torn(self, real: Act) -> Act:
+        def save(saved: Any, file: Any) -> None:
+            try:
+                self._act()
+            except BaseException:
+                file.write(b"half of it")
+                raise
+            real(saved, file)
+
+        return save
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    yield Disk(monkeypatch)
+    monkeypatch.undo()
+
+
+def _saved_until_death(folder: Path, disk: Disk, steps: int) -> tuple[list[dict[str, Tensor]], bool]:
+    """What ranks would save after so many steps, and whether `disk` has let them come to the end."""
+    memories: list[dict[str, Tensor]] = [{}, {}]
+
+    def rank(comm: Comm) -> bool:
+        rig = _trained(comm, steps)
+        memories[comm.rank] = rig.memory
+        disk.belongs_to(comm.rank)
+        try:
+            saving.save(rig.engine, folder)
+        except (Died, RanksDisagree):  # of which the second says here that a rank has gone
+            return False
+        finally:
+            disk.belongs_to(-2)
+        return True
+
+    return memories, all(run_ranks(2, rank))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_at_any_act_leaves_the_old_set_or_the_new_one(
+    tmp_path: Path, disk: Disk, victim: int
+) -> None:
+    outcomes = []
+    for fatal in range(1, 20):
+        folder = tmp_path / str(fatal)
+        disk.victim = -1
+        old = _save(folder, 2, 1)
+        disk.victim, disk.fatal, disk.acts = victim, fatal, 0
+        new, is_through = _saved_until_death(folder, disk, 2)
+        disk.victim = -1
+        loaded = _load(folder, 2)
+        steps = {step for step, _ in loaded}
+        assert steps in ({1}, {2}), f"death at act {fatal}"
+        expected = old if steps == {1} else new
+        assert all(_same(found, own) for (_, found), own in zip(loaded, expected, strict=True))
+        # The next save goes through, and clears away what was left.
+        again = _save(folder, 2, 3)
+        assert all(_same(found, own) for (_, found), own in zip(_load(folder, 2), again, strict=True))
+        assert len(list(folder.iterdir())) == 2
+        outcomes.append(steps.pop())
+        if is_through:
+            break
+    # Written, made durable, renamed, the folder made durable; committed, durable; the old file removed.
+    assert len(outcomes) == 1 + 7
+    assert outcomes == sorted(outcomes), "once the new set is whole, it stays"
+    assert outcomes[:3] == [1, 1, 1]
+
+
+def test_a_first_save_that_was_cut_off_is_none_and_the_next_one_goes_through(
+    tmp_path: Path, disk: Disk
+) -> None:
+    disk.victim, disk.fatal = 1, 3
+    _saved_until_death(tmp_path, disk, 1)
+    disk.victim = -1
+    with pytest.warns(UserWarning, match="the first save was cut off"):
+        assert [step for step, _ in _load(tmp_path, 2)] == [None, None]
+    saved = _save(tmp_path, 2, 2)
+    assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, 2), saved, strict=True))
+
+
+@pytest.mark.parametrize("fatal", [1, 2, 3])
+def test_a_full_disk_is_said_on_all_ranks_and_the_old_set_stays(
+    tmp_path: Path, disk: Disk, fatal: int
+) -> None:
+    old = _save(tmp_path, 2, 1)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    disk.victim, disk.fatal = 1, fatal
+    disk.raises = OSError(errno.ENOSPC, "No space left on device")
+
+    def rank(comm: Comm) -> str:
+        rig = _trained(comm, 2)
+        disk.belongs_to(comm.rank)
+        with pytest.raises((OSError, PeerFailed)) as caught:
+            saving.save(rig.engine, tmp_path)
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    other, full = run_ranks(2, rank)
+    disk.victim = -1
+    assert full == "OSError: [Errno 28] No space left on device"
+    assert other.startswith("PeerFailed: rank 1 could not save its state, and what was saved before is still")
+    assert "No space left on device" in other
+    assert {path.name for path in tmp_path.iterdir()} >= set(before)
+    assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, 2), old, strict=True))
