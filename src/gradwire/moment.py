@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.errors import WireError
+
 
 @dataclass(frozen=True)
 class Part:
@@ -113,6 +115,19 @@ def _unknown(_name: str) -> None:
     return None
 
 
+See = Callable[[Tensor, str], None]
+"""Told whether what came from the peers can be: a bool of no dimension, and what is wrong where it is not."""
+
+
+def refuse(sound: Tensor, complaint: str) -> None:
+    """Raise `WireError` with the complaint unless it is sound. That reads it, so the host waits for it.
+
+    >>> refuse(torch.tensor(True), "nothing")
+    """
+    if not bool(sound):
+        raise WireError(complaint)
+
+
 @dataclass(frozen=True)
 class Moment:
     """What an exchange may use beside the tensor: where and when it runs.
@@ -122,7 +137,8 @@ class Moment:
     `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
     `replicas` tells what all ranks hold alike of a parameter. Gradients come `scale` times as large as they
     are, and where the unit's parameters have a shorter type than they add up in, values travel in that one,
-    `narrow`, unless another is asked for.
+    `narrow`, unless another is asked for. `see` hears whether what came from the peers can be: it raises at
+    once, or, where the host does not wait for the device, notes it for the verdict.
     """
 
     step: int
@@ -137,6 +153,7 @@ class Moment:
     unsent: Tensor | None = field(default=None, compare=False, repr=False)
     kept: ExchangeState = field(default_factory=ExchangeState, compare=False, repr=False)
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
+    see: See = field(default=refuse, compare=False, repr=False)
 
     def sizes(self, numel: int) -> tuple[int, ...]:
         """Elements of the parts of a unit of `numel` elements."""
@@ -156,6 +173,19 @@ class Moment:
         key = f"{self.seed}/{self.step}/{self.lane}/{self.unit}/{who}".encode()
         digest = hashlib.blake2b(key, digest_size=8).digest()
         return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def sent_to(numbers: Tensor, device: torch.device) -> Tensor:
+    """`numbers` of the host on `device`, for which the host does not wait; on the CPU they are themselves.
+
+    A copy from other than pinned memory would wait for all that the device still has to do.
+
+    >>> sent_to(torch.tensor([1.0]), torch.device("cpu"))
+    tensor([1.])
+    """
+    if device.type == "cuda":
+        numbers = numbers.pin_memory()  # which torch keeps until it has been read
+    return numbers.to(device, non_blocking=True)
 
 
 def is_dense(tensor: Tensor) -> bool:

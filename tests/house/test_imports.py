@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
     "quantities": set(),
-    "moment": set(),
+    "moment": {"errors"},
     "kernels": {"environment"},
     "codec": {"errors", "kernels", "moment"},
     "comm": {"errors"},

@@ -55,7 +55,9 @@ AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
 class Raw:
     """The tensor itself, as a codec: the one that is lossless without a doubt. Of the tests alone."""
 
-    laws = CodecLaws(linear=True, lossless=True, contractive=True, covers=True, unbiased=True)
+    laws = CodecLaws(
+        linear=True, lossless=True, contractive=True, covers=True, unbiased=True, stays_on_device=True
+    )
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         return numel, dtype

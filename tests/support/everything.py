@@ -15,7 +15,7 @@ from gradwire.moment import Moment
 class Everything:
     """All elements."""
 
-    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True)
+    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, at: Moment) -> int:
         return numel

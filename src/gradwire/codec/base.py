@@ -21,6 +21,7 @@ class CodecLaws:
     - `unbiased`: E decode(encode(x)) == x over the draws of `at.private()`.
     - `covers`: every element travels, so that without a memory nothing is forgotten.
     - `may_overflow`: a finite x can have a non-finite image. Here it is `False` that promises something.
+    - `stays_on_device`: no call makes the host wait for the device that x is on (`ExchangeLaws`).
     """
 
     linear: bool = False
@@ -29,6 +30,7 @@ class CodecLaws:
     unbiased: bool = False
     covers: bool = False
     may_overflow: bool = False
+    stays_on_device: bool = False
 
 
 class Codec(Protocol):

@@ -40,7 +40,7 @@ class Blocks:
 
     kind: BlockKind
     block: int
-    laws = CodecLaws(contractive=True)
+    laws = CodecLaws(contractive=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """Bytes."""

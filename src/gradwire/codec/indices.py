@@ -21,6 +21,8 @@ from gradwire.errors import WireError
 from gradwire.kernels import (
     Form,
     Planes,
+    Sound,
+    choice,
     index_type,
     pack_bits,
     pack_elias_fano,
@@ -28,6 +30,7 @@ from gradwire.kernels import (
     unpack_elias_fano,
 )
 from gradwire.kernels.payload import BLOCK, GROUP, MOST_LOW_BITS
+from gradwire.moment import See, refuse
 
 
 def _sizes(count: int, numel: int) -> dict[Form, int]:
@@ -94,37 +97,36 @@ def pack_indices(indices: Tensor, numel: int) -> Tensor:
     return pack_elias_fano(indices, elias_fano_planes(indices.numel(), numel))
 
 
-def unpack_indices(packed: Tensor, count: int, numel: int) -> Tensor:
+def unpack_indices(packed: Tensor, count: int, numel: int, see: See = refuse) -> Tensor:
     """Ascending indices (count,), int32 if numel ≤ 2^31, else int64.
 
-    Kernels do not check bounds; what comes from a peer is checked here, once: `WireError` for words that
-    stand for no choice of `count` of `numel`. A damaged word may well stand for another choice. Zeros are
-    what a rank sends whose encode has failed: they stand for any choice, because its verdict will tell.
+    Kernels do not check bounds; what comes from a peer is checked here, once: `see_choice` tells `see` of
+    words that stand for no choice, which are taken for the first `count`.
 
     >>> unpack_indices(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
     tensor([3, 5], dtype=torch.int32)
     """
     if packed.numel() != (words := index_words(count, numel)):
         raise WireError(f"{count} of {numel} indices take {words} words, not {packed.numel()}")
-    found = _unpacked(packed, count, numel)
-    if found is not None:
-        return found
-    if packed.any():
-        raise WireError(f"a peer sent words that stand for no choice of {count} of {numel} indices")
-    return torch.arange(count, dtype=index_type(numel), device=packed.device)
+    found, sound = _unpacked(packed, count, numel)
+    see_choice(sound, packed, count, numel, see)
+    return found
 
 
-def _unpacked(packed: Tensor, count: int, numel: int) -> Tensor | None:
+def see_choice(sound: Sound, packed: Tensor, count: int, numel: int, see: See) -> None:
+    """Tell `see` whether `packed` stands for a choice of `count` of `numel`, if that is not certain.
+
+    A damaged word may well stand for another choice. Zeros are what a rank sends whose encode has failed:
+    they stand for any choice, because its verdict will tell.
+    """
+    if sound is not True:
+        text = f"a peer sent words that stand for no choice of {count} of {numel} indices"
+        see(sound | ~packed.any(), text)
+
+
+def _unpacked(packed: Tensor, count: int, numel: int) -> tuple[Tensor, Sound]:
     form = index_form(count, numel)
     if form == "coded":
         return unpack_elias_fano(packed, elias_fano_planes(count, numel))
-    if form == "list":
-        return packed if count == 0 or _ascends(packed, numel) else None
-    found = unpack_bits(packed, count)
-    # Ones ascend by themselves, and only those beyond the end are too large.
-    good = found.numel() == count and (count == 0 or int(found[-1]) < numel)
-    return found if good else None
-
-
-def _ascends(found: Tensor, numel: int) -> bool:
-    return bool((found.diff() > 0).all()) and int(found[0]) >= 0 and int(found[-1]) < numel
+    found, sound = (packed, True) if form == "list" else unpack_bits(packed, count)
+    return choice(found, sound, numel)

@@ -16,10 +16,17 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec, CodecLaws
 from gradwire.codec.cast import check_wire_type, saturating_cast, wire_type
-from gradwire.codec.indices import elias_fano_planes, index_form, index_words, pack_indices, unpack_indices
+from gradwire.codec.indices import (
+    elias_fano_planes,
+    index_form,
+    index_words,
+    pack_indices,
+    see_choice,
+    unpack_indices,
+)
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels import Shape, add_at, add_chosen, take, take_chosen
-from gradwire.moment import Moment
+from gradwire.moment import Moment, See, refuse
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,11 @@ class SparseLayout:
         """A new payload of x (numel,) at ascending `indices` (count,); what it carries is taken out of x."""
         return take_chosen(x, indices, self.shape)
 
-    def add(self, payload: Tensor, out: Tensor, weight: float) -> None:
-        """Add weight · values of a payload to `out` (numel,). May raise `WireError`."""
-        if add_chosen(payload, self.shape, out, weight):
-            return
-        indices, values = self.read(payload)
-        add_at(out, indices, values.to(out.dtype), weight)
+    def add(self, payload: Tensor, out: Tensor, weight: float, see: See = refuse) -> None:
+        """Add weight · values of a payload to `out` (numel,); nothing of one that is none, as `see` hears."""
+        sound = add_chosen(payload, self.shape, out, weight)
+        if sound is not True:
+            see_choice(sound, self.buffer.parts(payload)[0], self.count, self.numel, see)
 
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.
@@ -128,7 +134,8 @@ class Values:
     @property
     def laws(self) -> CodecLaws:
         """Contractive as the selector is."""
-        return CodecLaws(linear=True, contractive=self.selector.laws.contractive)
+        laws = self.selector.laws
+        return CodecLaws(linear=True, contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         return self.selector.count(numel, at), dtype
@@ -160,7 +167,8 @@ class Sparse:
     @property
     def laws(self) -> CodecLaws:
         """Contractive as the selector is: rounding what is sent makes no error larger than dropping it."""
-        return CodecLaws(contractive=self.selector.laws.contractive)
+        laws = self.selector.laws
+        return CodecLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
         """Bytes."""
@@ -176,7 +184,7 @@ class Sparse:
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        self._layout(out.numel(), out.dtype, at).add(payload, out, weight)
+        self._layout(out.numel(), out.dtype, at).add(payload, out, weight, at.see)
 
     def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> SparseLayout:
         return sparse_layout(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
@@ -207,6 +215,7 @@ class SparseCoded:
         return CodecLaws(
             contractive=self.selector.laws.contractive and self.codec.laws.contractive,
             may_overflow=self.codec.laws.may_overflow,
+            stays_on_device=self.selector.laws.stays_on_device and self.codec.laws.stays_on_device,
         )
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
@@ -227,7 +236,7 @@ class SparseCoded:
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """Raises `WireError` for indices that cannot be."""
+        """`at.see` hears of indices that cannot be."""
         count = self.selector.count(out.numel(), at)
         if count == 0:
             return
@@ -236,7 +245,7 @@ class SparseCoded:
         values = torch.zeros(count, dtype=out.dtype, device=out.device)
         kind = self.codec.payload(count, out.dtype, _alone(at))[1]
         self.codec.add_decoded(payload[start:].view(kind), values, 1.0, _alone(at))
-        add_at(out, unpack_indices(words, count, out.numel()), values, weight)
+        add_at(out, unpack_indices(words, count, out.numel(), at.see), values, weight)
 
     def _join(self, x: Tensor, indices: Tensor, values: Tensor, at: Moment) -> Tensor:
         size, kind = self.payload(x.numel(), x.dtype, at)

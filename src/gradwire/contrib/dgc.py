@@ -161,6 +161,7 @@ class Ramp:
             shared=all(selector.laws.shared for selector in self.selectors),
             contractive=all(selector.laws.contractive for selector in self.selectors),
             fixed_size=all(selector.laws.fixed_size for selector in self.selectors),
+            stays_on_device=all(selector.laws.stays_on_device for selector in self.selectors),
         )
 
     def now(self, at: Moment) -> Selector:

@@ -53,7 +53,7 @@ class GTopK:
         if count == 0:
             return lambda: None
         elected = self._elect(x, SparseLayout(count, x.numel(), x.dtype), comm)
-        indices = spread_indices(elected if comm.rank == 0 else None, count, x, comm)
+        indices = spread_indices(lambda: elected, comm.rank == 0, count, x, comm, at.see)
         values = take(x, indices, 1.0 / comm.world)
         pending = comm.all_reduce(values)
 

@@ -32,7 +32,7 @@ class LayerTopK:
     """The largest magnitudes of each piece, exactly, at least one of each; among equals the lowest index."""
 
     ratio: float
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, at: Moment) -> int:
         return sum(count_kept(self.ratio, size) for size in at.sizes(numel))

@@ -19,7 +19,7 @@ from gradwire.codec.sparse import values
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
 from gradwire.kernels import sample_indices
-from gradwire.moment import Moment
+from gradwire.moment import Moment, sent_to
 from gradwire.recipes.base import Composition, register
 
 
@@ -28,7 +28,7 @@ class RandomK:
     """Uniformly random elements, the same on all ranks."""
 
     ratio: float
-    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True)
+    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, at: Moment) -> int:
         return count_kept(self.ratio, numel)
@@ -36,7 +36,7 @@ class RandomK:
     def select(self, x: Tensor, at: Moment) -> Tensor:
         """Uniform without replacement."""
         seed = int(torch.randint(2**62, (1,), generator=at.shared(), device="cpu"))
-        return sample_indices(x.numel(), self.count(x.numel(), at), seed).to(x.device)
+        return sent_to(sample_indices(x.numel(), self.count(x.numel(), at), seed), x.device)
 
 
 def random_k(ratio: float) -> RandomK:

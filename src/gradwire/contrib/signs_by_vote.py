@@ -57,7 +57,7 @@ class MajorityVote:
     """
 
     scale: Scale = "none"
-    laws = ExchangeLaws(conserves=False)
+    laws = ExchangeLaws(conserves=False, stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:

@@ -27,7 +27,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels import count_sketch, count_sketch_estimates, put, topk_indices
-from gradwire.moment import Moment
+from gradwire.moment import Moment, sent_to
 from gradwire.recipes.base import Composition, register
 
 TABLE = torch.float32
@@ -51,7 +51,7 @@ class Sketch:
     are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what
     cancels in the sum stays with the ranks, and grows while they disagree."""
 
-    laws = ExchangeLaws(contractive=True)
+    laws = ExchangeLaws(contractive=True, stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
@@ -62,7 +62,7 @@ class Sketch:
         if x.numel() == 0:
             return lambda: None
         count, columns, asked = self._sizes(x.numel())
-        hashes = _hashes(self.rows, at).to(x.device)
+        hashes = sent_to(_hashes(self.rows, at), x.device)
         table = count_sketch(x.to(TABLE), hashes, columns) * (1.0 / comm.world)
         comm.all_reduce(table.view(-1)).wait()
         scratch = mean if mean.dtype == TABLE else torch.empty_like(mean, dtype=TABLE)
@@ -103,7 +103,7 @@ def sketch(ratio: float, rows: int = 5, table: float = 5.0, candidates: int = 4)
     `table` is how many numbers it has per element kept, in an odd number of `rows`: more find more.
     `candidates` is how many elements are asked for per element kept.
 
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.moment import Moment, sent_to
     >>> [round_.numel for round_ in sketch(0.01).rounds(100_000, torch.float32, Moment(0, 0, 0, world=8))]
     [5000, 4000]
     """

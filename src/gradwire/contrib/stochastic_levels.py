@@ -108,7 +108,9 @@ class Qsgd:
 
         With 8 bits that is up to buckets of 16 128 elements, with 4 bits up to 48.
         """
-        return CodecLaws(contractive=self.bucket < self._grid((1,)).levels ** 2, unbiased=True)
+        return CodecLaws(
+            contractive=self.bucket < self._grid((1,)).levels ** 2, unbiased=True, stays_on_device=True
+        )
 
     def _grid(self, sizes: tuple[int, ...]) -> Grid:
         return Grid(sizes, self.bucket, self.bits, self.norm)
@@ -164,7 +166,7 @@ class TernGrad:
     @property
     def laws(self) -> CodecLaws:
         """Unbiased unless it clips."""
-        return CodecLaws(unbiased=self.clip is None)
+        return CodecLaws(unbiased=self.clip is None, stays_on_device=True)
 
     def _levels(self, numel: int, dtype: torch.dtype, at: Moment) -> Levels:
         clip = math.inf if self.clip is None else self.clip

@@ -55,7 +55,7 @@ class Agreed:
             for error in failures:
                 raise error
             for payload in payloads if count > 0 else ():
-                layout.add(payload, mean, 1.0 / comm.world)
+                layout.add(payload, mean, 1.0 / comm.world, at.see)
 
         return finish
 

@@ -35,13 +35,14 @@ from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.leader import (
     broadcast_indices,
     broadcast_round,
+    leads,
     spread_indices,
     spread_round,
     take_share,
 )
 from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels import put
-from gradwire.moment import Moment
+from gradwire.moment import Moment, sent_to
 
 Election = Literal["round_robin", "variance", "auto"]
 
@@ -69,16 +70,15 @@ def _trial(at: Moment) -> tuple[int | None, bool]:
     return (turn if turn < 2 else None), step >= (TRIAL - 1) * at.world
 
 
-def strongest(values: Tensor, comm: Comm) -> int:
-    """The rank with the largest ‖values‖², the lowest among equals. One all-gather of a float, waited for."""
+def norms_of(values: Tensor, comm: Comm) -> Tensor:
+    """‖values‖ (world,) of every rank. One all-gather of a float, waited for."""
     norms = torch.empty(comm.world, 1, dtype=torch.float32, device=values.device)
     comm.all_gather(norms, torch.linalg.vector_norm(values).float().view(1)).wait()
-    # With a NaN any rank may lead; all ranks see the same norms, and the verdict rejects the step.
-    return int(norms.view(-1).argmax())
+    return norms.view(-1)
 
 
 def election_round() -> Round:
-    """What `strongest` issues."""
+    """What `norms_of` issues."""
     return Round("all_gather", 1, torch.float32)
 
 
@@ -94,10 +94,15 @@ def gain(sent_norms: float, norms: float) -> float:
     return share * share if math.isfinite(share) else 0.0
 
 
-def note(at: Moment, leader: int, gained: float | None) -> None:
-    """Keep who has led, and the gain if that is measured, for when the step is committed."""
+def note(at: Moment, leader: int | Tensor, gained: float | None) -> None:
+    """Keep who has led, and the gain if that is measured, for when the step is committed.
+
+    `leader` may be a number of no dimension on a device; what is kept is then there, too.
+    """
     led = _recall(LED, at, at.world)
-    led[leader] += 1
+    if isinstance(leader, Tensor):
+        led = sent_to(led, leader.device)
+    led += torch.arange(at.world, device=led.device) == leader
     _keep(LED, at, led)
     way, counts = _trial(at)
     if gained is not None and way is not None and counts:
@@ -138,7 +143,10 @@ class ArTopK:
     @property
     def laws(self) -> ExchangeLaws:
         """Contractive as the selector: on the leader exactly, elsewhere as far as choices overlap."""
-        return ExchangeLaws(contractive=self.selector.laws.contractive)
+        laws = self.selector.laws
+        # What a step has gained decides on the host who elects, a few steps later.
+        stays = laws.stays_on_device and self.elect != "auto"
+        return ExchangeLaws(contractive=laws.contractive, stays_on_device=stays)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """A broadcast and an all-reduce, or all-gather and two all-reduces."""
@@ -157,15 +165,18 @@ class ArTopK:
 
         return finish
 
-    def _lead(self, x: Tensor, comm: Comm, at: Moment) -> tuple[Tensor, int]:
+    def _lead(self, x: Tensor, comm: Comm, at: Moment) -> tuple[Tensor, int | Tensor]:
         """The places where all ranks send, and the rank that has chosen them."""
         turn, count = at.step % comm.world, self.selector.count(x.numel(), at)
         if in_turn(self.elect, at):
-            own = self.selector.select(x, at) if comm.rank == turn else None
-            return broadcast_indices(own, count, x, comm, turn, self.broadcast), turn
+            places = broadcast_indices(
+                lambda: self.selector.select(x, at), count, x, comm, at.see, turn, self.broadcast
+            )
+            return places, turn
         own = self.selector.select(x, at)
-        leader = strongest(x[own], comm)
-        return spread_indices(own if comm.rank == leader else None, count, x, comm), leader
+        norms = norms_of(x[own], comm)
+        is_leader = leads(norms, comm.rank)
+        return spread_indices(lambda: own, is_leader, count, x, comm, at.see), norms.argmax()
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         count, wire = self.selector.count(numel, at), wire_type(self.dtype, dtype, at)

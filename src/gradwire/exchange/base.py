@@ -31,6 +31,9 @@ class ExchangeLaws:
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
       Here it is `False` that promises something.
     - `asks_optimizer`: what may be lost follows from `Moment.replicas`; without an optimizer nothing is lost.
+    - `stays_on_device`: where gradients are on a device, neither `start` nor `finish` makes the host wait for
+      it: no number is read, no size depends on one, and nothing is copied there but from pinned memory. What
+      every step needs may be copied in the first one.
     - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
     """
 
@@ -39,6 +42,7 @@ class ExchangeLaws:
     in_place: bool = False
     may_overflow: bool = False
     asks_optimizer: bool = False
+    stays_on_device: bool = False
     grain: int = 1
 
 

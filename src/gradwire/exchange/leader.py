@@ -6,6 +6,7 @@ steps of it that others use, too: one rank's indices to all, and each rank's sha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,19 +19,32 @@ from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.kernels import put, scatter, take
-from gradwire.moment import Moment
+from gradwire.moment import Moment, See
 
 
-def spread_indices(own: Tensor | None, count: int, like: Tensor, comm: Comm) -> Tensor:
-    """The ascending indices (count,) of the rank that hands in its `own`; all others hand in `None`.
+def leads(norms: Tensor, rank: int) -> bool | Tensor:
+    """Whether `rank` has the largest of the ranks' norms, the lowest among equals.
+
+    On a device a bool of no dimension, which the host need not read. With a NaN any rank may lead: all ranks
+    see the same norms, and the verdict rejects the step.
+    """
+    is_largest = norms.argmax() == rank
+    return bool(is_largest) if norms.is_cpu else is_largest
+
+
+def spread_indices(
+    own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, like: Tensor, comm: Comm, see: See
+) -> Tensor:
+    """The ascending indices (count,) that the leader's `own` returns.
 
     They are places in `like` (numel,). One all-reduce of the packed indices, waited for, to which all others
     contribute zeros: 2(N-1)/N of the payload, but no root, so that a rank that fails before it knows who
-    leads can still keep the agreed order. Raises `WireError` for what is no choice of `count` places.
+    leads can still keep the agreed order. Where only the device knows who leads, all ranks call `own`.
+    `see` hears of what is no choice of `count` places.
     """
-    words = _packed(own, count, like)
+    words = _packed(own, is_leader, count, like)
     comm.all_reduce(words).wait()
-    return unpack_indices(words, count, like.numel())
+    return unpack_indices(words, count, like.numel(), see)
 
 
 def spread_round(count: int, numel: int) -> Round:
@@ -39,12 +53,18 @@ def spread_round(count: int, numel: int) -> Round:
 
 
 def broadcast_indices(
-    own: Tensor | None, count: int, like: Tensor, comm: Comm, src: int, algorithm: Broadcasting
+    own: Callable[[], Tensor],
+    count: int,
+    like: Tensor,
+    comm: Comm,
+    see: See,
+    src: int,
+    algorithm: Broadcasting,
 ) -> Tensor:
     """As `spread_indices` from rank `src`, which all ranks know. One broadcast, waited for."""
-    words = _packed(own, count, like)
+    words = _packed(own, comm.rank == src, count, like)
     comm.broadcast(words, src, algorithm).wait()
-    return unpack_indices(words, count, like.numel())
+    return unpack_indices(words, count, like.numel(), see)
 
 
 def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
@@ -53,11 +73,12 @@ def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -
     return Round("broadcast", size, torch.int32, src=src, algorithm=algorithm)
 
 
-def _packed(own: Tensor | None, count: int, like: Tensor) -> Tensor:
-    """(words,) int32; zeros of those who have no choice to hand in."""
-    if own is not None:
-        return pack_indices(own, like.numel())
-    return torch.zeros(index_words(count, like.numel()), dtype=torch.int32, device=like.device)
+def _packed(own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, like: Tensor) -> Tensor:
+    """(words,) int32; zeros of a rank that does not lead."""
+    if is_leader is False:
+        return torch.zeros(index_words(count, like.numel()), dtype=torch.int32, device=like.device)
+    words = pack_indices(own(), like.numel())
+    return words if is_leader is True else words * is_leader
 
 
 def take_share(x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
@@ -95,11 +116,14 @@ class Leader:
     @property
     def laws(self) -> ExchangeLaws:
         """Contractive as the selector: on the leader exactly, elsewhere as far as choices overlap."""
-        return ExchangeLaws(contractive=self.selector.laws.contractive)
+        laws = self.selector.laws
+        return ExchangeLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """Two all-reduces (indices, values), three when norms elect the leader."""
-        indices = self._spread(x, self._leader(x, comm, at), comm, at)
+        count = self.selector.count(x.numel(), at)
+        is_leader = self._leads(x, comm, at)
+        indices = spread_indices(lambda: self.selector.select(x, at), is_leader, count, x, comm, at.see)
         values = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, at))
         pending = comm.all_reduce(values)
 
@@ -109,18 +133,13 @@ class Leader:
 
         return finish
 
-    def _leader(self, x: Tensor, comm: Comm, at: Moment) -> int:
+    def _leads(self, x: Tensor, comm: Comm, at: Moment) -> bool | Tensor:
         if self.elect == "round_robin":
-            return at.step % comm.world
+            return comm.rank == at.step % comm.world
         norms = x.new_zeros(comm.world, dtype=torch.float32)
         norms[comm.rank] = torch.linalg.vector_norm(x)
         comm.all_reduce(norms).wait()
-        # With a NaN any rank may lead; all ranks see the same norms, and the verdict rejects the step.
-        return int(norms.argmax())
-
-    def _spread(self, x: Tensor, leader: int, comm: Comm, at: Moment) -> Tensor:
-        own = self.selector.select(x, at) if comm.rank == leader else None
-        return spread_indices(own, self.selector.count(x.numel(), at), x, comm)
+        return leads(norms, comm.rank)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         count = self.selector.count(numel, at)

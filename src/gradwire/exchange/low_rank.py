@@ -40,7 +40,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT
 from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
-from gradwire.moment import Moment, Part
+from gradwire.moment import Moment, Part, sent_to
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
 
@@ -71,7 +71,7 @@ class Factors:
             if kept is None or kept.shape != (self.rank, size):
                 kept = torch.randn(self.rank, size, generator=random, dtype=dtype, device="cpu")
                 orthonormalise(kept.view(-1), torch.tensor([[0, size]], device="cpu"), self.rank)
-            found.append(kept.to(device, dtype).view(-1))
+            found.append(sent_to(kept.to(dtype), device).view(-1))
         return torch.cat(found) if found else torch.empty(0, dtype=dtype, device=device)
 
     def keep(self, flat: Tensor, before: Tensor, at: Moment) -> None:
@@ -174,7 +174,7 @@ class PowerSgd:
     """Two all-reduces: r·rows of every matrix with what travels raw, then r·columns of every matrix."""
 
     rank: int
-    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE)
+    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
@@ -214,7 +214,7 @@ def power_sgd(rank: int = 1) -> PowerSgd:
     """The mean's approximation of `rank`, by one step of power iteration from the last step's factors.
 
     >>> import torch
-    >>> from gradwire.moment import Moment, Part
+    >>> from gradwire.moment import Moment, Part, sent_to
     >>> at = Moment(0, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in power_sgd(2).rounds(64 * 128, torch.float32, at)]
     [128, 256]
@@ -227,7 +227,7 @@ class AcpSgd:
     """One all-reduce: r·rows of every matrix in even steps, r·columns in odd ones, and what is raw."""
 
     rank: int
-    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE)
+    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
@@ -266,7 +266,7 @@ def acp_sgd(rank: int = 1) -> AcpSgd:
     """The mean's approximation of `rank`, one factor per step.
 
     >>> import torch
-    >>> from gradwire.moment import Moment, Part
+    >>> from gradwire.moment import Moment, Part, sent_to
     >>> at = Moment(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in acp_sgd(2).rounds(64 * 128, torch.float32, at)]
     [256]

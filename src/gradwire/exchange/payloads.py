@@ -26,7 +26,10 @@ class Reduce:
         """As the codec; in place only if every element travels."""
         laws = self.codec.laws
         return ExchangeLaws(
-            contractive=laws.contractive, in_place=laws.covers, may_overflow=laws.may_overflow
+            contractive=laws.contractive,
+            in_place=laws.covers,
+            may_overflow=laws.may_overflow,
+            stays_on_device=laws.stays_on_device,
         )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
@@ -67,7 +70,11 @@ class Gather:
     def laws(self) -> ExchangeLaws:
         """As the codec."""
         laws = self.codec.laws
-        return ExchangeLaws(contractive=laws.contractive, may_overflow=laws.may_overflow)
+        return ExchangeLaws(
+            contractive=laws.contractive,
+            may_overflow=laws.may_overflow,
+            stays_on_device=laws.stays_on_device,
+        )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         """One all-gather of the payload, W decodes."""

@@ -54,7 +54,10 @@ class ScatterReduce:
         """As the codec; conserves unless the second error is dropped."""
         laws = self.codec.laws
         return ExchangeLaws(
-            conserves=self.second_stage, contractive=laws.contractive, may_overflow=laws.may_overflow
+            conserves=self.second_stage,
+            contractive=laws.contractive,
+            may_overflow=laws.may_overflow,
+            stays_on_device=laws.stays_on_device,
         )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:

@@ -24,14 +24,14 @@ from gradwire.kernels.layouts import (
     scale_type,
     step_type,
 )
-from gradwire.kernels.payload import Form, Planes, Shape
+from gradwire.kernels.payload import Form, Planes, Shape, Sound
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.preparing import prepare
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
 from gradwire.kernels.reference.folding import Folded
 from gradwire.kernels.reference.magnitudes import Histogram, magnitude_edges
 from gradwire.kernels.reference.numerators import Terms
-from gradwire.kernels.reference.places import index_type
+from gradwire.kernels.reference.places import choice, index_type
 from gradwire.kernels.reference.threshold import Moments
 from gradwire.kernels.reference.truncation import upper_words
 from gradwire.kernels.reference.votes import ballot_words, count_groups
@@ -106,6 +106,7 @@ __all__ = [
     "Planes",
     "ScaledBlocks",
     "Shape",
+    "Sound",
     "Terms",
     "add_at",
     "add_blocks",
@@ -118,6 +119,7 @@ __all__ = [
     "canonical_codes",
     "cast_votes",
     "checksum",
+    "choice",
     "chunk_topk_indices",
     "compiled_s",
     "count_groups",

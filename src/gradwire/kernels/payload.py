@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -148,6 +148,9 @@ for _position, _pattern in enumerate(ORDER):
 
 
 Form = Literal["list", "bitmap", "coded"]
+Sound: TypeAlias = bool | Tensor
+"""Whether words stand for a choice of elements. On a device it is a tensor of no dimension: only the one that
+reads it waits for the device."""
 
 # The numbers by which `kernels/cpu/chosen.py` knows them.
 _FORMS: dict[Form, int] = {"list": 0, "bitmap": 1, "coded": 2}

@@ -11,8 +11,9 @@ from torch import Tensor
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import Round, ThreadComm, run_ranks
-from gradwire.exchange.ar_topk import MARGIN, ar_topk, gain, in_turn, note, strongest
-from gradwire.exchange.base import CYCLE, run
+from gradwire.exchange.ar_topk import CYCLE, MARGIN, ar_topk, gain, in_turn, norms_of, note
+from gradwire.exchange.base import run
+from gradwire.exchange.leader import leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.observed import Observed
@@ -228,10 +229,11 @@ def test_times_led_add_up_over_units_and_lanes() -> None:
 def test_largest_norm_wins_and_the_lowest_rank_among_equals(world: int) -> None:
     for winner in range(world):
         norms = [2.0 if rank >= winner else 1.0 for rank in range(world)]
-        elected = run_ranks(
-            world, lambda comm, norms=norms: strongest(torch.full((4,), norms[comm.rank]), comm)
-        )
-        assert elected == [winner] * world
+
+        def is_elected(comm: ThreadComm, norms: list[float] = norms) -> bool | Tensor:
+            return leads(norms_of(torch.full((4,), norms[comm.rank]), comm), comm.rank)
+
+        assert run_ranks(world, is_elected) == [rank == winner for rank in range(world)]
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,14 @@ def test_signs_and_votes_beyond_31_bits(zeros: Tensor) -> None:
 def test_bits_beyond_31_bits() -> None:
     with little_memory():
         packed = pack_bits(PLACES, -(-N // 32))
-        found = unpack_bits(packed, PLACES.numel())
+        found, _as_many = unpack_bits(packed, PLACES.numel())
         assert found.dtype == torch.int64
         assert torch.equal(found, PLACES)
 
 
 def test_bits_of_exactly_31_are_int32() -> None:
     last = torch.tensor([2**31 - 1])
-    found = unpack_bits(pack_bits(last, 2**26), 1)
+    found, _as_many = unpack_bits(pack_bits(last, 2**26), 1)
     assert found.dtype == torch.int32
     assert found.tolist() == last.tolist()
 

@@ -17,11 +17,13 @@ class SelectorLaws:
     - `shared`: all ranks choose the same elements without talking to each other.
     - `contractive`: dropping what is not chosen shrinks the squared norm (in mean, if random).
     - `fixed_size`: exactly `count` elements are chosen for any values; else that is the most.
+    - `stays_on_device`: no call makes the host wait for the device that x is on (`ExchangeLaws`).
     """
 
     shared: bool = False
     contractive: bool = False
     fixed_size: bool = False
+    stays_on_device: bool = False
 
 
 @runtime_checkable

@@ -34,7 +34,7 @@ class ChunkTopK:
 
     chunk: int
     keep: int = 1
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, at: Moment) -> int:
         full, rest = divmod(numel, self.chunk)
@@ -70,7 +70,7 @@ class RatedChunks:
     rate: int
     rates: tuple[tuple[str, int], ...] = ()
     keep: int = 1
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, at: Moment) -> int:
         return sum(chunks.count(size, at) for chunks, size in self._pieces(numel, at))

@@ -16,7 +16,7 @@ class TopK:
     """The largest magnitudes, exactly; among equals the lowest index."""
 
     ratio: float
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, at: Moment) -> int:
         return count_kept(self.ratio, numel)

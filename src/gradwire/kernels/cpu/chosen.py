@@ -63,7 +63,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor | Declined:
     return torch.from_numpy(words[:-1].view(np.int32))
 
 
-def unpack_elias_fano(packed: Tensor, planes: Planes) -> Tensor | Declined | None:
+def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, bool] | Declined:
     """Upper parts block by block, then low bits."""
     if not is_native(packed):
         return DECLINED
@@ -76,11 +76,10 @@ def unpack_elias_fano(packed: Tensor, planes: Planes) -> Tensor | Declined | Non
     tables = DECODING, ZEROS_BEFORE, COUNTS
     found = _decode_blocks(groups, places, planes.blocks, planes.count, *tables, out)
     indices, out = indices[: planes.count], out[: planes.count]
-    if found != planes.count or (found and not 0 <= out[-1] <= planes.top):
-        return None
-    if not _join(low, planes.low_bits, out):
-        return None
-    return indices if found == 0 or 0 <= out[0] <= out[-1] < planes.numel else None
+    sound = found == planes.count and (found == 0 or 0 <= out[-1] <= planes.top)
+    sound = sound and _join(low, planes.low_bits, out)
+    sound = bool(sound and (found == 0 or 0 <= out[0] <= out[-1] < planes.numel))
+    return indices if sound else torch.arange(planes.count, dtype=indices.dtype, device="cpu"), sound
 
 
 @prepared(

@@ -57,12 +57,14 @@ def pack_bits(indices: Tensor, words: int) -> Tensor | Declined:
     return packed
 
 
-def unpack_bits(packed: Tensor, count: int) -> Tensor | Declined:
+def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, bool] | Declined:
     """All bits of a word are read at once while there is room for 32 indices."""
     if not is_native(packed):
         return DECLINED
     indices = torch.empty(count + 1, dtype=index_type(32 * packed.numel()), device=packed.device)
-    return indices[: find_bits(packed.numpy(), indices.numpy())]
+    found = find_bits(packed.numpy(), indices.numpy())
+    indices[found:] = max(32 * packed.numel() - 1, 0)
+    return indices[:count], found == count
 
 
 @prepared(

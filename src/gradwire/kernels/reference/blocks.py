@@ -150,7 +150,7 @@ def scales_of(blocks: Tensor, largest: float) -> Tensor:
     """
     maxima = blocks.abs().amax(1, keepdim=True)
     # A tensor, because a division by a number may be a multiplication by its rounded reciprocal.
-    scales = maxima / torch.tensor(largest, dtype=maxima.dtype, device=maxima.device)
+    scales = maxima / torch.full_like(maxima, largest)
     tiny = scales < torch.finfo(scales.dtype).smallest_normal
     back = scales * largest
     scales = torch.where(tiny & (back < maxima), scales.nextafter(maxima), scales)

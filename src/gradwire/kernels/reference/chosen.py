@@ -1,13 +1,20 @@
-"""Chosen elements as one payload of places and values, and places as Elias and Fano's planes; and back."""
+"""Chosen elements as one payload of places and values, and places as Elias and Fano's planes; and back.
+
+Nothing here reads a number on the host, and no size depends on one: what a mask would pick out is found by
+running sums. So indices to be packed are taken as a selector promises them. Kernels on the CPU, where looking
+costs nothing, raise `ValueError` for others; elsewhere the ranks that receive them find no choice in them.
+"""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import checked
-from gradwire.kernels.payload import BLOCK, DECODING, ENCODING, GROUP, ORDER, PATTERNS, Planes, Shape
-from gradwire.kernels.reference.places import add_at, index_type, pack_bits, unpack_bits
+from gradwire.kernels.payload import BLOCK, DECODING, ENCODING, GROUP, ORDER, PATTERNS, Planes, Shape, Sound
+from gradwire.kernels.reference.places import add_at, choice, ones, pack_bits, unpack_bits
 
 _LONGEST_PLACE = 7
 
@@ -46,7 +53,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """The payload (bytes,) uint8 of x (n,) at ascending `indices` (count,), taken out of x.
 
     Values are rounded to the payload's type and saturated at its largest number; Inf stays Inf, NaN stays
-    NaN. What rounding drops stays in x. `ValueError` when the indices are out of order or range.
+    NaN. What rounding drops stays in x. On the CPU `ValueError` when the indices are out of order or range.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
@@ -55,8 +62,6 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     >>> payload.tolist(), x
     ([1, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], tensor([1., 0., 3.]))
     """
-    if not _ascends(indices, shape.planes.numel):
-        raise ValueError(f"indices must ascend within 0 … {shape.planes.numel - 1}, without repeats")
     values = _narrowed(x[indices.long()], shape.dtype)
     payload = torch.zeros(shape.bytes, dtype=torch.uint8, device=x.device)
     words, room = shape.parts(payload)
@@ -67,7 +72,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 
 @checked(_can_add)
-def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> bool:
+def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
     """Add weight · values of a payload (bytes,) to `out` (n,).
 
     False, and nothing is added, for words that stand for no choice of `count` elements.
@@ -76,21 +81,20 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
     >>> payload, out = take_chosen(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1]), shape), torch.ones(3)
     >>> add_chosen(payload, shape, out, 0.5), out
-    (True, tensor([1., 2., 1.]))
+    (tensor(True), tensor([1., 2., 1.]))
     """
     words, values = shape.parts(payload)
-    indices = _unpacked(words, shape)
-    if indices is None:
-        return False
-    add_at(out, indices, values.to(out.dtype), weight)
-    return True
+    indices, sound = _unpacked(words, shape)
+    values = values.to(out.dtype)
+    add_at(out, indices, torch.where(sound, values, 0.0) if isinstance(sound, Tensor) else values, weight)
+    return sound
 
 
 @checked(_has_count)
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32, laid out as `planes`.
 
-    `ValueError` when they are out of order or range so that a kernel would write where it must not.
+    On the CPU `ValueError` when a kernel would write where it must not, as they are out of order or range.
 
     >>> pack_elias_fano(torch.tensor([1, 20, 40]), Planes(count=3, numel=50, low_bits=3))
     tensor([409,  20,   4], dtype=torch.int32)
@@ -100,11 +104,10 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     above_rank = indices.long() - rank
     row = torch.zeros(planes.blocks * BLOCK, dtype=torch.int64, device=device)
     row[(above_rank >> planes.low_bits) + rank] = 1
-    code = torch.from_numpy(ENCODING).to(device, torch.int64)[_numbers(row.view(-1, BLOCK))]
-    places = _bits(code >> 9, _LONGEST_PLACE)
-    used = torch.arange(_LONGEST_PLACE, device=device) < (code >> 6 & 7).view(-1, 1)
+    code = _tables(device)[0][_numbers(row.view(-1, BLOCK))]
     words = torch.zeros(planes.words, dtype=torch.int32, device=device)
-    parts = (_bits(above_rank, planes.low_bits).view(-1), _bits(code, GROUP).view(-1), places[used])
+    places = _in_a_row(_bits(code >> 9, _LONGEST_PLACE), code >> 6 & 7, planes.count)
+    parts = (_bits(above_rank, planes.low_bits).view(-1), _bits(code, GROUP).view(-1), places)
     for start, bits in zip(planes.starts, parts, strict=True):
         part = _words(bits)
         words[start : start + part.numel()] = part
@@ -112,34 +115,23 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 
 @checked(_has_words)
-def unpack_elias_fano(packed: Tensor, planes: Planes) -> Tensor | None:
-    """The indices (count,) that `pack_elias_fano` laid out as `planes`, or None where it cannot have done so.
+def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
+    """The indices (count,) that `pack_elias_fano` laid out as `planes`, and whether it can have done so.
 
-    int32 if numel ≤ 2^31, else int64.
+    int32 if numel ≤ 2^31, else int64. Where it cannot, they are 0 … count - 1.
 
     >>> planes = Planes(count=3, numel=50, low_bits=3)
     >>> unpack_elias_fano(pack_elias_fano(torch.tensor([1, 20, 40]), planes), planes)
-    tensor([ 1, 20, 40], dtype=torch.int32)
+    (tensor([ 1, 20, 40], dtype=torch.int32), tensor(True))
     """
     bits = _bits(packed, 32).view(-1)
     low, groups, places = (bits[32 * start :] for start in planes.starts)
-    patterns = _patterns(groups[: GROUP * planes.blocks].view(-1, GROUP), places, planes.count)
-    if patterns is None:
-        return None
-    ones = _bits(patterns, BLOCK).view(-1).nonzero().view(-1)
-    if ones.numel() != planes.count:
-        return None
+    patterns, sound = _patterns(groups[: GROUP * planes.blocks].view(-1, GROUP), places, planes.count)
+    row, as_many = ones(_bits(patterns, BLOCK).view(-1), planes.count)
     rank = torch.arange(planes.count, device=packed.device)
     below = _numbers(low[: planes.count * planes.low_bits].view(planes.count, planes.low_bits))
-    indices = ((ones - rank) << planes.low_bits) + below + rank
-    return indices.to(index_type(planes.numel)) if _ascends(indices, planes.numel) else None
-
-
-def _ascends(indices: Tensor, numel: int) -> bool:
-    """Whether they ascend within 0 … numel - 1, without repeats."""
-    if indices.numel() == 0:
-        return True
-    return bool((indices.diff() > 0).all()) and int(indices[0]) >= 0 and int(indices[-1]) < numel
+    indices = ((row - rank) << planes.low_bits) + below + rank
+    return choice(indices, sound & as_many, planes.numel)
 
 
 def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -157,12 +149,11 @@ def _packed(indices: Tensor, shape: Shape) -> Tensor:
     return pack_elias_fano(indices, shape.planes)
 
 
-def _unpacked(words: Tensor, shape: Shape) -> Tensor | None:
+def _unpacked(words: Tensor, shape: Shape) -> tuple[Tensor, Sound]:
     if shape.form == "coded":
         return unpack_elias_fano(words, shape.planes)
-    found = words if shape.form == "list" else unpack_bits(words, shape.planes.count)
-    good = found.numel() == shape.planes.count and _ascends(found, shape.planes.numel)
-    return found if good else None
+    found, sound = (words, True) if shape.form == "list" else unpack_bits(words, shape.planes.count)
+    return choice(found, sound, shape.planes.numel)
 
 
 def _bits(numbers: Tensor, width: int) -> Tensor:
@@ -180,17 +171,36 @@ def _words(bits: Tensor) -> Tensor:
     return _numbers(torch.nn.functional.pad(bits, (0, -bits.numel() % 32)).view(-1, 32)).to(torch.int32)
 
 
-def _patterns(groups: Tensor, places: Tensor, most: int) -> Tensor | None:
-    """What the blocks hold, or None where they mean nothing or take more than `most` bits of `places`."""
-    entry = torch.from_numpy(DECODING).to(groups.device, torch.int64)[_numbers(groups)]
+def _in_a_row(bits: Tensor, widths: Tensor, most: int) -> Tensor:
+    """The `widths` (n,) lowest of `bits` (n, longest) one after the other, `most` of them with zeros behind.
+
+    Those that are not wanted go to a place of their own, which is cut off.
+    """
+    at = torch.arange(bits.shape[1], device=bits.device)
+    places = (widths.cumsum(0) - widths).view(-1, 1) + at
+    places = torch.where(at < widths.view(-1, 1), places, most)
+    return bits.new_zeros(most + 1).scatter_(0, places.view(-1), bits.view(-1))[:-1]
+
+
+def _patterns(groups: Tensor, places: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """What the blocks hold, and whether that means something and takes up to `most` bits of `places`."""
+    _encoding, decoding, order = _tables(groups.device)
+    entry = decoding[_numbers(groups)]
     width = entry >> 11
     stop = width.cumsum(0)
-    if int(width.sum()) > most:
-        return None
     padded = torch.nn.functional.pad(places, (0, _LONGEST_PLACE))
     at = torch.arange(_LONGEST_PLACE, device=groups.device)
-    bits = padded[(stop - width).view(-1, 1) + at] * (at < width.view(-1, 1))
-    position = (entry & 2047) + _numbers(bits)
-    if (position >= PATTERNS).any():
-        return None
-    return torch.tensor(ORDER, device=groups.device)[position]
+    within = ((stop - width).view(-1, 1) + at).clamp(max=padded.numel() - 1)
+    position = (entry & 2047) + _numbers(padded[within] * (at < width.view(-1, 1)))
+    sound = (width.sum() <= most) & (position < PATTERNS).all()
+    return order[position.clamp(max=PATTERNS - 1)], sound
+
+
+@lru_cache
+def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of patterns, patterns' positions by groups, and patterns in their order, int64 on `device`.
+
+    Copied there once: the host waits for that, so that any stream may read them afterwards.
+    """
+    encoding, decoding = (torch.from_numpy(table).to(device, torch.int64) for table in (ENCODING, DECODING))
+    return encoding, decoding, torch.tensor(ORDER, device=device)

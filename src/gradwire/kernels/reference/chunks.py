@@ -32,8 +32,9 @@ def chunk_topk_indices(x: Tensor, chunk: int, keep: int) -> Tensor:
     magnitude = _in_chunks(x.abs().masked_fill(x.isnan(), torch.inf), chunk)
     places = torch.sort(magnitude, dim=1, descending=True, stable=True).indices[:, :keep].sort(dim=1).values
     starts = torch.arange(0, x.numel(), chunk, device=x.device)
-    indices = (starts[:, None] + places).view(-1)
-    return indices[indices < x.numel()]
+    whole, rest = divmod(x.numel(), chunk)
+    # Places of the last chunk that are beyond the end come last.
+    return (starts[:, None] + places).view(-1)[: whole * keep + min(rest, keep)]
 
 
 @checked(_is_one_shape)

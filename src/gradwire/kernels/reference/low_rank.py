@@ -8,6 +8,7 @@ numbers as it has rows (left) or columns (right). Factors are float64 for a unit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,16 +111,20 @@ def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | No
     for start, size in spans.tolist():
         here = slice(start, start + rank * size)
         columns = factors[here].view(rank, size)
-        taken: dict[int, Tensor] = {}
-        others = [] if spare is None else list(spare[here].view(rank, size))
-        for candidates in (None, others):
-            for k in range(rank):
-                for column in [columns[k]] if candidates is None else candidates:
-                    fit = None if k in taken else _beside(list(taken.values()), column)
-                    if fit is not None:
-                        taken[k] = fit
+        others = columns[:0] if spare is None else spare[here].view(rank, size)
+        own: list[_Fit] = []
+        for column in columns:
+            own.append(_beside(own, column))
+        later: list[_Fit] = []
+        for lost in own:
+            found = _Fit(torch.zeros_like(lost.column), torch.zeros_like(lost.is_there))
+            for column in others:
+                fit = _beside(own + later, column)
+                is_taken = fit.is_there & ~lost.is_there & ~found.is_there
+                found = _Fit(torch.where(is_taken, fit.column, found.column), found.is_there | is_taken)
+            later.append(found)
         for k in range(rank):
-            columns[k] = taken.get(k, 0.0)
+            columns[k] = torch.where(own[k].is_there, own[k].column, later[k].column)
 
 
 def _each(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -132,16 +137,26 @@ def _each(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> 
         )
 
 
-def _beside(taken: list[Tensor], column: Tensor) -> Tensor | None:
-    """The normalised part of `column` orthogonal to those taken, in float64; None if there is none."""
+class _Fit(NamedTuple):
+    """A column (size,) float64 of length 1, or else zero, and whether it is there: a bool on the device.
+
+    No number is read on the host: all columns are worked out, and those that are there are taken.
+    """
+
+    column: Tensor
+    is_there: Tensor
+
+
+def _beside(taken: list[_Fit], column: Tensor) -> _Fit:
+    """The normalised part of `column` orthogonal to those that are there."""
     wide = column.double()
     total = wide.abs().sum()
-    if total == 0.0:
-        return None
     wide = wide / total
     before = wide.square().sum().sqrt()
     for _ in range(2):
         for other in taken:
-            wide = wide - (wide * other).sum() * other
+            rest = wide - (wide * other.column).sum() * other.column
+            wide = torch.where(other.is_there, rest, wide)
     after = wide.square().sum().sqrt()
-    return None if after <= LOST * before else wide / torch.as_tensor(after)
+    is_there = (total != 0.0) & ~(after <= LOST * before)
+    return _Fit(torch.where(is_there, wide / after, 0.0), is_there)

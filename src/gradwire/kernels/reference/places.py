@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.kernels.payload import Sound
+
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
     """weight · x[indices] (k,), leaving zeros in x (n,) where it was taken.
@@ -68,16 +70,43 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
     return (bits.view(words, 32) * weights).sum(1).to(torch.int32)
 
 
-def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """The ones of a bitmap as ascending indices: `count` of them, or `count` + 1 if there are more.
+def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
+    """The first `count` ones of a bitmap as ascending indices, and whether it has as many and no more.
 
-    int32 where the bitmap has up to 2^31 bits, else int64.
+    int32 where the bitmap has up to 2^31 bits, else int64. For ones that are missing the last place stands.
 
     >>> unpack_bits(pack_bits(torch.tensor([0, 2, 33]), 2), 3)
-    tensor([ 0,  2, 33], dtype=torch.int32)
+    (tensor([ 0,  2, 33], dtype=torch.int32), tensor(True))
     """
     bits = (packed.view(-1, 1) >> torch.arange(32, device=packed.device)) & 1
-    return bits.view(-1).nonzero().view(-1)[: count + 1].to(index_type(32 * packed.numel()))
+    found, as_many = ones(bits.view(-1), count)
+    return found.to(index_type(32 * packed.numel())), as_many
+
+
+def ones(bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where the first `count` ones of a row of bits (n,) int64 are, and whether it has as many and no more.
+
+    `nonzero` would tell the host how many there are. For those that are missing the last place stands.
+
+    >>> ones(torch.tensor([0, 1, 0, 1]), 1)
+    (tensor([1]), tensor(False))
+    """
+    so_far = bits.cumsum(0)
+    ranks = torch.arange(1, count + 1, device=bits.device)
+    return torch.searchsorted(so_far, ranks).clamp(max=max(bits.numel() - 1, 0)), bits.sum() == count
+
+
+def choice(indices: Tensor, sound: Sound, numel: int) -> tuple[Tensor, Sound]:
+    """`indices` (count,) and whether they are `sound` and ascend within 0 … numel - 1, without repeats.
+
+    Where they do not, the first `count` stand for them, so that all that follows stays within bounds.
+    """
+    if indices.numel() == 0:
+        return indices.to(index_type(numel)), sound
+    wide = indices.long()  # as `numel` may be more than their own type holds
+    sound = (wide.diff() > 0).all() & (wide[0] >= 0) & (wide[-1] < numel) & sound
+    first = torch.arange(indices.numel(), device=indices.device)
+    return torch.where(sound, indices, first).to(index_type(numel)), sound
 
 
 def index_type(numel: int) -> torch.dtype:

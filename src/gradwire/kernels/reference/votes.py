@@ -116,11 +116,12 @@ def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tens
 def mean_magnitude(part: Tensor) -> Tensor:
     """In float64; of float64 relative to the largest, because the sum may overflow. 0 of nothing."""
     wide = part.abs().double()
-    if part.numel() == 0 or not part.any():
+    if part.numel() == 0:
         return wide.new_zeros(())
     if part.dtype != torch.float64:
         return wide.mean()
-    return wide.max() * (wide / wide.max()).mean().clamp_max(1.0)
+    largest = wide.max()
+    return torch.where(largest == 0.0, largest, largest * (wide / largest).mean().clamp_max(1.0))
 
 
 def _in_groups(flags: Tensor, sizes: Sequence[int]) -> Tensor:
