@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from gradwire.advising import Plan, plan
     from gradwire.attaching import attach
     from gradwire.engine.layout import by_size
-    from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError, WireError
+    from gradwire.errors import (
+        GradwireError,
+        GradwireWarning,
+        PeerFailed,
+        RanksDisagree,
+        TransportError,
+        WireError,
+    )
     from gradwire.exploring import Trial, explore
     from gradwire.recipes import Recipe, recipe
     from gradwire.report import Report
@@ -32,7 +39,14 @@ else:
         "gradwire.report": ["Report"],
         "gradwire.scaling": ["Simulation", "simulate"],
         "gradwire.wire": ["Wire"],
-        "gradwire.errors": ["GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "WireError"],
+        "gradwire.errors": [
+            "GradwireError",
+            "GradwireWarning",
+            "PeerFailed",
+            "RanksDisagree",
+            "TransportError",
+            "WireError",
+        ],
         "gradwire.recipes": ["Recipe", "recipe"],
     }
 
@@ -54,6 +68,7 @@ else:
 
 __all__ = [
     "GradwireError",
+    "GradwireWarning",
     "PeerFailed",
     "Plan",
     "RanksDisagree",

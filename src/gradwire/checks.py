@@ -12,6 +12,7 @@ from torch import nn
 
 from gradwire.arena import Lane
 from gradwire.engine.layout import Layout, Policy
+from gradwire.errors import GradwireWarning
 from gradwire.unwrapping import Optimizers
 
 
@@ -52,6 +53,7 @@ def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
         warnings.warn(
             f"{layout.main.text} drops what the optimizer cannot see, and was given none: gradients are sent "
             "without loss, in 0.7 to 0.9 of the bytes. Pass gradwire.attach(ddp, optimizer, …).",
+            GradwireWarning,
             stacklevel=4,
         )
     if any(lane.memory.covers_momentum for lane in layout.lanes):
@@ -59,6 +61,7 @@ def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
             f"{layout.main.text} applies momentum itself, before gradients are sent, and was given no "
             "optimizer to check: it must be torch.optim.SGD(momentum=0), or momentum is applied twice. Pass "
             "gradwire.attach(ddp, optimizer, …).",
+            GradwireWarning,
             stacklevel=4,
         )
 

@@ -1,4 +1,4 @@
-"""The errors that are gradwire's own; wrong configuration is a plain `ValueError`."""
+"""The errors and the warning that are gradwire's own; wrong configuration is a plain `ValueError`."""
 
 
 class GradwireError(RuntimeError):
@@ -19,3 +19,7 @@ class WireError(GradwireError):
 
 class TransportError(GradwireError):
     """The process group could not carry a collective: a peer died, or its time ran out."""
+
+
+class GradwireWarning(UserWarning):
+    """Every warning of gradwire's but deprecations, for `warnings.filterwarnings(category=…)`."""

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.errors import GradwireWarning
 from gradwire.kernels import Terms, numerator_exponents
 from gradwire.kernels import numerators as fill_numerators
 from gradwire.moment import Moment, Part, Replicated, is_dense
@@ -259,8 +260,8 @@ def _say(refusal: str) -> None:
         "takes up to three times the bytes. Use mode='lossless' to say that this is meant."
     )
     try:
-        warnings.warn(text, stacklevel=2)
-    except UserWarning:  # made an error, which would end every step
+        warnings.warn(text, GradwireWarning, stacklevel=2)
+    except GradwireWarning:  # made an error, which would end every step
         _log_once(text)
 
 

@@ -19,6 +19,7 @@ from gradwire.engine import saving, state
 from gradwire.engine.engine import Engine
 from gradwire.engine.state import Missing, Saved
 from gradwire.engine.worker import Worker
+from gradwire.errors import GradwireWarning
 from gradwire.exchange.state import times_led
 from gradwire.memory import UNSENT
 from gradwire.report import Report
@@ -303,7 +304,9 @@ class Wire:
         self._add(self._together("detach()", self._detach))
         if covered:
             warnings.warn(
-                "momentum is no longer applied: set it in the optimizer if training goes on", stacklevel=2
+                "momentum is no longer applied: set it in the optimizer if training goes on",
+                GradwireWarning,
+                stacklevel=2,
             )
 
     def _detach(self) -> list[tuple[ParameterSpec, Tensor]]:

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "comm": {"errors"},
     "placement": {"comm.base", "errors"},
     "memory": {"kernels"},
-    "metric": {"kernels", "moment"},
+    "metric": {"errors", "kernels", "moment"},
     "exchange": {"codec", "comm.base", "errors", "kernels", "memory", "metric", "moment"},
     "arena": {"exchange.base", "kernels", "memory", "moment"},
     "planning": set(),
@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     # A source brings gradients to an engine; no source knows another.
     "sources": UPPER | {"engine", "unwrapping"},
     "unwrapping": set(),
-    "checks": {"arena", "engine.layout", "exchange", "unwrapping"},
+    "checks": {"arena", "engine.layout", "errors", "exchange", "unwrapping"},
     "tools": UPPER | {"engine"},
     "report": BELOW,
     "wire": BELOW | {"report"},

@@ -6,6 +6,7 @@ the same name.
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -60,6 +61,7 @@ errors = ("GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "Wir
 found |= {name: issubclass(getattr(gradwire, name), RuntimeError) for name in errors}
 wire.detach()
 dist.destroy_process_group()
+found["GradwireWarning"] = issubclass(gradwire.GradwireWarning, UserWarning)
 json.dump({"found": found, "public": gradwire.__all__}, sys.stdout)
 """
 
@@ -71,3 +73,16 @@ def test_every_public_name_works_after_every_module_has_been_imported() -> None:
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["found"] == dict.fromkeys(shown["public"], True)
+
+
+def test_every_warning_has_a_category_that_users_can_filter() -> None:
+    calls = [
+        (module.path, node)
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
+    ]
+    assert len(calls) > 5
+    named = {"GradwireWarning", "DeprecationWarning"}
+    other = [f"{path}:{call.lineno}" for path, call in calls if ast.unparse(call.args[-1]) not in named]
+    assert not other

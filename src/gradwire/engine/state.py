@@ -22,7 +22,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
 from gradwire.engine.shards import cut, joined
 from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, described, vetted
-from gradwire.errors import RanksDisagree
+from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
 
 Saved: TypeAlias = State | Sequence[State]
@@ -233,6 +233,7 @@ def _warn_of_another_recipe(engine: Engine) -> None:
     if asked.next is None and engine.plan not in (None, asked.text):
         warnings.warn(
             f"the loaded state goes on with {engine.plan}, not with the recipe {asked.text} given to attach",
+            GradwireWarning,
             stacklevel=2,
         )
 
@@ -243,6 +244,7 @@ def _warn_of_dropped_ranks(ready: _Ready) -> None:
         warnings.warn(
             f"what old rank {ranks} had not sent is lost, as missing='drop' allows; all ranks start with the "
             "mean of the others",
+            GradwireWarning,
             stacklevel=2,
         )
 

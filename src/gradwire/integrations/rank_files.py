@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradwire.engine.agree import require_agreement
-from gradwire.errors import RanksDisagree
+from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.wire import Wire
 
 NAME = "gradwire"
@@ -66,6 +66,7 @@ def load(wire: Wire, folder: str | os.PathLike[str], name: str = NAME) -> bool:
     if not states:
         warnings.warn(
             f"{folder} holds no state of gradwire: training goes on, and what was unsent then is lost",
+            GradwireWarning,
             stacklevel=2,
         )
         return False

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.errors import GradwireWarning
 from gradwire.measure.uses import FirstForward
 from gradwire.sources.backward import Backward
 from gradwire.unwrapping import Optimizers
@@ -188,5 +189,6 @@ class _AccumulationCheck:
             warnings.warn(
                 f"{passes} backward passes were exchanged before one optimizer step: each micro-batch was "
                 "compressed and sent. Wrap all but the last in wire.no_sync().",
+                GradwireWarning,
                 stacklevel=3,
             )

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
+from gradwire.errors import GradwireWarning
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import NAMES, Rig, flat, gradients
 from tests.support.states import own_state
@@ -88,7 +89,7 @@ def test_a_loaded_plan_counts_not_the_recipe() -> None:
         state.load(rig.engine, states)
         assert rig.engine.layout.alone
 
-    with pytest.warns(UserWarning, match="not with the recipe dgc"):
+    with pytest.warns(GradwireWarning, match="not with the recipe dgc"):
         run_ranks(1, rank)
 
 

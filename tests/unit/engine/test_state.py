@@ -17,7 +17,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
-from gradwire.errors import RanksDisagree
+from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.memory import LowPass
@@ -204,7 +204,7 @@ def test_survivors_alone_are_loaded_only_on_demand_and_that_is_said(world: int) 
         state.load(rig.engine, survivors, missing="drop")
         return rig.memory
 
-    with pytest.warns(UserWarning, match="old rank 1 had not sent is lost"):
+    with pytest.warns(GradwireWarning, match="old rank 1 had not sent is lost"):
         memories = run_ranks(world, rank)
     for found in memories:
         for name in found:
@@ -292,7 +292,7 @@ def test_the_loaded_plan_goes_on_and_says_so_when_another_recipe_was_asked_for()
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
-        with pytest.warns(UserWarning, match=r"covap\(interval=3\), not with the recipe topk\(ratio=0"):
+        with pytest.warns(GradwireWarning, match=r"covap\(interval=3\), not with the recipe topk\(ratio=0"):
             state.load(rig.engine, states[0])
         assert rig.engine.layout.main.text == "covap(interval=3)"
 
@@ -306,7 +306,7 @@ def test_a_warning_made_an_error_finds_everything_loaded() -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises(UserWarning, match="not with the recipe"):
+            with pytest.raises(GradwireWarning, match="not with the recipe"):
                 state.load(rig.engine, states[0])
         assert rig.engine.step == 4
         assert all(torch.equal(rig.memory[name], kept.view(-1)) for name, kept in states[0]["memory"].items())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire.errors import GradwireWarning
 from gradwire.metric import numerator_of, numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
 from tests.unit.metric.optimizers import CASES, N, draw, moment_of, trained
@@ -51,7 +52,7 @@ def test_elements_come_in_the_order_of_memory_as_in_a_bucket() -> None:
     memory = last.as_strided((48,), (1,))
     assert torch.allclose(numerators(48, at), memory * 2 + 0.9 * memory, rtol=1e-6)
     state = replace(seen(last, group), state={"momentum_buffer": -plain})
-    with pytest.warns(UserWarning, match="laid out"):
+    with pytest.warns(GradwireWarning, match="laid out"):
         assert not thresholds(48, Moment(0, 0, 0, 1, replicas=lambda _: state)).any()
 
 
@@ -117,9 +118,9 @@ def test_what_has_no_formula_is_said_and_nothing_may_be_lost(
 ) -> None:
     parameter = nn.Parameter(torch.ones(3))
     at = moment_of(parameter, kind([parameter], **options))
-    with pytest.warns(UserWarning, match=named):
+    with pytest.warns(GradwireWarning, match=named):
         assert not thresholds(3, at).any()
-    with pytest.warns(UserWarning, match="sent without loss"):
+    with pytest.warns(GradwireWarning, match="sent without loss"):
         assert not numerators(3, at).any()
 
 
@@ -134,7 +135,7 @@ def test_it_is_said_once() -> None:
 
 
 def test_float64_and_complex_parameters_are_refused() -> None:
-    with pytest.warns(UserWarning, match="float64"):
+    with pytest.warns(GradwireWarning, match="float64"):
         assert not thresholds(2, Moment(0, 0, 0, 1, replicas=lambda _: seen(torch.ones(2).double()))).any()
     refusal = numerator_of(seen(torch.ones(2, dtype=torch.complex64)))
     assert refusal == "SGD with complex parameters"

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import kernels
+from gradwire.errors import GradwireWarning
 from gradwire.integrations import lossless_group
 from gradwire.planning.costs import CodecCost, Line
 from tests.support.states import own_state
@@ -327,7 +328,7 @@ def test_a_warning_made_an_error_refuses_before_anything_is_attached() -> None:
     ddp = _ddp()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="sent without loss"):
+        with pytest.raises(GradwireWarning, match="sent without loss"):
             gradwire.attach(ddp, recipe="gcomp")
     gradwire.attach(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), recipe="gcomp")
 
@@ -372,7 +373,7 @@ def test_a_flush_hands_over_what_is_unsent_and_keeps_momentum() -> None:
     for name, plane in before["planes"]["momentum"].items():
         assert torch.equal(after["planes"]["momentum"][name], plane)
     assert not any(plane.any() for plane in after["memory"].values())
-    with pytest.warns(UserWarning, match="momentum is no longer applied"):
+    with pytest.warns(GradwireWarning, match="momentum is no longer applied"):
         wire.detach()
 
 

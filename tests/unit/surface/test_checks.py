@@ -9,6 +9,7 @@ import torch
 
 from gradwire.checks import check_optimizers, check_policy, warn_without_optimizer
 from gradwire.engine.layout import build
+from gradwire.errors import GradwireWarning
 from gradwire.recipes import recipe
 from tests.support.rig import specs
 
@@ -23,13 +24,15 @@ def warn(text: str, optimizer: torch.optim.Optimizer | None) -> None:
 
 @pytest.mark.parametrize("text", ["gcomp", "gcomp(mode='levels')"])
 def test_without_an_optimizer_it_is_said_that_nothing_is_dropped(text: str) -> None:
-    with pytest.warns(UserWarning, match="sent without loss"):
+    with pytest.warns(GradwireWarning, match="sent without loss"):
         warn(text, None)
 
 
 @pytest.mark.parametrize("text", ["dgc(ratio=0.1)", "signum"])
 def test_without_an_optimizer_it_is_said_which_one_a_momentum_needs(text: str) -> None:
-    with pytest.warns(UserWarning, match=r"applies momentum itself.*must be torch.optim.SGD\(momentum=0\)"):
+    with pytest.warns(
+        GradwireWarning, match=r"applies momentum itself.*must be torch.optim.SGD\(momentum=0\)"
+    ):
         warn(text, None)
 
 
@@ -43,7 +46,7 @@ def test_where_no_momentum_is_applied_nothing_is_said(text: str) -> None:
 def test_a_momentum_that_a_policy_brings_is_said_too() -> None:
     main = recipe("topk(ratio=0.1)").build()
     layout = build(specs(), main, {"*": "dgc(ratio=0.1)"}, torch.device("meta"))
-    with pytest.warns(UserWarning, match="applies momentum itself"):
+    with pytest.warns(GradwireWarning, match="applies momentum itself"):
         warn_without_optimizer(layout, ())
 
 

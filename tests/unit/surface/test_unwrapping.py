@@ -19,6 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import gradwire
 from gradwire.codec.cast import cast
+from gradwire.errors import GradwireWarning
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
 from gradwire.recipes import Composition
@@ -237,7 +238,7 @@ def test_several_optimizers_that_step_together_or_in_turn_are_no_accumulation() 
         for optimizer in optimizers:
             _step(ddp, optimizer)
     ddp(torch.ones(2, 64)).mean().backward()
-    with pytest.warns(UserWarning, match="2 backward passes were exchanged before one optimizer step"):
+    with pytest.warns(GradwireWarning, match="2 backward passes were exchanged before one optimizer step"):
         _step(ddp, *optimizers)
 
 
