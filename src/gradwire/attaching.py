@@ -7,22 +7,21 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.arena import layout_hash
-from gradwire.checks import check_momentum, check_optimizers, check_policy, warn_without_optimizer
+from gradwire.checks import check_momentum, check_optimizers, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.board import Board
 from gradwire.comm.groups import borrow, borrow_part, carries_cpu, give_back, given_back_if_refused
+from gradwire.configuration import TARGET, Configuration, Place
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
-from gradwire.engine.layout import Policy, build, chooser, is_alone
+from gradwire.engine.layout import Policy, build, is_alone
 from gradwire.engine.preparing import prepare_for
 from gradwire.engine.shards import Shard
 from gradwire.engine.surroundings import Surroundings
@@ -30,7 +29,7 @@ from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
 from gradwire.moment import read_by
 from gradwire.placement import Bringing, Device, device_at, host
-from gradwire.recipes import Composition, Recipe, recipe
+from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.nodes.level import NodeLevel
@@ -38,10 +37,8 @@ from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighb
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
 from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
-from gradwire.version import __version__
 from gradwire.wire import Attached, Wire
 
-_TARGET = 0.95
 _LOG = logging.getLogger("gradwire")
 _UNTRIED = (
     "gradients on %s are carried by way of the host. That is experimental: it has run on a simulated device "
@@ -56,13 +53,13 @@ def attach(
     *,
     policy: Policy | None = None,
     scaler: torch.amp.GradScaler | None = None,
-    target: float = _TARGET,
+    target: float = TARGET,
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
     nodes: Nodes = "auto",
     memory_dtype: torch.dtype | None = None,
-    placement: Literal["auto", "host", "device"] = "auto",
+    placement: Place = "auto",
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
@@ -106,7 +103,9 @@ def attach(
     """
     if not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
-    source, scaler = source_of(model, replicas), scaler or scaler_of(optimizer)
+    source = source_of(model, replicas)
+    scaler = scaler or scaler_of(optimizer)
+    asked = Configuration(recipe, target, policy, scaler, seed, memory_dtype, placement, nodes)
     device = device_at(source.device)
     on_host = device.where.type == "cpu"
     if process_group is None:
@@ -116,19 +115,14 @@ def attach(
     comm = ProcessGroupComm(group)
     with given_back_if_refused(group):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(group), comm.rank)
-        chosen, optimizers = _agreed_recipe(
-            recipe, target, source, policy, memory_dtype, optimizer, comm, device.where, placement, also=mine
-        )
-        fields = {"memory_dtype": str(memory_dtype), "buffers": source.buffers_text()}
-        fields |= {"device": device.where.type, "placement": placement, "nodes": kind_of(nodes)}
-        fields |= _fingerprint(chosen, source, policy, seed, scaled=scaler is not None)
-        require_agreement(fields, comm)
+        chosen, optimizers = _agreed_recipe(asked, source, optimizer, comm, device.where, also=mine)
+        require_agreement(asked.fingerprint(chosen, source, device.where), comm)
         require_same_optimizer(OptimizerText.of(optimizers), comm)
         table = None if nodes is None else agreed(kind_of(nodes), mine(), comm)
         parts = () if table is None else _parts(table, comm)
     if not on_host and comm.rank == 0:
         _LOG.warning(_UNTRIED, device.where.type)
-    return _assemble(source, optimizers, scaler, chosen, comm, parts, device, policy, seed, memory_dtype)
+    return _assemble(asked, chosen, source, optimizers, comm, parts, device)
 
 
 def _parts(table: Table, comm: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
@@ -138,16 +132,13 @@ def _parts(table: Table, comm: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]
 
 
 def _assemble(
+    asked: Configuration,
+    chosen: Recipe,
     source: Source,
     optimizers: Optimizers,
-    scaler: torch.amp.GradScaler | None,
-    chosen: Recipe,
     everyone: ProcessGroupComm,
     parts: tuple[ProcessGroupComm, ...],
     device: Device,
-    policy: Policy | None,
-    seed: int,
-    memory_dtype: torch.dtype | None,
 ) -> Wire:
     def ended() -> None:
         for each in (everyone, *parts):
@@ -166,11 +157,11 @@ def _assemble(
     placement = host(comm, worker.post, device, control=everyone)
     around = Surroundings(
         placement,
-        policy=policy,
-        seed=seed,
-        memory_dtype=memory_dtype,
+        policy=asked.policy,
+        seed=asked.seed,
+        memory_dtype=asked.memory_dtype,
         alone=is_alone(everyone),
-        loss_scale=_scale_of(scaler, placement.bringing),
+        loss_scale=_scale_of(asked.scaler, placement.bringing),
         replicas=read_by(placement.bringing.read, replicas),
         shard=None if level is None else level.shard,
         uses=lambda: uses,
@@ -190,8 +181,8 @@ def _assemble(
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
     counted = uses if decision is not None and decision.uses else None
-    source.begin(backward, optimizers, counted, scaled=scaler is not None)
-    return Wire(Attached(source.model, source, backward, optimizers, scaler, watch, worker))
+    source.begin(backward, optimizers, counted, scaled=asked.scaler is not None)
+    return Wire(Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker))
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None, bringing: Bringing) -> Callable[[], float]:
@@ -208,29 +199,21 @@ def _scale_of(scaler: torch.amp.GradScaler | None, bringing: Bringing) -> Callab
 
 
 def _agreed_recipe(
-    text: str | Recipe | Composition,
-    target: float,
+    asked: Configuration,
     source: Source,
-    policy: Policy | None,
-    memory_dtype: torch.dtype | None,
     optimizer: object,
     comm: Comm,
     device: torch.device,
-    placement: str,
     also: Callable[[], object],
 ) -> tuple[Recipe, Optimizers]:
     """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
     refusal: Exception | None = None
     try:
         source.check()
-        _check_placement(placement, device)
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)
-        check_policy(policy, list(source.parameters))
-        chosen = _chosen(text, target)
-        if memory_dtype not in (None, torch.bfloat16):
-            raise ValueError(f"memory_dtype={memory_dtype}; choose torch.bfloat16, or leave it out")
-        layout = build(source.specs, chosen.build(), policy, torch.device("meta"))
+        chosen = asked.validated(source, device)
+        layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"))
         check_momentum(layout, optimizers)
         warn_without_optimizer(layout, optimizers)
         also()
@@ -248,15 +231,6 @@ def _agreed_recipe(
     return chosen, optimizers
 
 
-def _check_placement(placement: str, device: torch.device) -> None:
-    if placement not in ("auto", "host", "device"):
-        raise ValueError(f"placement={placement!r} is none of 'auto', 'host' and 'device'")
-    if placement == "device" and device.type != "cpu":
-        raise ValueError(
-            f"placement='device' is not there yet for gradients on {device.type}: leave it out, or say 'host'"
-        )
-
-
 def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup, on_host: bool) -> dist.ProcessGroup:
     mine, theirs = dist.get_process_group_ranks(group), dist.get_process_group_ranks(models)
     if mine != theirs:
@@ -272,36 +246,3 @@ def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup, on_host: bo
             "torch.distributed.new_group(backend='gloo'), or leave it out"
         )
     return group
-
-
-def _chosen(text: str | Recipe | Composition, target: float) -> Recipe:
-    chosen = recipe(text)
-    if not 0.0 < target <= 1.0:
-        raise ValueError(f"target={target} is outside (0, 1]; 0.95 means 95 % of the no-communication speed")
-    if chosen.name == "auto" and "target" not in chosen.options:
-        return recipe(Recipe("auto", {"target": target}))
-    if target not in (_TARGET, chosen.options.get("target")):
-        raise ValueError(f"target={target} is for the recipe auto; {chosen} would ignore it")
-    return chosen
-
-
-def _fingerprint(
-    chosen: Recipe, source: Source, policy: Policy | None, seed: int, *, scaled: bool
-) -> dict[str, str]:
-    choose, specs = chooser(policy), source.specs
-    lanes = ",".join(choose(spec) or "-" for spec in specs)
-    # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.
-    shapes = ";".join(f"{spec.shape}{spec.stride or ''}" for spec in specs)
-    dtypes = ";".join(str(spec.dtype) for spec in specs)
-    return {
-        "gradwire version": __version__,
-        "source of gradients": source.kind,
-        "recipe": str(chosen),
-        "seed": str(seed),
-        "policy": "default" if policy is None else lanes,
-        "scaler": "given" if scaled else "none",
-        "parameter names": " ".join(spec.name for spec in specs),
-        "parameter shapes": shapes,
-        "parameter dtypes": dtypes,
-        "layout": layout_hash(specs),
-    }

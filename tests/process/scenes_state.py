@@ -197,7 +197,7 @@ def _attach_with(optimizer: Callable[..., torch.optim.Optimizer] | None) -> Any:
 
 
 def _attach_as(version: str) -> Any:
-    module = importlib.import_module("gradwire.attaching")
+    module = importlib.import_module("gradwire.configuration")
     honest = module.__version__
     module.__version__ = version
     try:

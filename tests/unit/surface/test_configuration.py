@@ -1,0 +1,53 @@
+"""All that is asked of `attach` is compared over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from gradwire.arena import ParameterSpec
+from gradwire.configuration import Configuration
+from gradwire.sources.source import Source
+
+CPU = torch.device("cpu")
+ASKED = Configuration("auto")
+SPECS = (
+    ParameterSpec("weight", (256, 256), torch.float32, 65536),
+    ParameterSpec("bias", (256,), torch.float32, 256),
+)
+OTHERWISE: dict[str, Any] = {
+    "recipe": "topk",
+    "target": 0.5,
+    "policy": {"bias": "int8"},
+    "scaler": torch.amp.GradScaler("cpu"),
+    "seed": 1,
+    "memory_dtype": torch.bfloat16,
+    "placement": "host",
+}
+"""Of every argument, another value than in `ASKED`."""
+
+
+def fingerprint(asked: Configuration) -> dict[str, str]:
+    names = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
+    source = Mock(Source, specs=SPECS, parameters=names, kind="a test")
+    source.buffers_text.return_value = "none"
+    return asked.fingerprint(asked.validated(source, CPU), source, CPU)
+
+
+def test_every_argument_is_tried() -> None:
+    assert {each.name for each in fields(Configuration)} == set(OTHERWISE)
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_ranks_that_ask_differently_have_different_fingerprints(name: str) -> None:
+    first, second = fingerprint(ASKED), fingerprint(replace(ASKED, **{name: OTHERWISE[name]}))
+    assert first.keys() == second.keys()
+    assert [key for key in first if first[key] != second[key]] == ["recipe" if name == "target" else name]
+
+
+def test_equal_arguments_have_equal_fingerprints() -> None:
+    assert fingerprint(ASKED) == fingerprint(Configuration("auto"))
