@@ -27,7 +27,7 @@ from gradwire.engine import state
 from gradwire.engine.agree import require_success
 from gradwire.engine.engine import Engine
 from gradwire.engine.state import Missing, Saved
-from gradwire.errors import PeerFailed
+from gradwire.errors import GradwireWarning, PeerFailed
 
 _PREPARED, _COMMITTED, _PART = ".prepared", ".pt", ".part"
 _NAME = re.compile(r"wire-(\d{8})-([0-9a-f]{8})-rank-(\d+)-of-(\d+)(\.prepared|\.pt|\.part)")
@@ -189,7 +189,9 @@ def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Ch
                 "missing='drop' goes on with those that all ranks see"
             )
     if known:
-        warnings.warn("the first save was cut off, so there is nothing to load", stacklevel=2)
+        warnings.warn(
+            "the first save was cut off, so there is nothing to load", GradwireWarning, stacklevel=2
+        )
     return None
 
 

@@ -27,6 +27,7 @@ OTHERWISE: dict[str, Any] = {
     "seed": 1,
     "memory_dtype": torch.bfloat16,
     "placement": "host",
+    "nodes": None,
 }
 """Of every argument, another value than in `ASKED`."""
 

@@ -58,9 +58,8 @@ def bench(
     console = Console(stderr=True)
     try:
         check_folder(json_path)
-        task = Task(
-            workload, _text(data), shards, batch_size, seed, _on(overlap), bucket_cap_mb, policy=policy
-        )
+        job = workload, _text(data), shards, batch_size, seed, _on(overlap), bucket_cap_mb
+        task = Task(*job, policy=policy)
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
