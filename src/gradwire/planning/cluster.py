@@ -5,7 +5,7 @@ ring one rank of a node sends out of it at a time; where every rank talks to eve
 crosses a node's link decides the time, and the latency is that of the link between nodes.
 
 A collective on two levels adds up inside each node first, exchanges a share of the elements per rank between
-the nodes, and gathers inside again. gradwire cannot run that yet: its costs are predicted only.
+the nodes, and gathers inside again (`gradwire.sources.nodes`).
 """
 
 from __future__ import annotations

@@ -23,10 +23,7 @@ def bench(
         str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
     ] = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)",
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
-    nodes: Annotated[
-        int | None,
-        typer.Option(help="Nodes that ranks share; the rate is a node's then, and only between them."),
-    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Shared by ranks; the rate is a node's then.")] = None,
     rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
     delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
     steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,

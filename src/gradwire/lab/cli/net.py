@@ -28,10 +28,7 @@ def check() -> None:
 def run(
     command: Annotated[list[str], typer.Argument(help="What to run on every rank, after --.")],
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
-    nodes: Annotated[
-        int | None,
-        typer.Option(help="Nodes that ranks share; the rate is a node's then, and only between them."),
-    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Shared by ranks; the rate is a node's then.")] = None,
     rate: Annotated[
         str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")
     ] = "unlimited",
