@@ -10,8 +10,8 @@ Each rank remembers what it has not sent yet, so `wire.save` writes a file per r
   fingerprint that `--until 40` prints without the break.
 - Another number of ranks: every rank starts with the mean of all states, so that nothing unsent is lost.
 
-The run may be killed at any moment: `wire.load` finds the newest save that all ranks have completed. The
-model is saved first, under the step's name, so that its file is there.
+The run may be killed at any moment: `wire.load` finds the newest save that all ranks have made. The model
+is saved first, under the step's name, so that its file is there.
 """
 
 import argparse

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.integrations.dcp import WireState
 from tests.process.models import digest, optimizer_of, perceptron, train
+from tests.process.ranks import FOLDER
 from tests.support.states import own_state
 
 RECIPES = ("topk(ratio=0.05)", "leader_topk(ratio=0.05)", "covap(interval=4)", "randomk(ratio=0.1)")
@@ -86,6 +91,44 @@ def from_three_to_two() -> dict[str, Any]:
         "from_mean": all(torch.allclose(memory[name], from_mean[name], atol=1e-6) for name in memory),
         "step": wire.report().step,
     }
+
+
+def through_dcp() -> dict[str, Any]:
+    """A checkpoint of two ranks, loaded by two and by three."""
+    folder, recipe = Path(os.environ[FOLDER], "dcp"), "dgc(ratio=0.05, warmup_steps=0)"
+    pair = dist.new_group([0, 1])
+    states: list[Any] = [None] * 3
+    mine: dict[str, Any] | None = None
+    again = True
+    if dist.get_rank() < 2:
+        ddp = DistributedDataParallel(perceptron(), process_group=pair)
+        optimizer = optimizer_of(ddp)
+        wire = gradwire.attach(ddp, optimizer, recipe)
+        train(ddp, optimizer, range(4))
+        dcp.save({"wire": WireState(wire)}, checkpoint_id=folder, process_group=pair)
+        mine = own_state(wire)
+        train(ddp, optimizer, range(4, 6))
+        dcp.load({"wire": WireState(wire, folder)}, checkpoint_id=folder, process_group=pair)
+        again = _same(own_state(wire) | {"why": mine["why"]}, mine)
+    dist.all_gather_object(states, mine)
+    ddp = DistributedDataParallel(perceptron())
+    wire = gradwire.attach(ddp, optimizer_of(ddp), recipe)
+    dcp.load({"wire": WireState(wire, folder)}, checkpoint_id=folder)
+    found = own_state(wire)
+    both = [{"memory": each["memory"], **each["planes"]} for each in states[:2]]
+    three = {"memory": found["memory"], **found["planes"]}
+    means = [
+        torch.equal(memory, torch.stack([each[plane][name] for each in both]).mean(0))
+        for plane, memories in three.items()
+        for name, memory in memories.items()
+    ]
+    return {"again": again, "mean": all(means), "compared": len(means), "step": found["step"]}
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    return torch.equal(left, right) if isinstance(left, torch.Tensor) else bool(left == right)
 
 
 def _refusal(attach: Callable[[], Any]) -> list[str]:
@@ -216,6 +259,7 @@ def without_process_group() -> list[str]:
 SCENES: dict[str, Callable[[], Any]] = {
     **{recipe: partial(resumes, recipe) for recipe in RECIPES},
     "three to two": from_three_to_two,
+    "dcp": through_dcp,
     "refusals": refuses_what_is_wrong,
     "right": takes_what_is_right,
     "refused on a pair": refused_on_a_pair,

@@ -38,6 +38,14 @@ def test_from_three_ranks_to_two_the_mean_memory_stays(world: Results) -> None:
         assert found["step"] == 5
 
 
+def test_a_dcp_checkpoint_keeps_every_ranks_memory_and_goes_to_another_world(world: Results) -> None:
+    for found in value(world, "dcp"):
+        assert found["again"], "bit for bit, on as many ranks"
+        assert found["mean"]
+        assert found["compared"] == 2 * 6, "what is unsent and the momentum of three layers"
+        assert found["step"] == 4
+
+
 REFUSALS = {
     "not ddp": "Sequential is a plain module: wrap it in DistributedDataParallel first, or pass replicas=",
     "second attach": "has a communication hook already",
