@@ -211,7 +211,7 @@ def thresholds(numel: int, at: Moment, dtype: torch.dtype = torch.float32) -> Te
 
 
 def _over_parts(numel: int, at: Moment, dtype: torch.dtype, fill: Fill) -> Tensor:
-    out = torch.zeros(numel, dtype=dtype)
+    out = torch.zeros(numel, dtype=dtype, device="cpu")
     done = 0
     for part in at.parts or (Part("", (numel,), 0, numel),):
         seen = at.replicas(part.name)

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.codec.sparse import SparseLayout
 from gradwire.comm import Comm, Round, ThreadComm, run_ranks
+from gradwire.engine.step import Step
+from gradwire.errors import WireError
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish, parts, run
 from gradwire.exchange.dense import dense
 from gradwire.moment import ExchangeState, Moment
@@ -87,6 +90,24 @@ def waits(row: Row) -> bool:
     except MixedError:
         return True
     return bool(reads)
+
+
+@pytest.mark.parametrize(("count", "numel"), [(3, 1000), (300, 1000), (700, 1000)])
+def test_places_that_cannot_be_are_told_without_a_read(count: int, numel: int) -> None:
+    layout, values = SparseLayout(count, numel, F32), torch.ones(numel)
+    payload = layout.take(values, torch.arange(count) * (numel // count))
+    payload[: 4 * layout.buffer.words] ^= 0x5A
+    out, told = torch.zeros(numel), []
+    with Elsewhere() as elsewhere:
+        layout.add(There(payload), There(out), 1.0, lambda sound, text: told.append((sound, text)))
+        step = Step(0, "plan")
+        step.hear(*told[0])
+        assert not elsewhere.reads
+        assert not step.is_finite()  # that is the read, once a step
+        assert elsewhere.reads
+    assert not out.any()
+    with pytest.raises(WireError, match=f"no choice of {count} of {numel} indices"):
+        Step(0, "plan").hear(told[0][0].inner, told[0][1])
 
 
 @dataclass(frozen=True)

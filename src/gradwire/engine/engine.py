@@ -244,6 +244,7 @@ class Engine:
             unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
             kept=lane.kept,
             replicas=self.around.replicas,
+            see=step.hear,
         )
         self.around.inspect(lane, unit, x, at)
         if self._decider.looks and lane.exchange is self.layout.main.exchange:

@@ -23,7 +23,7 @@ from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import compiled_s, is_finite
 from gradwire.measure.clock import Trace, now_s
 from gradwire.measure.observed import Observed
-from gradwire.moment import Moment
+from gradwire.moment import Moment, refuse
 from gradwire.planning.facts import Times
 
 
@@ -249,6 +249,13 @@ class Step:
         """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
         if finite is not True:
             self._doubts.append(finite)
+
+    def hear(self, sound: Tensor, complaint: str) -> None:
+        """What exchanges tell `Moment.see`: raise at once, or note for the verdict what a device knows."""
+        if sound.is_cpu:
+            refuse(sound, complaint)
+        else:
+            self.see(sound)
 
     def look(self, values: Tensor) -> None:
         """Note whether `values` are finite."""

@@ -164,12 +164,12 @@ class _Bench:
         self._exchange, self._world, self._clock = exchange, world, clock
         self._step = first_busy_step(exchange, numel, world)
         self._payloads = payloads(exchange, numel, world, self._step)
-        self._grad = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+        self._grad = torch.randn(numel, generator=torch.Generator("cpu").manual_seed(numel), device="cpu")
         memory = exchange.memory
         names = () if memory is None else memory.planes
-        self._committed = {name: torch.zeros(numel) for name in names}
-        self._working = {name: torch.zeros(numel) for name in dict.fromkeys((UNSENT, *names))}
-        self._mean = torch.zeros(numel)
+        self._committed = {name: torch.zeros_like(self._grad) for name in names}
+        self._working = {name: torch.zeros_like(self._grad) for name in dict.fromkeys((UNSENT, *names))}
+        self._mean = torch.zeros_like(self._grad)
         self._kept = ExchangeState()
 
     def once(self) -> tuple[float, float]:

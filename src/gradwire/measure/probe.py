@@ -210,7 +210,7 @@ def _durations(
     comm: Comm, verb: str, payload_bytes: int, repetitions: int, clock: Callable[[], float]
 ) -> list[float]:
     """Seconds from handing in to having all, of each of several in a row."""
-    tensor = torch.zeros(payload_bytes // 4)
+    tensor = torch.zeros(payload_bytes // 4, device="cpu")
     round_ = _round(verb, tensor.numel())
     durations = []
     for _ in range(repetitions):

@@ -99,7 +99,7 @@ def threshold_of_sample(x: Tensor, size: int, rank: int, at: Moment) -> float:
     >>> threshold_of_sample(torch.tensor([1.0, -3.0, 2.0]), size=3, rank=2, at=at)
     2.0
     """
-    seed = int(torch.randint(2**62, (1,), generator=at.private()))
+    seed = int(torch.randint(2**62, (1,), generator=at.private(), device="cpu"))
     drawn = x[stratified_indices(x.numel(), size, seed).to(x.device)]
     return float(drawn[topk_indices(drawn, rank)].abs().nan_to_num(torch.inf, torch.inf).min())
 

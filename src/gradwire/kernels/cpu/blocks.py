@@ -73,7 +73,7 @@ def reduce_blocks(
     """Rank by rank; the sum crosses memory once for each."""
     if not is_fast(scales[0], own[0], *(() if unsent is None else (unsent,))):
         return DECLINED
-    total = torch.zeros(blocks.numel)
+    total = torch.zeros(blocks.numel, device="cpu")
     for rank_scales, rank_codes in zip(scales, codes, strict=True):
         add_blocks(rank_scales, rank_codes, blocks, total, weight)
     encode_blocks(total, blocks, *own, left=True)
