@@ -131,6 +131,7 @@ class Rig:
         shapes: Mapping[str, tuple[int, ...]] = SHAPES,
         control: Comm | None = None,
         resolve: Resolve = "now",
+        placement: Placement | None = None,
         **options: Any,
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
@@ -142,7 +143,8 @@ class Rig:
             inside, comm = parted(comm, per_node)
             self.level = NodeLevel(options.setdefault("shard", Shard(inside)), known, post)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
-        placement = Placement("rig", comm, control, post, resolve=resolve)
+        placement = placement or Placement("rig", comm, control, post, resolve=resolve)
+        placement = replace(placement, post=post)
         around = Surroundings(placement, concluded=concluded, **options)
         self.engine = Engine(known, recipe(text), around)
         if self.level is not None:

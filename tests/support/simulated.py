@@ -226,10 +226,15 @@ class Simulated:
                 _join(self._clocks[HOST], clock)
 
     def _actor(self, what: str, numbers: Sequence[int]) -> str:
-        """The stream that was entered; else by the memory, and where nothing is known, by the thread."""
-        if self.entered:
-            return self.entered[-1].name
+        """The stream that was entered; else by the memory, and where nothing is known, by the thread.
+
+        What touches memory of the host alone is the host's, whatever stream is current.
+        """
         known = {self._on_device[number] for number in numbers if number in self._on_device}
+        if self.entered and not all(self._on_device.get(number) is False for number in numbers):
+            for number in numbers:
+                self._on_device.setdefault(number, True)
+            return self.entered[-1].name
         is_device = self._local.home == "device" if not known else known != {False}
         if len(known) == 2:
             self.races.append(f"{what} mixes memory of the host with the device's")

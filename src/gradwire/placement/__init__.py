@@ -1,8 +1,9 @@
 """Where gradients, memory and codecs are, by what bytes travel, and how one gets to the other."""
 
-from gradwire.placement.base import Placement, Post, Resolve, host
+from gradwire.placement.base import Placement, Post, Resolve, host, staged
 from gradwire.placement.bringing import Bringing, Brought, Copies, InPlace
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at
+from gradwire.placement.staging import OnStream, StagedComm
 
 __all__ = [
     "Accelerator",
@@ -12,9 +13,12 @@ __all__ = [
     "Device",
     "HostDevice",
     "InPlace",
+    "OnStream",
     "Placement",
     "Post",
     "Resolve",
+    "StagedComm",
     "device_at",
     "host",
+    "staged",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.comm.base import Comm
 from gradwire.placement.bringing import Bringing, Copies, InPlace
 from gradwire.placement.device import Device, HostDevice
+from gradwire.placement.staging import OnStream, StagedComm
 
 Post: TypeAlias = Callable[[Callable[[], None]], None]
 Resolve: TypeAlias = Literal["now", "late"]
@@ -64,3 +65,13 @@ def host(comm: Comm, post: Post, device: Device | None = None, control: Comm | N
     device = HostDevice() if device is None else device
     bringing = InPlace() if device.where.type == "cpu" else Copies(device)
     return Placement("host", comm, control or comm, post, device, bringing=bringing)
+
+
+def staged(comm: Comm, post: Post, device: Device) -> Placement:
+    """Memory and codecs on the `device`, bytes over `comm`, which carries tensors on the CPU.
+
+    Payloads are copied to pinned memory and back. The verdict, and all else that ranks agree on, travels over
+    `comm` without a detour. What `post` runs, it runs within `bringing.landing()`.
+    """
+    carried = StagedComm(comm, device)
+    return Placement("staged", carried, comm, post, device, memory=device, bringing=OnStream(device))

@@ -67,7 +67,7 @@ class Bringing(Protocol):
 
 
 @dataclass(frozen=True)
-class _There:
+class There:
     """A tensor that the engine reads where it is."""
 
     buffer: Tensor
@@ -86,7 +86,7 @@ class InPlace:
 
     def bring(self, _key: Hashable, source: Tensor) -> Brought:
         """See `Bringing.bring`."""
-        return _There(source)
+        return There(source)
 
     def read(self, source: Tensor) -> Tensor:
         """See `Bringing.read`."""
@@ -153,7 +153,7 @@ class _Copy:
 
 
 @dataclass(frozen=True)
-class _Lost:
+class Lost:
     """A tensor that could not be copied. The engine hears why, and fails the step on all ranks."""
 
     buffer: Tensor
@@ -186,7 +186,7 @@ class Copies:
             self._stream.wait_event(self._device.current().record_event())
             room.copy("out", room.memory, source, self._stream)
         except BaseException as error:  # no memory left to pin, for instance
-            return _Lost(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
+            return Lost(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
         return _Copy(source, room, self._stream)
 
     def read(self, source: Tensor) -> Tensor:

@@ -1,0 +1,92 @@
+"""Gradients, memory and codecs on a device, bytes by way of the host: for a transport that reads its memory.
+
+A payload is copied to pinned memory, travels, and what comes is copied back. The engine's thread works on a
+stream of its own, beside the computation, and waits there for what it hands to the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Comm, Pending, Round
+from gradwire.errors import GradwireError
+from gradwire.placement.bringing import CAPTURED, Brought, Lost, There
+from gradwire.placement.device import Device
+
+
+class StagedComm(Comm):
+    """`Comm` for tensors of a device over one for tensors of the CPU: the same verbs, sizes and order."""
+
+    def __init__(self, comm: Comm, device: Device) -> None:
+        self.rank, self.world = comm.rank, comm.world
+        self._comm, self._device = comm, device
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """As `Comm.issue`; but waits until the current stream has computed `tensor`."""
+        sent = self._device.pinned(tensor)
+        sent.copy_(tensor, non_blocking=True)
+        received = sent if out is tensor else self._device.pinned(out)
+        self._device.current().record_event().synchronize()
+        return _Staged(self._comm.issue(round_, sent, received), received, out)
+
+
+class _Staged:
+    """What comes is in pinned memory; the one that waits for it copies it on, once, in its own stream."""
+
+    def __init__(self, inner: Pending, received: Tensor, out: Tensor) -> None:
+        self._inner, self._received, self._out = inner, received, out
+        self._has_landed = False
+        self.then = inner.then
+
+    def wait(self) -> None:
+        """See `Pending.wait`. What the current stream does from now on comes after the copy."""
+        self._inner.wait()
+        if not self._has_landed:
+            self._has_landed = True
+            self._out.copy_(self._received, non_blocking=True)
+
+
+class OnStream:
+    """The engine works on the gradients where they are, in a stream of its own. See `Bringing`.
+
+    Its thread runs all that it does within `landing()`.
+    """
+
+    pinned_bytes = 0
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._stream = device, device.new_stream()
+
+    def bring(self, _key: Hashable, source: Tensor) -> Brought:
+        """See `Bringing.bring`: the engine's stream waits for the current one."""
+        try:
+            if self._device.is_capturing():
+                raise GradwireError(CAPTURED)
+            self._stream.wait_event(self._device.current().record_event())
+        except BaseException as error:
+            return Lost(source, error)
+        return There(source)
+
+    def read(self, source: Tensor) -> Tensor:
+        """See `Bringing.read`."""
+        return source
+
+    def give(self, value: Tensor, where: torch.device) -> Tensor:
+        """See `Bringing.give`."""
+        return value
+
+    def landing(self) -> AbstractContextManager[None]:
+        """See `Bringing.landing`."""
+        return self._device.using(self._stream)
+
+    def join(self) -> None:
+        """See `Bringing.join`."""
+        self._device.current().wait_event(self._stream.record_event())
+
+    def copied_s(self) -> float:
+        """See `Bringing.copied_s`: bytes are counted where they travel."""
+        return 0.0

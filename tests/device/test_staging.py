@@ -1,0 +1,124 @@
+"""Payloads of a device go by way of the host, in order, and leave the bits that they leave there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
+from gradwire.errors import GradwireError
+from gradwire.placement import OnStream, StagedComm, host, staged
+from tests.support.rig import Rig, flat, gradients
+from tests.support.simulated import Simulated
+from tests.unit.comm.verbs import CALLS, Call
+
+WORLD, STEPS = 2, 3
+
+
+class Near(Simulated):
+    """A simulated device whose tensors may be made here: they say that they are on the CPU, as they are."""
+
+    where = torch.device("cpu")
+
+
+class Transport(Comm):
+    """Reads what is handed in and writes what comes, as the host; how is its own affair, as with gloo."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.rank, self.world, self._comm = comm.rank, comm.world, comm
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """As `Comm.issue`."""
+        tensor.mul_(1)
+        with _disable_current_modes():
+            pending = self._comm.issue(round_, tensor, out)
+        out.mul_(1)
+        return pending
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_every_verb_brings_what_it_brings_on_the_host(call: Call) -> None:
+    devices = [Near() for _rank in range(3)]
+
+    def body(comm: ThreadComm) -> Tensor:
+        device = devices[comm.rank]
+        with device.watching(), device.using(device.new_stream()):
+            return call.issue(StagedComm(Transport(comm), device))
+
+    for rank, found in enumerate(run_ranks(3, body)):
+        assert torch.equal(found, call.expected(rank, 3))
+        assert devices[rank].races == []
+        assert devices[rank].operators > 0
+
+
+def test_a_payload_that_is_not_waited_for_is_a_race() -> None:
+    devices = [Near("synchronize") for _rank in range(WORLD)]
+
+    def body(comm: ThreadComm) -> None:
+        device = devices[comm.rank]
+        with device.watching(), device.using(device.new_stream()):
+            StagedComm(Transport(comm), device).all_reduce(torch.ones(4)).wait()
+
+    run_ranks(WORLD, body)
+    assert all("on the host against aten::copy_" in device.races[0] for device in devices)
+
+
+def ignored(_job: Callable[[], None]) -> None:
+    """The rig posts for itself."""
+
+
+def trained(
+    recipe: str, comm: ThreadComm, device: Simulated, placed: str
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Means and memory after some steps, and the races that were found."""
+    over = Transport(comm)
+    placement = staged(over, ignored, device) if placed == "staged" else host(over, ignored)
+    with device.watching(), placement.bringing.landing():
+        rig = Rig(comm, recipe, placement=placement)
+        means = [rig.step(gradients(comm.rank, step)).flat() for step in range(STEPS)]
+        memory = flat(rig.memory) if rig.memory else torch.empty(0)
+        return torch.stack(means), memory, device.races
+
+
+@pytest.mark.parametrize(
+    "recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd", "leader_topk", "covap(interval=2)"]
+)
+def test_an_engine_that_is_staged_leaves_the_same_bits(recipe: str) -> None:
+    there = run_ranks(WORLD, lambda comm: trained(recipe, comm, Near(), "staged"))
+    here = run_ranks(WORLD, lambda comm: trained(recipe, comm, Near(), "host"))
+    for (means, memory, races), (other_means, other_memory, _races) in zip(there, here, strict=True):
+        assert torch.equal(means, other_means)
+        assert torch.equal(memory, other_memory)
+        assert races == []
+
+
+def brought(device: Simulated) -> list[str]:
+    """One gradient of the default stream is brought, reduced in the engine's, and read in the default one."""
+    bringing = OnStream(device)
+    with device.watching():
+        gradient = torch.ones(4)
+        there = bringing.bring(0, gradient)
+        there.ready()
+        with bringing.landing():
+            there.buffer.mul_(2)
+        there.land()
+        bringing.join()
+        gradient + 1
+    return device.races
+
+
+def test_the_engine_s_stream_comes_after_the_gradient_and_before_its_reader() -> None:
+    assert brought(Near()) == []
+    assert "mul_ on the stream 1 against aten::ones" in brought(Near("wait_event"))[0]
+    assert "add on the default stream against aten::mul_" in brought(Near("join"))[0]
+
+
+def test_a_gradient_of_a_captured_graph_fails_the_step() -> None:
+    device = Near()
+    device.capturing = True
+    with pytest.raises(GradwireError, match="captured into a graph"):
+        OnStream(device).bring(0, torch.ones(4)).ready()
