@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Frameworks are large, and pin versions of their own: they have an environment of their own.
 FRAMEWORKS := .venv-integrations
 
-.PHONY: install demo test test-full test-integrations fuzz lint format bench clean
+.PHONY: install demo test test-full test-integrations gpu fuzz lint format bench clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,11 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/cons
 
 test-integrations: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m pytest tests/integrations $(ARGS)
+
+# On a machine with a GPU, by an interpreter that has torch, Triton, numba and pytest: installs nothing. Takes
+# `--out FILE` and `--only PART,...` in ARGS. Without a GPU it lists what it would run.
+gpu:
+	PYTHONPATH=src $(PYTHON) -m tests.gpu.run $(ARGS)
 
 # Damaged frames: first as fast as in use, then with bounds checked, for which there are other kernels.
 fuzz: $(STAMP)

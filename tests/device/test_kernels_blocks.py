@@ -1,4 +1,4 @@
-"""Blocks in few bits: interpreted kernels against those of the CPU and the reference."""
+"""Blocks in few bits: kernels for devices against those of the CPU and the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.kernels.inputs import KINDS, generator, heavy_tail, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
-from gradwire.kernels import device
+from tests.device.there import device
 
 Coder = Callable[..., object]
 every_kind = pytest.mark.parametrize("kind", LARGEST)

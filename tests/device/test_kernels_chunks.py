@@ -1,4 +1,4 @@
-"""The largest of each chunk: interpreted kernels against those of the CPU and the reference."""
+"""The largest of each chunk: kernels for devices against those of the CPU and the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.kernels.kinds import KINDS, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
-from gradwire.kernels import device
+from tests.device.there import device
 
 
 @pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)

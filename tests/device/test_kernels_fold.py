@@ -1,4 +1,4 @@
-"""Folds and what depends on flags: interpreted kernels against those of the CPU, and both by hand."""
+"""Folds and what depends on flags: kernels for devices against those of the CPU, and both by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.kernels.inputs import KINDS, heavy_tail, normal, special
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
-from gradwire.kernels import device
+from tests.device.there import device
 
 SIZES = (0, 1, 7, 2048, 4099)
 every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)

@@ -1,4 +1,4 @@
-"""One bit per element: interpreted kernels against those of the CPU and the reference."""
+"""One bit per element: kernels for devices against those of the CPU and the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.kernels.inputs import FINITE, generator, heavy_tail, mostly_nan,
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
-from gradwire.kernels import device
+from tests.device.there import device
 
 # Parts that no tile divides, whole or in blocks that are shorter than a tile, or longer.
 LAYOUTS = (

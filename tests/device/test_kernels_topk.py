@@ -1,4 +1,4 @@
-"""Exact top-k: interpreted kernels against those of the CPU and the reference, by each of its ways."""
+"""Exact top-k: kernels for devices against those of the CPU and the reference, by each of its ways."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.unit.kernels.kinds import KINDS, generator, heavy_tail, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
-from gradwire.kernels import device
 from gradwire.kernels.device import topk
+from tests.device.there import device
 
 every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
 
@@ -43,7 +43,9 @@ def test_any_number_of_any_size(n: int, k: int) -> None:
 @pytest.mark.parametrize("guess", [0, 1, 0x7F800000])
 def test_whatever_the_guess_the_choice_is_exact(guess: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Everything passes and has room, or has none, or too few pass: the latter two read x again.
-    monkeypatch.setattr(topk, "_guess", lambda _x, _k: torch.tensor([guess], dtype=torch.int32))
+    monkeypatch.setattr(
+        topk, "_guess", lambda x, _k: torch.tensor([guess], dtype=torch.int32, device=x.device)
+    )
     for spare in (0, 1 << 16):
         monkeypatch.setattr(topk, "_SPARE", spare)
         assert agrees(torch.randint(-3, 4, (9001,), generator=generator(1)).float(), 50)

@@ -20,6 +20,7 @@ from gradwire.moment import Moment, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F64, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, generator
 from tests.laws.pairwise import FULL, all_pairs
+from tests.support.where import WHERE
 from tests.unit.kernels.test_signs import F32
 
 WORLDS = (1, 2, 3, 4, 5, 7)
@@ -60,7 +61,7 @@ class Row:
         overflows = self.case.exchange.laws.may_overflow
         large = 2.0**14 if overflows else torch.finfo(self.dtype).max / 16
         return [
-            self.kind(rank, self.size, self.dtype, generator(str(self), rank), large)
+            self.kind(rank, self.size, self.dtype, generator(str(self), rank), large).to(WHERE)
             for rank in range(self.world)
         ]
 
@@ -68,8 +69,8 @@ class Row:
         """Where and when, with something that the last step has left."""
         draw = generator(str(self), rank + 1000)
         unsent = torch.randn(self.size, generator=draw) if self.time[0] else torch.zeros(self.size)
-        unsent = unsent.to(self.dtype)
-        seen = Replicated(torch.ones(self.size), COARSE_STEPS, {}, torch.optim.SGD)
+        unsent = unsent.to(WHERE, self.dtype)
+        seen = Replicated(torch.ones(self.size, device=WHERE), COARSE_STEPS, {}, torch.optim.SGD)
         return Moment(*self.time, rank, self.world, seed=7, unsent=unsent, replicas=lambda _name: seen)
 
 
@@ -102,7 +103,7 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
 
     def body(comm: ThreadComm) -> Held:
         source = inputs[comm.rank]
-        memory = torch.full((2, source.numel() + 2 * MARGIN), MARK, dtype=row.dtype)
+        memory = torch.full((2, source.numel() + 2 * MARGIN), MARK, dtype=row.dtype, device=WHERE)
         x, mean = memory[:, MARGIN : MARGIN + source.numel()]
         x.copy_(source)
         mean.fill_(torch.nan)  # an exchange that forgets to clear it shows
@@ -123,7 +124,7 @@ def global_generators() -> tuple[Any, ...]:
 
 def bits(tensor: Tensor) -> bytes:
     """Bit patterns, so that NaN equals itself and -0.0 is not 0.0."""
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def groups() -> list[tuple[Row, ...]]:

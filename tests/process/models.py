@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.where import WHERE
+
 SHAPE = (32, 64, 64, 8)
 
 
@@ -18,7 +20,8 @@ def perceptron(seed: int = 0) -> nn.Module:
     """Three layers; the two large matrices are above the default policy's limit, the rest below."""
     torch.manual_seed(seed)
     a, b, c, d = SHAPE
-    return nn.Sequential(nn.Linear(a, b), nn.Tanh(), nn.Linear(b, c), nn.Tanh(), nn.Linear(c, d))
+    layers = nn.Sequential(nn.Linear(a, b), nn.Tanh(), nn.Linear(b, c), nn.Tanh(), nn.Linear(c, d))
+    return layers.to(WHERE)
 
 
 def batch(step: int, rank: int | None = None, size: int = 16) -> tuple[Tensor, Tensor]:
@@ -27,7 +30,7 @@ def batch(step: int, rank: int | None = None, size: int = 16) -> tuple[Tensor, T
     generator = torch.Generator().manual_seed(1_000_003 * who + step)
     inputs = torch.randn(size, SHAPE[0], generator=generator)
     teacher = torch.randn(SHAPE[0], SHAPE[-1], generator=torch.Generator().manual_seed(5))
-    return inputs, torch.tanh(inputs @ teacher / 4)
+    return inputs.to(WHERE), torch.tanh(inputs @ teacher / 4).to(WHERE)
 
 
 def optimizer_of(module: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
@@ -57,7 +60,7 @@ def digest(module: nn.Module) -> str:
     """A fingerprint of every bit of the parameters."""
     hashed = hashlib.sha256()
     for parameter in module.parameters():
-        hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        hashed.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()[:16]
 
 

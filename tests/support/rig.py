@@ -20,10 +20,11 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
-from gradwire.placement import Placement, Resolve
+from gradwire.placement import Placement, Resolve, device_at
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeLevel
+from tests.support.where import WHERE
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "first.weight": (37, 61),
@@ -69,7 +70,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Normal numbers that depend on rank, step and name alone; no element is zero."""
     of = dtype if callable(dtype) else lambda _name: dtype
-    return {name: values.to(of(name), copy=True) for name, values in _drawn(rank, step).items()}
+    return {name: values.to(WHERE, of(name), copy=True) for name, values in _drawn(rank, step).items()}
 
 
 @cache
@@ -143,8 +144,9 @@ class Rig:
             inside, comm = parted(comm, per_node)
             self.level = NodeLevel(options.setdefault("shard", Shard(inside)), known, post)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
-        placement = placement or Placement("rig", comm, control, post, resolve=resolve)
-        placement = replace(placement, post=post)
+        device = device_at(WHERE)
+        here = Placement("rig", comm, control, post, device, device, resolve=resolve)
+        placement = replace(placement or here, post=post)
         around = Surroundings(placement, concluded=concluded, **options)
         self.engine = Engine(known, recipe(text), around)
         if self.level is not None:

@@ -1,0 +1,303 @@
+"""What do kernels for devices cost beside a copy on the device, and what does attaching cost beside DDP?
+
+Needs a CUDA device, and says so where there is none. Rates are bytes that a kernel must read and write,
+divided by its time, as a share of those of a copy in the same run. Buffers are larger than any cache.
+
+    PYTHONPATH=src python benchmarks/gpu_kernels.py [--numel 100000000] [--json PATH]
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.kernels import LARGEST, Blocks, Pieces, ScaledBlocks
+
+WORLD = 8
+BLOCK = 256
+GOAL_DENSE = 1.02
+
+
+class Figure(NamedTuple):
+    """One number, and its goal where there is one; `at_least` says on which side of it is good."""
+
+    name: str
+    value: float
+    unit: str
+    goal: float | None = None
+    at_least: bool = True
+
+    def text(self) -> str:
+        """A line."""
+        if self.goal is None:
+            return f"{self.value:.3g} {self.unit}"
+        met = self.value >= self.goal if self.at_least else self.value <= self.goal
+        side = "at least" if self.at_least else "at most"
+        return f"{self.value:.3g} {self.unit}, goal {side} {self.goal:g}: {'met' if met else 'missed'}"
+
+
+Measure = Callable[[], list[Figure]]
+
+
+def seconds(call: Callable[[], object], repetitions: int = 15) -> float:
+    """The median time of `call` on the device, after three calls that compile and warm up."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repetitions):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return median(times)
+
+
+def host_seconds(call: Callable[[], object], repetitions: int = 50) -> float:
+    """The median time until `call` returns, while the device has nothing else to do."""
+    times = []
+    for _ in range(repetitions + 5):
+        torch.cuda.synchronize()
+        start_s = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start_s)
+    return median(times[5:])
+
+
+def normal(*shape: int) -> Tensor:
+    """The same numbers each time."""
+    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+
+
+def copy_rate(numel: int) -> float:
+    """Bytes per second, read and written."""
+    x, y = normal(numel), torch.empty(numel, device="cuda")
+    return 8 * numel / seconds(lambda: y.copy_(x))
+
+
+def passes(numel: int) -> dict[str, tuple[Callable[[], object], float, float | None]]:
+    """Each kernel: the call, the bytes that it must move for an element, and its share of a copy as goal."""
+    from gradwire.kernels import device
+
+    grad, memory, out = normal(numel), normal(numel), torch.empty(numel, device="cuda")
+    planes, zero = (memory, out), torch.zeros(1, device="cuda")
+    found: dict[str, tuple[Callable[[], object], float, float | None]] = {
+        "fold": (lambda: device.fold(out, memory, grad, 1.0), 12, 0.85),
+        "fold_momentum": (lambda: device.fold_momentum(planes, planes, grad, 0.9), 20, 0.85),
+        "chunk_topk_indices": (lambda: device.chunk_topk_indices(grad, 100, 1), 4, 0.8),
+        "poison, nothing to do": (lambda: device.poison([out], zero), 0, None),
+        "rescale by 1": (lambda: device.rescale(out, zero + 1), 0, None),
+        "zero_idle, nothing idle": (
+            partial(device.zero_idle, out, Pieces([(0, 0, numel)]), zero.bool()), 0, None,
+        ),
+    }  # fmt: skip
+    for kind in LARGEST:
+        blocks = ScaledBlocks((numel,), BLOCK, kind)
+        scales = torch.empty(blocks.count, device="cuda")
+        codes = torch.empty(blocks.code_bytes, dtype=torch.uint8, device="cuda")
+        width = blocks.code_bytes / numel
+        encode = partial(device.encode_blocks, out, blocks, scales, codes, True)
+        decode = partial(device.decode_blocks, scales, codes, blocks, out, 1.0)
+        found[f"encode_blocks {kind}"] = encode, 8 + width, 0.8
+        found[f"decode_blocks {kind}"] = decode, 4 + width, 0.85
+    signs = Blocks((numel,))
+    means = torch.empty(1, 1, device="cuda")
+    bits = torch.empty(signs.bytes, dtype=torch.uint8, device="cuda")
+    found["pack_signs"] = partial(device.pack_signs, out, signs, means, bits, leave=True), 12.1, 0.7
+    found["add_signs"] = partial(device.add_signs, means, bits, signs, out), 8.1, 0.7
+    return found
+
+
+def kernel_figures(numel: int) -> list[Figure]:
+    """Shares of a copy's rate; microseconds where nothing is moved."""
+    rate = copy_rate(numel)
+    figures = [Figure("copy", rate / 1e12, "TB/s")]
+    for name, (call, width, goal) in passes(numel).items():
+        taken_s = seconds(call)
+        if width:
+            figures.append(Figure(name, width * numel / taken_s / rate, "of a copy", goal))
+        else:
+            figures.append(Figure(name, taken_s * 1e6, "µs", 10.0, at_least=False))
+    return figures
+
+
+def topk_figures(numel: int, ratio: float = 0.01) -> list[Figure]:
+    """Error feedback and exact top-k, beside the same in torch."""
+    from gradwire.kernels import device
+
+    grad, memory, k = normal(numel), torch.zeros(numel, device="cuda"), int(ratio * numel)
+
+    def eager() -> None:
+        memory.add_(grad)
+        indices = memory.abs().topk(k).indices
+        _values = memory[indices]
+        memory[indices] = 0.0
+
+    def ours() -> None:
+        device.fold(memory, memory, grad, 1.0)
+        device.take_topk(memory, k)
+
+    ours_s, eager_s = seconds(ours), seconds(eager, repetitions=5)
+    return [
+        Figure("feedback and exact top 1 %", ours_s * 1e3, "ms"),
+        Figure("the same in eager torch, as multiple", eager_s / ours_s, "times", 3.0),
+    ]
+
+
+def int8_figures(numel: int) -> list[Figure]:
+    """The local work of one rank of eight in an all-reduce in int8: encode, sum own shard, decode."""
+    from gradwire.kernels import device
+
+    shard = numel // WORLD // BLOCK * BLOCK
+    whole = ScaledBlocks((shard * WORLD,), BLOCK, "int8")
+    part = ScaledBlocks((shard,), BLOCK, "int8")
+    x, out = normal(whole.numel), torch.empty(whole.numel, device="cuda")
+    scales = torch.empty(whole.count, device="cuda")
+    codes = torch.empty(whole.code_bytes, dtype=torch.uint8, device="cuda")
+    own = torch.empty(part.count, device="cuda"), torch.empty(shard, dtype=torch.uint8, device="cuda")
+
+    def ours() -> None:
+        device.encode_blocks(x, whole, scales, codes, True)
+        device.reduce_blocks(
+            scales.view(WORLD, -1), codes.view(WORLD, -1), part, 1 / WORLD, own, x[:shard], float(WORLD)
+        )
+        device.decode_blocks(scales, codes, whole, out, 1.0)
+
+    def eager() -> None:
+        table = x.view(-1, BLOCK)
+        largest = table.abs().amax(1, keepdim=True) / 127
+        coded = (table / largest).round().clamp(-127, 127).to(torch.int8)
+        x.sub_((coded * largest).view(-1))
+        summed = (coded * largest).view(WORLD, -1).sum(0).view(-1, BLOCK) / WORLD
+        again = summed.abs().amax(1, keepdim=True) / 127
+        _codes = (summed / again).round().clamp(-127, 127).to(torch.int8)
+        out.copy_((coded * largest).view(-1))
+
+    ours_s, eager_s = seconds(ours), seconds(eager, repetitions=5)
+    return [
+        Figure(f"int8, local work of 1 rank of {WORLD}", ours_s * 1e3, "ms"),
+        Figure("the same in eager torch, as multiple", eager_s / ours_s, "times", 1.5),
+    ]
+
+
+def host_figures(numel: int = 1 << 20) -> list[Figure]:
+    """How long the thread that launches is busy with one unit: fold, encode, decode."""
+    from gradwire.kernels import device
+
+    grad, memory, out = normal(numel), normal(numel), torch.empty(numel, device="cuda")
+    blocks = ScaledBlocks((numel,), BLOCK, "int8")
+    scales = torch.empty(blocks.count, device="cuda")
+    codes = torch.empty(blocks.code_bytes, dtype=torch.uint8, device="cuda")
+
+    def int8() -> None:
+        device.fold(memory, memory, grad, 1.0)
+        device.encode_blocks(memory, blocks, scales, codes, True)
+        device.decode_blocks(scales, codes, blocks, out, 1.0)
+
+    def topk() -> None:
+        device.fold(memory, memory, grad, 1.0)
+        device.take_topk(memory, numel // 100)
+
+    calls = {"int8": int8, "top 1 %": topk}
+    return [
+        Figure(f"host time of a unit, {name}", 1e6 * host_seconds(call), "µs", 150.0, at_least=False)
+        for name, call in calls.items()
+    ]
+
+
+def _step(model: nn.Module, inputs: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+
+
+def attach_figures(width: int = 2048, layers: int = 8, steps: int = 20) -> list[Figure]:
+    """`attach(recipe="dense")` beside DDP over NCCL on one rank, in turns; and what memory it takes."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    inputs = normal(2048, width)
+
+    def built(recipe: str | None) -> tuple[Callable[[], None], Any, float]:
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to("cuda")
+        ddp = DistributedDataParallel(model, device_ids=[0])
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+        call = partial(_step, ddp, inputs, optimizer)
+        call()
+        torch.cuda.synchronize()
+        before, wire = torch.cuda.memory_allocated(), None
+        if recipe is not None:
+            wire = gradwire.attach(ddp, optimizer, recipe)
+        for _ in range(5):
+            call()
+        torch.cuda.synchronize()
+        return call, wire, float(torch.cuda.memory_allocated() - before)
+
+    with patch("gradwire.attaching.is_alone", lambda _comm: False):
+        plain, _, _ = built(None)
+        dense, wire, grown = built("dense")
+        ratios = []
+        for _ in range(5):
+            times = [seconds(partial(_repeated, call, steps), 1) / steps for call in (plain, dense)]
+            ratios.append(times[1] / times[0])
+        report = wire.report()
+    dist.destroy_process_group()
+    pinned = 4 * layers * (width * width + width)
+    return [
+        Figure("step with dense beside DDP", median(ratios), "times", GOAL_DENSE, at_least=False),
+        Figure("copies of a step", report.copied_s * 1e3, "ms"),
+        Figure(
+            "memory of the GPU by way of the host, predicted 0", grown / 2**20, "MiB", 1.0, at_least=False
+        ),
+        Figure(
+            "pinned memory beside prediction", report.pinned_bytes / pinned, "times", 1.02, at_least=False
+        ),
+    ]
+
+
+def _repeated(call: Callable[[], None], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+def groups(numel: int) -> dict[str, Measure]:
+    """All figures, by what is measured together."""
+    return {
+        "kernels": partial(kernel_figures, numel),
+        "top-k": partial(topk_figures, numel),
+        "int8": partial(int8_figures, numel),
+        "host time": host_figures,
+        "attaching": attach_figures,
+    }
+
+
+def main() -> None:
+    """Print a line for each figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--numel", type=int, default=100_000_000, help="elements of a kernel's tensor")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(f"torch {torch.__version__} finds no CUDA device: nothing is measured")
+        return
+    found = []
+    for measure in groups(options.numel).values():
+        for figure in measure():
+            print(f"{figure.name}: {figure.text()}", flush=True)
+            found.append(figure)
+    if options.json is not None:
+        options.json.write_text(json.dumps([each._asdict() for each in found], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

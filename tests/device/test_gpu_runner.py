@@ -1,0 +1,139 @@
+"""`make gpu` where there is no GPU, and the parts of it that can be seen to work without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import faults, processes
+from tests.gpu.outcomes import Outcome, Skip, Status, each, outcome_of
+from tests.gpu.run import PARTS, ROOT, Done, Part, as_text, main, perform
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables, "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_without_a_gpu_it_says_what_it_would_do_and_ends_well() -> None:
+    done = run(["make", "-s", "gpu", f"PYTHON={sys.executable}"])
+    assert done.returncode == 0, done.stderr
+    first, *listed = done.stdout.splitlines()
+    assert "finds no CUDA device: nothing is run" in first
+    assert [line.split()[0] for line in listed] == [part.name for part in PARTS]
+
+
+def test_all_parts_take_less_than_ten_minutes() -> None:
+    assert sum(part.budget_s for part in PARTS) < 600
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_part_can_be_imported(part: Part) -> None:
+    assert callable(import_module(f"tests.gpu.{part.name}").run)
+
+
+def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--only", "kernels,kernel"])
+    assert "--only='kernel': choose from versions, kernels" in capsys.readouterr().err
+
+
+def test_kernel_tests_run_interpreted_and_one_wrong_bit_fails_one_of_them() -> None:
+    pytest.importorskip("triton", reason="kernels for devices need Triton")
+    command = [sys.executable, "-m", "tests.gpu.run", "--interpret"]
+    command += ["--match", "tie_beyond or more_than_one_of_a_chunk"]
+    done = run(command, PYTHONPATH="src", PYTEST_PLUGINS="tests.device.wrong_bit")
+    assert done.returncode == 1
+    assert "of 150 | 1 | 1 | 0 |" in done.stdout
+    assert "::test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left: " in done.stdout
+
+
+@pytest.mark.parametrize(("status", "code"), [("passed", 0), ("skipped", 0), ("failed", 1)])
+def test_the_exit_code_and_the_file_say_whether_something_failed(
+    status: Status, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def performed(part: Part, device: str, match: str | None) -> Done:
+        return Done(part, 1.0, [Outcome("bits", status, "a reason")])
+
+    monkeypatch.setattr("tests.gpu.run.perform", performed)
+    assert main(["--interpret", "--out", str(tmp_path / "table")]) == code
+    assert "- kernels: bits: a reason" in (tmp_path / "table").read_text()
+
+
+def test_a_part_that_crashes_or_does_not_end_has_failed() -> None:
+    [crashed] = perform(Part("outcomes", 100.0, "a module without a part in it"), "cpu").outcomes
+    assert crashed.status == "failed"
+    assert "has no attribute 'run'" in crashed.detail
+    [late] = perform(Part("kernels", 0.05, "more than that takes"), "cpu").outcomes
+    assert late == Outcome("the part itself", "failed", "had not ended after 0 s")
+
+
+def test_outcomes_pass_between_processes_and_one_failure_leaves_the_others() -> None:
+    def absent() -> None:
+        raise Skip("there is none")
+
+    def broken() -> None:
+        raise ValueError("two\nlines")
+
+    told: list[Outcome] = []
+    each(told.append, {"a": broken, "b": absent, "c": lambda: "4.3 TB/s", "d": lambda: None})
+    assert told == [
+        Outcome("a", "failed", "ValueError: two\nlines"),
+        Outcome("b", "skipped", "there is none"),
+        Outcome("c", "passed", "4.3 TB/s"),
+        Outcome("d", "passed"),
+    ]
+    assert [outcome_of(outcome.line() + "\n") for outcome in told] == told
+    assert outcome_of("anything else") is None
+    text = as_text([Done(PARTS[0], 2.0, told)])
+    for line in (
+        "- versions: c: 4.3 TB/s",
+        "- versions: b: there is none",
+        "| versions | 2 of 30 | 2 | 1 | 1 |",
+    ):
+        assert line in text.splitlines()
+    assert text.endswith("1 failed, 1 skipped")
+
+
+def rank(there: str = "x", here: str = "x", skipped: int = 1, comparable: bool = True) -> dict[str, Any]:
+    return {
+        "there": {"digest": there, "skipped": skipped, "placement": "host"},
+        "here": {"digest": here, "skipped": 1, "placement": "host"},
+        "comparable": comparable,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ((rank(), rank()), ""),
+        ((rank(), rank(there="y")), "than each other"),
+        ((rank(here="y"), rank(here="y")), "from the CPU's"),
+        ((rank(here="y", comparable=False),), ""),
+        ((rank(skipped=0), rank(skipped=0)), "not the one with NaN"),
+    ],
+)
+def test_what_is_wrong_with_a_training_is_said(ranks: tuple[dict[str, Any], ...], said: str) -> None:
+    found = processes.difference(ranks)
+    assert found == said if not said else said in found
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "status"),
+    [
+        (0, "1 passed\n========= ERROR SUMMARY: 0 errors", "passed"),
+        (faults.FOUND, "========= Invalid __global__ write\n========= ERROR SUMMARY: 1 error", "failed"),
+        (1, "1 failed\n========= ERROR SUMMARY: 0 errors", "failed"),
+        (1, "========= Error: Device not supported", "skipped"),
+        (127, "compute-sanitizer: cannot execute", "skipped"),
+    ],
+)
+def test_what_a_sanitizer_says_is_understood(code: int, said: str, status: str) -> None:
+    assert faults.verdict("memcheck", code, said).status == status

@@ -1,0 +1,138 @@
+"""DDP over NCCL, with the one rank that one GPU allows: what torch promises of futures and streams."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.gpu.outcomes import Skip, Tell, each
+from tests.support.where import WHERE
+
+STEPS, BAD = 6, 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a training is written."""
+
+    width: int = 64
+    views: bool = False
+    accumulates: bool = False
+    scaled: bool = False
+    compiled: bool = False
+    own_stream: bool = False
+    no_waits: bool = False
+
+
+def run(tell: Tell, match: str | None = None) -> None:
+    """Every setting beside DDP without gradwire, and some recipes."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device())
+    # A rank that is alone sends nothing and would compress nothing.
+    with patch("gradwire.attaching.is_alone", lambda _comm: False):
+        each(
+            tell,
+            {
+                "dense is DDP": partial(same_as_ddp, Setting()),
+                "large buckets, used at once": partial(same_as_ddp, Setting(width=4096)),
+                "gradient_as_bucket_view": partial(same_as_ddp, Setting(views=True)),
+                "no_sync": partial(same_as_ddp, Setting(accumulates=True)),
+                "GradScaler, one step of NaN": partial(same_as_ddp, Setting(scaled=True)),
+                "a stream of the user's": partial(same_as_ddp, Setting(own_stream=True, width=1024)),
+                "no wait for the device in backward": partial(same_as_ddp, Setting(no_waits=True)),
+                **{text: partial(goes_on, text) for text in ("topk(ratio=0.1)", "int8", "powersgd", "covap")},
+                "a captured graph is refused": captured,
+                "torch.compile": partial(same_as_ddp, Setting(compiled=True)),
+            },
+        )
+    dist.destroy_process_group()
+
+
+def device() -> torch.device:
+    """The first one."""
+    return torch.device(WHERE.type, 0)
+
+
+def trained(setting: Setting, recipe: str | None) -> tuple[list[Tensor], gradwire.Wire | None]:
+    """Parameters after some steps, without gradwire if there is no recipe."""
+    torch.manual_seed(0)
+    width = setting.width
+    layers = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)).to(device())
+    ddp = DistributedDataParallel(layers, device_ids=[0], gradient_as_bucket_view=setting.views)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.125)
+    scaler = torch.amp.GradScaler("cuda", init_scale=64.0, enabled=setting.scaled)
+    wire = None
+    if recipe is not None:
+        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler if setting.scaled else None)
+    model = torch.compile(ddp) if setting.compiled else ddp
+    with torch.cuda.stream(torch.cuda.Stream()) if setting.own_stream else nullcontext():
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for last in (False, True) if setting.accumulates else (True,):
+                inputs = torch.randn(16, width, generator=torch.Generator().manual_seed(2 * step + last))
+                if setting.scaled and step == BAD:
+                    inputs[0, 0] = torch.nan
+                inputs = inputs.to(device())
+                with ExitStack() as held:
+                    if not last:
+                        held.enter_context(ddp.no_sync())
+                    loss = scaler.scale(model(inputs).square().mean())
+                    if setting.no_waits:
+                        held.callback(torch.cuda.set_sync_debug_mode, 0)
+                        torch.cuda.set_sync_debug_mode("error")
+                    loss.backward()
+            scaler.step(optimizer)
+            scaler.update()
+    torch.cuda.synchronize()
+    return [p.detach().clone() for p in ddp.parameters()], wire
+
+
+def same_as_ddp(setting: Setting) -> None:
+    """The mean of one rank is its gradient, so the bits are DDP's."""
+    expected, _ = trained(setting, None)
+    found, wire = trained(setting, "dense")
+    if not all(map(torch.equal, found, expected)):
+        worst = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+        raise AssertionError(f"parameters differ from DDP's by up to {worst}")
+    assert wire is not None
+    skipped = int(setting.scaled)
+    steps = wire.report().step
+    if steps != STEPS - skipped:
+        raise AssertionError(f"{steps} steps counted, of {STEPS} with {skipped} skipped")
+
+
+def goes_on(text: str) -> str:
+    """Compresses and learns: parameters stay finite, and all steps count."""
+    found, wire = trained(Setting(width=256), text)
+    assert wire is not None
+    if not all(bool(each.isfinite().all()) for each in found):
+        raise AssertionError("parameters are not finite")
+    report = wire.report()
+    if report.step != STEPS:
+        raise AssertionError(f"{report.step} of {STEPS} steps counted")
+    return f"{report.placement}, {report.pinned_bytes / 2**20:.2f} MiB pinned, {report.copied_s * 1e3:.2f} ms"
+
+
+def captured() -> None:
+    """A backward pass inside a graph raises, and names the reason."""
+    if not hasattr(torch.cuda, "CUDAGraph"):
+        raise Skip("this torch captures no graphs")
+    model = DistributedDataParallel(nn.Linear(8, 8).to(device()), device_ids=[0])
+    gradwire.attach(model, recipe="int8")
+    inputs = torch.ones(2, 8, device=device())
+    model(inputs).sum().backward()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            model(inputs).sum().backward()
+    except Exception as error:
+        if "captured into a graph" not in str(error):
+            raise
+    else:
+        raise AssertionError("nothing was raised")

@@ -1,0 +1,195 @@
+"""Everything that one GPU can show: `python -m tests.gpu.run [--out FILE] [--only PART,...]`.
+
+Each part is a process of its own with a time budget, so that one that hangs or crashes ends alone. A table
+comes last. Installs nothing; needs torch, Triton, numba and pytest. Ends with 0 if nothing failed, also where
+there is no GPU, and with 1 otherwise. `--interpret` runs kernel tests on the CPU instead, interpreted, to see
+that this program works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tests.gpu.outcomes import Outcome, Status, outcome_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Part:
+    """`tests/gpu/NAME.py`, the seconds that it may take, and what it does."""
+
+    name: str
+    budget_s: float
+    does: str
+
+
+PARTS = (
+    Part("versions", 30, "versions, whether numba works with this NumPy, the rate of a copy on the device"),
+    Part("kernels", 150, "tests of kernels for devices, compiled: bits equal to the CPU's"),
+    Part("laws", 90, "laws of exchanges and steps, on ranks as threads with tensors on the device"),
+    Part("processes", 120, "trainings on 2 and 4 gloo ranks with the CPU's bits, NaN, killed ranks"),
+    Part("nccl", 60, "DDP over NCCL with one rank: futures, streams, bucket views, no_sync, scaler, compile"),
+    Part("faults", 55, "compute-sanitizer over small kernel tests: memory errors and races"),
+    Part("benchmarks", 90, "kernels beside a copy, top-k beside eager torch, host time, dense beside DDP"),
+)
+"""Less than 10 minutes in all."""
+
+
+@dataclass
+class Done:
+    """A part that has run, or why it has not."""
+
+    part: Part
+    seconds: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def add(self, name: str, status: Status, detail: str) -> None:
+        """What the part did not say itself."""
+        self.outcomes.append(Outcome(name, status, detail))
+
+    def count(self, status: Status) -> int:
+        """Outcomes of one kind."""
+        return Counter(each.status for each in self.outcomes)[status]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, run, print the table; the exit code."""
+    options = _parsed(arguments)
+    chosen = [part for part in PARTS if part.name in options.only]
+    missing = None if options.interpret else _missing_device()
+    if missing is not None:
+        print(f"{missing}: nothing is run. With a GPU this would run, in less than 10 minutes:")
+        for part in chosen:
+            print(f"  {part.name:<11} up to {part.budget_s:3.0f} s  {part.does}")
+        return 0
+    device = "cpu" if options.interpret else "cuda"
+    table: list[Done] = []
+    unusable = ""
+    for part in chosen:
+        if unusable:
+            done = Done(part)
+            done.add("all", "skipped", unusable)
+        else:
+            print(f"== {part.name}: {part.does}", flush=True)
+            done = perform(part, device, options.match)
+            if part.name == "versions" and done.count("failed"):
+                unusable = "gradwire cannot be used here: see versions"
+        table.append(done)
+    text = as_text(table)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    return int(any(done.count("failed") for done in table))
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.gpu.run", description=__doc__)
+    names = [part.name for part in PARTS]
+    parser.add_argument("--out", type=Path, help="write the table to this file, too")
+    parser.add_argument("--only", default=",".join(names), help="parts, separated by commas")
+    parser.add_argument("--interpret", action="store_true", help="kernel tests, interpreted on the CPU")
+    parser.add_argument("--match", help="of the tests of kernels and laws, only those that pytest's -k finds")
+    options = parser.parse_args(arguments)
+    options.only = ["kernels"] if options.interpret else options.only.split(",")
+    for name in options.only:
+        if name not in names:
+            parser.error(f"--only={name!r}: choose from {', '.join(names)}")
+    return options
+
+
+def _missing_device() -> str | None:
+    try:
+        import torch
+    except ImportError as error:
+        return f"{sys.executable} has no torch ({error})"
+    return None if torch.cuda.is_available() else f"torch {torch.__version__} finds no CUDA device"
+
+
+def perform(part: Part, device: str, match: str | None = None) -> Done:
+    """Run one part; what it did not say in time counts as failed."""
+    command = [sys.executable, "-u", "-m", "tests.gpu.part", part.name]
+    command += [] if match is None else [match]
+    paths = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "GRADWIRE_TEST_DEVICE": device}
+    environment.setdefault("GRADWIRE_LAWS_SEED", "1")
+    done, log, start_s = Done(part), deque[str](maxlen=12), time.monotonic()
+    # A session of its own, so that the ranks that it starts end with it.
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+
+    def listen(lines: IO[str]) -> None:
+        for line in lines:
+            outcome = outcome_of(line)
+            if outcome is not None:
+                done.outcomes.append(outcome)
+            else:
+                log.append(line.rstrip())
+                print(f"   {line}", end="", flush=True)
+
+    listener = threading.Thread(target=listen, args=(process.stdout,), daemon=True)
+    listener.start()
+    try:
+        code = process.wait(part.budget_s)
+        listener.join()
+        if code != 0:
+            done.add("the part itself", "failed", f"ended with {code}: {' / '.join(log)}")
+        elif not done.outcomes:
+            done.add("the part itself", "failed", "said nothing")
+    except subprocess.TimeoutExpired:
+        done.add("the part itself", "failed", f"had not ended after {part.budget_s:.0f} s")
+    finally:
+        _end(process)
+        listener.join()
+        process.stdout.close()
+    done.seconds = time.monotonic() - start_s
+    return done
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """The process and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def as_text(table: Sequence[Done]) -> str:
+    """Every figure and every reason, then a line for each part, and a verdict."""
+    lines = []
+    for status, heading in (("passed", "figures"), ("skipped", "skipped"), ("failed", "failed")):
+        said = [
+            f"- {done.part.name}: {each.name}: {each.detail}"
+            for done in table
+            for each in done.outcomes
+            if each.status == status and (each.detail or status != "passed")
+        ]
+        lines += ["", f"{heading}:", *said] if said else []
+    lines += ["", "| part | seconds | passed | failed | skipped |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {done.part.name} | {done.seconds:.0f} of {done.part.budget_s:.0f} "
+        f"| {done.count('passed')} | {done.count('failed')} | {done.count('skipped')} |"
+        for done in table
+    ]
+    failed = sum(done.count("failed") for done in table)
+    skipped = sum(done.count("skipped") for done in table)
+    lines += ["", f"{failed} failed, {skipped} skipped" if failed or skipped else "everything passed"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
