@@ -182,6 +182,7 @@ def _assemble(
     weakref.finalize(source.model, worker.stop)
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, optimizers, counted, scaled=asked.scaler is not None)
+    backward.news.attached()
     return Wire(Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker))
 
 

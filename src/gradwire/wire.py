@@ -25,6 +25,10 @@ from gradwire.memory import UNSENT
 from gradwire.report import Report
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
+from gradwire.telemetry.chrome import chrome_trace, write_trace
+from gradwire.telemetry.listener import Listener
+from gradwire.telemetry.metrics import metrics_of
+from gradwire.telemetry.targets import write_to
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 from gradwire.tools.predicted import predicted_step_s
 from gradwire.unwrapping import Optimizers
@@ -54,6 +58,10 @@ def _account(engine: Engine) -> tuple[str, str]:
     if engine.measuring:
         return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
     return engine.layout.main.text, engine.layout.main.why
+
+
+def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
+    return 1.0 if scaler is None else float(scaler.get_scale())
 
 
 class Wire:
@@ -191,6 +199,54 @@ class Wire:
             pinned_bytes=engine.around.placement.bringing.pinned_bytes,
             copied_s=engine.around.placement.bringing.copied_s(),
         )
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for dashboards: this rank's last step, and the mean of the last 50 under its recipe.
+
+        Names begin with "gradwire/" and say the unit: `docs/telemetry.md` has the list. What is not known is
+        left out. Sends nothing, so one rank alone may ask.
+
+        `gradwire/residual_to_gradient` takes a pass over memory and gradients, which must be as backward left
+        them: ask before unscaling, clipping, and `zero_grad`.
+
+        Example::
+
+            wandb.log(wire.metrics())
+        """
+        return metrics_of(self._backward, self._source, _loss_scale(self.attached.scaler))
+
+    def log_to(self, target: Any, *, every: int = 50) -> None:
+        """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.
+
+        `target` is a TensorBoard `SummaryWriter`; "prometheus", or a registry of `prometheus_client`; the
+        `Path` of a file for the node exporter's textfile collector; a `logging.Logger`, at level INFO; or a
+        function, called as `target(metrics, step=step)`. A target that raises is dropped, which is logged:
+        training goes on.
+
+        Raises `TypeError` for another target, `ValueError` unless `every` is at least 1, and `ImportError`
+        without `prometheus_client`.
+
+        Example::
+
+            if dist.get_rank() == 0:
+                wire.log_to(SummaryWriter(), every=10)
+        """
+        backward, source, scaler = self._backward, self._source, self.attached.scaler
+        write = write_to(target, self._engine.around.control.rank)
+        # It must not refer to the wire, which holds the model: the engine's thread ends with that.
+        listener = Listener(lambda: metrics_of(backward, source, _loss_scale(scaler)), write, every)
+        backward.listeners.append(listener)
+
+    def trace(self, path: str | Path) -> None:
+        """Write this rank's last step as a trace that chrome://tracing and ui.perfetto.dev open.
+
+        Example::
+
+            wire.trace("step.json")
+        """
+        self._backward.resolve()
+        history, rank = self._backward.history, self._engine.around.control.rank
+        write_trace(path, chrome_trace(history.spans, history.started_s, rank))
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
         """This rank's state as plain tensors, under a key that names the rank: "rank0", "rank1", …

@@ -14,7 +14,7 @@ from tests.house.source import MODULES, ROOT, Module, imports
 NUMBERS = {"planning", "decide"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena", "placement"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
-BELOW = UPPER | {"contrib", "engine", "sources", "tools", "checks", "unwrapping", "version"}
+BELOW = UPPER | {"contrib", "engine", "sources", "tools", "checks", "telemetry", "unwrapping", "version"}
 EVERYTHING = BELOW | {"advising", "attaching", "exploring", "quantities", "report", "scaling", "wire", ""}
 
 # What a part may import of ours, beside itself. "" is the public surface, `import gradwire`.
@@ -73,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "unwrapping": set(),
     "checks": {"arena", "engine.layout", "errors", "exchange", "unwrapping"},
     "tools": UPPER | {"engine"},
+    "telemetry": UPPER | {"engine", "sources"},
     "report": BELOW,
     "wire": BELOW | {"report"},
     "attaching": BELOW | {"configuration", "wire"},

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from gradwire.arena import ParameterSpec, Unit
 from gradwire.engine.arrival import Arrival, Run, Share
@@ -25,6 +26,7 @@ from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, stopwatch_for
 from gradwire.measure.link import Change, Traffic
 from gradwire.measure.observed import Observed
+from gradwire.measure.ranges import RangedTrace
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.planning.costs import Link
@@ -159,6 +161,8 @@ class Engine:
         may_wait = self.around.placement.resolve == "late" and not self.around.sharded
         is_late = may_wait and not self.measuring
         step = self._now = Step(self.step, self.layout.main.text, is_late=is_late)
+        if profiler._is_profiler_enabled:
+            step.trace = RangedTrace(recipe=step.plan.partition("(")[0])
         step.scale = self.around.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), at_s)
         step.before_s = self.watch.before_s(step.started_s)

@@ -75,6 +75,11 @@ class History:
         """Median of a field of `Cost` over the window; 0 before the first step."""
         return median(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
 
+    @property
+    def last(self) -> Cost | None:
+        """The last step; `None` before the first."""
+        return self._costs[-1] if self._costs else None
+
     def timeline(self) -> list[dict[str, object]]:
         """The last step's spans in seconds from the start of its backward pass."""
         return [

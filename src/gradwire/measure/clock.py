@@ -64,18 +64,23 @@ class Trace:
     spans: list[Span] = field(default_factory=list)
     compress_s: float = 0.0
     waited_s: float = 0.0
+    recipe: str | None = None
+    """Named in the ranges that a profiler sees; `None` where none looks."""
 
-    def compressing(self, what: Literal["encode", "decode"], unit: str) -> _Compressing:
+    def compressing(self, what: Literal["encode", "decode"], unit: str) -> Compressing:
         """Time local work; seconds spent waiting for the wire inside it are not counted."""
-        return _Compressing(self, what, unit)
+        return Compressing(self, what, unit)
 
     def add(self, what: What, unit: str, start_s: float, stop_s: float) -> None:
         """Note a span that was timed elsewhere."""
         self.spans.append(Span(what, unit, start_s, stop_s))
 
 
-class _Compressing:
-    """A class, because `contextlib` takes five times as long, and there are dozens of these in a step."""
+class Compressing:
+    """Times local work of a trace.
+
+    A class, because `contextlib` takes five times as long, and there are dozens of these in a step.
+    """
 
     __slots__ = ("_start_s", "_trace", "_unit", "_waited_s", "_what")
 

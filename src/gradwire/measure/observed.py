@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round
 from gradwire.measure.clock import RoundTime, Trace, now_s
+from gradwire.measure.ranges import OnTheWire
 
 UNANNOUNCED = ("shift",)
 """Messages, whose end gloo cannot announce: `then` calls back at once; `wait` knows."""
@@ -36,7 +37,10 @@ class Observed(Comm):
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Start the round and note it, if it could be issued: `owe_zeros` relies on that."""
         time = RoundTime(round_.name, round_.payload_bytes, now_s())
-        self.last = _Timed(self._comm.issue(round_, tensor, out), self._trace, time, self._unit)
+        pending = self._comm.issue(round_, tensor, out)
+        if self._trace.recipe is not None:
+            pending = OnTheWire(pending, f"gradwire/wire {self._trace.recipe} {self._unit}")
+        self.last = _Timed(pending, self._trace, time, self._unit)
         self.rounds.append(round_)
         self._trace.rounds.append(time)
         return self.last

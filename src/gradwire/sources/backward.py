@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from torch.autograd import Variable
+from torch.autograd import Variable, profiler
 
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
 from gradwire.engine.history import History
+from gradwire.engine.news import News
 from gradwire.engine.step import Step
 from gradwire.engine.worker import Job, Worker
 from gradwire.errors import GradwireError
@@ -55,6 +56,8 @@ class Backward:
         self.calls = calls or Calls(None)
         self.overlap = True
         self.history = History()
+        self.listeners: list[Callable[[], None]] = []
+        """Called at the end of each backward pass that raises nothing, on its thread."""
         self.compressed = 0  # steps that a memory has been through
         self._source, self._worker = source, worker
         self._held: list[Job] = []
@@ -69,6 +72,7 @@ class Backward:
             self.engine = engine(partial(level.conclude, deliver=self.deliver), self.note)
             level.join(self.engine)
         self._taker = level or self.engine
+        self.news = News(self.engine)
         self.placement = self.engine.around.placement
 
     def open(self) -> None:
@@ -154,7 +158,11 @@ class Backward:
 
     def _wait(self) -> None:
         start_s = now_s()
-        self._await_end()
+        if profiler._is_profiler_enabled:
+            with profiler.record_function("gradwire/wait"):
+                self._await_end()
+        else:
+            self._await_end()
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
         self.placement.bringing.join()
@@ -162,6 +170,12 @@ class Backward:
         if self._error is not None:
             # After the wrapper's own callbacks, which it could not do without in the next step.
             Variable._execution_engine.queue_callback(self._raise_pending)
+        elif self.listeners:  # after them too: by then `p.grad` holds the mean
+            Variable._execution_engine.queue_callback(self._tell)
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener()
 
     def _await_end(self) -> None:
         self._worker.wait(self._ended, self.calls.look)
@@ -191,4 +205,9 @@ class Backward:
     def note(self, step: Step) -> None:
         """A step counts, or does not. On the engine's thread."""
         self.history.resolved(step)
-        self.compressed += step.committed and not self.engine.layout.is_plain
+        committed = step.committed
+        self.compressed += committed and not self.engine.layout.is_plain
+        if not committed:
+            self.news.skipped(step.number, self.history.skipped)
+        if self.engine.plan != self.news.plan:
+            self.news.changed()

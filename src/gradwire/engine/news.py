@@ -1,0 +1,87 @@
+"""What happens in a run, told to the log on rank 0: what was attached, decisions, switches, skipped steps."""
+
+from __future__ import annotations
+
+import logging
+
+from gradwire.comm import Round
+from gradwire.engine.engine import Engine
+from gradwire.exchange.base import STEADY
+from gradwire.moment import Moment
+from gradwire.version import __version__
+
+_LOG = logging.getLogger("gradwire")
+_STEPS = 24
+"""What is sent may depend on the step: the mean is over as many as hold every interval up to 4, 6 and 8."""
+
+
+class News:
+    """Speaks on rank 0 only, at level INFO; other ranks decide the same in the same step.
+
+    `plan` is what was told last to run.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.plan = engine, engine.plan
+        self._speaks = engine.around.control.rank == 0
+
+    def attached(self) -> None:
+        """A model has been attached."""
+        if self._speaks and _LOG.isEnabledFor(logging.INFO):
+            _LOG.info("gradwire %s: %s", __version__, account(self._engine))
+
+    def changed(self) -> None:
+        """Something else runs from the next step on: an adaptive recipe has decided, or went back."""
+        engine, self.plan = self._engine, self._engine.plan
+        if self._speaks:
+            main = engine.layout.main
+            _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, main.why)
+
+    def skipped(self, step: int, skipped: int) -> None:
+        """A step did not count on any rank; `skipped` are those so far."""
+        if self._speaks:
+            _LOG.info(
+                "step %d is skipped: NaN, Inf or a gradient too large to remember on some rank (%d so far)",
+                step,
+                skipped,
+            )
+
+
+def account(engine: Engine) -> str:
+    """What runs, in how many units, its share of the gradient's bytes, and the memory that it takes.
+
+    Never raises: this rank would stop, and its peers would wait.
+    """
+    dense_bytes = sum(spec.numel * spec.dtype.itemsize for spec in engine.specs)
+    size = f"{dense_bytes / 1e6:.1f} MB"
+    if engine.layout.alone:
+        return f"{engine.plan or engine.recipe}, one rank: nothing to send of {size}"
+    if engine.measuring:
+        return f"{engine.recipe}, {size}, measuring dense steps first"
+    try:
+        share = f"{_share(engine):.1%}".replace("%", " %")
+    except Exception as error:
+        share = f"an unknown share ({error!r})"
+    units = sum(len(lane.units) for lane in engine.layout.lanes)
+    memory = f"{engine.layout.memory_bytes / 1e6:.0f} MB"
+    return f"{engine.plan}, {units} units, {share} of {size}, memory {memory}"
+
+
+def _share(engine: Engine) -> float:
+    """Announced bytes of a steady step as a share of a plain all-reduce's."""
+    layout, world = engine.layout, engine.comm.world
+    sent = 0.0
+    for step in range(STEADY, STEADY + _STEPS):
+        for lane in layout.lanes:
+            for unit in lane.units:
+                at = Moment(
+                    step, unit.index, 0, world, lane=lane.number, parts=unit.parts, narrow=lane.narrow
+                )
+                rounds = lane.exchange.rounds(unit.numel, lane.dtype, at)
+                sent += sum(each.wire_bytes(world) for each in rounds)
+        for spec in engine.specs:
+            if (exchange := layout.direct.get(spec.name)) is not None:
+                rounds = exchange.rounds(spec.numel, spec.dtype, Moment(step, 0, 0, world, lane=-1))
+                sent += sum(each.wire_bytes(world) for each in rounds)
+    dense = sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
+    return sent / _STEPS / dense if dense else 1.0

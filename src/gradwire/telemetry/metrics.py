@@ -1,0 +1,95 @@
+"""Flat numbers about the last step and the mean of recent ones, with units in their names."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradwire.arena import Lane
+from gradwire.comm import Round
+from gradwire.engine.engine import Engine
+from gradwire.engine.history import History
+from gradwire.memory import UNSENT
+from gradwire.sources.backward import Backward
+from gradwire.sources.source import Source
+
+BOTH = {
+    "bytes_sent": "metered_bytes",
+    "backward_s": "backward_s",
+    "compress_s": "compress_s",
+    "exposed_s": "exposed_comm_s",
+    "step_s": "step_s",
+}
+"""Metrics of the last step, which also have a mean, by the name of the field in `Cost`."""
+
+
+def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[str, float]:
+    """See `Wire.metrics`. Between steps, on the thread that trains."""
+    backward.resolve()
+    engine, history = backward.engine, backward.history
+    found: dict[str, float] = {"step": engine.step, "skipped_steps": history.skipped}
+    found |= _costs(history, _dense_bytes(engine))
+    if (share := _share_of_linear(engine, history)) is not None:
+        found["share_of_linear"] = share
+    if (ratio := _residual_to_gradient(engine, source, loss_scale)) is not None:
+        found["residual_to_gradient"] = ratio
+    found |= {"memory_bytes": engine.layout.memory_bytes, "compile_s": history.compile_s}
+    link = engine.traffic.link
+    if link is not None and link.beta_s > 0.0:
+        found["link_bytes_per_s"] = 1.0 / link.beta_s
+    if link is not None and link.alpha_s > 0.0:
+        found["link_latency_s"] = link.alpha_s
+    return {f"gradwire/{name}": float(value) for name, value in found.items()}
+
+
+def _dense_bytes(engine: Engine) -> float:
+    world = engine.comm.world
+    return sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
+
+
+def _costs(history: History, dense_bytes: float) -> dict[str, float]:
+    last = history.last
+    if last is None:
+        return {}
+    found: dict[str, float] = {}
+    for name, field in BOTH.items():
+        found |= {name: getattr(last, field), f"{name}_mean": history.mean(field)}
+    found["dense_bytes"] = dense_bytes
+    if dense_bytes > 0.0:
+        found["ratio"] = found["bytes_sent"] / dense_bytes
+        found["ratio_mean"] = found["bytes_sent_mean"] / dense_bytes
+    return found
+
+
+def _share_of_linear(engine: Engine, history: History) -> float | None:
+    """Computing as a share of the whole step, by means.
+
+    Encoding on the cores that compute makes the backward pass slower. Where an adaptive recipe has measured
+    that pass alone, the shorter of the two counts.
+    """
+    step_s, backward_s = history.mean("step_s"), history.mean("backward_s")
+    if step_s <= 0.0:
+        return None
+    alone_s = backward_s if engine.facts is None else min(backward_s, engine.facts.backward_s)
+    return (history.mean("before_s") + alone_s) / step_s
+
+
+def _residual_to_gradient(engine: Engine, source: Source, loss_scale: float) -> float | None:
+    """‖what this rank has not sent‖ / ‖the mean gradient‖; `None` where there is no gradient."""
+    grads = [each.grad for each in source.parameters.values() if each.grad is not None]
+    gradient = _norm(grads) / loss_scale
+    if not gradient > 0.0 or not math.isfinite(gradient):
+        return None
+    left = [lane.memory.weight * _norm([lane.committed[UNSENT]]) for lane in _remembering(engine)]
+    return math.hypot(*left) / gradient
+
+
+def _remembering(engine: Engine) -> list[Lane]:
+    return [lane for lane in engine.layout.lanes if UNSENT in lane.committed]
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    """In float64: what is remembered may be up to 2^112, whose square overflows a float32."""
+    return math.hypot(*(float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in tensors))

@@ -1,0 +1,92 @@
+"""Where metrics go: TensorBoard, Prometheus, a callable, a logger."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Metrics: TypeAlias = Mapping[str, float]
+Write: TypeAlias = Callable[[Metrics, int], None]
+"""Takes the metrics and the number of the step."""
+
+_EXPECTED = (
+    'log_to takes a SummaryWriter, "prometheus" or a registry of prometheus_client, a Path for the textfile '
+    "collector, a logging.Logger, or a function of metrics and step="
+)
+
+
+def write_to(target: Any, rank: int) -> Write:
+    """How metrics are written to `target`, see `Wire.log_to`; `rank` labels what Prometheus gets.
+
+    Raises `TypeError` for any other target, and `ImportError` where prometheus_client is missing.
+
+    >>> write_to(lambda metrics, step: print(step, metrics), rank=0)({"gradwire/ratio": 0.25}, 7)
+    7 {'gradwire/ratio': 0.25}
+    """
+    if hasattr(target, "add_scalar"):
+        return lambda metrics, step: _to_tensorboard(target, metrics, step)
+    if isinstance(target, logging.Logger):
+        return lambda metrics, step: target.info("step %d: %s", step, _in_words(metrics))
+    if isinstance(target, Path):
+        return lambda metrics, _step: write_textfile(target, metrics, rank)
+    if target == "prometheus" or (hasattr(target, "register") and hasattr(target, "collect")):
+        return _prometheus(None if target == "prometheus" else target, rank)
+    if callable(target):
+        return lambda metrics, step: target(metrics, step=step)
+    raise TypeError(f"{_EXPECTED}, not {target!r}")
+
+
+def _to_tensorboard(writer: Any, metrics: Metrics, step: int) -> None:
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+
+
+def _in_words(metrics: Metrics) -> str:
+    return ", ".join(f"{name.removeprefix('gradwire/')} {value:.4g}" for name, value in metrics.items())
+
+
+def _prometheus(registry: Any, rank: int) -> Write:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise ImportError(
+            'log_to("prometheus") needs prometheus_client: pip install prometheus_client. Without it, '
+            'log_to(Path("gradwire.prom")) writes a file for the textfile collector of the node exporter'
+        ) from error
+    registry = prometheus_client.REGISTRY if registry is None else registry
+    gauges: dict[str, Any] = {}
+
+    def write(metrics: Metrics, _step: int) -> None:
+        for name, value in metrics.items():
+            if name not in gauges:
+                gauges[name] = prometheus_client.Gauge(_legal(name), name, ["rank"], registry=registry)
+            gauges[name].labels(rank=str(rank)).set(value)
+
+    return write
+
+
+def write_textfile(path: Path, metrics: Metrics, rank: int) -> None:
+    """Replace the file at `path`, in Prometheus' text format; a reader never sees half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(exposition(metrics, rank), encoding="utf-8")
+    partial.replace(path)
+
+
+def exposition(metrics: Metrics, rank: int) -> str:
+    """Prometheus' text format, version 0.0.4: every metric is a gauge.
+
+    >>> print(exposition({"gradwire/ratio": 0.25}, rank=3), end="")
+    # TYPE gradwire_ratio gauge
+    gradwire_ratio{rank="3"} 0.25
+    """
+    return "".join(
+        f'# TYPE {_legal(name)} gauge\n{_legal(name)}{{rank="{rank}"}} {value!r}\n'
+        for name, value in metrics.items()
+    )
+
+
+def _legal(name: str) -> str:
+    return name.replace("/", "_")
