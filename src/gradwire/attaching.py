@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +33,7 @@ from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.nodes.level import NodeLevel
-from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighbours
+from gradwire.sources.nodes.members import Nodes, agreed, kind_of, neighbours
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
 from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
@@ -118,17 +118,38 @@ def attach(
         chosen, optimizers = _agreed_recipe(asked, source, optimizer, comm, device.where, also=mine)
         require_agreement(asked.fingerprint(chosen, source, device.where), comm)
         require_same_optimizer(OptimizerText.of(optimizers), comm)
-        table = None if nodes is None else agreed(kind_of(nodes), mine(), comm)
-        parts = () if table is None else _parts(table, comm)
+        parts = _parts(source, comm)
+        if source.members is None and nodes is not None:
+            table = agreed(kind_of(nodes), mine(), comm)
+            parts = () if table is None else _split(comm, table.inside(comm.rank), table.between(comm.rank))
     if not on_host and comm.rank == 0:
         _LOG.warning(_UNTRIED, device.where.type)
     return _assemble(asked, chosen, source, optimizers, comm, parts, device)
 
 
-def _parts(table: Table, comm: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
-    """The comm inside this rank's node, and the one between nodes."""
-    members = table.inside(comm.rank), table.between(comm.rank)
-    return tuple(ProcessGroupComm(borrow_part(comm.group, each)) for each in members)
+def _split(everyone: ProcessGroupComm, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
+    return tuple(ProcessGroupComm(borrow_part(everyone.group, each)) for each in members)
+
+
+def _parts(source: Source, everyone: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
+    """Where ranks hold shards, the comm inside this rank's replica, and the one between replicas.
+
+    A collective. Raises `ValueError`, on all ranks, where ranks of one shard do not agree on which it is.
+    """
+    if (members := source.members) is None:
+        return ()
+    inside, between = members
+    shape = f"{len(inside)} ranks in each of {len(between)} replicas"
+    require_agreement({"shards": shape}, everyone)
+    mine = torch.tensor([list(inside).index(everyone.rank), *between], device="cpu")
+    table = torch.empty(everyone.world, mine.numel(), dtype=mine.dtype, device="cpu")
+    everyone.all_gather(table, mine).wait()
+    if any(len(set(table[row[1:], 0].tolist())) > 1 for row in table):
+        raise ValueError(
+            "replicas= joins ranks with different shards: it must hold the ranks that have the same place in "
+            "fully_shard's meshes"
+        )
+    return _split(everyone, *members)
 
 
 def _assemble(
@@ -149,11 +170,13 @@ def _assemble(
     worker = Worker(crashed=lambda error: backward.engine.crash(error), ended=ended)
     decision = chosen.build().next
     uses: dict[str, float] = {}
-    level, comm, replicas = None, everyone, source.replicas_of(optimizers)
+    level, shard, comm, replicas = None, None, everyone, source.replicas_of(optimizers)
     if parts:
         inside, comm = parts
-        level = NodeLevel(Shard(inside), source.specs, worker.post)
-        replicas = level.shard.replicas(replicas, source.specs)
+        shard = Shard(inside)
+    if shard is not None and source.members is None:
+        level = NodeLevel(shard, source.specs, worker.post)
+        replicas = shard.replicas(replicas, source.specs)
     placement = host(comm, worker.post, device, control=everyone)
     around = Surroundings(
         placement,
@@ -163,8 +186,8 @@ def _assemble(
         alone=is_alone(everyone),
         loss_scale=_scale_of(asked.scaler, placement.bringing),
         replicas=read_by(placement.bringing.read, replicas),
-        shard=None if level is None else level.shard,
         uses=lambda: uses,
+        shard=shard,
         buffers=source.passenger,
         check=partial(check_momentum, optimizers=optimizers),
         prepare=partial(prepare_for, rank=everyone.rank),

@@ -41,6 +41,10 @@ class Configuration:
         `device` is where gradients are.
         """
         self._check_placement(device)
+        if source.members is not None and kind_of(self.nodes) == "given":
+            raise ValueError(
+                "nodes= is for whole parameters; fully_shard shares them within a node already: leave it out"
+            )
         check_policy(self.policy, list(source.parameters))
         if self.memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
@@ -49,7 +53,7 @@ class Configuration:
     def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
         """What must be the same on all ranks, by name."""
         choose, specs = chooser(self.policy), source.specs
-        lanes = ",".join(choose(spec) or "-" for spec in specs)
+        lanes = ",".join(choose(spec.whole) or "-" for spec in specs)
         # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.
         shapes = ";".join(f"{spec.shape}{spec.stride or ''}" for spec in specs)
         dtypes = ";".join(str(spec.dtype) for spec in specs)

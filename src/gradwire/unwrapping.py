@@ -19,16 +19,22 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 _INSIDE = ("_orig_mod", "_forward_module")
 """Under which name torch.compile's wrapper and Fabric's keep the module that they wrap."""
 
-_SHARDED = (
-    "is sharded by FSDP, which sends parameters, too; gradwire carries DistributedDataParallel only. If the "
-    "model fits on one device, wrap it in that instead"
+_FSDP = "torch.distributed.fsdp.FSDPModule"
+_REPLICATED = (
+    "was made by replicate(), which averages gradients itself; wrap it in DistributedDataParallel(model) "
+    "instead, or leave it plain and pass replicas="
 )
 _REFUSED = {
-    "torch.distributed.fsdp.FSDPModule": _SHARDED,
-    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": _SHARDED,
-    "torch.distributed._composable.replicate.DDP": (
-        "was made by replicate(), which hides its buckets; wrap it in DistributedDataParallel(model) instead"
+    "torch.distributed._composable.replicate_with_fsdp.ReplicateModule": _REPLICATED,
+    _FSDP: (
+        "is sharded by fully_shard: with fully_shard on the mesh inside a node, and replicas= the group or "
+        "mesh dimension between nodes, gradwire averages its shards between nodes"
     ),
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
+        "is sharded by the older FSDP, which sends parameters, too. Use fully_shard on the mesh inside a "
+        "node, and replicas= between nodes; or, if the model fits on one device, DistributedDataParallel"
+    ),
+    "torch.distributed._composable.replicate.DDP": _REPLICATED,
     "deepspeed.runtime.engine.DeepSpeedEngine": (
         "is DeepSpeed's, which reduces gradients itself; train with DistributedDataParallel and a plain "
         "optimizer to let gradwire carry them"
@@ -65,7 +71,7 @@ def replicated_in(model: object) -> nn.Module:
             "replicas= is for modules that nothing wraps, and a DistributedDataParallel module has a process "
             "group of its own. Leave it out, or attach the module inside"
         )
-    why = _why_not(inner)
+    why = _why_not(inner, but=_FSDP)
     if why is None and isinstance(inner, nn.Module):
         return inner
     raise ValueError(why or _neither(inner))
@@ -91,11 +97,12 @@ def _neither(model: object) -> str:
     )
 
 
-def _why_not(model: object) -> str | None:
-    """Why it cannot be carried in any way; `None` where nothing speaks against it."""
+def _why_not(model: object, but: str = "") -> str | None:
+    """Why it cannot be carried in any way, or `None`; a class of the name `but` is no reason."""
     kind = type(model).__name__
     for base in type(model).__mro__:
-        if (why := _REFUSED.get(f"{base.__module__}.{base.__qualname__}")) is not None:
+        name = f"{base.__module__}.{base.__qualname__}"
+        if name != but and (why := _REFUSED.get(name)) is not None:
             return f"the model, a {kind}, {why}"
     if isinstance(model, DataParallel):
         return (

@@ -343,10 +343,11 @@ class Wire:
             lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
             engine.comm.all_reduce(lane.x).wait()
             for slot in lane.slots:
-                late = lane.x[slot.start : slot.stop]
-                if (shard := engine.around.shard) is not None:
-                    late = shard.gathered(slot.spec, late)
-                found.append((slot.spec.whole, late))
+                spec, late = slot.spec, lane.x[slot.start : slot.stop]
+                # Where the source brings shards itself, a shard is what its optimizer steps.
+                if engine.around.shard is not None and self._source.members is None:
+                    spec, late = spec.whole, engine.around.shard.gathered(spec, late)
+                found.append((spec, late))
             lane.committed[UNSENT].zero_()
         return found
 

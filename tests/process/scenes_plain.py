@@ -38,7 +38,8 @@ class Branched(nn.Module):
         if self._reentrant is None:
             out = part(inputs)
         else:
-            out = checkpoint(part, inputs.requires_grad_(), use_reentrant=self._reentrant)
+            leaf = inputs if inputs.requires_grad else inputs.requires_grad_()
+            out = checkpoint(part, leaf, use_reentrant=self._reentrant)
         assert isinstance(out, Tensor)
         return out
 
@@ -46,8 +47,7 @@ class Branched(nn.Module):
         hidden = self._run(self.second, self._run(self.first, inputs))
         if dist.get_rank() % 2 == 0:
             hidden = hidden + self.some(hidden)
-        out: Tensor = self.head(hidden)
-        return out
+        return self._run(self.head, hidden)
 
 
 def branched(reentrant: bool | None = None) -> nn.Module:

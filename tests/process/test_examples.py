@@ -101,10 +101,17 @@ def test_a_plain_module_learns_in_a_loop_of_its_own(tmp_path: Path) -> None:
     assert printed.count("gradwire: int8") == 1
 
 
+def test_a_model_that_is_sharded_inside_nodes_learns(tmp_path: Path) -> None:
+    printed = torchrun(4, "hsdp.py", folder=tmp_path)
+    assert losses(printed)[-1] < 0.7 * losses(printed)[0]
+    assert printed.count("gradwire: int8") == 1
+
+
 def test_every_example_is_run() -> None:
     assert EXAMPLES == [
         "accumulation.py",
         "ddp.py",
+        "hsdp.py",
         "mixed_precision.py",
         "plain_loop.py",
         "policy.py",

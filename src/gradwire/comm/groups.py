@@ -131,7 +131,7 @@ def _free_everywhere(
 ) -> dist.ProcessGroup | None:
     """The first of the first member's `free` groups that is among those of every other member of `like`.
 
-    They are told over `like`, in tensors at `where`.
+    They are told over `like`, in tensors at `where`; only the ranks `members` of it count.
     """
     offered = {_number(group): group for group in free[:_OFFERS]}
     mine = torch.tensor([*offered, *[0] * (_OFFERS - len(offered))], device=where)

@@ -23,8 +23,12 @@ _SPARE = 1 / 32
 """The share of rows that may be added to cut between rows: as many elements more travel and are kept."""
 
 
-def shards_of(specs: Sequence[ParameterSpec], parts: int) -> tuple[ParameterSpec, ...]:
+def shards_of(
+    specs: Sequence[ParameterSpec], parts: int, *, by_rows: bool = False
+) -> tuple[ParameterSpec, ...]:
     """What every rank holds of whole parameters `specs` when `parts` ranks share them.
+
+    With `by_rows` all cuts fall between rows, whatever that adds, as FSDP cuts parameters.
 
     >>> linear = ParameterSpec("w", (64, 3), torch.float32, 192)
     >>> [(shard.shape, shard.numel) for shard in shards_of([linear], 2)]
@@ -32,16 +36,16 @@ def shards_of(specs: Sequence[ParameterSpec], parts: int) -> tuple[ParameterSpec
     >>> shards_of([linear], 1) == (linear,)
     True
     """
-    return tuple(spec if parts == 1 else _shard_of(spec, parts) for spec in specs)
+    return tuple(spec if parts == 1 else _shard_of(spec, parts, by_rows) for spec in specs)
 
 
-def _shard_of(spec: ParameterSpec, parts: int) -> ParameterSpec:
+def _shard_of(spec: ParameterSpec, parts: int, by_rows: bool) -> ParameterSpec:
     """Equal for all of the `parts`."""
     numel = -(-spec.numel // parts)
     if len(spec.shape) > 1 and spec.numel:
         rows, row_numel = -(-spec.shape[0] // parts), spec.numel // spec.shape[0]
         in_rows = spec.stride is None or spec.stride[0] == row_numel
-        if in_rows and rows * parts <= (1 + _SPARE) * spec.shape[0]:
+        if in_rows and (by_rows or rows * parts <= (1 + _SPARE) * spec.shape[0]):
             shape = (rows, *spec.shape[1:])
             return replace(spec, shape=shape, numel=rows * row_numel, shard_of=spec)
     return ParameterSpec(spec.name, (numel,), spec.dtype, numel, shard_of=spec)

@@ -38,7 +38,9 @@ def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
     parts = 1 if shard is None else shard[1]
     if shard is not None and not (_is_count(shard[0]) and _is_count(parts) and 0 <= shard[0] < parts):
         raise ValueError(f"state is of shard {shard!r}, which is none")
-    return shards_of([spec.whole for spec in engine.specs], parts)
+    whole = [spec.whole for spec in engine.specs]
+    held = shards_of(whole, parts)
+    return held if layout_hash(held) == state["layout"] else shards_of(whole, parts, by_rows=True)
 
 
 def composition_of(engine: Engine, state: State) -> Composition:

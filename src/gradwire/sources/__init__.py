@@ -18,4 +18,7 @@ def source_of(model: nn.Module, replicas: object = None) -> Source:
         return DDPBuckets(ddp_of(model))
     from gradwire.sources.plain import PlainParameters, group_in
 
-    return PlainParameters(replicated_in(model), group_in(replicas))
+    inner, group = replicated_in(model), group_in(replicas)
+    from gradwire.sources.sharded import ShardedParameters, is_sharded
+
+    return ShardedParameters(inner, group) if is_sharded(inner) else PlainParameters(inner, group)

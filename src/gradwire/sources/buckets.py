@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -56,7 +56,14 @@ def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[Param
 class Bucket:
     """Flat memory for the gradients of `specs`, number `index` of a step's buffers."""
 
-    def __init__(self, index: int, specs: Sequence[ParameterSpec], device: torch.device) -> None:
+    def __init__(
+        self,
+        index: int,
+        specs: Sequence[ParameterSpec],
+        device: torch.device,
+        rows: Mapping[str, int] | None = None,
+    ) -> None:
+        """Of a parameter in `rows` only so many rows are there; those beyond are filled with zeros."""
         starts = tuple(accumulate((spec.numel for spec in specs), initial=0))
         self.index = index
         self.buffer = torch.zeros(starts[-1], dtype=specs[0].dtype, device=device)
@@ -64,16 +71,22 @@ class Bucket:
         self.entries = tuple(
             Entry(spec.name, start, spec.numel) for spec, start in zip(specs, starts, strict=False)
         )
+        self._beyond: dict[str, Tensor] = {}
+        placed = zip(self.entries, specs, strict=True)
         self.views = {
-            entry.name: self._view(entry, spec) for entry, spec in zip(self.entries, specs, strict=True)
+            spec.name: self._view(entry, spec, (rows or {}).get(spec.name)) for entry, spec in placed
         }
         """By parameter name, in the parameters' shapes."""
         self.missing: set[str] = set()
         """Whose gradient has not come in this step."""
         self.failure: BaseException | None = None
 
-    def _view(self, entry: Entry, spec: ParameterSpec) -> Tensor:
-        return spec.shaped(self.buffer[entry.offset : entry.offset + entry.numel])
+    def _view(self, entry: Entry, spec: ParameterSpec, rows: int | None) -> Tensor:
+        whole = spec.shaped(self.buffer[entry.offset : entry.offset + entry.numel])
+        if rows is None or rows == spec.shape[0]:
+            return whole
+        self._beyond[entry.name] = whole[rows:]
+        return whole[:rows]
 
     def begin(self) -> None:
         """A step begins: nothing has come."""
@@ -87,6 +100,8 @@ class Bucket:
         """
         self.missing.discard(name)
         view = self.views[name]
+        if (beyond := self._beyond.get(name)) is not None:
+            beyond.zero_()  # means have noise there, if zeros are not sent as such
         try:
             if gradient is None:
                 view.zero_()

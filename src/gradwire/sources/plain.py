@@ -7,7 +7,7 @@ rank 0's buffers come along with every step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -47,7 +47,8 @@ class PlainParameters(Source):
         super().__init__(model)
         self.specs = specs_of(model)
         self.parameters = dict(model.named_parameters())
-        self._group = replicas
+        self._replicas = replicas
+        self._rows: dict[str, int] = {}
         used = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         if not used:
             raise ValueError("no parameter of the model needs a gradient; freeze after attaching, or not all")
@@ -64,7 +65,7 @@ class PlainParameters(Source):
     @property
     def group(self) -> dist.ProcessGroup:
         """The user's."""
-        return self._group
+        return self._replicas
 
     def check(self) -> None:
         """As every source; and a module is attached once."""
@@ -87,7 +88,7 @@ class PlainParameters(Source):
         """Give all ranks rank 0's parameters and buffers; register the hooks on parameters and model."""
         model = self.model
         _ATTACHED.add(model)
-        if self._group.size() == 1:
+        if self.group.size() == 1:
             _LOG.info("one rank: gradients stay as they are")
         self._spread_first()
         hooks = observe(model, model, backward, optimizers, uses, scaled=scaled)
@@ -104,15 +105,11 @@ class PlainParameters(Source):
         register: Callable[[Any], RemovableHandle] = parameter.register_post_accumulate_grad_hook
         return register(partial(self._ready, name))
 
-    @torch.no_grad()
     def _spread_first(self) -> None:
-        """Overwrite parameters and buffers by those of the group's rank 0. Raises `TransportError`."""
-        comm = ProcessGroupComm(self._group)
-        for tensor in [*map(self.local, self.parameters.values()), *self.model.buffers()]:
-            flat = tensor.detach().contiguous()
-            comm.broadcast(flat.view(-1).view(torch.uint8), 0).wait()
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat)
+        """Overwrite parameters and buffers by those of the first rank. Raises `TransportError`."""
+        parameters = [self.local(parameter.detach()) for parameter in self.parameters.values()]
+        _spread(parameters, self._replicas)
+        _spread(list(self.model.buffers()), self.group)
 
     # -- what a parameter's gradient is, for sources that keep it elsewhere
 
@@ -122,7 +119,9 @@ class PlainParameters(Source):
 
     def give(self, name: str, view: Tensor) -> None:
         """Make `view`, the parameter's place in its bucket, its gradient."""
-        self.parameters[name].grad = view
+        parameter = self.parameters[name]
+        if parameter.grad is not view:
+            parameter.grad = view
 
     # -- in a backward pass
 
@@ -182,7 +181,7 @@ class PlainParameters(Source):
         self._fine = fine
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
         groups = assigned(self.specs, cap_for(total_bytes, fine=fine))
-        self._buckets = [Bucket(index, group, self.device) for index, group in enumerate(groups)]
+        self._buckets = [Bucket(index, group, self.device, self._rows) for index, group in enumerate(groups)]
         self._homes = {entry.name: bucket for bucket in self._buckets for entry in bucket.entries}
 
     def _finish(self) -> None:
@@ -209,7 +208,7 @@ class PlainParameters(Source):
     def _say(self, what: str) -> None:
         """Once each kind."""
         kind = what.split()[0]
-        if kind not in self._warned and self._group.rank() == 0:
+        if kind not in self._warned and self.group.rank() == 0:
             self._warned.add(kind)
             _LOG.warning(what)
 
@@ -219,10 +218,10 @@ class PlainParameters(Source):
         """Copy rank 0's buffers, unless dense steps measure what is on the wire alone."""
         self._packed, backward = None, self._backward
         buffers = list(self.model.buffers())
-        if not buffers or self._group.size() == 1 or backward.engine.apart:
+        if not buffers or self.group.size() == 1 or backward.engine.apart:
             return
         if self._known is None or not self._known.holds(buffers):
-            self._known = BufferBroadcast(buffers, self._group.rank(), backward.placement.bringing)
+            self._known = BufferBroadcast(buffers, self.group.rank(), backward.placement.bringing)
         self._known.pack()
         self._packed = self._known
 
@@ -244,6 +243,16 @@ class PlainParameters(Source):
         landing, self._landing = self._landing, None
         if landing is not None:
             landing.land()
+
+
+@torch.no_grad()
+def _spread(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    comm = ProcessGroupComm(group)
+    for tensor in tensors:
+        flat = tensor.contiguous()
+        comm.broadcast(flat.view(-1).view(torch.uint8), 0).wait()
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat)
 
 
 def _at_the_end(job: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -95,6 +95,15 @@ class Source(ABC):
     def buffers_text(self) -> str:
         """What must be the same on all ranks about the model's buffers, of which the source takes care."""
         return "not broadcast"
+
+    @property
+    def members(self) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Ranks that share a replica with this one, and ranks with the same shard, by numbers in `group`.
+
+        The first are in the order of their shards; means are taken over the second. `None` where parameters
+        are whole.
+        """
+        return None
 
     def replicas_of(self, optimizers: Optimizers) -> Replicas:
         """What all ranks hold alike of a parameter, by name: nothing is known without an optimizer."""

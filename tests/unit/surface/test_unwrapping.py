@@ -135,7 +135,7 @@ def test_the_scaler_comes_along_with_accelerates_optimizer() -> None:
         ),
         (partial(torch.compile, backend="eager"), "Sequential is a plain module: wrap it in Distributed"),
         (DataParallel, "start one process per device with torchrun"),
-        (fully_shard, "FSDPSequential, is sharded by FSDP"),
+        (fully_shard, "FSDPSequential, is sharded by fully_shard"),
         (replicate, "DDPSequential, was made by replicate()"),
         (_sgd, "the model comes first, then the optimizer"),
         (lambda _module: "topk", "need a module, got str"),
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_carried_is_refused_with_what_to_do(
 def test_the_older_fsdp_is_refused_too() -> None:
     sharded = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
     nn.Module.__init__(sharded)  # all of its own constructor that needs no accelerator
-    with pytest.raises(ValueError, match="FullyShardedDataParallel, is sharded by FSDP"):
+    with pytest.raises(ValueError, match="FullyShardedDataParallel, is sharded by the older FSDP"):
         ddp_of(sharded)
 
 

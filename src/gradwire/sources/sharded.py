@@ -1,0 +1,163 @@
+"""FSDP2: the ranks of a node hold shards of the parameters, and shards are averaged between nodes.
+
+`fully_shard` on a mesh of one dimension gathers parameters and reduce-scatters gradients inside the node.
+Then it calls the hooks on each sharded parameter, whose gradient is in place. Ours bring it to the engine. A
+step is FSDP's inside the node, and gradwire's between nodes, on shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from gradwire.arena import ParameterSpec, specs_of
+from gradwire.engine.shards import shards_of
+from gradwire.moment import Replicas, Replicated
+from gradwire.sources.plain import PlainParameters
+from gradwire.unwrapping import Optimizers
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether some parameters are sharded."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+class ShardedParameters(PlainParameters):
+    """The shards of a module on which `fully_shard` was called, in buckets as those of plain modules.
+
+    Every rank has shards of one size, filled up with zeros where rows do not come out even: so units, rounds
+    and fingerprints are alike on all ranks. A step is agreed on by all ranks of all replicas.
+    """
+
+    kind = "shards of FSDP2"
+
+    def __init__(self, model: nn.Module, replicas: dist.ProcessGroup) -> None:
+        super().__init__(model, replicas)
+        self._mesh = _mesh_of(self.parameters)
+        self._inside: dist.ProcessGroup = self._mesh.get_group()
+        parts = self._inside.size()
+        self.specs = shards_of([replace(spec, stride=None) for spec in specs_of(model)], parts, by_rows=True)
+        if parts > 1:
+            self._rows = {spec.name: self.local(self.parameters[spec.name]).shape[0] for spec in self.specs}
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """All ranks, which agree on a step."""
+        everyone = dist.group.WORLD
+        assert everyone is not None, "asked for after the default group was made"
+        return everyone
+
+    @property
+    def members(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The mesh's ranks, and those of `replicas=`."""
+        inside = dist.get_process_group_ranks(self._inside)
+        return inside, dist.get_process_group_ranks(self._replicas)
+
+    def check(self) -> None:
+        """As for plain modules; and all must be sharded, in rows, on CPU or device, over ranks that fit."""
+        super().check()
+        (inside, between), world = map(set, self.members), dist.get_world_size()
+        if len(inside & between) != 1 or len(inside) * len(between) != world:
+            raise ValueError(
+                f"fully_shard's mesh has ranks {sorted(inside)}, and replicas= has {sorted(between)}: they "
+                f"must have one rank in common, and make up all {world} ranks as a grid. Take both from one "
+                "mesh: fully_shard(model, mesh=mesh['shard']), replicas=mesh['replicate']"
+            )
+        for name, parameter in self.parameters.items():
+            if not parameter.requires_grad and not isinstance(parameter, DTensor):
+                continue
+            if not isinstance(parameter, DTensor):
+                raise ValueError(
+                    f"parameter {name!r} is not sharded, while others are: call fully_shard on the whole "
+                    "model, too, and without ignored_params"
+                )
+            if parameter.device_mesh != self._mesh or parameter.placements != (Shard(0),):
+                raise ValueError(
+                    f"parameter {name!r} is placed as {parameter.placements}: gradwire carries those that "
+                    "one mesh of one dimension shards by rows"
+                )
+        if any(_is_offloaded(module) for module in self.model.modules()):
+            raise ValueError(
+                "fully_shard was called with CPUOffloadPolicy, which moves gradients while hooks are to "
+                "change them: leave it out"
+            )
+
+    def replicas_of(self, optimizers: Optimizers) -> Replicas:
+        """This rank's shards of what all replicas hold alike."""
+        return partial(self._replicated, super().replicas_of(optimizers))
+
+    def _replicated(self, whole: Replicas, name: str) -> Replicated | None:
+        seen = whole(name)
+        if seen is None:
+            return None
+        spec = next(spec for spec in self.specs if spec.name == name)
+        state = {
+            key: self._filled(spec, value) if isinstance(value, DTensor) else value
+            for key, value in seen.state.items()
+        }
+        return replace(seen, parameter=self._filled(spec, seen.parameter), state=state)
+
+    def _filled(self, spec: ParameterSpec, tensor: Tensor) -> Tensor:
+        """This rank's rows, and zeros where others have one more."""
+        mine = self.local(tensor)
+        if tuple(mine.shape) == spec.shape:
+            return mine
+        filled = mine.new_zeros(spec.shape)
+        filled[: mine.shape[0]] = mine
+        return filled
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """This rank's rows."""
+        return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+    def give(self, name: str, view: Tensor) -> None:
+        """As a tensor that is sharded as the parameter is."""
+        parameter = self.parameters[name]
+        assert isinstance(parameter, DTensor), "checked"
+        now = parameter.grad
+        if now is None or self.local(now).data_ptr() != view.data_ptr():
+            parameter.grad = self._sharded_as(parameter, view)
+
+    @staticmethod
+    @torch.no_grad()
+    def _sharded_as(parameter: DTensor, mine: Tensor) -> DTensor:
+        mesh, placements = parameter.device_mesh, parameter.placements
+        return DTensor.from_local(
+            mine, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+
+    def add_to_grad(self, spec: ParameterSpec, flat: Tensor) -> None:
+        """Of `flat`, which is filled up with zeros, what this rank has."""
+        parameter = self.parameters[spec.name]
+        assert isinstance(parameter, DTensor), "checked"
+        late = spec.shaped(flat)[: self._rows.get(spec.name)].to(parameter.dtype)
+        if parameter.grad is None:
+            parameter.grad = self._sharded_as(parameter, late)
+        else:
+            self.local(parameter.grad).add_(late)
+
+
+def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:
+    """Of the first sharded parameter. Raises `ValueError` unless it has one dimension."""
+    mesh = next(each for each in parameters.values() if isinstance(each, DTensor)).device_mesh
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"the model is sharded on a mesh of {mesh.ndim} dimensions, {mesh}: FSDP averages between nodes "
+            "itself then, before gradwire could. Call fully_shard on the dimension inside a node alone, and "
+            "pass the one between nodes as replicas=. Tensor parallelism is not carried yet"
+        )
+    return mesh
+
+
+def _is_offloaded(module: nn.Module) -> bool:
+    """Whether FSDP keeps its parameters on the CPU; torch has no public way to ask."""
+    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+    groups = getattr(state, "_fsdp_param_groups", ())
+    return any(getattr(each, "offload_to_cpu", False) for group in groups for each in group.fsdp_params)

@@ -1,0 +1,315 @@
+"""Scenes of sharded modules, on two nodes of two ranks: beside FSDP's own averaging between nodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+from gradwire.errors import PeerFailed, RanksDisagree
+from tests.process.models import SHAPE, batch
+
+LOSSY = "topk(ratio=0.1)"
+
+
+class Blocks(nn.Module):
+    """Three linear layers, sharded one by one, whose rows do not come out even; one that no rank uses."""
+
+    calls: Tensor
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(SHAPE[0], 65), nn.Linear(65, 65), nn.Linear(65, SHAPE[-1])])
+        self.never = nn.Linear(33, 65)
+        self.scale = nn.Parameter(torch.ones(1))  # one row: the second rank has none
+        self.norm = nn.LayerNorm(65)
+        self.register_buffer("calls", torch.zeros(3))
+        self._reentrant = reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs.requires_grad_()
+        for block in self.blocks[:-1]:
+            if self._reentrant is None:
+                hidden = torch.tanh(block(hidden))
+            else:
+                hidden = torch.tanh(checkpoint(block, hidden, use_reentrant=self._reentrant))
+        out: Tensor = self.blocks[-1](self.norm(hidden)) * self.scale
+        with torch.no_grad():
+            self.calls += 1 + dist.get_rank()
+        return out
+
+
+@cache
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(
+    over: DeviceMesh | None = None, seed: int = 0, reentrant: bool | None = None, **how: Any
+) -> nn.Module:
+    torch.manual_seed(seed)
+    model = Blocks(reentrant)
+    over = mesh()["shard"] if over is None else over
+    for block in model.blocks:
+        fully_shard(block, mesh=over, **how)
+    return fully_shard(model, mesh=over, **how)
+
+
+def attached(model: nn.Module, recipe: str, **options: Any) -> tuple[torch.optim.Optimizer, gradwire.Wire]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return optimizer, gradwire.attach(model, optimizer, recipe, replicas=mesh()["replicate"], **options)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = batch(step)
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, clip: bool = True) -> list[float]:
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def accumulate(model: nn.Module, optimizer: torch.optim.Optimizer, quiet: Callable[[], Any]) -> None:
+    """Two micro-batches a step, of which `quiet` holds back the first."""
+    for step in range(3):
+        optimizer.zero_grad()
+        with quiet():
+            loss_of(model, 2 * step).backward()
+        loss_of(model, 2 * step + 1).backward()
+        optimizer.step()
+
+
+@contextmanager
+def unsynchronised(model: nn.Module) -> Iterator[None]:
+    """FSDP's own way: no reduce-scatter, so that no hook is called."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
+
+
+def whole(model: nn.Module) -> Tensor:
+    """All parameters in a row, gathered inside the node."""
+    parameters = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
+    return torch.cat([each.detach().reshape(-1).double() for each in parameters])
+
+
+def grads(model: nn.Module) -> Tensor:
+    """All gradients of this rank in a row."""
+    assert all(isinstance(p.grad, DTensor) for p in model.parameters())
+    return torch.cat(
+        [p.grad.to_local().reshape(-1).double() for p in model.parameters() if p.grad is not None]
+    )
+
+
+def alike(values: Tensor) -> bool:
+    """Whether all ranks have the same bits."""
+    others = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, values)
+    return all(torch.equal(values, other) for other in others)
+
+
+def beside_native(loop: str = "clipped", **how: Any) -> dict[str, float]:
+    """Dense, against HSDP's own all-reduce between nodes."""
+    models = [sharded(**how), sharded(mesh(), **how)]
+    assert isinstance(models[1], FSDPModule)
+    models[1].set_reduce_scatter_unused_params(True)  # zeros, as ours, not no gradient
+    optimizer, wire = attached(models[0], "dense")
+    theirs = torch.optim.SGD(models[1].parameters(), lr=0.05)
+    for model, each in zip(models, (optimizer, theirs), strict=True):
+        if loop == "clipped":
+            train(model, each, range(5))
+        else:
+            ours = (
+                wire.no_sync if model is models[0] and loop == "no_sync" else partial(unsynchronised, model)
+            )
+            accumulate(model, each, ours)
+    ours, native = map(whole, models)
+    return {
+        "off": float((ours - native).abs().max()),
+        "alike": float(alike(ours)),
+        "steps": wire.report().step,
+    }
+
+
+def learns(recipe: str) -> dict[str, Any]:
+    """How much of the loss is left, and whether all ranks have one model."""
+    model = sharded()
+    optimizer, wire = attached(model, recipe)
+    losses = train(model, optimizer, range(30), clip=False)
+    largest = 2 * 4 * sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
+    memory = wire.report().memory_bytes / largest
+    both = torch.cat([whole(model), *(each.double() for each in model.buffers())])
+    return {"left": losses[-1] / losses[0], "alike": alike(both), "memory": memory}
+
+
+def checkpointed(reentrant: bool, **how: Any) -> dict[str, Any]:
+    """Against the same without checkpoints."""
+    found = []
+    for again in (None, reentrant):
+        model = sharded(reentrant=again, **how)
+        optimizer, wire = attached(model, LOSSY)
+        train(model, optimizer, range(4))
+        found.append(whole(model))
+    return {"same": torch.equal(*found), "steps": wire.report().step}
+
+
+def poisoned(recipe: str) -> dict[str, Any]:
+    """A NaN in one element of one rank's shard, which FSDP has reduced already: the other shard has none."""
+    model, bad = sharded(), False
+
+    def damage(parameter: Tensor) -> None:
+        assert isinstance(parameter.grad, DTensor)
+        if bad and dist.get_rank() == 3:
+            parameter.grad.to_local().view(-1)[0] = torch.nan
+
+    assert isinstance(model, Blocks)
+    assert model.blocks[1].bias is not None
+    model.blocks[1].bias.register_post_accumulate_grad_hook(damage)  # ahead of ours
+    optimizer, wire = attached(model, recipe)
+    train(model, optimizer, range(3))
+    before = wire.state_dict()["memory"]
+    bad = True
+    optimizer.zero_grad()
+    loss_of(model, 3).backward()
+    bad, nan = False, bool(grads(model).isnan().all())
+    after = wire.state_dict()["memory"]
+    kept = all(torch.equal(before[name], after[name]) for name in before)
+    optimizer.zero_grad()
+    train(model, optimizer, range(4, 6))
+    return {"nan": nan, "kept": kept, "step": wire.report().step, "alike": alike(whole(model))}
+
+
+def failed() -> str:
+    """One rank's codec raises; all ranks hear of it in that step, by the rank among all."""
+    model = sharded()
+    optimizer, wire = attached(model, LOSSY)
+    if dist.get_rank() == 3:
+        [lane] = wire.attached.backward.engine.layout.lanes
+
+        def fold(*_: Any) -> None:
+            raise OSError("no room")
+
+        lane.fold = fold  # type: ignore[assignment]
+    try:
+        train(model, optimizer, range(1))
+    except (PeerFailed, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def resumed() -> dict[str, Any]:
+    """With a break in the middle, and without; then from a list of all, a mean, and a neighbour's shard."""
+    found, refused = [], ""
+    for broken in (False, True):
+        model = sharded()
+        optimizer, wire = attached(model, LOSSY)
+        train(model, optimizer, range(3))
+        if broken:
+            state, values = wire.state_dict(), copy.deepcopy(model.state_dict())
+            states: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(states, state)
+            model = sharded(seed=5)
+            model.load_state_dict(values)
+            optimizer, wire = attached(model, LOSSY)
+            try:
+                wire.load_state_dict(states[dist.get_rank() ^ 1])
+            except (ValueError, RanksDisagree) as error:
+                refused = str(error)
+            wire.load_state_dict(states)
+            wire.load_state_dict(wire.state_dict())
+        train(model, optimizer, range(3, 6))
+        found.append(whole(model))
+    mean = wire.state_dict("mean")
+    wire.load_state_dict(mean)
+    again = wire.state_dict("mean")
+    off = max(float((mean["memory"][name] - again["memory"][name]).abs().max()) for name in mean["memory"])
+    shapes = {name: tuple(memory.shape) for name, memory in mean["memory"].items()}
+    return {"same": torch.equal(*found), "refused": refused, "off": off, "whole": shapes["blocks.1.weight"]}
+
+
+def flushed() -> dict[str, Any]:
+    """What is unsent lands in the sharded gradients."""
+    model = sharded()
+    optimizer, wire = attached(model, LOSSY)
+    train(model, optimizer, range(3))
+    optimizer.zero_grad()
+    wire.flush()
+    late = sum(float(p.grad.to_local().abs().sum()) for p in model.parameters() if p.grad is not None)
+    optimizer.step()
+    return {"late": late > 0, "alike": alike(whole(model))}
+
+
+def _refusal(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except (ValueError, RanksDisagree) as error:
+        return str(error)
+    return ""
+
+
+def refused() -> dict[str, str]:
+    """Each in its words."""
+    between, inside = mesh()["replicate"], mesh()["shard"]
+    part = Blocks()
+    fully_shard(part.blocks[0], mesh=inside)
+    columns = fully_shard(nn.Linear(8, 8), mesh=inside, shard_placement_fn=lambda p: Shard(p.dim() - 1))
+    offloaded = fully_shard(nn.Linear(8, 8), mesh=inside, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    crossed = [dist.new_group(ranks) for ranks in ((0, 3), (1, 2))][dist.get_rank() in (1, 2)]
+    return {
+        "no replicas": _refusal(lambda: gradwire.attach(sharded())),
+        "native": _refusal(lambda: gradwire.attach(sharded(mesh()), replicas=between)),
+        "replicate": _refusal(
+            lambda: gradwire.attach(replicate(nn.Linear(8, 8), mesh=between), replicas=between)
+        ),
+        "part": _refusal(lambda: gradwire.attach(part, replicas=between)),
+        "columns": _refusal(lambda: gradwire.attach(columns, replicas=between)),
+        "offload": _refusal(lambda: gradwire.attach(offloaded, replicas=between)),
+        "wrong dimension": _refusal(lambda: gradwire.attach(sharded(), replicas=inside)),
+        "everyone": _refusal(lambda: gradwire.attach(sharded(), replicas=dist.group.WORLD)),
+        "crossed": _refusal(lambda: gradwire.attach(sharded(), replicas=crossed)),
+    }
+
+
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "native": beside_native,
+    "native, kept gathered": partial(beside_native, reshard_after_forward=False),
+    "native, mixed precision": partial(beside_native, mp_policy=BF16),
+    "native, no_sync": partial(beside_native, "no_sync"),
+    "native, set_requires_gradient_sync": partial(beside_native, "FSDP's"),
+    **{
+        f"learns, {recipe}": partial(learns, recipe)
+        for recipe in ("int8", LOSSY, "powersgd", "gcomp", "auto")
+    },
+    "checkpointed": partial(checkpointed, False, reshard_after_forward=False),
+    "checkpointed, reentrant": partial(checkpointed, True),
+    "poisoned, dense": partial(poisoned, "dense"),
+    "poisoned, lossy": partial(poisoned, LOSSY),
+    "failed": failed,
+    "resumed": resumed,
+    "flushed": flushed,
+    "refused": refused,
+}
