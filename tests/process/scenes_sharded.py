@@ -157,7 +157,7 @@ def learns(recipe: str) -> dict[str, Any]:
     """How much of the loss is left, and whether all ranks have one model."""
     model = sharded()
     optimizer, wire = attached(model, recipe)
-    losses = train(model, optimizer, range(30), clip=False)
+    losses = train(model, optimizer, range(20), clip=False)
     largest = 2 * 4 * sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
     memory = wire.report().memory_bytes / largest
     both = torch.cat([whole(model), *(each.double() for each in model.buffers())])
@@ -228,8 +228,7 @@ def resumed() -> dict[str, Any]:
         train(model, optimizer, range(3))
         if broken:
             state, values = wire.state_dict(), copy.deepcopy(model.state_dict())
-            states: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(states, state)
+            states = _all_of(state)
             model = sharded(seed=5)
             model.load_state_dict(values)
             optimizer, wire = attached(model, LOSSY)
@@ -244,9 +243,39 @@ def resumed() -> dict[str, Any]:
     mean = wire.state_dict("mean")
     wire.load_state_dict(mean)
     again = wire.state_dict("mean")
-    off = max(float((mean["memory"][name] - again["memory"][name]).abs().max()) for name in mean["memory"])
+    off = _off(mean, again)
     shapes = {name: tuple(memory.shape) for name, memory in mean["memory"].items()}
     return {"same": torch.equal(*found), "refused": refused, "off": off, "whole": shapes["blocks.1.weight"]}
+
+
+def _all_of(state: dict[str, Any]) -> list[Any]:
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    return states
+
+
+def _off(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference between two memories, in parts of their largest value."""
+    left, right = one["memory"], other["memory"]
+    assert left.keys() == right.keys()
+    largest = max(float(each.abs().max()) for each in left.values())
+    return max(float((left[name] - right[name]).abs().max()) for name in left) / largest
+
+
+def moved() -> dict[str, Any]:
+    """From shards to whole parameters on four ranks, and back."""
+    model, plain = sharded(), Blocks()
+    optimizer, wire = attached(model, LOSSY)
+    train(model, optimizer, range(3))
+    theirs = gradwire.attach(plain, None, LOSSY, replicas=dist.group.WORLD)
+    theirs.load_state_dict(_all_of(wire.state_dict()))
+    out = _off(wire.state_dict("mean"), theirs.state_dict("mean"))
+    for step in range(2):
+        loss_of(plain, step).backward()
+    _optimizer, again = attached(sharded(), LOSSY)
+    again.load_state_dict(_all_of(theirs.state_dict()))
+    back = _off(theirs.state_dict("mean"), again.state_dict("mean"))
+    return {"out": out, "back": back, "step": again.report().step}
 
 
 def flushed() -> dict[str, Any]:
@@ -310,6 +339,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "poisoned, lossy": partial(poisoned, LOSSY),
     "failed": failed,
     "resumed": resumed,
+    "moved": moved,
     "flushed": flushed,
     "refused": refused,
 }

@@ -73,6 +73,15 @@ def test_a_run_resumes_bit_for_bit_and_shards_are_not_confused(world: Results) -
         assert found["whole"] == [65, 65]
 
 
+def test_the_mean_unsent_moves_between_shards_and_whole_parameters(world: Results) -> None:
+    # The means of two ranks, and of four that are equal, are taken alike. Those of four that differ are added
+    # up in another order, so that each way rounds partial sums three times, relative to the largest value.
+    for found in value(world, "moved"):
+        assert found["out"] == 0.0
+        assert found["back"] <= 6 * 2**-24
+        assert found["step"] == 5
+
+
 def test_what_is_unsent_lands_in_the_shards(world: Results) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * 4
 

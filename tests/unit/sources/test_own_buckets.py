@@ -53,6 +53,14 @@ def test_the_order_in_memory_is_the_parameters() -> None:
     assert bucket.views["w"].stride() == (1, 2)
 
 
+def test_rows_that_fill_up_a_shard_are_zero_in_every_step() -> None:
+    bucket = Bucket(0, [ParameterSpec("w", (3, 2), torch.float32, 6)], CPU, rows={"w": 2})
+    bucket.buffer.fill_(9)  # as a step may leave it
+    bucket.take("w", torch.ones(2, 2))
+    assert bucket.buffer.tolist() == [1, 1, 1, 1, 0, 0]
+    assert bucket.views["w"].shape == (2, 2)
+
+
 def test_a_sparse_gradient_fails_the_step_and_not_the_hook() -> None:
     bucket = Bucket(0, specs(3), CPU)
     bucket.take("p0", torch.zeros(3).to_sparse())
