@@ -65,7 +65,7 @@ class Candidate:
     `wire_bytes` are sent per rank and step, and `node_bytes` over the busiest node's link, 0 where there is
     one node. `memory_bytes` are on top of DDP's. With `at_most` a part of the bytes is assumed
     (`gradwire.tools.forecast`). `codec` says where the codec's cost is from: "stated", or "free" where none
-    was. `two_levels` is what no recipe can do yet, and is never recommended.
+    was. With `two_levels` the ranks of a node add up first, as `attach` has them do unless `nodes=None`.
     """
 
     recipe: str
@@ -105,8 +105,8 @@ class Plan:
 
     @property
     def fastest(self) -> Candidate:
-        """Of those that exist."""
-        return next(each for each in self.candidates if not each.two_levels)
+        """The one that is recommended."""
+        return self.candidates[0]
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
@@ -131,7 +131,7 @@ class Plan:
         if levels:
             lines += [
                 "",
-                "added up inside nodes first, which is not yet available (sent over a node's link):",
+                "added up inside nodes first, as attach does (sent over a node's link):",
             ]
             lines += [_line(each) for each in levels]
         if any(each.at_most for each in self.candidates):
@@ -214,7 +214,7 @@ def _compared(
     dense_s = foresee("dense").step_s
     facts = _facts(backward, cluster, dense_s)
     chosen = from_facts(facts, target)
-    best = next(row for row in rows if not row.two_levels)
+    best = rows[0]
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(
         model=profile.model,
@@ -317,6 +317,7 @@ def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> 
         left = f"{1.0 - best.step_s / dense_s:.0%} of a dense step is the most that there is to save"
         return f"do not bother: CCR {facts.ccr:.2f}, all of dense takes less than the backward pass; {left}"
     dense, fast = _ms(dense_s), _ms(best.step_s)
+    fast += " on two levels" if best.two_levels else ""
     if not worthwhile:
         told = f"the fastest, {best.recipe}, takes {fast} where dense takes {dense}"
         return f"do not bother: nothing is predicted to be faster than dense by {LEAD:.0%}: {told}"

@@ -133,6 +133,23 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: st
     run_ranks(4, rank)
 
 
+def test_a_decision_is_about_ranks_that_exchange_and_the_shards_that_they_do() -> None:
+    def rank(comm: Comm) -> tuple[int, float, str]:
+        rig = Rig(comm, "auto", per_node=2)
+        while rig.engine.measuring:
+            rig.step(gradients(comm.rank, rig.engine.step))
+        facts = rig.engine.facts
+        assert facts is not None
+        return facts.world, facts.gradient_bytes, rig.engine.layout.main.text
+
+    shard_bytes = 4.0 * sum(-(-spec.numel // 2) for spec in specs())
+    first, *others = run_ranks(6, rank)
+    assert first[0] == 3
+    # Rows of 61 and of 41 elements fill up matrices with an odd number of them.
+    assert shard_bytes <= first[1] <= shard_bytes + 4 * (61 + 41 + 59)
+    assert others == [first] * 5
+
+
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
 def test_the_order_of_arrival_may_differ_between_ranks(order: tuple[int, ...]) -> None:
     def rank(comm: Comm) -> list[Tensor]:

@@ -104,7 +104,8 @@ class Measuring:
         facts = self.profiler.observe(rows, step.lasted_s())
         if facts is None:
             return None
-        facts = replace(facts, buckets=tuple(step.direct))
+        # Verdicts have more rows where ranks hold shards.
+        facts = replace(facts, buckets=tuple(step.direct), world=self._around.comm.world)
         self.facts = surveyed(facts, self._decision, self._around, self._specs)
         return self._decision.decide(self.facts)
 

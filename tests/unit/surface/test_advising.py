@@ -86,13 +86,14 @@ def test_codecs_that_are_stated_count_and_are_marked() -> None:
     assert steps[0]["bf16"] == steps[1]["bf16"]
 
 
-def test_two_levels_are_predicted_and_never_recommended() -> None:
+def test_two_levels_are_predicted_and_recommended_where_ranks_share_nodes() -> None:
     plan = gradwire.plan("resnet50", **NODES)
     two = [each for each in plan.candidates if each.two_levels]
     assert {each.recipe for each in two} == {text for text in CANDIDATES if "sgd(rank" not in text}
-    assert min(each.step_s for each in two) < plan.fastest.step_s
-    assert not plan.fastest.two_levels
-    assert "not yet available" in str(plan)
+    assert plan.fastest.two_levels
+    assert plan.fastest.step_s == min(each.step_s for each in plan.candidates)
+    assert "as attach does" in str(plan)
+    assert "on two levels" in plan.advice
     assert not [each for each in gradwire.plan("resnet50", **SLOW).candidates if each.two_levels]
 
 
