@@ -11,12 +11,11 @@ from torch import Tensor
 from gradwire import recipes
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
-from gradwire.engine.shards import cut, joined
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
-from tests.support.rig import BUCKETS, NAMES, Outcome, Rig, flat, gradients, specs
+from tests.support.rig import BUCKETS, Outcome, Rig, flat, gradients, specs
 
 NODES = [(2, 2), (2, 3), (3, 2)]
 """How many, and ranks on each."""
@@ -240,20 +239,3 @@ def test_ranks_with_one_shard_must_keep_the_same() -> None:
             state.load(rig.engine, saved)
 
     run_ranks(4, rank)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 8])
-def test_shards_make_up_the_parameter(parts: int) -> None:
-    from gradwire.engine.shards import shards_of
-
-    for shard in shards_of(specs(), parts):
-        whole = torch.arange(1.0, 1.0 + shard.whole.numel)
-        pieces = [cut(shard, number, whole) for number in range(parts)]
-        assert all(piece.shape == (shard.numel,) for piece in pieces)
-        assert torch.equal(joined(shard, pieces), whole)
-        assert torch.cat(pieces)[whole.numel() :].eq(0).all()
-        assert shard.numel == torch.Size(shard.shape).numel()
-
-
-def test_every_name_is_there() -> None:
-    assert set(WHOLE) == set(NAMES)

@@ -39,9 +39,9 @@ def dense_is_dense() -> dict[str, float]:
 
 
 def learns(recipe: str) -> dict[str, Any]:
-    """Sixty steps."""
+    """Forty steps."""
     ddp, optimizer, wire = _attached(recipe)
-    losses = train(ddp, optimizer, range(60))
+    losses = train(ddp, optimizer, range(40))
     report = wire.report()
     return {
         "first": sum(losses[:10]) / 10,
@@ -220,6 +220,30 @@ def unchanged_by_order() -> bool:
     return same(*digests)
 
 
+def explored() -> dict[str, Any]:
+    """Candidates are tried and leave no trace."""
+    ddp, optimizer, wire = _attached("topk(ratio=0.05)")
+    train(ddp, optimizer, range(3))
+    before, unsent = digest(ddp), wire.state_dict()["memory"]
+
+    def step(number: int) -> None:
+        train(ddp, optimizer, range(number, number + 1))
+
+    trials = gradwire.explore(wire, step, [3, 4], ["topk(ratio=0.2)", "int8"])
+    after = wire.state_dict()["memory"]
+    same_memory = all(torch.equal(unsent[name], each) for name, each in after.items())
+    return {"same": digest(ddp) == before and same_memory, "bytes": [each.wire_bytes for each in trials]}
+
+
+def uneven_batches() -> str:
+    """Under `join()`, with one batch more on every second rank."""
+    ddp, optimizer, _wire = _attached("int8", find_unused_parameters=True)
+    rank = dist.get_rank()
+    with ddp.join():
+        train(ddp, optimizer, range(3 + rank % 2))
+    return digest(ddp)
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     "dense is dense": dense_is_dense,
     **{recipe: partial(learns, recipe) for recipe in RECIPES},
@@ -232,4 +256,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "refused": refused,
     "lent": groups_are_lent_again,
     "bits": unchanged_by_order,
+    "explored": explored,
+    "uneven": uneven_batches,
 }

@@ -30,7 +30,7 @@ def test_a_recipe_learns_and_its_replicas_are_identical(four: Results, recipe: s
     found = value(four, recipe)
     assert all(each["last"] < 0.8 * each["first"] for each in found)
     assert len({each["digest"] for each in found}) == 1
-    assert all(each["step"] == 60 and each["world"] == [4, 2] for each in found)
+    assert all(each["step"] == 40 and each["world"] == [4, 2] for each in found)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -98,6 +98,17 @@ def test_what_cannot_be_is_refused_on_all_ranks(four: Results) -> None:
 
 def test_groups_are_lent_to_the_next_model(four: Results) -> None:
     assert value(four, "lent") == [True] * 4
+
+
+def test_exploring_leaves_no_trace(four: Results) -> None:
+    found = value(four, "explored")
+    assert all(each["same"] for each in found)
+    assert found[0]["bytes"][0] < found[0]["bytes"][1]
+    assert all(each["bytes"] == found[0]["bytes"] for each in found)
+
+
+def test_ranks_may_have_different_numbers_of_batches(four: Results) -> None:
+    assert len(set(value(four, "uneven"))) == 1
 
 
 def test_two_runs_are_the_same(four: Results) -> None:
