@@ -21,6 +21,7 @@ from gradwire.configuration import TARGET, Configuration, Place
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
+from gradwire.engine.guard import Guard
 from gradwire.engine.layout import Policy, build, is_alone
 from gradwire.engine.preparing import prepare_for
 from gradwire.engine.shards import Shard
@@ -60,6 +61,7 @@ def attach(
     nodes: Nodes = "auto",
     memory_dtype: torch.dtype | None = None,
     placement: Place = "auto",
+    guard_every: int = 0,
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
@@ -91,6 +93,8 @@ def attach(
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
       memory and the means back, and sends over gloo, whatever the model's own group is. "device" is not there
       yet, and "auto" is "host". On the CPU nothing is copied.
+    - `guard_every`: every so many steps, compare a checksum of the parameters over ranks; 0 is never. Where
+      they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks.
 
     Raises `ValueError` when something is configured wrongly, and `RanksDisagree`, on all ranks, when they
     differ in recipe, policy, seed, version, device, the names, shapes and dtypes of parameters, buffers, or
@@ -105,7 +109,7 @@ def attach(
         raise ValueError("no process group: call torch.distributed.init_process_group first")
     source = source_of(model, replicas)
     scaler = scaler or scaler_of(optimizer)
-    asked = Configuration(recipe, target, policy, scaler, seed, memory_dtype, placement, nodes)
+    asked = Configuration(recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every)
     device = device_at(source.device)
     on_host = device.where.type == "cpu"
     if process_group is None:
@@ -192,6 +196,7 @@ def _assemble(
         check=partial(check_momentum, optimizers=optimizers),
         prepare=partial(prepare_for, rank=everyone.rank),
         link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
+        guard=Guard({spec.name: source.parameters[spec.name] for spec in source.specs}, asked.guard_every),
         inspect=(watch := Watch()),
     )
     specs = source.specs if level is None else level.specs

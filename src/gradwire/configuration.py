@@ -9,6 +9,7 @@ import torch
 
 from gradwire.arena import layout_hash
 from gradwire.checks import check_policy
+from gradwire.engine.guard import check_guard
 from gradwire.engine.layout import Policy, chooser
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.nodes.members import Nodes, kind_of
@@ -34,6 +35,7 @@ class Configuration:
     memory_dtype: torch.dtype | None = None
     placement: Place = "auto"
     nodes: Nodes = "auto"
+    guard_every: int = 0
 
     def validated(self, source: Source, device: torch.device) -> Recipe:
         """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`.
@@ -48,6 +50,7 @@ class Configuration:
         check_policy(self.policy, list(source.parameters))
         if self.memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
+        check_guard(self.guard_every, is_replicated=source.is_replicated)
         return self._chosen()
 
     def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
@@ -63,6 +66,7 @@ class Configuration:
             "device": device.type,
             "placement": self.placement,
             "nodes": kind_of(self.nodes),
+            "guard_every": str(self.guard_every),
             "gradwire version": __version__,
             "source of gradients": source.kind,
             "recipe": str(chosen),

@@ -93,9 +93,26 @@ def call_against_nothing() -> list[Any]:
     return said
 
 
+def replicas_part() -> list[Any]:
+    """A parameter that one rank changes by itself, with a guard and without."""
+    found = []
+    for every in (0, 2):
+        ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+        optimizer = optimizer_of(ddp)
+        gradwire.attach(ddp, optimizer, "topk(ratio=0.05)", guard_every=every)
+        train(ddp, optimizer, range(3))
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                list(ddp.parameters())[2].view(-1)[7] += 1e-3
+        said = [_raised(partial(_step, ddp, optimizer, step))[:2] for step in (3, 4)]
+        found.append(said)
+    return found
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     "different calls": different_calls,
     "load against step": partial(call_against_step, "load_state_dict(missing='refuse')"),
     "flush against step": partial(call_against_step, "flush()"),
     "nothing": call_against_nothing,
+    "replicas part": replicas_part,
 }

@@ -40,6 +40,13 @@ def test_a_call_on_one_rank_while_another_trains_is_named_on_both(world: Results
         assert untouched
 
 
+def test_replicas_that_part_are_named_in_the_next_step_that_looks(world: Results) -> None:
+    for without, guarded in value(world, "replicas part"):
+        assert [kind for kind, _ in without] == ["nothing", "nothing"], "as plain DDP, which cannot know"
+        assert [kind for kind, _ in guarded] == ["nothing", "RanksDisagree"]
+        assert "before step 4: '2.weight' on rank 1" in guarded[1][1]
+
+
 def test_a_call_that_a_rank_never_makes_ends_at_the_timeout_and_is_named(world: Results) -> None:
     (kind, text, took_s), _ = value(world, "nothing")
     assert kind == "TransportError"

@@ -77,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": BELOW,
     "wire": BELOW | {"report"},
     "attaching": BELOW | {"configuration", "wire"},
-    "configuration": {"arena", "checks", "engine.layout", "recipes", "sources", "version"},
+    "configuration": {"arena", "checks", "engine.guard", "engine.layout", "recipes", "sources", "version"},
     "advising": {"arena", "exchange.base", "planning", "recipes", "tools"},
     "exploring": BELOW | {"wire"},
     "scaling": {"advising", "arena", "planning", "recipes", "tools"},

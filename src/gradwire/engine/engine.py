@@ -166,6 +166,7 @@ class Engine:
         step.scale = self.around.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), at_s)
         step.before_s = self.watch.before_s(step.started_s)
+        step.guard = self.around.guard.numbers(step.number)
         step.buffers = carried = self.around.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
@@ -312,7 +313,7 @@ class Engine:
         return step.tail_regions.keys() - (self.layout.early if step.sent_early else frozenset())
 
     def _send_tail(self, step: Step) -> None:
-        facts = self._decider.row(step, self.traffic.row)
+        facts = (*step.guard, *self._decider.row(step, self.traffic.row))
         step.require_all_units(self.layout.lanes, self.comm.rank)
         stale = step.buffers is not None and step.buffers.is_stale
         sound, finite, left = step.is_late or step.is_finite(), None, self._left_in(step)
@@ -348,6 +349,9 @@ class Engine:
             small.wait()
             step.record_small(small)
         error: BaseException | None = verdict.error()
+        if error is None and step.guard:
+            said = [row.facts[: len(step.guard)] for row in verdict.rows]
+            error = self.around.guard.error(said, step.number, self.around.control)
         if step.failure is not None and not isinstance(error, RanksDisagree):
             error = step.failure  # a rank that disagrees may well fail, but that is not why
         if error is not None:
@@ -403,7 +407,7 @@ class Engine:
 
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
         """Let the decider see the facts of a step, and run what it wants to follow."""
-        rows = [row.facts for row in verdict.rows]
+        rows = [row.facts[len(step.guard) :] for row in verdict.rows]
         following = self._decider.observe(step, rows, committed=committed)
         self.facts = self._decider.facts or self.facts
         if following is not None and may_follow(

@@ -128,6 +128,8 @@ class Step:
     started_s: float = 0.0
     before_s: float = 0.0
     trace: Trace = field(default_factory=Trace)
+    guard: tuple[float, ...] = ()
+    """What this rank says of its parameters, in front of the facts in its row."""
     arrivals: list[Arrival] = field(default_factory=list)
     places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)

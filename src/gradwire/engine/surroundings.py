@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.arena import Lane, Unit
 from gradwire.comm import Comm
+from gradwire.engine.guard import Guard
 from gradwire.engine.layout import Layout, Policy
 from gradwire.engine.shards import Shard
 from gradwire.engine.step import Passenger, Step
@@ -55,6 +56,8 @@ class Surroundings:
     """Compiles the kernels of a layout that will run."""
     link_seen: Callable[[Link | None], None] = lambda _link: None
     """Hears after each step what the link is taken to be."""
+    guard: Guard = Guard({}, 0)  # noqa: RUF009  # of nothing, never: it has no state
+    """Compares the parameters of all ranks."""
     inspect: Inspect = lambda _lane, _unit, _x, _at: None
     """Sees every unit before its exchange."""
     shard: Shard | None = None

@@ -46,6 +46,9 @@ class Source(ABC):
     kind: ClassVar[str]
     """What brings the gradients, in words. Must be the same on all ranks."""
 
+    is_replicated: ClassVar[bool] = True
+    """Whether all ranks hold the same parameters, and not shards of them."""
+
     specs: tuple[ParameterSpec, ...]
     """Layout order: the reverse of registration."""
     parameters: Mapping[str, nn.Parameter]

@@ -28,6 +28,7 @@ OTHERWISE: dict[str, Any] = {
     "memory_dtype": torch.bfloat16,
     "placement": "host",
     "nodes": None,
+    "guard_every": 10,
 }
 """Of every argument, another value than in `ASKED`."""
 

@@ -1,0 +1,77 @@
+"""Do all ranks still hold the same parameters? Asked every few steps, in the row of the verdict."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm
+from gradwire.errors import RanksDisagree
+
+_BITS = 24
+"""Of a number that travels in the verdict's table of float32: exact."""
+_NAMED = 3
+
+
+def check_guard(every: int, *, is_replicated: bool) -> None:
+    """Raise `ValueError` for what is no number of steps, and where ranks hold shards, not replicas."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+        raise ValueError(f"guard_every={every!r} is no number of steps; 0 means never")
+    if every and not is_replicated:
+        raise ValueError("guard_every compares replicas, and these ranks hold shards of the parameters")
+
+
+class Guard:
+    """Checksums of the parameters with which the gradients of a step are computed, in every `every`th step.
+
+    CRC-32 of their bytes: a pass over all parameters on the engine's thread, early in the backward pass. All
+    of them together make one number in the verdict. Only where that differs do ranks compare parameters one
+    by one.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], every: int) -> None:
+        """`every` is 0 for never."""
+        self._parameters, self._every = dict(parameters), every
+        self._sums: list[int] = []
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """What this rank says of `step` in its row: nothing unless it is due; 24 bits, else."""
+        if self._every == 0 or step % self._every:
+            return ()
+        self._sums = [_checksum(each) for each in self._parameters.values()]
+        return (float(zlib.crc32(repr(self._sums).encode()) % 2**_BITS),)
+
+    def error(self, said: Sequence[Sequence[float]], step: int, control: Comm) -> RanksDisagree | None:
+        """Why the replicas of `step` are not equal, by what all ranks have said; the same on all of them.
+
+        One all-gather of eight bytes per parameter, where they differ.
+        """
+        if len({tuple(numbers) for numbers in said}) == 1:
+            return None
+        mine = torch.tensor(self._sums, dtype=torch.int64, device="cpu")
+        sums = torch.empty(control.world, mine.numel(), dtype=torch.int64, device="cpu")
+        control.all_gather(sums, mine).wait()
+        told = []
+        for name, column in zip(self._parameters, sums.unbind(1), strict=True):
+            ranks = [rank for rank, differs in enumerate((column != _most(column)).tolist()) if differs]
+            if ranks:
+                told.append(f"{name!r} on rank {', '.join(map(str, ranks))}")
+        more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+        return RanksDisagree(
+            f"parameters differ between ranks before step {step}: {', '.join(told[:_NAMED])}{more} (from "
+            "what most ranks hold, or else the first). Go on from an earlier save"
+        )
+
+
+def _checksum(parameter: Tensor) -> int:
+    plain = parameter.detach().cpu().contiguous().view(-1)
+    return zlib.crc32(plain.view(torch.uint8).numpy().data)
+
+
+def _most(column: Tensor) -> Tensor:
+    """What most ranks hold; of equally many the first rank's."""
+    votes = (column.view(-1, 1) == column.view(1, -1)).sum(1)
+    return column[votes.argmax()]

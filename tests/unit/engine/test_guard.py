@@ -1,0 +1,88 @@
+"""Replicas that are not equal are noticed in the step that looks, and named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.engine.guard import Guard, check_guard
+from gradwire.errors import RanksDisagree
+from tests.support.rig import Rig, gradients
+
+RECIPES = ("dense", "topk(ratio=0.1)", "covap", "auto")
+
+
+def _parameters() -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    return {"first": torch.randn(5, 3), "half": torch.randn(4).bfloat16(), "turned": torch.randn(3, 2).T}
+
+
+def _raised(
+    recipe: str, world: int, every: int, change: Callable[[dict[str, Tensor], int], object], steps: int = 8
+) -> list[str]:
+    """What each rank raises first, after the step; ranks `change` their parameters before step 3."""
+    held = [_parameters() for _ in range(world)]
+
+    def rank(comm: Comm) -> str:
+        mine = held[comm.rank]
+        rig = Rig(comm, recipe, guard=Guard(mine, every))
+        for step in range(steps):
+            if step == 3:
+                change(mine, comm.rank)
+            before = rig.memory
+            outcome = rig.step(gradients(comm.rank, step))
+            if outcome.error is not None:
+                assert isinstance(outcome.error, RanksDisagree)
+                assert all(torch.equal(memory, before[name]) for name, memory in rig.memory.items())
+                assert rig.engine.step == step
+                return f"{step}: {outcome.error}"
+        return ""
+
+    return run_ranks(world, rank)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_equal_replicas_pass_and_an_adaptive_recipe_decides_all_the_same(recipe: str) -> None:
+    assert _raised(recipe, 2, 1, lambda _held, _rank: None) == ["", ""]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("every", "noticed"), [(1, 3), (2, 4), (5, 5)])
+def test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due(recipe: str, every: int, noticed: int) -> None:
+    def change(held: dict[str, Tensor], rank: int) -> None:
+        if rank == 1:
+            held["first"].view(torch.int32)[2, 1] ^= 1
+
+    for said in _raised(recipe, 3, every, change):
+        assert said.startswith(f"{noticed}: parameters differ between ranks before step {noticed}: ")
+        assert "'first' on rank 1 (" in said
+
+
+def test_without_a_guard_nobody_looks() -> None:
+    assert _raised("topk(ratio=0.1)", 2, 0, lambda held, rank: held["first"].add_(rank)) == ["", ""]
+
+
+def test_several_parameters_and_ranks_are_named() -> None:
+    def change(held: dict[str, Tensor], rank: int) -> None:
+        held["half"][0] += rank % 2
+        held["turned"][1, 0] += rank == 4
+
+    for said in _raised("dense", 5, 1, change):
+        assert re.search(r"'half' on rank 1, 3, 'turned' on rank 4 \(", said)
+
+
+@pytest.mark.parametrize("every", [-1, 1.5, True, "2"])
+def test_what_is_no_number_of_steps_is_refused(every: object) -> None:
+    with pytest.raises(ValueError, match=r"guard_every=.* is no number of steps"):
+        check_guard(every, is_replicated=True)  # type: ignore[arg-type]
+
+
+def test_shards_have_no_replicas_to_compare() -> None:
+    check_guard(0, is_replicated=False)
+    with pytest.raises(ValueError, match="these ranks hold shards"):
+        check_guard(3, is_replicated=False)
