@@ -37,11 +37,19 @@ def probe(
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the fit to a file: .svg, .png or .pdf.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures to a file.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare verbs and recipes on the ranks' GPUs with gloo's.")
+    ] = False,
 ) -> None:
     """Fit latency and bandwidth of every collective, on the ranks that torchrun or `gradwire net` started.
 
+    With --check nothing is measured: every verb and recipe runs on the ranks' devices and, over gloo, on the
+    CPU. The exit code is 0 if results agree on all ranks, also where there is no GPU to check, and 1 if not.
+
     Example: gradwire net run --workers 4 --rate 200mbit -- python -m gradwire probe
     """
+    if check:
+        raise typer.Exit(_checked())
     if picture is not None:
         check_extra("matplotlib", "a picture")
     try:
@@ -51,6 +59,14 @@ def probe(
         _tell_links(*_probed(_known(verbs), budget), picture, json_path)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _checked() -> int:
+    if "RANK" not in os.environ:
+        raise typer.BadParameter(_ALONE)
+    from gradwire.cli.checked import check
+
+    return check()
 
 
 def _known(text: str) -> list[str]:

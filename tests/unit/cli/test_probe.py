@@ -54,6 +54,7 @@ def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--verbs", "broadcast"], "choose from all_reduce"),
         (["--verbs", "shift,all_reduce/tree"], "a link needs ranks"),
         ([], "torchrun"),
+        (["--check"], "torchrun"),
         (["--codecs", "covap"], "decides when it has measured"),
         (["--codecs", "topkk"], "did you mean"),
     ],
