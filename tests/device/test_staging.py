@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.errors import GradwireError
-from gradwire.placement import OnStream, StagedComm, host, staged
+from gradwire.placement import OnStream, Placement, Post, StagedComm, host, staged
 from tests.support.rig import Rig, flat, gradients
 from tests.support.simulated import Simulated
 from tests.unit.comm.verbs import CALLS, Call
@@ -67,18 +65,17 @@ def test_a_payload_that_is_not_waited_for_is_a_race() -> None:
     assert all("on the host against aten::copy_" in device.races[0] for device in devices)
 
 
-def ignored(_job: Callable[[], None]) -> None:
-    """The rig posts for itself."""
-
-
 def trained(
     recipe: str, comm: ThreadComm, device: Simulated, placed: str
 ) -> tuple[Tensor, Tensor, list[str]]:
     """Means and memory after some steps, and the races that were found."""
     over = Transport(comm)
-    placement = staged(over, ignored, device) if placed == "staged" else host(over, ignored)
-    with device.watching(), placement.bringing.landing():
-        rig = Rig(comm, recipe, placement=placement)
+
+    def place(post: Post) -> Placement:
+        return staged(over, post, device) if placed == "staged" else host(over, post)
+
+    with device.watching(), device.using(device.new_stream()):
+        rig = Rig(comm, recipe, place=place)
         means = [rig.step(gradients(comm.rank, step)).flat() for step in range(STEPS)]
         memory = flat(rig.memory) if rig.memory else torch.empty(0)
         return torch.stack(means), memory, device.races

@@ -20,7 +20,7 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
-from gradwire.placement import Placement, Resolve, device_at
+from gradwire.placement import Placement, Post, Resolve, device_at
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeLevel
@@ -132,7 +132,7 @@ class Rig:
         shapes: Mapping[str, tuple[int, ...]] = SHAPES,
         control: Comm | None = None,
         resolve: Resolve = "now",
-        placement: Placement | None = None,
+        place: Callable[[Post], Placement] | None = None,
         **options: Any,
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
@@ -146,7 +146,8 @@ class Rig:
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
         device = device_at(WHERE)
         here = Placement("rig", comm, control, post, device, device, resolve=resolve)
-        placement = replace(placement or here, post=post)
+        placement = here if place is None else place(post)
+        self._post = placement.post
         around = Surroundings(placement, concluded=concluded, **options)
         self.engine = Engine(known, recipe(text), around)
         if self.level is not None:
@@ -199,12 +200,16 @@ class Rig:
         return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
 
     def _run(self, *jobs: Callable[[], None]) -> None:
-        self._jobs.extend(jobs)
+        for job in jobs:
+            self._post(partial(self._perform, job))
         while self._jobs:
-            try:
-                self._jobs.popleft()()
-            except Exception as error:
-                self.engine.crash(error)
+            self._perform(self._jobs.popleft())
+
+    def _perform(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception as error:
+            self.engine.crash(error)
 
 
 def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> Arrival:

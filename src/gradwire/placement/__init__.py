@@ -1,9 +1,10 @@
 """Where gradients, memory and codecs are, by what bytes travel, and how one gets to the other."""
 
-from gradwire.placement.base import Placement, Post, Resolve, host, staged
+from gradwire.placement.base import Placement, Post, Resolve, host, staged, stream
 from gradwire.placement.bringing import Bringing, Brought, Copies, InPlace
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at
 from gradwire.placement.staging import OnStream, StagedComm
+from gradwire.placement.streaming import Inline, StreamComm
 
 __all__ = [
     "Accelerator",
@@ -13,12 +14,15 @@ __all__ = [
     "Device",
     "HostDevice",
     "InPlace",
+    "Inline",
     "OnStream",
     "Placement",
     "Post",
     "Resolve",
     "StagedComm",
+    "StreamComm",
     "device_at",
     "host",
     "staged",
+    "stream",
 ]

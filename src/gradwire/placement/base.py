@@ -12,6 +12,7 @@ from gradwire.comm.base import Comm
 from gradwire.placement.bringing import Bringing, Copies, InPlace
 from gradwire.placement.device import Device, HostDevice
 from gradwire.placement.staging import OnStream, StagedComm
+from gradwire.placement.streaming import Inline, StreamComm
 
 Post: TypeAlias = Callable[[Callable[[], None]], None]
 Resolve: TypeAlias = Literal["now", "late"]
@@ -75,3 +76,22 @@ def staged(comm: Comm, post: Post, device: Device) -> Placement:
     """
     carried = StagedComm(comm, device)
     return Placement("staged", carried, comm, post, device, memory=device, bringing=OnStream(device))
+
+
+def stream(comm: Comm, control: Comm, device: Device) -> Placement:
+    """Memory and codecs on the `device`, bytes over `comm`, whose collectives are work in a stream (NCCL).
+
+    The thread that brings gradients issues everything, within `bringing.landing()`. The verdict travels over
+    `control`, which carries tensors on the CPU. Whether a step counts is read when the next one begins.
+    """
+    bringing = OnStream(device)
+    return Placement(
+        "stream",
+        StreamComm(comm),
+        control,
+        Inline(),
+        device,
+        memory=device,
+        bringing=bringing,
+        resolve="late",
+    )

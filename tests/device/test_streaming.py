@@ -1,0 +1,106 @@
+"""What is enqueued in order needs no thread, no callback and no end: the bits are those of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
+from gradwire.comm.base import DONE
+from gradwire.placement import Inline, StreamComm, stream
+from tests.device.test_staging import Near
+from tests.support.rig import Rig, flat, gradients
+
+WORLD, STEPS = 2, 4
+
+
+class Endless(Comm):
+    """Notes what it is asked for; nobody is ever called back."""
+
+    rank, world = 0, 2
+
+    def __init__(self) -> None:
+        self.asked: list[Round] = []
+        self.waited = 0
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """As `Comm.issue`."""
+        self.asked.append(round_)
+        return self
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        self.waited += 1
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """See `Pending`."""
+
+
+def test_one_is_called_back_at_once_and_waits_then() -> None:
+    inner, told = Endless(), []
+    pending = StreamComm(inner).all_reduce(torch.ones(2))
+    pending.then(lambda: told.append(inner.waited))
+    pending.wait()
+    assert (told, inner.waited) == ([0], 1)
+
+
+def test_hops_of_our_own_are_left_to_the_library() -> None:
+    inner = Endless()
+    StreamComm(inner).all_reduce(torch.ones(2), "tree")
+    StreamComm(inner).broadcast(torch.ones(2), 1, "scatter")
+    assert [(each.verb, each.algorithm) for each in inner.asked] == [
+        ("all_reduce", "library"), ("broadcast", "library")
+    ]  # fmt: skip
+
+
+def test_a_job_that_fails_ends_none_of_those_that_come_later() -> None:
+    post, ran = Inline(), []
+
+    def fail() -> None:
+        raise ValueError("a job")
+
+    with pytest.raises(ValueError, match="a job"):
+        post(fail)
+    post(lambda: ran.append(DONE))
+    assert ran == [DONE]
+
+
+def trained(recipe: str, comm: ThreadComm, enqueued: bool) -> tuple[Tensor, Tensor, list[str]]:
+    """Means and memory after some steps, one of which is not finite on a rank, and the races found."""
+    device, means = Near(), []
+    place = (lambda _post: stream(comm, comm, device)) if enqueued else None
+    with device.watching(), device.using(device.new_stream()):
+        rig = Rig(comm, recipe, place=place)
+        for step in range(STEPS):
+            grads = gradients(comm.rank, step)
+            if step == 1 and comm.rank == 1:
+                grads["last.weight"][3] = torch.nan
+            means.append(rig.step(grads).flat().nan_to_num(7.0))
+        rig.engine.resolve()
+        memory = flat(rig.memory) if rig.memory else torch.empty(0)
+        return torch.stack(means), memory, device.races
+
+
+RECIPES = [
+    "dense",
+    "fp16",
+    "topk(ratio=0.1)",
+    "int8",
+    "powersgd",
+    "leader_topk(elect='norm')",
+    "var_topk",
+    "signsgd",
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_engine_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
+    there = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=True))
+    here = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=False))
+    for (means, memory, races), (other_means, other_memory, _races) in zip(there, here, strict=True):
+        assert torch.equal(means, other_means)
+        assert torch.equal(memory, other_memory)
+        assert races == []
