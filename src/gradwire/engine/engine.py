@@ -57,12 +57,16 @@ class Engine:
     def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, around: Surroundings) -> None:
         self.specs, self.recipe, self.around = tuple(specs), recipe, around
         self.comm = around.comm
+        self.rank = around.control.rank
+        """By which others know this one, in messages."""
         self.step = 0
         self.facts: Facts | None = None
         self.watch = BackwardWatch(stopwatch_for(around.placement.device))
         self.traffic = Traffic(self.comm.world, self.around.control.world)
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
-        self.runner = Runner(around.placement.post, self._progress, one_by_one=lambda: self.apart)
+        self.runner = Runner(
+            around.placement.post, self._progress, one_by_one=lambda: self.apart, rank=self.rank
+        )
         self._policy = around.policy
         first = recipe.build()
         self._now: Step | None = None
@@ -174,7 +178,7 @@ class Engine:
             to = apart or self._observed(step, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
-                step.fail(carried.failure, "pack of buffers", self.comm.rank)
+                step.fail(carried.failure, "pack of buffers", self.rank)
 
     def arrive(self, arrival: Arrival) -> None:
         """Take in a flat buffer of the open step.
@@ -185,7 +189,7 @@ class Engine:
         step = self._now
         assert step is not None, "open the step first"
         if arrival.failure is not None:
-            step.fail(arrival.failure, f"bringing of buffer {arrival.index}", self.comm.rank)
+            step.fail(arrival.failure, f"bringing of buffer {arrival.index}", self.rank)
         step.arrive(arrival)
         for each in step.next_turns():
             self._take(step, each)
@@ -216,7 +220,7 @@ class Engine:
             with step.trace.compressing("encode", share.label):
                 seen = lane.fold(grads, step.number, self.comm.world)
         except BaseException as error:
-            step.fail(error, f"fold of {share.label}", self.comm.rank)
+            step.fail(error, f"fold of {share.label}", self.rank)
             return
         idle, finite = seen.read()
         step.see(finite)
@@ -268,7 +272,7 @@ class Engine:
             with step.trace.compressing("encode", f"look at {unit}"):
                 self._decider.look(step.number, x)
         except BaseException as error:
-            step.fail(error, f"look at {unit}", self.comm.rank)
+            step.fail(error, f"look at {unit}", self.rank)
 
     def _observed(self, step: Step, label: str) -> Observed:
         return Observed(self.comm, step.trace, label)
@@ -314,7 +318,7 @@ class Engine:
 
     def _send_tail(self, step: Step) -> None:
         facts = (*step.guard, *self._decider.row(step, self.traffic.row))
-        step.require_all_units(self.layout.lanes, self.comm.rank)
+        step.require_all_units(self.layout.lanes, self.rank)
         stale = step.buffers is not None and step.buffers.is_stale
         sound, finite, left = step.is_late or step.is_finite(), None, self._left_in(step)
         if self.around.sharded:
@@ -363,8 +367,9 @@ class Engine:
             if finite:
                 for small in step.small:
                     small.land()
-            elif not self.layout.is_plain:
-                step.poison()  # plain steps protect nothing: what they have is DDP's own
+            elif self.around.sharded or not self.layout.is_plain:
+                # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
+                step.poison()
             self._close(step, self._outcome(step, verdict, finite))
 
     def _outcome(self, step: Step, verdict: Verdict, finite: bool) -> Committed | Poisoned:
@@ -442,7 +447,7 @@ class Engine:
             # Half-exchanged buckets must not pass for gradients, should someone catch the error.
             step.poison()
             if not hasattr(outcome.error, "__notes__"):
-                outcome.error.add_note(f"gradwire: step {step.number}, rank {self.comm.rank}, {step.plan}")
+                outcome.error.add_note(f"gradwire: step {step.number}, rank {self.rank}, {step.plan}")
         self.around.concluded(step)
 
     def _settle(self, step: Step, outcome: Outcome) -> None:

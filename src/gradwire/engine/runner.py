@@ -24,8 +24,11 @@ class Runner:
     wire's own.
     """
 
-    def __init__(self, post: Post, landed: Callable[[Step], None], one_by_one: Callable[[], bool]) -> None:
-        self._post, self._landed, self._one_by_one = post, landed, one_by_one
+    def __init__(
+        self, post: Post, landed: Callable[[Step], None], one_by_one: Callable[[], bool], rank: int
+    ) -> None:
+        """`rank` is what errors call this one."""
+        self._post, self._landed, self._one_by_one, self._rank = post, landed, one_by_one, rank
         self.broken: TransportError | None = None
         """Why nothing can be issued any more; it ends this step and all later ones."""
 
@@ -49,7 +52,7 @@ class Runner:
         except TransportError:
             raise
         except BaseException as error:
-            step.fail(error, f"encode of {task.label}", task.at.rank)
+            step.fail(error, f"encode of {task.label}", self._rank)
             owe_zeros(task.comm, task.agreed[len(task.comm.rounds) :], task.x.device)
         if self._one_by_one() or task.finish is None or task.comm.last is None:
             self._finish(step, task)
@@ -71,6 +74,6 @@ class Runner:
         except TransportError:
             raise
         except BaseException as error:
-            step.fail(error, f"decode of {task.label}", task.at.rank)
+            step.fail(error, f"decode of {task.label}", self._rank)
         step.record(task)
         step.outstanding -= 1
