@@ -40,7 +40,7 @@ test: $(STAMP)
 
 test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)
-	$(BIN)/python -m pytest $(ALONE) $(ARGS)
+	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(ALONE) $(ARGS)
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/constraints.txt
 	test -d $(FRAMEWORKS) || $(PYTHON) -m venv $(FRAMEWORKS)

@@ -30,6 +30,7 @@ def _kill_while_it_saves(folder: Path, place: Path, draw: random.Random) -> None
         time.sleep(0.02)  # what the other does on its own
 
 
+@pytest.mark.timeout(30 * KILLS)
 def test_whatever_a_kill_interrupts_all_ranks_go_on_from_one_whole_set(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ import gradwire
 from gradwire.integrations import lossless_group
 from tests.process.models import batch, digest, perceptron, train
 from tests.ring_order import ring_sum
+from tests.support.states import own_state
 
 KINDS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda module: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9),
@@ -94,7 +95,7 @@ def resumed() -> bool:
 
     ddp, optimizer, wire = fresh()
     train(ddp, optimizer, range(6))
-    saved = ddp.state_dict(), optimizer.state_dict(), wire.state_dict()
+    saved = ddp.state_dict(), optimizer.state_dict(), own_state(wire)
     saved = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, saved)
     train(ddp, optimizer, range(6, 12))
     other, its_optimizer, its_wire = fresh()

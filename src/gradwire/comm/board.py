@@ -80,10 +80,12 @@ class Board:
 
 
 def _store_of(group: dist.ProcessGroup) -> Store:
-    try:
-        return group.get_group_store()
-    except (RuntimeError, AttributeError):  # a group in Python has none of its own
-        return _get_default_store()
+    """Its own, or where it is a group in Python, which has none, that of all groups."""
+    with suppress(RuntimeError, AttributeError):
+        own: Store | None = group.get_group_store()
+        if own is not None:
+            return own
+    return _get_default_store()
 
 
 def _timeout_s(group: dist.ProcessGroup) -> float:

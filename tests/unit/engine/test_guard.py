@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine.guard import Guard, check_guard
 from gradwire.errors import RanksDisagree
-from tests.support.rig import Rig, gradients
+from tests.support.rig import REVERSED, Rig, gradients
 
 RECIPES = ("dense", "topk(ratio=0.1)", "covap", "auto")
 
@@ -61,6 +61,17 @@ def test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due(recipe: str, every
     for said in _raised(recipe, 3, every, change):
         assert said.startswith(f"{noticed}: parameters differ between ranks before step {noticed}: ")
         assert "'first' on rank 1 (" in said
+
+
+def test_a_checksum_is_not_taken_for_something_measured() -> None:
+    def rank(comm: Comm) -> int:
+        rig = Rig(comm, "covap", guard=Guard(_parameters(), 1))
+        for step in range(8):
+            assert rig.step(gradients(comm.rank, step)).step.committed
+        assert rig.engine.facts is not None, "decided by now"
+        return len(rig.engine.facts.collectives_s)
+
+    assert run_ranks(2, rank) == [len(REVERSED)] * 2, "the time of each bucket's collective, and no more"
 
 
 def test_without_a_guard_nobody_looks() -> None:
