@@ -1,5 +1,5 @@
 """`python -m gradwire`: the command line where the script is not on the path."""
 
-from gradwire.cli.main import app
+from gradwire.cli.start import start
 
-app(prog_name="gradwire")
+start()

@@ -55,6 +55,6 @@ def test_a_misspelt_peer_is_refused_with_the_nearest_name():
 
 
 def test_bad_options_are_refused():
-    done = CliRunner().invoke(app, ["bench", "--workload", "convnet", "--overlap", "maybe"])
+    done = CliRunner().invoke(app, ["bench", "--workload", "convnet", "--shards", "maybe"])
     assert done.exit_code == 2
     assert "maybe" in done.output

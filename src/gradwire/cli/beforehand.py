@@ -1,10 +1,21 @@
-"""Checks before a command that takes minutes: the folders of its results, and the packages that it needs."""
+"""Results in JSON, and checks before a command that takes minutes: folders, packages, names of recipes."""
 
+import json
 import sys
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
+from typing import Any
 
 import typer
+
+FORMAT = 1
+"""The version of all documents in JSON. It rises when a key goes or changes its meaning."""
+
+STDOUT = "-"
+"""As a path: print the document, and nothing else."""
 
 
 def check_folder(*paths: Path | None) -> None:
@@ -13,7 +24,7 @@ def check_folder(*paths: Path | None) -> None:
     >>> check_folder(None, Path("out.json"))
     """
     for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is not None and str(path) != STDOUT and not path.absolute().parent.is_dir():
             raise ValueError(f"{path}: the folder {path.parent} does not exist")
 
 
@@ -27,3 +38,35 @@ def check_extra(module: str, purpose: str) -> None:
     except ImportError:
         print(f"gradwire: {purpose} needs {module}: pip install gradwire[lab]", file=sys.stderr)
         raise typer.Exit(2) from None
+
+
+def write_json(document: dict[str, Any], path: Path | None) -> None:
+    """Write a document to a file, or print it for "-"; without a path do neither.
+
+    >>> write_json({"format": FORMAT}, Path("-"))
+    {
+      "format": 1
+    }
+    """
+    text = json.dumps(document, indent=2)
+    if str(path) == STDOUT:
+        print(text)
+    elif path is not None:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def check_recipe(name: str) -> None:
+    """Raise `ValueError` for a recipe that there is not, without importing torch, which takes seconds.
+
+    >>> check_recipe("topk")
+    >>> check_recipe("topq")
+    Traceback (most recent call last):
+    ValueError: unknown recipe 'topq'; did you mean 'topk'?
+    """
+    # The package around the catalogue loads torch.
+    folders = find_spec("gradwire.recipes").submodule_search_locations  # type: ignore[union-attr]  # it is ours
+    known = run_path(str(Path(next(iter(folders or ()))) / "catalogue.py"))["MODULES"]
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`gradwire recipes` lists them"
+        raise ValueError(f"unknown recipe {name!r}; {hint}")

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from gradwire.version import __version__
 
 COMMANDS = {
     "net": "gradwire.lab.cli.net",
@@ -16,6 +18,7 @@ COMMANDS = {
     "demo": "gradwire.lab.cli.demo",
     "probe": "gradwire.cli.probe",
     "warmup": "gradwire.cli.warmup",
+    "doctor": "gradwire.cli.doctor",
 }
 """The module of each command, in the order of the help text. The function or `Typer` of that name is
 the command. Outside of the laboratory, only this table names modules of it, as text."""
@@ -58,10 +61,20 @@ app = typer.Typer(
     cls=_Group,
     help="Near-linear data-parallel PyTorch training on slow networks.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"gradwire {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Parse, call, print."""

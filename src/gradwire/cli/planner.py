@@ -54,8 +54,7 @@ def plan(
     Example: gradwire plan --model resnet50 --rate 1gbit --delay 1ms --workers 32 --step 180ms
     """
     try:
-        if str(json_path) != "-":
-            check_folder(json_path)
+        check_folder(json_path)
         texts = texts_of(recipes, advising.CANDIDATES)
         found = _planned(
             model_of(model, shapes),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire import recipe
-from gradwire.cli.beforehand import check_extra
+from gradwire.cli.beforehand import FORMAT, STDOUT, check_extra, check_folder, write_json
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.comm import ProcessGroupComm
 from gradwire.measure.codec import CodecCurves, measure_codec
@@ -22,21 +22,26 @@ from gradwire.measure.probe import OWN, VERBS, Probed
 from gradwire.measure.probe import probe as probe_links
 
 _ALONE = (
-    "a link needs ranks: start the command on each, with\n"
-    "torchrun --nproc-per-node 2 -m gradwire probe, or\n"
-    "gradwire net run --workers 2 --rate 200mbit -- python -m gradwire probe.\n"
+    "a link needs ranks: gradwire probe --nproc 2 starts two here. Or start the command on each rank, with\n"
+    "torchrun --nproc-per-node 2 --no-python gradwire probe, or\n"
+    "gradwire net run --workers 2 --rate 200mbit -- gradwire probe.\n"
     "With --codecs it needs none."
 )
 
 
 def probe(
-    verbs: Annotated[str, typer.Option(help="Collectives to try, separated by commas.")] = ",".join(VERBS),
+    verbs: Annotated[
+        str | None, typer.Option(help="Collectives to try, separated by commas; by default the usual ones.")
+    ] = None,
     budget: Annotated[float, typer.Option(help="Seconds for each verb, or each recipe.")] = 2.0,
     codecs: Annotated[
         str | None, typer.Option(help="Measure codecs instead: recipes, separated by semicolons.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the fit to a file: .svg, .png or .pdf.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures to a file.")] = None,
+    nproc: Annotated[int | None, typer.Option(help="Start this many ranks on this machine.", min=1)] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare verbs and recipes on the ranks' GPUs with gloo's.")
     ] = False,
@@ -46,17 +51,24 @@ def probe(
     With --check nothing is measured: every verb and recipe runs on the ranks' devices and, over gloo, on the
     CPU. The exit code is 0 if results agree on all ranks, also where there is no GPU to check, and 1 if not.
 
-    Example: gradwire net run --workers 4 --rate 200mbit -- python -m gradwire probe
+    Example: gradwire probe --nproc 2
+    Example: gradwire net run --workers 4 --rate 200mbit -- gradwire probe
     """
     if check:
         raise typer.Exit(_checked())
     if picture is not None:
         check_extra("matplotlib", "a picture")
     try:
+        check_folder(picture, json_path)
         if codecs is not None:
+            if verbs is not None or nproc is not None:
+                raise ValueError("--codecs measures codecs, not links: leave --verbs and --nproc out")
             _tell_codecs(_measured(codecs, budget), picture, json_path)
             return
-        _tell_links(*_probed(_known(verbs), budget), picture, json_path)
+        known = _known(",".join(VERBS) if verbs is None else verbs)
+        if nproc is not None:
+            _start(nproc, known, budget, picture, json_path)
+        _tell_links(*_probed(known, budget), picture, json_path)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -75,6 +87,20 @@ def _known(text: str) -> list[str]:
     if any(name not in known for name in names):
         raise ValueError(f"verbs={text!r}: choose from {', '.join(known)}")
     return [name for name in known if name in names]
+
+
+def _start(
+    nproc: int, verbs: list[str], budget_s: float, picture: Path | None, json_path: Path | None
+) -> NoReturn:
+    """Become torchrun, which starts this command on every rank."""
+    if "RANK" in os.environ:
+        raise ValueError("--nproc: this already runs on a rank")
+    words = ["-m", "gradwire", "probe", "--verbs", ",".join(verbs), "--budget", str(budget_s)]
+    for option, path in (("--picture", picture), ("--json", json_path)):
+        words += [] if path is None else [option, str(path)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or torchrun says that it sets it
+    os.execv(sys.executable, [sys.executable, *launcher, *words])
 
 
 def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], int, int]:
@@ -102,7 +128,7 @@ def _tell_links(
         table.add_column(heading, justify="left" if heading == "collective" else "right")
     for each in probed:
         table.add_row(each.verb, _micro(each.link.alpha_s), _rate(each.link.beta_s), *_quality(each))
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=str(json_path) == STDOUT)
     console.print(f"{world} ranks; latency is that of one hop")
     console.print(table)
     curves = [Curve(each.verb, each.fit) for each in probed]
@@ -159,7 +185,7 @@ def _tell_codecs(found: dict[str, CodecCurves], picture: Path | None, json_path:
             cells += [f"{fit.line.base_s * 1e6:.1f} µs", f"{fit.line.slope_s * 1e9:.2f} ns"]
             cells.append(f"{fit.residual:.0%}")
         table.add_row(name, *cells)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=str(json_path) == STDOUT)
     console.print("seconds of a unit of x elements: B + γ·x; decoding is that of one rank's payload")
     console.print(table)
     curves_of = [
@@ -176,7 +202,7 @@ def _tell_codecs(found: dict[str, CodecCurves], picture: Path | None, json_path:
         }
         for name, curves in found.items()
     }
-    _write(curves_of, axes, "codecs on one core", document, picture, json_path)
+    _write(curves_of, axes, "codecs on one core", {"codecs": document}, picture, json_path)
 
 
 def _write(
@@ -189,5 +215,4 @@ def _write(
 ) -> None:
     if picture is not None:
         draw(curves, axes, title, picture)
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json({"format": FORMAT, **document}, json_path)

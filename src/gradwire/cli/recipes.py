@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,35 +11,90 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gradwire.cli.beforehand import FORMAT, STDOUT, check_folder, write_json
 from gradwire.exchange.base import CYCLE, STEADY, Exchange
 from gradwire.memory import UNSENT
 from gradwire.moment import Moment
-from gradwire.recipes import Entry, entries
+from gradwire.recipes import Entry, entries, recipe
+from gradwire.recipes.catalogue import GROUPS
 
 NUMEL = 1 << 20
 
 
+class Group(StrEnum):
+    """What recipes send: see `GROUPS` of the catalogue."""
+
+    WHOLE = "whole"
+    CHOSEN = "chosen"
+    SOMETIMES = "sometimes"
+    BITS = "bits"
+    DIMENSIONS = "dimensions"
+    MEASURED = "measured"
+
+
 def recipes(
-    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the table as JSON.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Say all about this one.")] = None,
+    group: Annotated[Group | None, typer.Option(help="Only those that send such things.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")
+    ] = None,
 ) -> None:
-    """List all recipes: what travels, bytes per element and rounds on four ranks, laws, paper, and use."""
-    rows = [describe(entry) for entry in entries()]
-    console = Console(width=110, highlight=False)
+    """List recipes with bytes per element on four ranks and when to use them, or say all about one.
+
+    Example: gradwire recipes topk
+    """
+    try:
+        check_folder(json_path)
+        chosen = _chosen(name, group)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    rows = [describe(entry) for entry in chosen]
+    console = Console(highlight=False)
+    if str(json_path) != STDOUT:
+        if name is None:
+            console.print(_table(rows))
+        else:
+            _tell(rows[0], console)
+    write_json({"format": FORMAT, "recipes": rows}, json_path)
+
+
+def _chosen(name: str | None, group: Group | None) -> list[Entry]:
+    if name is None:
+        return [entry for entry in entries() if group is None or entry.name in GROUPS[group]]
+    if group is not None:
+        raise ValueError("a recipe and a group: give one of the two")
+    known = recipe(name).name  # which says what is near, if it is unknown
+    return [entry for entry in entries() if entry.name == known]
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("bytes", no_wrap=True, justify="right")
+    table.add_column("use when")
     for row in rows:
-        options = ", ".join(f"{key}={value!r}" for key, value in row["options"].items())
-        console.print(f"[bold]{row['name']}[/bold]" + (f"({options})" if options else ""), soft_wrap=True)
-        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
-        table.add_column(style="dim", width=10)
-        table.add_column()
-        table.add_row("", row["summary"])
-        table.add_row("travels", f"{row['travels']} {_cost(row)}")
-        table.add_row("laws", row["laws"])
-        table.add_row("paper", row["paper"])
-        table.add_row("use when", row["use_when"])
-        console.print(table)
-        console.print()
-    if json_path is not None:
-        json_path.write_text(json.dumps(rows, indent=2) + "\n")
+        table.add_row(row["name"], _bytes(row), row["use_when"])
+    return table
+
+
+def _bytes(row: dict[str, Any]) -> str:
+    if row["rounds"] is None:
+        return "-"
+    return f"{'≤ ' if row['at_most'] else ''}{row['wire_bytes_per_element']:.3g}"
+
+
+def _tell(row: dict[str, Any], console: Console) -> None:
+    options = ", ".join(f"{key}={value!r}" for key, value in row["options"].items())
+    console.print(f"[bold]{row['name']}[/bold]" + (f"({options})" if options else ""), soft_wrap=True)
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("", row["summary"])
+    table.add_row("travels", f"{row['travels']} {_cost(row)}")
+    table.add_row("laws", row["laws"])
+    table.add_row("paper", row["paper"])
+    table.add_row("use when", row["use_when"])
+    console.print(table)
 
 
 def describe(entry: Entry, world: int = 4) -> dict[str, Any]:

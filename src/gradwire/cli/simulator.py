@@ -59,7 +59,7 @@ def simulate(
     if picture is not None:
         check_extra("matplotlib", "a picture")
     try:
-        check_folder(picture, None if str(json_path) == "-" else json_path)
+        check_folder(picture, json_path)
         texts = texts_of(recipes, scaling.fixed_recipes())
         found = scaling.simulate(
             model_of(model, shapes),

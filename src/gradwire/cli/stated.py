@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradwire.cli.beforehand import FORMAT, STDOUT, write_json
 from gradwire.measure.codec import codec_cost, remembered
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import Profile, load, read
@@ -91,7 +92,7 @@ def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:
                 found[text] = exact
         return found
     try:
-        stated = json.loads(Path(source).read_text(encoding="utf-8"))
+        stated = json.loads(Path(source).read_text(encoding="utf-8"))["codecs"]
         return {name: CodecCost(_line(of["encode"]), _line(of["decode"])) for name, of in stated.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -106,10 +107,6 @@ def _line(stated: dict[str, Any]) -> Line:
 
 def show(text: str, document: dict[str, Any], json_path: Path | None) -> None:
     """Print the text and write the document, or only the document, to the standard output, for "-"."""
-    written = json.dumps(document, indent=2)
-    if str(json_path) == "-":
-        print(written)
-        return
-    print(text)
-    if json_path is not None:
-        json_path.write_text(written + "\n", encoding="utf-8")
+    if str(json_path) != STDOUT:
+        print(text)
+    write_json({"format": FORMAT, **document}, json_path)

@@ -40,3 +40,42 @@ MODULES = {
     "truncate": "gradwire.contrib.truncate",
     "var_topk": "gradwire.recipes.ar_topk",
 }
+
+GROUPS = {
+    "whole": ["allreduce", "bf16", "dense", "fp16", "gcomp"],
+    "chosen": [
+        "adacomp",
+        "ar_topk",
+        "dgc",
+        "gtopk",
+        "leader_topk",
+        "lwtopk",
+        "mstopk",
+        "oktopk",
+        "randomk",
+        "scalecom",
+        "sidco",
+        "sketchsgd",
+        "star_topk",
+        "threshold",
+        "topk",
+        "var_topk",
+    ],
+    "sometimes": ["covap", "local_every"],
+    "bits": [
+        "efsignsgd",
+        "fp8",
+        "int4",
+        "int8",
+        "onebit",
+        "qsgd",
+        "signsgd",
+        "signum",
+        "terngrad",
+        "truncate",
+    ],
+    "dimensions": ["acpsgd", "powersgd"],
+    "measured": ["auto", "flexible", "mergecomp"],
+}
+"""By what they send: whole values, chosen elements, in some steps only, fewer bits, fewer dimensions; or what
+measurement decides."""

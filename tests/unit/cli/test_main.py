@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from types import ModuleType
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
+from gradwire import __version__
+from gradwire.cli import doctor as command
+from gradwire.cli import start as entry
 from gradwire.cli.main import COMMANDS, app
+from gradwire.lab.cli.choices import Mode
+from gradwire.lab.emulate import MODES
 
 
 def test_help_names_every_command_and_no_other_is_known() -> None:
@@ -33,3 +42,84 @@ def test_all_that_is_public_is_there_on_first_use() -> None:
         "assert not hasattr(gradwire, 'attac')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_is_printed() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"gradwire {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["-h"], ["net", "-h"], ["net", "run", "-h"], ["warmup", "-h"]])
+def test_help_has_a_short_name_everywhere(words: list[str]) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0
+    assert "Usage:" in done.output
+
+
+def test_an_interrupt_before_the_command_line_is_there_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_options: object) -> None:
+        raise KeyboardInterrupt
+
+    loading: Any = ModuleType("gradwire.cli.main")
+    loading.app = interrupted
+    monkeypatch.setitem(sys.modules, "gradwire.cli.main", loading)
+    with pytest.raises(SystemExit) as ended:
+        entry.start()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "gradwire: interrupted\n"
+
+
+def test_before_the_command_line_only_the_standard_library_is_loaded() -> None:
+    code = "import gradwire.cli.start, sys; assert not {'typer', 'rich', 'torch'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_misspelt_recipe_is_answered_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from gradwire.cli.main import app\n"
+        "for words in (['bench', '--recipes', 'dense;topq(ratio=0.1)'], ['demo', '--recipe', 'topq']):\n"
+        "    done = CliRunner().invoke(app, words)\n"
+        "    assert done.exit_code == 2 and \"did you mean 'topk'\" in done.output, done.output\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_modes_to_choose_from_are_those_that_there_are() -> None:
+    assert [mode.value for mode in Mode] == ["auto", *MODES]
+    refused = CliRunner().invoke(app, ["net", "run", "--mode", "rot", "--", "true"])
+    assert refused.exit_code == 2
+
+
+def test_the_doctor_says_what_is_there() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--json", "-"])
+    assert done.exit_code == 0
+    found = json.loads(done.output)
+    assert found["format"] == 1
+    assert found["lacking"] == []
+    facts = found["facts"]
+    assert facts["gradwire"] == __version__
+    assert facts["torch"].startswith("2.")
+    assert facts["gloo"].startswith("available")
+    assert {"CUDA", "triton", "kernel cache", "network, backend"} <= facts.keys()
+
+
+def test_what_is_lacking_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    assert "lacking: torch was built without gloo" in done.output
+    assert command.findings()["facts"]["gloo"] == "not available"
+
+
+def test_a_command_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        subprocess.run(["nosuchcommand"], check=True)
+
+    monkeypatch.setattr("gradwire.lab.cli.net.run_on_all", start)
+    done = CliRunner().invoke(app, ["net", "run", "--mode", "backend", "--", "nosuchcommand"])
+    assert done.exit_code == 127
+    assert "command not found: nosuchcommand" in done.output

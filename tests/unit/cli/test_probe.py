@@ -23,8 +23,9 @@ def test_two_codecs_are_measured_printed_drawn_and_written(tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     assert "topk(ratio=0.05), decode" in done.output
     found = json.loads((tmp_path / "a.json").read_text())
-    assert list(found) == ["fp16", "topk(ratio=0.05)"]
-    assert found["fp16"]["encode"]["points"][-1][0] == 2**20
+    assert found["format"] == 1
+    assert list(found["codecs"]) == ["fp16", "topk(ratio=0.05)"]
+    assert found["codecs"]["fp16"]["encode"]["points"][-1][0] == 2**20
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
@@ -53,8 +54,10 @@ def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--verbs", "all_reduce,scatter"], "choose from all_reduce"),
         (["--verbs", "broadcast"], "choose from all_reduce"),
         (["--verbs", "shift,all_reduce/tree"], "a link needs ranks"),
-        ([], "torchrun"),
-        (["--check"], "torchrun"),
+        ([], "gradwire probe --nproc 2"),
+        (["--check"], "gradwire probe --nproc 2"),
+        (["--verbs", "all_reduce", "--codecs", "fp16"], "codecs, not links"),
+        (["--nproc", "2", "--codecs", "fp16"], "codecs, not links"),
         (["--codecs", "covap"], "decides when it has measured"),
         (["--codecs", "topkk"], "did you mean"),
     ],

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from gradwire import recipes
 from gradwire.cli.main import app
-from gradwire.cli.recipes import describe
+from gradwire.cli.recipes import Group, describe
+from gradwire.recipes.catalogue import GROUPS
 
 GUIDE = Path(__file__).parents[3] / "docs" / "choosing.md"
 WORLDS = (2, 4, 8)
@@ -56,22 +57,62 @@ def test_rounds_in_the_guide_are_those_that_the_command_describes(name: str) -> 
     assert found == (by_world if len(by_world) == len(WORLDS) else by_world * len(WORLDS))
 
 
-def test_the_command_prints_every_recipe_with_its_paper_and_use() -> None:
-    done = CliRunner().invoke(app, ["recipes"])
+def test_the_groups_are_those_of_the_guide() -> None:
+    table = GUIDE.read_text(encoding="utf-8").split("## All recipes")[1].split("\n## ")[0]
+    blocks = [re.findall(r"^\| `(\w+)` \|", block, re.MULTILINE) for block in table.split("\n| **")[1:]]
+    # "all elements as they are" and "all elements, coded" are both whole.
+    sets = [set(block) for block in blocks]
+    ours = [set(names) for names in GROUPS.values()]
+    assert all(any(block <= group for group in ours) for block in sets)
+    assert sorted(name for group in ours for name in group) == sorted(ENTRIES)
+    assert [group.value for group in Group] == list(GROUPS)
+
+
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_the_command_lists_every_recipe_by_its_whole_name(columns: str) -> None:
+    done = CliRunner().invoke(app, ["recipes"], env={"COLUMNS": columns})
     assert done.exit_code == 0, done.output
-    shown = " ".join(done.output.split())
     for name, entry in ENTRIES.items():
+        assert re.search(rf"^{name}  ", done.output, re.MULTILINE)
+        assert entry.says("Use when").split()[0] in done.output
+    assert max(map(len, done.output.splitlines())) <= int(columns)
+
+
+def test_a_group_lists_its_own_recipes_only() -> None:
+    shown = CliRunner().invoke(app, ["recipes", "--group", "dimensions"]).output
+    assert [line.split()[0] for line in shown.splitlines() if line[0] != " "] == [
+        "recipe",
+        "acpsgd",
+        "powersgd",
+    ]
+
+
+def test_a_recipe_is_told_with_its_options_paper_and_use() -> None:
+    for name in ("topk", "gcomp", "auto"):
+        done = CliRunner().invoke(app, ["recipes", name])
+        assert done.exit_code == 0, done.output
         assert re.search(rf"^{name}(\(|$)", done.output, re.MULTILINE)
+        shown = " ".join(done.output.split())
         # The end of a line of the table may fall anywhere.
         for heading in ("Travels", "Paper", "Use when"):
-            assert entry.says(heading)
-            assert entry.says(heading) in shown
+            assert ENTRIES[name].says(heading) in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["topq"], "did you mean"), (["topk", "--group", "bits"], "one of the two")]
+)
+def test_what_cannot_be_listed_is_refused(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["recipes", *words])
+    assert done.exit_code == 2
+    assert said in done.output
 
 
 def test_json_holds_what_is_printed(tmp_path: Path) -> None:
     path = tmp_path / "recipes.json"
     assert CliRunner().invoke(app, ["recipes", "--json", str(path)]).exit_code == 0
-    found = {row["name"]: row for row in json.loads(path.read_text())}
+    document = json.loads(path.read_text())
+    assert document["format"] == 1
+    found = {row["name"]: row for row in document["recipes"]}
     assert found.keys() == ENTRIES.keys()
     for row in found.values():
         assert all(row[key] for key in ("summary", "travels", "paper", "use_when", "laws"))
@@ -79,3 +120,8 @@ def test_json_holds_what_is_printed(tmp_path: Path) -> None:
     assert found["topk"]["wire_bytes_per_element"] == pytest.approx(
         describe(ENTRIES["topk"])["wire_bytes_per_element"]
     )
+
+
+def test_a_dash_prints_nothing_but_json() -> None:
+    found = json.loads(CliRunner().invoke(app, ["recipes", "topk", "--json", "-"]).output)
+    assert [row["name"] for row in found["recipes"]] == ["topk"]

@@ -27,7 +27,7 @@ def test_keys_of_the_document() -> None:
     done = CliRunner().invoke(app, [*FEW, "--json", "-"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert sorted(found) == KEYS
+    assert sorted(found) == sorted(["format", *KEYS])
     assert all(sorted(row) == ROW for row in found["outcomes"])
     assert [(row["recipe"], row["workers"]) for row in found["outcomes"]] == [
         *(("dense", 4), ("dense", 64), ("topk", 4), ("topk", 64)),

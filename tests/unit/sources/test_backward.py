@@ -129,10 +129,11 @@ def _engine(**other: Any) -> Any:
         "open": print,
         "arrive": print,
         "close": print,
+        "plan": "dense",
         "layout": SimpleNamespace(is_plain=True),
         "watch": SimpleNamespace(end=print),
         "runner": SimpleNamespace(broken=None),
-        "around": SimpleNamespace(placement=host(None, print)),  # type: ignore[arg-type]
+        "around": SimpleNamespace(placement=host(None, print), control=SimpleNamespace(rank=1)),  # type: ignore[arg-type]
         "is_resolved": True,
     }
     return SimpleNamespace(**{**usual, **other})

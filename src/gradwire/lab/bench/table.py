@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
@@ -33,11 +33,17 @@ _COSTS: tuple[Column, ...] = (
     ("peak", lambda row: bytes_text(row["peak_bytes"])),
 )
 
+_ROOM = 10_000
+"""Columns of a terminal in which every table fits."""
+
 
 def tables(document: Document) -> Group:
     """Both tables, a title above and how to read them below."""
     return Group(
-        title(document["settings"]), _table(document, _RESULTS), _table(document, _COSTS), caption(document)
+        title(document["settings"]),
+        _Fitting(document, _RESULTS),
+        _Fitting(document, _COSTS),
+        caption(document),
     )
 
 
@@ -89,14 +95,34 @@ def exit_code(document: Document) -> int:
     return 1 if bad else 0
 
 
+class _Fitting:
+    """A table where there is room for it, else a block for each setting: no name may be cut."""
+
+    def __init__(self, document: Document, columns: tuple[Column, ...]) -> None:
+        self._document, self._columns = document, columns
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = _table(self._document, self._columns)
+        if console.measure(table, options=options.update(width=_ROOM)).maximum <= options.max_width:
+            yield table
+            return
+        for row in self._document["rows"]:
+            cells = [] if row["failed"] else [f"{head} {text(row)}" for head, text in self._columns]
+            yield f"{_name(row)}\n  " + ", ".join(cells)
+        yield ""
+
+
+def _name(row: Document) -> str:
+    return escape(row["name"]) + ("\n[red]failed, see below[/red]" if row["failed"] else "")
+
+
 def _table(document: Document, columns: tuple[Column, ...]) -> Table:
     view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    view.add_column("setting", overflow="fold")
+    view.add_column("setting", no_wrap=True)
     for head, _ in columns:
         view.add_column(head, justify="right", no_wrap=True)
     for row in document["rows"]:
         # What a setting measured before it failed would look like a result: the JSON has it.
-        name = escape(row["name"]) + ("\n[red]failed, see below[/red]" if row["failed"] else "")
         texts = ["-" if row["failed"] else text(row) for _, text in columns]
-        view.add_row(name, *texts, style="dim" if row["kind"] == "bound" else None)
+        view.add_row(_name(row), *texts, style="dim" if row["kind"] == "bound" else None)
     return view

@@ -1,17 +1,17 @@
 """`gradwire bench`: recipes beside torch's own hooks on an emulated network."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from gradwire.cli.beforehand import check_folder
+from gradwire.cli.beforehand import FORMAT, STDOUT, check_folder, check_recipe, write_json
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
 from gradwire.lab.bench.settings import Network, Schedule, Settings, Task, parse_entries
 from gradwire.lab.bench.table import exit_code, failures, tables
+from gradwire.lab.cli.choices import Mode, Shards
 
 
 def bench(
@@ -35,10 +35,10 @@ def bench(
         float, typer.Option(help="Seconds without a step after which a setting is ended.")
     ] = 60.0,
     overlap: Annotated[
-        str, typer.Option(help="on, or off: recipes exchange after the backward pass.")
-    ] = "on",
+        bool, typer.Option(help="Off: recipes exchange after the backward pass, to see what overlap gains.")
+    ] = True,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
-    shards: Annotated[str, typer.Option(help="iid, or skewed: split by class.")] = "iid",
+    shards: Annotated[Shards, typer.Option(help="How samples are split; skewed: by class.")] = Shards.IID,
     batch_size: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
     bucket_cap_mb: Annotated[
         float | None, typer.Option(help="DDP's bucket size in all settings; DDP's own default is 25.")
@@ -48,19 +48,22 @@ def bench(
         typer.Option(help="Of recipes: none, by_size(smallest=256), or pattern=recipe; pattern=recipe."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of models, batches and random choices.")] = 0,
-    mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the document to a file.")] = None,
 ) -> None:
     """Compare recipes with torch's own hooks, and with the same step without communication."""
     console = Console(stderr=True)
     try:
         check_folder(json_path)
-        job = workload, _text(data), shards, batch_size, seed, _on(overlap), bucket_cap_mb
+        job = workload, _text(data), shards.value, batch_size, seed, overlap, bucket_cap_mb
         task = Task(*job, policy=policy)
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
+        for entry in entries:
+            if entry.kind == "recipe":
+                check_recipe(entry.stem)
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
-        entered = emulate.enter(mode)
+        entered = emulate.enter(mode.value)
         settings = Settings(task, schedule, Network(workers, rate, delay, entered, nodes), entries)
         prepare_workers()
         from gradwire.lab.bench import runner  # not before: what runs outside of the sandbox needs no torch
@@ -89,18 +92,12 @@ def _measured(settings: Settings, network: emulate.Network, console: Console) ->
 
 
 def _show(document: dict[str, Any], json_path: Path | None, console: Console) -> None:
-    Console().print(tables(document))
+    if str(json_path) != STDOUT:
+        Console().print(tables(document))
     for text in failures(document):
         console.print(text, style="red", markup=False)
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json({"format": FORMAT, **document}, json_path)
 
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
-
-
-def _on(text: str) -> bool:
-    if text not in ("on", "off"):
-        raise ValueError(f"overlap is {text!r}: expected on or off")
-    return text == "on"

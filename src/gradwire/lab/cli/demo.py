@@ -1,15 +1,15 @@
 """`gradwire demo`: plain DDP and gradwire side by side on a slow link, with a report."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from gradwire.cli.beforehand import check_extra, check_folder
+from gradwire.cli.beforehand import FORMAT, STDOUT, check_extra, check_folder, check_recipe, write_json
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
+from gradwire.lab.cli.choices import Mode
 from gradwire.lab.demo.plans import AUTO_RATE, Plan, text_plan
 from gradwire.lab.demo.terminal import exit_code, live_progress, show, show_failures
 
@@ -33,12 +33,12 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="60 steps, one seed, whatever else is said: a look, not a result.")
     ] = False,
-    mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
     report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path("gradwire-demo.html"),
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures.")] = None,
 ) -> None:
     """Watch plain DDP crawl and gradwire keep up, training a real model over a slow link."""
-    console = Console()
+    console = Console(stderr=str(json_path) == STDOUT)
     check_extra("jinja2", "the report")
     try:
         check_folder(report, json_path)
@@ -54,8 +54,9 @@ def demo(
         )
         plan = text_plan(plan) if text else plan
         plan = plan.quick() if quick else plan
+        check_recipe(recipe_text.partition("(")[0].strip())
         emulate.Link(None if rate == AUTO_RATE else emulate.parse_rate(rate), emulate.parse_delay(delay))
-        entered = emulate.enter(mode)
+        entered = emulate.enter(mode.value)
         prepare_workers()
         from gradwire.lab.demo import director  # not before: what runs outside of the sandbox needs no torch
 
@@ -80,5 +81,4 @@ def _write(document: dict[str, Any], report: Path, json_path: Path | None) -> No
     from gradwire.lab.report.page import render  # not at the top: without jinja2 the help still has to work
 
     report.write_text(render(document), encoding="utf-8")
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json({"format": FORMAT, **document}, json_path)

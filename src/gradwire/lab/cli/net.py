@@ -1,14 +1,14 @@
 """`gradwire net`: run a command on an emulated network, or say which kinds are possible here."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.beforehand import check_folder
+from gradwire.cli.beforehand import FORMAT, check_folder, write_json
 from gradwire.lab import emulate
+from gradwire.lab.cli.choices import Mode
 from gradwire.lab.emulate.network import Outcome, run_on_all
 
 net = typer.Typer(help="A slow network on this machine.", no_args_is_help=True, add_completion=False)
@@ -17,11 +17,18 @@ net = typer.Typer(help="A slow network on this machine.", no_args_is_help=True, 
 @net.command("check")
 def check() -> None:
     """Say which modes are possible on this machine, and why the others are not."""
-    best = next(mode for mode in emulate.MODES if emulate.why_not(mode) is None)
-    for mode in emulate.MODES:
-        reason = emulate.why_not(mode)
-        verdict = "possible" if reason is None else f"not possible: {reason}"
-        print(f"{mode:8}{verdict}{' (used by --mode auto)' if mode == best else ''}")
+    for mode, verdict in modes().items():
+        print(f"{mode:8}{verdict}")
+
+
+def modes() -> dict[str, str]:
+    """Whether each mode is possible on this machine, in words, best first."""
+    reasons = {mode: emulate.why_not(mode) for mode in emulate.MODES}
+    best = next(mode for mode, reason in reasons.items() if reason is None)
+    verdicts = {
+        mode: "possible" if reason is None else f"not possible: {reason}" for mode, reason in reasons.items()
+    }
+    return verdicts | {best: f"{verdicts[best]} (used by --mode auto)"}
 
 
 @net.command("run", context_settings={"ignore_unknown_options": True})
@@ -33,7 +40,7 @@ def run(
         str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")
     ] = "unlimited",
     delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
-    mode: Annotated[str, typer.Option(help="auto, root, user or backend.")] = "auto",
+    mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
     grace: Annotated[float, typer.Option(help="Seconds that other ranks get after one has failed.")] = 5.0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the account to a file.")] = None,
 ) -> None:
@@ -44,7 +51,7 @@ def run(
     try:
         check_folder(json_path)
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
-        entered = emulate.enter(mode)
+        entered = emulate.enter(mode.value)
         network = emulate.Network(workers, link, entered, nodes)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
@@ -57,11 +64,11 @@ def run(
         print("gradwire net: interrupted; all ranks have been ended", file=sys.stderr)
         raise typer.Exit(130) from None
     except (OSError, ValueError) as error:
-        print(f"gradwire net: {error}", file=sys.stderr)
+        unknown = isinstance(error, FileNotFoundError) and error.filename == command[0]
+        print(f"gradwire net: {f'command not found: {command[0]}' if unknown else error}", file=sys.stderr)
         raise typer.Exit(127) from None
     _tell(account, outcome)
-    if json_path is not None:
-        json_path.write_text(json.dumps(account, indent=2) + "\n", encoding="utf-8")
+    write_json({"format": FORMAT, **account}, json_path)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -1,0 +1,107 @@
+"""`gradwire doctor`: what gradwire finds on this machine, for issue reports."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradwire.cli.beforehand import FORMAT, STDOUT, check_folder, write_json
+from gradwire.cli.main import COMMANDS
+from gradwire.version import __version__
+
+
+def doctor(
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")
+    ] = None,
+) -> None:
+    """Say what gradwire finds here and would use: paste it into an issue report. Sends and changes nothing.
+
+    The exit code is 1 if something is missing without which training cannot be attached.
+    """
+    try:
+        check_folder(json_path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    found = findings()
+    lacking = found["lacking"]
+    if str(json_path) != STDOUT:
+        for name, value in found["facts"].items():
+            print(f"{name:20}{value}")
+        print()
+        print("\n".join(f"lacking: {each}" for each in lacking) or "nothing is lacking")
+    write_json({"format": FORMAT, **found}, json_path)
+    raise typer.Exit(1 if lacking else 0)
+
+
+def findings() -> dict[str, Any]:
+    """`facts` by name, in words, and what is `lacking`, a sentence each."""
+    facts = {
+        "gradwire": __version__,
+        "python": f"{platform.python_version()}, {platform.platform()}",
+        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process",
+    }
+    lacking: list[str] = []
+    for part in (_torch, _kernels):
+        try:
+            more, reasons = part()
+        except ImportError as error:
+            more, reasons = {}, [str(error)]
+        facts |= more
+        lacking += reasons
+    facts["triton"] = _version("triton")
+    for mode, verdict in import_module(COMMANDS["net"]).modes().items():
+        facts[f"network, {mode}"] = verdict
+    for name in ("lightning", "accelerate", "transformers"):
+        facts[name] = _version(name)
+    return {"facts": facts, "lacking": lacking}
+
+
+def _torch() -> tuple[dict[str, str], list[str]]:
+    import torch
+    import torch.distributed as dist
+
+    there = dist.is_available()
+    gloo, nccl = (there and dist.is_gloo_available(), there and dist.is_nccl_available())
+    cuda = torch.cuda.is_available()
+    devices = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())] if cuda else []
+    facts = {
+        "torch": torch.__version__,
+        "torch threads": str(torch.get_num_threads()),
+        "gloo": _is(gloo, "used for all that is sent"),
+        "nccl": _is(nccl, "for the model's own group; gradwire sends over gloo"),
+        "CUDA": ", ".join(devices) or "no device",
+        "placement": "host" + (": gradients are copied from the device and back" if devices else ""),
+    }
+    return facts, [] if gloo else ["torch was built without gloo, over which gradwire sends"]
+
+
+def _kernels() -> tuple[dict[str, str], list[str]]:
+    from gradwire.kernels.cpu.cache import places, writable
+
+    folder = writable()
+    if folder is None:
+        tried = ", ".join(map(str, places()))
+        state = f"in memory only, compiled anew by each process: nothing can be written to {tried}"
+    else:
+        files = list(folder.glob("*")) if folder.is_dir() else []
+        size = sum(each.stat().st_size for each in files if each.is_file())
+        state = f"{folder}, {len(files)} files, {size / 1e6:.1f} MB"
+    return {"numba": _version("numba"), "kernel cache": state}, []
+
+
+def _is(there: bool, use: str) -> str:
+    return f"available, {use}" if there else "not available"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
