@@ -229,30 +229,28 @@ def attach_figures(width: int = 2048, layers: int = 8, steps: int = 20) -> list[
     inputs = normal(2048, width)
 
     def built(recipe: str | None) -> tuple[Callable[[], None], Any, float]:
+        """A step of a new model, the wire, and the bytes of the GPU that both hold after some steps."""
+        before = torch.cuda.memory_allocated()
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to("cuda")
         ddp = DistributedDataParallel(model, device_ids=[0])
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+        wire = None if recipe is None else gradwire.attach(ddp, optimizer, recipe)
         call = partial(_step, ddp, inputs, optimizer)
-        call()
-        torch.cuda.synchronize()
-        before, wire = torch.cuda.memory_allocated(), None
-        if recipe is not None:
-            wire = gradwire.attach(ddp, optimizer, recipe)
         for _ in range(5):
             call()
         torch.cuda.synchronize()
         return call, wire, float(torch.cuda.memory_allocated() - before)
 
     with patch("gradwire.attaching.is_alone", lambda _comm: False):
-        plain, _, _ = built(None)
-        dense, wire, grown = built("dense")
+        plain, _, plain_bytes = built(None)
+        dense, wire, dense_bytes = built("dense")
         ratios = []
         for _ in range(5):
             times = [seconds(partial(_repeated, call, steps), 1) / steps for call in (plain, dense)]
             ratios.append(times[1] / times[0])
         report = wire.report()
     dist.destroy_process_group()
-    pinned = 4 * layers * (width * width + width)
+    grown, pinned = dense_bytes - plain_bytes, 4 * layers * (width * width + width)
     return [
         Figure("step with dense beside DDP", median(ratios), "times", GOAL_DENSE, at_least=False),
         Figure("copies of a step", report.copied_s * 1e3, "ms"),

@@ -49,5 +49,8 @@ def run_tests(tell: Tell, paths: Sequence[str], match: str | None = None, worker
     arguments += ["-k", match] if match else []
     if WHERE.type != "cpu" and workers > 1 and find_spec("xdist") is not None:
         arguments += ["-n", str(workers), "--dist", "load"]
-    if pytest.main(arguments, plugins=[Listener(tell)]) == pytest.ExitCode.NO_TESTS_COLLECTED:
-        tell(Outcome(" ".join(paths), "failed", f"no test is named {match!r}"))
+    code = pytest.main(arguments, plugins=[Listener(tell)])
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        tell(Outcome(" ".join(paths), "failed", f"no test is found by {match!r}"))
+    elif code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        tell(Outcome(" ".join(paths), "failed", f"pytest ended with {code}"))

@@ -53,10 +53,10 @@ def numba_and_gradwire() -> str:
     """In a process of its own: an incompatible pair may hang."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _IMPORT], capture_output=True, text=True, timeout=25, check=False
+            [sys.executable, "-c", _IMPORT], capture_output=True, text=True, timeout=20, check=False
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError("importing numba and gradwire had not ended after 25 s") from None
+        raise RuntimeError("importing numba and gradwire had not ended after 20 s") from None
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
     return done.stdout.strip()
