@@ -10,6 +10,7 @@ Differences from the paper:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from gradwire.exchange.payloads import reduce
 from gradwire.kernels import sample_indices
 from gradwire.moment import Moment, sent_to
 from gradwire.recipes.base import Composition, register
+
+sampled = lru_cache(maxsize=32)(sample_indices)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class RandomK:
     def select(self, x: Tensor, at: Moment) -> Tensor:
         """Uniform without replacement."""
         seed = int(torch.randint(2**62, (1,), generator=at.shared(), device="cpu"))
-        return sent_to(sample_indices(x.numel(), self.count(x.numel(), at), seed), x.device)
+        return sent_to(sampled(x.numel(), self.count(x.numel(), at), seed), x.device)
 
 
 def random_k(ratio: float) -> RandomK:

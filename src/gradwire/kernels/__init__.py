@@ -7,87 +7,104 @@ frames are made where they are sent from.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from gradwire.kernels import cpu, reference
-from gradwire.kernels.cpu.jit import compiled_s
-from gradwire.kernels.dispatch import declines, dispatched, on_device
-from gradwire.kernels.frames import checksum
-from gradwire.kernels.huffman import Lookups, canonical_codes, count_symbols, decode_symbols, encode_symbols
-from gradwire.kernels.layouts import (
-    LARGEST,
-    BlockKind,
-    Blocks,
-    Grid,
-    Norm,
-    ScaledBlocks,
-    scale_type,
-    step_type,
-)
-from gradwire.kernels.payload import Form, Planes, Shape, Sound
-from gradwire.kernels.pieces import Pieces, whole
-from gradwire.kernels.preparing import prepare
-from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
-from gradwire.kernels.reference.folding import Folded
-from gradwire.kernels.reference.magnitudes import Histogram, magnitude_edges
-from gradwire.kernels.reference.numerators import Terms
-from gradwire.kernels.reference.places import choice, index_type
-from gradwire.kernels.reference.threshold import Moments
-from gradwire.kernels.reference.truncation import upper_words
-from gradwire.kernels.reference.votes import ballot_words, count_groups
+from gradwire.kernels.subjects import SUBJECTS
 
-add_at = dispatched(reference.add_at, cpu.add_at)
-add_blocks = dispatched(reference.add_blocks, cpu.add_blocks, on_device("add_blocks"))
-add_chosen = dispatched(reference.add_chosen, cpu.add_chosen)
-add_quantized = dispatched(reference.add_quantized, cpu.add_quantized)
-add_signs = dispatched(reference.add_signs, cpu.add_signs, on_device("add_signs"))
-add_upper = dispatched(reference.add_upper, cpu.add_upper)
-apply_votes = dispatched(reference.apply_votes, cpu.apply_votes)
-cast_votes = dispatched(reference.cast_votes, cpu.cast_votes)
-chunk_topk_indices = dispatched(
-    reference.chunk_topk_indices, cpu.chunk_topk_indices, on_device("chunk_topk_indices")
-)
-count_sketch = dispatched(reference.count_sketch, cpu.count_sketch)
-count_sketch_estimates = dispatched(reference.count_sketch_estimates, cpu.count_sketch_estimates)
-decode_blocks = dispatched(reference.decode_blocks, cpu.decode_blocks, on_device("decode_blocks"))
-encode_blocks = dispatched(reference.encode_blocks, cpu.encode_blocks, on_device("encode_blocks"))
-feedback_signs = dispatched(reference.feedback_signs, cpu.feedback_signs, on_device("feedback_signs"))
-feedback_topk = dispatched(reference.feedback_topk, cpu.feedback_topk, on_device("feedback_topk"))
-fold = dispatched(reference.fold, cpu.fold, on_device("fold"))
-fold_momentum = dispatched(reference.fold_momentum, cpu.fold_momentum, on_device("fold_momentum"))
-indices_near_maxima = dispatched(reference.indices_near_maxima, cpu.indices_near_maxima)
-indices_reaching = dispatched(reference.indices_reaching, cpu.indices_reaching)
-left_products = dispatched(reference.left_products, cpu.left_products)
-magnitude_histogram = dispatched(reference.magnitude_histogram, cpu.magnitude_histogram)
-mantissa_levels = dispatched(reference.mantissa_levels, cpu.mantissa_levels)
-mask_zeros = dispatched(reference.mask_zeros, cpu.mask_zeros)
-moments_reaching = dispatched(reference.moments_reaching, cpu.moments_reaching)
-numerator_exponents = dispatched(reference.numerator_exponents, cpu.numerator_exponents)
-numerators = dispatched(reference.numerators, cpu.numerators)
-orthonormalise = dispatched(reference.orthonormalise, cpu.orthonormalise)
-outer_products = dispatched(reference.outer_products, cpu.outer_products)
-pack_bits = dispatched(reference.pack_bits, cpu.pack_bits)
-pack_elias_fano = dispatched(reference.pack_elias_fano, cpu.pack_elias_fano)
-pack_signs = dispatched(reference.pack_signs, cpu.pack_signs, on_device("pack_signs"))
-pack_upper = dispatched(reference.pack_upper, cpu.pack_upper)
-poison = dispatched(reference.poison, declines, on_device("poison"))
-put = dispatched(reference.put, cpu.put)
-quantize = dispatched(reference.quantize, cpu.quantize)
-random_words = dispatched(reference.random_words, cpu.random_words)
-reduce_blocks = dispatched(reference.reduce_blocks, cpu.reduce_blocks, on_device("reduce_blocks"))
-rescale = dispatched(reference.rescale, declines, on_device("rescale"))
-right_products = dispatched(reference.right_products, cpu.right_products)
-sample_indices = lru_cache(maxsize=32)(dispatched(reference.sample_indices, cpu.sample_indices))
-scatter = dispatched(reference.scatter, cpu.scatter)
-stratified_indices = dispatched(reference.stratified_indices, cpu.stratified_indices)
-take = dispatched(reference.take, cpu.take)
-take_chosen = dispatched(reference.take_chosen, cpu.take_chosen)
-take_topk = dispatched(reference.take_topk, cpu.take_topk, on_device("take_topk"))
-tally = dispatched(reference.tally, cpu.tally)
-topk_indices = dispatched(reference.topk_indices, cpu.topk_indices, on_device("topk_indices"))
-unpack_bits = dispatched(reference.unpack_bits, cpu.unpack_bits)
-unpack_elias_fano = dispatched(reference.unpack_elias_fano, cpu.unpack_elias_fano)
-zero_idle = dispatched(reference.zero_idle, declines, on_device("zero_idle"))
+if TYPE_CHECKING:
+    from gradwire.kernels.cpu.jit import compiled_s
+    from gradwire.kernels.frames import checksum
+    from gradwire.kernels.huffman import (
+        Lookups,
+        canonical_codes,
+        count_symbols,
+        decode_symbols,
+        encode_symbols,
+    )
+    from gradwire.kernels.layouts import (
+        LARGEST,
+        BlockKind,
+        Blocks,
+        Grid,
+        Norm,
+        ScaledBlocks,
+        scale_type,
+        step_type,
+    )
+    from gradwire.kernels.payload import Form, Planes, Shape, Sound
+    from gradwire.kernels.pieces import Pieces, whole
+    from gradwire.kernels.preparing import prepare
+    from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
+    from gradwire.kernels.reference.blocks import add_blocks, decode_blocks, encode_blocks, reduce_blocks
+    from gradwire.kernels.reference.chosen import add_chosen, pack_elias_fano, take_chosen, unpack_elias_fano
+    from gradwire.kernels.reference.chunks import chunk_topk_indices, indices_near_maxima
+    from gradwire.kernels.reference.draws import random_words, sample_indices, stratified_indices
+    from gradwire.kernels.reference.flagged import poison, rescale, zero_idle
+    from gradwire.kernels.reference.folding import Folded, fold, fold_momentum, mask_zeros
+    from gradwire.kernels.reference.low_rank import (
+        left_products,
+        orthonormalise,
+        outer_products,
+        right_products,
+    )
+    from gradwire.kernels.reference.magnitudes import Histogram, magnitude_edges, magnitude_histogram
+    from gradwire.kernels.reference.places import (
+        add_at,
+        choice,
+        index_type,
+        pack_bits,
+        put,
+        scatter,
+        take,
+        unpack_bits,
+    )
+    from gradwire.kernels.reference.signs import add_signs, feedback_signs, pack_signs
+    from gradwire.kernels.reference.sketches import count_sketch, count_sketch_estimates
+    from gradwire.kernels.reference.stochastic import add_quantized, quantize
+    from gradwire.kernels.reference.terms import Terms, mantissa_levels, numerator_exponents, numerators
+    from gradwire.kernels.reference.threshold import Moments, indices_reaching, moments_reaching
+    from gradwire.kernels.reference.topk import feedback_topk, take_topk, topk_indices
+    from gradwire.kernels.reference.truncation import add_upper, pack_upper, upper_words
+    from gradwire.kernels.reference.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
+else:
+    _HOMES = {
+        "cpu.jit": ["compiled_s"],
+        "frames": ["checksum"],
+        "huffman": ["Lookups", "canonical_codes", "count_symbols", "decode_symbols", "encode_symbols"],
+        "layouts": [
+            "LARGEST",
+            "BlockKind",
+            "Blocks",
+            "Grid",
+            "Norm",
+            "ScaledBlocks",
+            "scale_type",
+            "step_type",
+        ],
+        "payload": ["Form", "Planes", "Shape", "Sound"],
+        "pieces": ["Pieces", "whole"],
+        "preparing": ["prepare"],
+        "range": ["LARGEST_GRADIENT", "LARGEST_SUM", "is_finite"],
+        "reference.folding": ["Folded"],
+        "reference.magnitudes": ["Histogram", "magnitude_edges"],
+        "reference.terms": ["Terms"],
+        "reference.places": ["choice", "index_type"],
+        "reference.threshold": ["Moments"],
+        "reference.truncation": ["upper_words"],
+        "reference.votes": ["ballot_words", "count_groups"],
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name in SUBJECTS:
+            globals()[name] = found = import_module("gradwire.kernels.dispatch").front(name)
+            return found
+        for home, names in _HOMES.items():
+            if name in names:
+                globals()[name] = found = getattr(import_module(f"{__name__}.{home}"), name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "LARGEST",

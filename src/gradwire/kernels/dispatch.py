@@ -59,7 +59,8 @@ def declines(*_arguments: Any, **_named: Any) -> Declined:
 def on_device(name: str) -> Callable[..., Any]:
     """The function `name` of `device/`. It takes CUDA tensors, and only they make it import that folder.
 
-    Without Triton, which CUDA builds of torch bring along on Linux, it declines those too.
+    It declines those too where the folder lacks it, or where Triton is missing, which CUDA builds of torch
+    bring along on Linux.
     """
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -68,7 +69,7 @@ def on_device(name: str) -> Callable[..., Any]:
         if not isinstance(first, Tensor) or not first.is_cuda:
             return DECLINED
         kernels = _device_kernels()
-        return DECLINED if kernels is None else getattr(kernels, name)(*arguments, **named)
+        return DECLINED if kernels is None else getattr(kernels, name, declines)(*arguments, **named)
 
     return call
 
@@ -116,6 +117,13 @@ def dispatched(
     for defaults in ("__defaults__", "__kwdefaults__"):
         setattr(call, defaults, getattr(contract, defaults))
     return cast(Callable[P, R], call)
+
+
+def front(name: str) -> Callable[..., Any]:
+    """The contract `name`, computed by whichever implementation takes the tensors of a call."""
+    folders = import_module("gradwire.kernels.reference"), import_module("gradwire.kernels.cpu")
+    contract, implementation = (getattr(folder, name, declines) for folder in folders)
+    return dispatched(contract, implementation, on_device(name))
 
 
 def is_fast(*tensors: Tensor) -> bool:

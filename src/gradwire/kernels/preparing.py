@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
 
+from gradwire.kernels import cpu
 from gradwire.kernels.cpu.prepared import SIGNATURES
 
 
@@ -17,6 +21,8 @@ def prepare(subjects: Collection[str] | None = None, turn: int = 0) -> None:
 
     >>> prepare({"topk"})
     """
+    for name in _files() if subjects is None else subjects:
+        _load(name)
     names = [name for name in sorted(SIGNATURES) if subjects is None or name in subjects]
     # Multiples of the golden ratio lie far apart, whichever turns are on this machine.
     first = int(turn * 0.618034 % 1.0 * len(names))
@@ -28,3 +34,14 @@ def prepare(subjects: Collection[str] | None = None, turn: int = 0) -> None:
 
 
 _done: set[str] = set()
+
+
+def _files() -> list[str]:
+    return [each.name for each in iter_modules(cpu.__path__)]
+
+
+def _load(subject: str) -> None:
+    """Import what declares the kernels of a subject. Some have their caller's name: `frames`."""
+    for home in (f"gradwire.kernels.{subject}", f"{cpu.__name__}.{subject}"):
+        if subject.isidentifier() and find_spec(home) is not None:
+            import_module(home)

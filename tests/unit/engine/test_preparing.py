@@ -18,10 +18,11 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
+from gradwire.contrib.randomk import sampled
 from gradwire.engine.layout import build, by_size
 from gradwire.engine.preparing import kernels_for, kernels_of
 from gradwire.exchange.base import STEADY, Exchange, run
-from gradwire.kernels import cpu, frames, prepare, sample_indices, topk_indices
+from gradwire.kernels import cpu, frames, prepare, topk_indices
 from gradwire.kernels.cpu.prepared import SIGNATURES
 from gradwire.moment import Moment, Part, Replicated
 from gradwire.recipes import recipe
@@ -99,7 +100,7 @@ def train(exchange: Exchange, comm: Comm) -> None:
 def test_steps_call_nothing_that_was_not_prepared(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = composed(text).exchange
     prepared = declared(kernels_of(exchange))
-    sample_indices.cache_clear()
+    sampled.cache_clear()
     for world in (2, 5):
         with calls(monkeypatch) as called:
             run_ranks(world, functools.partial(train, exchange))
@@ -161,7 +162,7 @@ def test_modules_of_users_are_looked_at_too(held: object) -> None:
 
 
 def test_what_is_held_is_looked_at() -> None:
-    assert kernels_of(sample_indices) == {"draws"}  # wrapped by a cache
+    assert kernels_of(sampled) == {"draws"}  # wrapped by a cache
     assert "blocks" in kernels_of(Plain([composed("int8").exchange]))
 
 

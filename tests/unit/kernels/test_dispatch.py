@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.dispatch import DECLINED, Declined, checked, dispatched
+from gradwire.kernels.subjects import CONTRACTS, SUBJECTS
+
+IMPLEMENTED = [name for name in SUBJECTS if hasattr(cpu, name)]
 
 
 def parameters(function: object) -> list[tuple[str, object, object, object]]:
@@ -19,12 +23,39 @@ def parameters(function: object) -> list[tuple[str, object, object, object]]:
     return [(each.name, each.kind, each.default, each.annotation) for each in found]
 
 
-@pytest.mark.parametrize("name", cpu.__all__)
+def returned(function: Callable[..., object]) -> set[str]:
+    """The types that a function says it returns."""
+    return set(str(inspect.signature(function).return_annotation).split(" | "))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTED)
 def test_implementations_have_the_signatures_of_their_contracts(name: str) -> None:
     contract = getattr(reference, name)
     assert parameters(getattr(cpu, name)) == parameters(contract)
     assert parameters(getattr(kernels, name)) == parameters(contract)
     assert getattr(kernels, name).__doc__ == contract.__doc__
+    assert returned(getattr(cpu, name)) - {"Declined"} == returned(contract)
+
+
+def test_what_has_no_kernel_for_the_cpu_is_computed_by_its_contract() -> None:
+    assert SUBJECTS.keys() - IMPLEMENTED == {"poison", "rescale", "zero_idle"}
+    assert all(
+        parameters(getattr(kernels, name)) == parameters(getattr(reference, name)) for name in SUBJECTS
+    )
+
+
+def test_no_file_has_the_name_of_a_contract() -> None:
+    # The package would give the module where the function is asked for.
+    assert not SUBJECTS.keys() & CONTRACTS.keys()
+
+
+def test_every_name_of_the_package_is_found() -> None:
+    assert SUBJECTS.keys() < set(kernels.__all__)
+    assert all(getattr(kernels, name) is not None for name in kernels.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'taken'"):
+        _ = kernels.taken
+    with pytest.raises(AttributeError, match="no attribute 'taken'"):
+        _ = cpu.taken
 
 
 def test_what_is_declined_goes_to_the_contract_with_all_its_arguments() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import count_sketch, count_sketch_estimates, cpu, prepare, reference
+from gradwire.kernels.reference.sketches import count_sketch_buckets
 from tests.looped import looped
 
 SIZES = (0, 1, 2, 2047, 2048, 2049, 40_009)
@@ -74,7 +75,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 def test_same_table_as_the_reference(kind: Callable[[int], Tensor], n: int, rows: int, columns: int) -> None:
     x, drawn = kind(n), hashes(rows, n)
     table, exact = count_sketch(x, drawn, columns), reference.count_sketch(x.double(), drawn, columns)
-    column, _ = reference.count_sketch_buckets(n, drawn, columns)
+    column, _ = count_sketch_buckets(n, drawn, columns)
     magnitude = torch.zeros_like(exact).scatter_add_(1, column, x.abs().double().expand(rows, n))
     # At most n additions, each off by at most u = eps/2 of a partial sum no larger than Σ|x|.
     off = (table.double() - exact).abs()
@@ -132,7 +133,7 @@ def test_sketches_add_up() -> None:
 def test_two_elements_meet_as_often_as_chance_has_it_and_with_either_sign(i: int, j: int) -> None:
     # Probability 1/8 over D draws: standard deviation √(D·p·(1-p)). Seeds are fixed.
     draws, p = 4000, 1 / 8
-    column, sign = (part[:, [i, j]] for part in reference.count_sketch_buckets(j + 1, hashes(draws), 8))
+    column, sign = (part[:, [i, j]] for part in count_sketch_buckets(j + 1, hashes(draws), 8))
     meet = column[:, 0] == column[:, 1]
     assert abs(int(meet.sum()) - draws * p) <= 4 * (draws * p * (1 - p)) ** 0.5
     assert abs(int(sign.prod(1)[meet].sum())) <= 4 * int(meet.sum()) ** 0.5

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
-from gradwire.kernels.reference.numerators import Terms
+from gradwire.kernels.reference.terms import Terms
 
 _BLOCK = 512
 _SAFE = 1.0 - 2.0**-23
