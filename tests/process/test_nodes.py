@@ -72,7 +72,6 @@ def test_auto_goes_by_the_launcher_and_leaves_alone_what_would_not_gain(four: Re
     for found in value(four, "auto finds"):
         assert {name: per_node for name, (per_node, _lines) in found.items()} == {
             "none": 1,
-            "1": 1,
             "2": 2,
             "4": 1,
             "uneven": 1,
@@ -109,7 +108,3 @@ def test_exploring_leaves_no_trace(four: Results) -> None:
 
 def test_ranks_may_have_different_numbers_of_batches(four: Results) -> None:
     assert len(set(value(four, "uneven"))) == 1
-
-
-def test_two_runs_are_the_same(four: Results) -> None:
-    assert value(four, "bits") == [True] * 4
