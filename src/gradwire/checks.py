@@ -46,7 +46,7 @@ def check_optimizers(optimizers: Optimizers, module: nn.Module) -> None:
 
 
 def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
-    """Warn, in the name of whoever called `attach`, if something goes by an optimizer that was not given."""
+    """Warn where `attach` was called, if something goes by an optimizer that was not given."""
     if optimizers:
         return
     if any(lane.exchange.laws.asks_optimizer for lane in layout.lanes):

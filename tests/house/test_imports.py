@@ -204,7 +204,7 @@ BENCHMARKS = tuple(Module(path) for path in sorted((ROOT / "benchmarks").glob("*
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.path.stem)
 def test_what_benchmarks_import_of_ours_exists(benchmark: Module) -> None:
-    # No test runs them, so a name that moves would be missed there until somebody measures again.
+    # No test runs them, so a name that moves would be missed there until the next measurement.
     for node in ast.walk(benchmark.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradwire":
             module = import_module(str(node.module))

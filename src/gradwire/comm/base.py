@@ -167,7 +167,7 @@ class Comm(ABC):
 
 
 def issue_alone(comm: Comm, round_: Round, payload: Tensor) -> Pending:
-    """Issue a round of `payload` (numel,) whose result nobody reads."""
+    """Issue a round of `payload` (numel,) whose result is not read."""
     if round_.verb == "all_reduce" or round_.verb == "broadcast":
         return comm.issue(round_, payload, payload)
     if round_.verb == "all_gather":

@@ -40,7 +40,7 @@ class WorkPending:
 
 
 class SumPending:
-    """Two ranks swap their tensors; the sum is taken by whoever waits.
+    """Two ranks swap their tensors; the thread that waits takes the sum.
 
     In rank order, which decides whose NaN comes out when both have one.
     """

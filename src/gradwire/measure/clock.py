@@ -58,7 +58,7 @@ class RoundTime:
 
 @dataclass
 class Trace:
-    """The spans and rounds of one step, and the sums that are kept even when nobody looks."""
+    """The spans and rounds of one step, and the sums that are kept even if they are not read."""
 
     rounds: list[RoundTime] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)

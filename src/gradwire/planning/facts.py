@@ -20,7 +20,7 @@ class Facts:
     that a recipe asks about, of which a rank decodes so many `payloads` per unit; `uses` are multiply-adds
     per weight in a forward pass, by parameter name. `dense_s` is what an ordinary dense step, whose
     communication overlaps with its backward pass, takes from the start of that pass to the verdict on the
-    slowest rank. `None` where nobody has looked. `gradient_bytes` is the size of the gradient, and `buckets`
+    slowest rank. `None` if not measured. `gradient_bytes` is the size of the gradient, and `buckets`
     are the elements of DDP's buckets in their order; 0 and empty where they are unknown.
     """
 

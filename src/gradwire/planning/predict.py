@@ -232,7 +232,7 @@ def step_from_facts(
     """A step in which the parameters at `places` of the layout travel in units between element `cuts`.
 
     `rounds(index, numel)` names a unit's collectives. A codec whose cost is no fact is taken to be free.
-    `None` where nobody has looked at ready times or at links.
+    `None` if ready times or links have not been measured.
 
     >>> from gradwire.planning.collectives import Transfer
     >>> from gradwire.planning.costs import Link, Network

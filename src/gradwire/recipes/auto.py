@@ -150,7 +150,7 @@ def bytes_against_dense(composition: Composition, facts: Facts) -> float:
 
 
 def _bytes_per_element(facts: Facts) -> float:
-    """Of the gradient; float32 where nobody has looked."""
+    """Of the gradient; float32 if it has not been measured."""
     if facts.backward is None or facts.gradient_bytes == 0.0:
         return 4.0
     return facts.gradient_bytes / sum(facts.backward.numel)

@@ -175,7 +175,7 @@ def from_facts(facts: Facts, options: Options, decimals: int = 1) -> Composition
 
 
 def measured_edges(facts: Facts, interval: int) -> tuple[float, ...] | None:
-    """Segments for the least step time; `None` where nobody has looked at ready times and links."""
+    """Segments for the least step time; `None` if ready times and links have not been measured."""
     if facts.backward is None or facts.network is None or interval == 1:
         return None
     base_s, s_per_mb = (
