@@ -1,6 +1,6 @@
 """One rank of one setting, as a process, told what to do line by line.
 
-Idle workers block in a read and cost no processor time, so several settings can be alive at once and take turns.
+Idle workers block in a read and cost no processor time, so several settings can live at once and take turns.
 """
 
 import os
