@@ -12,6 +12,7 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.placement import Inline, StreamComm, stream
 from tests.device.test_staging import Near
+from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
 from tests.support.rig import Rig, flat, gradients
 
 WORLD, STEPS = 2, 4
@@ -104,3 +105,64 @@ def test_an_engine_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
         assert torch.equal(means, other_means)
         assert torch.equal(memory, other_memory)
         assert races == []
+
+
+class Far(Near):
+    """A device whose tensors note what reads them."""
+
+    where = WHERE
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """See `Device.pinned`."""
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
+
+
+def stepped(recipe: str, comm: ThreadComm) -> tuple[list[str], list[Tensor], list[int]]:
+    """What made the host wait in the steps after the first, their means, and the steps that counted.
+
+    In the second step a parameter is idle, in the third a gradient of one rank is not finite.
+    """
+    means, counted = [], []
+    with Elsewhere() as elsewhere:
+        rig = Rig(comm, recipe, place=lambda _post: stream(Carrying(comm), comm, Far()))
+        for step in range(STEPS):
+            found = rig.step({name: There(values) for name, values in graded(comm.rank, step).items()})
+            means.append(flat({name: mean.inner for name, mean in found.mean.items()}))
+            counted.append(rig.engine.step)
+            if step == 0:
+                elsewhere.reads.clear()
+        return list(elsewhere.reads), means, counted
+
+
+def graded(rank: int, step: int) -> dict[str, Tensor]:
+    grads = {name: values.clone() for name, values in gradients(rank, step).items()}
+    if step == 1:
+        grads["middle.weight"].zero_()
+    if step == 2 and rank == 1:
+        grads["last.weight"][3] = torch.nan
+    return grads
+
+
+ON_DEVICE = [
+    "dense", "fp16", "bf16", "covap(interval=2)", "local_every(interval=2)", "int8", "int4", "fp8",
+    "efsignsgd", "onebit", "randomk(ratio=0.1)", "topk(ratio=0.1)", "leader_topk(ratio=0.1)",
+    "scalecom(rate=10, warmup_steps=0)", "star_topk", "powersgd", "qsgd", "terngrad", "var_topk",
+    "acpsgd(warmup_steps=0)", "signsgd", "sketchsgd",
+    "dgc(ratio=0.1, warmup_steps=0)", "lwtopk", "truncate", "signum",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ON_DEVICE)
+def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
+    def here(comm: ThreadComm) -> list[Tensor]:
+        rig = Rig(comm, recipe)
+        return [rig.step(graded(comm.rank, step)).flat() for step in range(STEPS)]
+
+    expected = run_ranks(WORLD, here)[0]
+    for reads, means, counted in run_ranks(WORLD, lambda comm: stepped(recipe, comm)):
+        assert not reads
+        assert counted == [0, 1, 2, 2]  # each is resolved when the next one begins
+        for mean, other in zip(means, expected, strict=True):
+            # Kernels and references sum in other orders, as in `tests/laws/test_reference_path.py`.
+            largest = float(other.abs().nan_to_num(0.0).max())
+            assert torch.allclose(mean, other, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)

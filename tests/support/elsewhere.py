@@ -92,7 +92,7 @@ class Elsewhere:
 
     - A number, a condition, `tolist`, `numpy`, `equal`; results whose size the device would have to tell:
       `nonzero`, `unique`, masks as indices.
-    - Numbers of the host that are copied there, unless by a copy for which the host does not wait.
+    - Numbers that are copied there or back, unless by a copy for which the host does not wait.
     - A tensor of the host in an operator with one from elsewhere is an error, as on a real device.
     """
 
@@ -180,7 +180,7 @@ class _Operators(TorchDispatchMode):
             source, wanted = isinstance(args[0], There), kwargs.get("device")
             to = source if wanted is None else _is_there(wanted)
             waits = not kwargs.get("non_blocking", False)
-        if source and not to:
+        if source and not to and waits:
             self._owner.note("a copy to the host")
         if to and not source and waits:
             self._owner.note("numbers of the host are copied there")

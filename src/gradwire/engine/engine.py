@@ -222,13 +222,7 @@ class Engine:
         except BaseException as error:
             step.fail(error, f"fold of {share.label}", self.rank)
             return
-        idle, finite = seen.read()
-        step.see(finite)
-        for slot in (share.slots[number] for number in idle):
-            # DDP throws away what a hook returns for unused parameters, and join() sends zeros from
-            # finished ranks: no memory may be spent on them.
-            lane.x[slot.start : slot.stop].zero_()
-            step.idle.append((lane, slot))
+        step.note(share, seen, self.around.placement.fetch)
 
     def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
         region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
@@ -379,7 +373,7 @@ class Engine:
         """
         if finite:
             for lane in self.layout.lanes:
-                lane.commit(slot for owner, slot in step.idle if owner is lane)
+                lane.commit(slot for owner, slots in step.idle if owner is lane for slot in slots())
             self.step += 1
         self._observe(step, verdict, committed=finite)
         return Committed() if finite else Poisoned()

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Comm, Round
-from gradwire.engine.arrival import Arrival, Entry
+from gradwire.engine.arrival import Arrival, Entry, Share
 from gradwire.engine.verdict import SmallReduce, Verdict, VerdictReduce
 from gradwire.errors import GradwireError
 from gradwire.exchange.base import Exchange, Finish
-from gradwire.kernels import compiled_s, is_finite
+from gradwire.kernels import Folded, compiled_s, is_finite, zero_idle
 from gradwire.measure.clock import Trace, now_s
 from gradwire.measure.observed import Observed
 from gradwire.moment import Moment, refuse
@@ -133,7 +133,8 @@ class Step:
     arrivals: list[Arrival] = field(default_factory=list)
     places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
-    idle: list[tuple[Lane, Slot]] = field(default_factory=list)
+    idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
+    """Slots without a gradient; to call one of these may wait for a device."""
     direct: list[int] = field(default_factory=list)
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     buffers: Passenger | None = None
@@ -251,6 +252,29 @@ class Step:
         """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
         if finite is not True:
             self._doubts.append(finite)
+
+    def note(self, share: Share, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+        """Note what a fold saw. Slots that are idle send nothing, and keep their memory.
+
+        DDP throws away what a hook returns for unused parameters, and join() sends zeros from finished ranks:
+        no memory may be spent on them. A late step does not wait for a device that knows which they are: it
+        lets it `fetch` them for the commit.
+        """
+        lane, slots = share.lane, share.slots
+        if self.is_late and isinstance(seen.idle, Tensor):
+            self.see(seen.finite)
+            zero_idle(lane.x, share.pieces, seen.idle)
+            flags = fetch(seen.idle)
+            self.idle.append(
+                (lane, lambda: [slots[n] for n, is_idle in enumerate(flags().tolist()) if is_idle])
+            )
+            return
+        numbers, finite = seen.read()
+        self.see(finite)
+        found = [slots[number] for number in numbers]
+        for slot in found:
+            lane.x[slot.start : slot.stop].zero_()
+        self.idle.append((lane, lambda: found))
 
     def hear(self, sound: Tensor, complaint: str) -> None:
         """What exchanges tell `Moment.see`: raise at once, or note for the verdict what a device knows."""

@@ -95,14 +95,14 @@ def fold(
     seen = []
     for plane, bucket in _all(pieces, grad).slices():
         out, new = working[plane], grad[bucket].to(working.dtype)
-        small = committed is None or _is_below(LARGEST_GRADIENT, new * scale)
+        bounds = (torch.inf, torch.inf) if committed is None else (LARGEST_GRADIENT, LARGEST_SUM)
+        small = _is_below(bounds[0], new * scale)
         if committed is None:
             torch.mul(new, scale, out=out)
         else:
             torch.mul(committed[plane].to(out.dtype), coefficient, out=out)
             out.add_(new, alpha=scale)
-        bound = torch.inf if committed is None else LARGEST_SUM
-        seen.append((_any(grad[bucket]), small and _is_below(bound, out)))
+        seen.append((_is_idle(grad[bucket]), small & _is_below(bounds[1], out)))
     return _folded(seen)
 
 
@@ -141,7 +141,7 @@ def fold_momentum(
         if nesterov:
             v_out.add_(new, alpha=weight)
         small = _is_below(LARGEST_GRADIENT, new * weight)
-        seen.append((_any(grad[bucket]), small and _is_below(LARGEST_SUM, v_out)))
+        seen.append((_is_idle(grad[bucket]), small & _is_below(LARGEST_SUM, v_out)))
     return _folded(seen)
 
 
@@ -160,16 +160,19 @@ def _all(pieces: Pieces | None, grad: Tensor) -> Pieces:
     return whole(grad.numel()) if pieces is None else pieces
 
 
-def _any(grad: Tensor) -> bool:
+def _is_idle(grad: Tensor) -> Tensor:
     """NaN counts as non-zero: a poisoned gradient is not an idle one."""
-    return bool((grad != 0).any())
+    return ~(grad != 0).any()
 
 
-def _is_below(bound: float, x: Tensor) -> bool:
-    return bool((x.abs() < bound).all())
+def _is_below(bound: float, x: Tensor) -> Tensor:
+    return (x.abs() < bound).all()
 
 
-def _folded(seen: Sequence[tuple[bool, bool]]) -> Folded:
-    """From what each piece saw: any gradient, and all finite."""
-    idle = tuple(number for number, (any_gradient, _finite) in enumerate(seen) if not any_gradient)
-    return Folded(idle, all(finite for _any_gradient, finite in seen))
+def _folded(seen: Sequence[tuple[Tensor, Tensor]]) -> Folded:
+    """From what each piece saw: no gradient, and all finite. On a device that is not read here."""
+    if not seen:
+        return Folded((), True)
+    idle, finite = (torch.stack(flags) for flags in zip(*seen, strict=True))
+    found = Folded(idle, finite.all())
+    return Folded(*found.read()) if idle.is_cpu else found
