@@ -16,6 +16,7 @@ import gradwire
 from gradwire.integrations import rank_files
 from gradwire.integrations.gathered import Gathered
 from tests.process.models import optimizer_of, perceptron, train
+from tests.support.states import own_state
 
 RECIPE = "topk(ratio=0.05)"
 
@@ -45,26 +46,26 @@ def files() -> dict[str, Any]:
     wire, folder = _attached(steps=5), _folder()
     rank_files.save(wire, folder)
     dist.barrier()
-    written = sorted(path.name for path in folder.iterdir())
+    written = sorted(path.name for path in (folder / rank_files.NAME).iterdir())
     again = _attached()
     taken = rank_files.load(again, folder)
     found: dict[str, Any] = {
         "written": written,
         "taken": taken,
-        "same": _same(again.state_dict(), wire.state_dict()),
+        "same": _same(own_state(again), own_state(wire)),
         "step": again.report().step,
-        "own": wire.state_dict()["memory"]["0.weight"].sum().item(),
+        "own": own_state(wire)["memory"]["0.weight"].sum().item(),
     }
-    mean, pair = wire.state_dict("mean"), dist.new_group([0, 1])
+    mean, pair = wire.mean_state_dict()["mean"], dist.new_group([0, 1])
     if dist.get_rank() < 2:
         smaller = _attached(pair)
         rank_files.load(smaller, folder)
-        memory = smaller.state_dict()["memory"]
+        memory = own_state(smaller)["memory"]
         # One adds thirds, the other divides a sum: a few roundings of float32 apart, of numbers below 1.
         found["mean"] = all(torch.allclose(memory[name], mean["memory"][name], atol=1e-6) for name in memory)
         rank_files.save(smaller, folder)
         dist.barrier(pair)
-        found["left"] = sorted(path.name for path in folder.iterdir())
+        found["left"] = sorted(path.name for path in (folder / rank_files.NAME).iterdir())
     dist.barrier()
     return found
 
@@ -86,12 +87,13 @@ def a_broken_file() -> list[str]:
     for damage in (lambda file: file.write_bytes(file.read_bytes()[:1000]), Path.unlink):
         dist.barrier()
         if dist.get_rank() == 1:
-            damage(folder / "gradwire-1-of-3.pt")
+            [file] = (folder / rank_files.NAME).glob("*-rank-1-of-3.pt")
+            damage(file)
         dist.barrier()
         try:
             rank_files.load(_attached(), folder)
             said.append("nothing")
-        except (ValueError, gradwire.RanksDisagree) as error:
+        except (ValueError, FileNotFoundError, gradwire.PeerFailed) as error:
             said.append(f"{type(error).__name__} {error}")
     return said
 
@@ -104,7 +106,7 @@ def gathered() -> dict[str, Any]:
     dist.broadcast_object_list(saved)
     again = _attached()
     Gathered(again).load_state_dict(saved[0])
-    return {"held": held, "same": _same(again.state_dict(), wire.state_dict())}
+    return {"held": held, "same": _same(own_state(again), own_state(wire))}
 
 
 SCENES: dict[str, Callable[[], Any]] = {

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.errors import RanksDisagree
 from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, train
+from tests.support.states import own_state
 
 NODES = ((0, 1), (2, 3))
 RECIPES = ("dense", "int8", "topk(ratio=0.05)", "powersgd(rank=2)", "auto")
@@ -92,7 +93,7 @@ def state_moves() -> dict[str, bool]:
     """Own states resume bit for bit; the mean moves to a flat world and back."""
     ddp, optimizer, wire = _attached("topk(ratio=0.05)")
     train(ddp, optimizer, range(3))
-    own, mean = wire.state_dict(), wire.state_dict("mean")
+    own, mean = wire.state_dict(), wire.mean_state_dict()["mean"]
     model = {name: value.clone() for name, value in ddp.module.state_dict().items()}
     train(ddp, optimizer, range(3, 6))
     found = {}
@@ -103,11 +104,11 @@ def state_moves() -> dict[str, bool]:
     found["own"] = digest(again) == digest(ddp)
     _ddp, _optimizer, flat = _attached("topk(ratio=0.05)", None)
     flat.load_state_dict(mean)
-    there = flat.state_dict("mean")
+    there = flat.mean_state_dict()["mean"]
     found["to flat"] = all(torch.equal(there["memory"][name], each) for name, each in mean["memory"].items())
     _ddp, _optimizer, back = _attached("topk(ratio=0.05)", [[0, 2], [1, 3]])
     back.load_state_dict(there)
-    here = back.state_dict("mean")
+    here = back.mean_state_dict()["mean"]
     found["back"] = all(torch.equal(here["memory"][name], each) for name, each in mean["memory"].items())
     return found
 
@@ -118,7 +119,7 @@ def handed_over() -> dict[str, Any]:
     wire.watching = True
     train(ddp, optimizer, range(3))
     diagnosis = wire.diagnose()
-    unsent = wire.state_dict("mean")["memory"]
+    unsent = wire.mean_state_dict()["mean"]["memory"]
     optimizer.zero_grad()
     wire.flush()
     given = {name: p.grad for name, p in ddp.module.named_parameters() if p.grad is not None}
@@ -214,13 +215,13 @@ def explored() -> dict[str, Any]:
     """Candidates are tried and leave no trace."""
     ddp, optimizer, wire = _attached("topk(ratio=0.05)")
     train(ddp, optimizer, range(3))
-    before, unsent = digest(ddp), wire.state_dict()["memory"]
+    before, unsent = digest(ddp), own_state(wire)["memory"]
 
     def step(number: int) -> None:
         train(ddp, optimizer, range(number, number + 1))
 
     trials = gradwire.explore(wire, step, [3, 4], ["topk(ratio=0.2)", "int8"])
-    after = wire.state_dict()["memory"]
+    after = own_state(wire)["memory"]
     same_memory = all(torch.equal(unsent[name], each) for name, each in after.items())
     return {"same": digest(ddp) == before and same_memory, "bytes": [each.wire_bytes for each in trials]}
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from tests.process.models import SHAPE, batch, digest, gradients, optimizer_of, perceptron, same
+from tests.support.states import own_state
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Callable[[], Any]], None]
 LOSSY = "topk(ratio=0.1)"
@@ -150,10 +151,10 @@ def poisoned() -> dict[str, Any]:
     optimizer = optimizer_of(model)
     wire = gradwire.attach(model, optimizer, LOSSY, replicas=dist.group.WORLD)
     six(model, optimizer, nullcontext)
-    before = wire.state_dict()["memory"]
+    before = own_state(wire)["memory"]
     optimizer.zero_grad()
     (loss_of(model, 7) * (torch.nan if dist.get_rank() == 1 else 1.0)).backward()
-    after = wire.state_dict()["memory"]
+    after = own_state(wire)["memory"]
     all_nan = all(bool(each.isnan().all()) for each in gradients(model))
     kept = all(torch.equal(before[name], after[name]) for name in before)
     optimizer.zero_grad()

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import gradwire
 from gradwire.errors import PeerFailed, RanksDisagree
 from tests.process.models import SHAPE, batch
+from tests.support.states import own_state
 
 LOSSY = "topk(ratio=0.1)"
 
@@ -189,12 +190,12 @@ def poisoned(recipe: str) -> dict[str, Any]:
     model.blocks[1].bias.register_post_accumulate_grad_hook(damage)  # ahead of ours
     optimizer, wire = attached(model, recipe)
     train(model, optimizer, range(3))
-    before = wire.state_dict()["memory"]
+    before = own_state(wire)["memory"]
     bad = True
     optimizer.zero_grad()
     loss_of(model, 3).backward()
     bad, nan = False, bool(grads(model).isnan().all())
-    after = wire.state_dict()["memory"]
+    after = own_state(wire)["memory"]
     kept = all(torch.equal(before[name], after[name]) for name in before)
     optimizer.zero_grad()
     train(model, optimizer, range(4, 6))
@@ -240,9 +241,9 @@ def resumed() -> dict[str, Any]:
             wire.load_state_dict(wire.state_dict())
         train(model, optimizer, range(3, 6))
         found.append(whole(model))
-    mean = wire.state_dict("mean")
+    mean = wire.mean_state_dict()["mean"]
     wire.load_state_dict(mean)
-    again = wire.state_dict("mean")
+    again = wire.mean_state_dict()["mean"]
     off = _off(mean, again)
     shapes = {name: tuple(memory.shape) for name, memory in mean["memory"].items()}
     return {"same": torch.equal(*found), "refused": refused, "off": off, "whole": shapes["blocks.1.weight"]}
@@ -269,12 +270,12 @@ def moved() -> dict[str, Any]:
     train(model, optimizer, range(3))
     theirs = gradwire.attach(plain, None, LOSSY, replicas=dist.group.WORLD)
     theirs.load_state_dict(_all_of(wire.state_dict()))
-    out = _off(wire.state_dict("mean"), theirs.state_dict("mean"))
+    out = _off(wire.mean_state_dict()["mean"], theirs.mean_state_dict()["mean"])
     for step in range(2):
         loss_of(plain, step).backward()
     _optimizer, again = attached(sharded(), LOSSY)
     again.load_state_dict(_all_of(theirs.state_dict()))
-    back = _off(theirs.state_dict("mean"), again.state_dict("mean"))
+    back = _off(theirs.mean_state_dict()["mean"], again.mean_state_dict()["mean"])
     return {"out": out, "back": back, "step": again.report().step}
 
 
