@@ -25,10 +25,6 @@ from gradwire.memory import UNSENT
 from gradwire.report import Report
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
-from gradwire.telemetry.chrome import chrome_trace, write_trace
-from gradwire.telemetry.listener import Listener
-from gradwire.telemetry.metrics import metrics_of
-from gradwire.telemetry.targets import write_to
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 from gradwire.tools.predicted import predicted_step_s
 from gradwire.unwrapping import Optimizers
@@ -213,6 +209,9 @@ class Wire:
 
             wandb.log(wire.metrics())
         """
+        # Loaded by those who listen.
+        from gradwire.telemetry.metrics import metrics_of
+
         return metrics_of(self._backward, self._source, _loss_scale(self.attached.scaler))
 
     def log_to(self, target: Any, *, every: int = 50) -> None:
@@ -231,6 +230,10 @@ class Wire:
             if dist.get_rank() == 0:
                 wire.log_to(SummaryWriter(), every=10)
         """
+        from gradwire.telemetry.listener import Listener
+        from gradwire.telemetry.metrics import metrics_of
+        from gradwire.telemetry.targets import write_to
+
         backward, source, scaler = self._backward, self._source, self.attached.scaler
         write = write_to(target, self._engine.around.control.rank)
         # It must not refer to the wire, which holds the model: the engine's thread ends with that.
@@ -244,6 +247,8 @@ class Wire:
 
             wire.trace("step.json")
         """
+        from gradwire.telemetry.chrome import chrome_trace, write_trace
+
         self._backward.resolve()
         history, rank = self._backward.history, self._engine.around.control.rank
         write_trace(path, chrome_trace(history.spans, history.started_s, rank))

@@ -44,9 +44,8 @@ from gradwire.memory import Residual
 from gradwire.moment import Moment
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
-from tests.process.scenes_sharded import BF16
 from tests.support.everything import everything
-from tests.support.recipes import F16, LAWS, composed, low_rank_coarse
+from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
 
 F32, F64 = torch.float32, torch.float64
 AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)

@@ -17,11 +17,10 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.measure.observed import Observed
 from gradwire.moment import Moment, Replicated
-from tests.laws.cases import BF16, EXCHANGES, F16, F64, ExchangeCase
+from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, generator
 from tests.laws.pairwise import FULL, all_pairs
 from tests.support.where import WHERE
-from tests.unit.kernels.test_signs import F32
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 # 40 009 is a prime beyond the size at which the fast top-k samples its threshold.

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.moment import Moment
-from tests.laws.cases import AT, BF16, CODECS, F16, F64, CodecCase, ScaledRandomK
+from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
 from tests.laws.inputs import KINDS, Kind, coded, generator
 from tests.laws.rows import bits, global_generators
-from tests.unit.kernels.test_signs import F32
 
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (F32, F64, F16, BF16)

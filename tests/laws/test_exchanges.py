@@ -12,10 +12,9 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
 from gradwire.measure.observed import Observed
-from tests.laws.cases import EXCHANGES, ExchangeCase
+from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import KINDS, Kind, coded
 from tests.laws.rows import Outcome, Row, bits, groups, perform
-from tests.unit.kernels.test_signs import F32
 
 pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
 

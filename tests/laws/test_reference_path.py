@@ -9,10 +9,9 @@ import torch
 
 from gradwire.kernels import cpu
 from gradwire.kernels.subjects import SUBJECTS
-from tests.laws.cases import EXCHANGES, ExchangeCase
+from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.inputs import KINDS
 from tests.laws.rows import Row, perform
-from tests.unit.kernels.test_signs import F32
 
 NAMES = [name for name in SUBJECTS if hasattr(cpu, name)]
 

@@ -84,7 +84,7 @@ class _Products(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.factors = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in _SHAPES)
+        self.factors = nn.ParameterList(nn.Parameter(torch.zeros(shape, device="cpu")) for shape in _SHAPES)
 
     def forward(self, *given: Tensor) -> Tensor:
         return torch.stack([(p * x).sum() for p, x in zip(self.factors, given, strict=True)]).sum()
@@ -104,7 +104,7 @@ def _trained(text: str, comm: Comm, where: torch.device) -> Tensor:
     for step in range(3):
         draw = torch.Generator().manual_seed(100 * comm.rank + step)
         optimizer.zero_grad()
-        ddp(*(torch.randn(shape, generator=draw).to(where) for shape in _SHAPES)).backward()
+        ddp(*(torch.randn(shape, generator=draw, device="cpu").to(where) for shape in _SHAPES)).backward()
         optimizer.step()
     wire.detach()
     return torch.cat([p.detach().reshape(-1) for p in ddp.parameters()])
@@ -118,7 +118,7 @@ def _names(control: Comm, where: torch.device) -> list[str]:
     name = "CPU" if where == CPU else torch.cuda.get_device_name(where)
     text = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
     mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    out = torch.empty(control.world, _NAME_BYTES, dtype=torch.uint8)
+    out = torch.empty(control.world, _NAME_BYTES, dtype=torch.uint8, device="cpu")
     control.all_gather(out, mine).wait()
     return [bytes(row.tolist()).decode(errors="replace").strip() for row in out]
 

@@ -316,7 +316,7 @@ class Engine:
         stale = step.buffers is not None and step.buffers.is_stale
         sound, finite, left = step.is_late or step.is_finite(), None, self._left_in(step)
         if self.around.sharded:
-            sound, left = sound and self._small_are_finite(step), frozenset()
+            sound, left = sound and step.small_are_finite(), frozenset()
         if step.is_late:
             finite = step.finite()
         row = Row(sound, step.failure is not None, self.plan_number, facts, stale)
@@ -333,13 +333,6 @@ class Engine:
             self._progress(step)
 
         tail.send(lambda: self.around.placement.post(came))
-
-    @staticmethod
-    def _small_are_finite(step: Step) -> bool:
-        """Block until all small means are here: nothing else is left to do."""
-        for small in step.small:
-            small.wait()
-        return all(small.is_finite() for small in step.small)
 
     def _judge(self, step: Step, verdict: Verdict) -> None:
         step.receive_buffers(verdict.stale)

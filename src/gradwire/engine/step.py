@@ -350,6 +350,12 @@ class Step:
         here = names & self.tail_regions.keys()
         return [self.tail_regions[spec.name] for spec in order if spec.name in here]
 
+    def small_are_finite(self) -> bool:
+        """Block until all small means are here, where nothing else is left to do; the same on all ranks."""
+        for small in self.small:
+            small.wait()
+        return all(small.is_finite() for small in self.small)
+
     def receive_buffers(self, stale: bool) -> None:
         """Block until those of rank 0 are here; they are of no use if they are `stale` on any rank."""
         if self.buffers is not None:

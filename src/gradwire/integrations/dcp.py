@@ -65,7 +65,7 @@ class WireState:
                 place = place.setdefault(part, {})
             place[last] = None
             if isinstance(stored, TensorStorageMetadata):
-                place[last] = torch.empty(stored.size, dtype=stored.properties.dtype)
+                place[last] = torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

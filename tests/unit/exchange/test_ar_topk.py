@@ -11,8 +11,8 @@ from torch import Tensor
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import Round, ThreadComm, run_ranks
-from gradwire.exchange.ar_topk import MARGIN, ar_topk, gain, in_turn, norms_of, note
-from gradwire.exchange.base import CYCLE, run
+from gradwire.exchange.ar_topk import CYCLE, MARGIN, ar_topk, gain, in_turn, norms_of, note
+from gradwire.exchange.base import run
 from gradwire.exchange.leader import leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led

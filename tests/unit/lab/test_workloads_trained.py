@@ -137,7 +137,7 @@ def test_describe_names_the_data_that_is_used():
     ("spec", "hint"),
     [
         ("resnet_19", "did you mean 'resnet18'"),
-        ("emulated(vgg16)", "did you mean 'vgg19'"),
+        ("emulated(vgg18)", "did you mean 'vgg1"),
         ("emulated()", "known: alexnet"),
         ("emulated(vgg19, shrnk=4)", "did you mean 'shrink'"),
         ("emulated(vgg19, shrink=big)", "must be a number"),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gradwire.exchange.late import LATE
 
 from gradwire.engine.layout import build
+from gradwire.exchange.base import STEADY
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
@@ -45,7 +45,7 @@ def found(text: str, cluster: Cluster = FLAT, codec: CodecCost | None = None, **
 def test_it_is_what_a_report_predicts_from_the_same_facts(text: str) -> None:
     facts = Facts(BACKWARD.total_s, 0.1, 4, BACKWARD, FLAT.network, buckets=bucketed(BACKWARD.numel))
     layout = build(SPECS, recipe(text).build(), None, torch.device("meta"))
-    reported_s = predicted_step_s(facts, layout, SPECS, LATE)
+    reported_s = predicted_step_s(facts, layout, SPECS, STEADY)
     # Rounds that the worker waits for are added up first here: sums of a few, in another order.
     assert found(text).step_s() == pytest.approx(reported_s, rel=1e-12)
 

@@ -19,7 +19,7 @@ from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.places import find_bits, set_bits
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
-from gradwire.kernels.payload import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes, Shape
+from gradwire.kernels.payload import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes, Shape, Sound
 from gradwire.kernels.reference.places import index_type
 
 LIST, BITMAP, CODED = 0, 1, 2
@@ -41,7 +41,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor | Declined:
     return torch.from_numpy(payload)
 
 
-def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> bool | Declined:
+def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound | Declined:
     """Places first, all of them; then values, a thousand at a time."""
     if not (is_fast(out) and payload.is_contiguous() and shape.is_narrow):
         return DECLINED
@@ -63,7 +63,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor | Declined:
     return torch.from_numpy(words[:-1].view(np.int32))
 
 
-def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, bool] | Declined:
+def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound] | Declined:
     """Upper parts block by block, then low bits."""
     if not is_native(packed):
         return DECLINED

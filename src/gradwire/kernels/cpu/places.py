@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.payload import Sound
 from gradwire.kernels.reference.places import index_type
 
 
@@ -57,7 +58,7 @@ def pack_bits(indices: Tensor, words: int) -> Tensor | Declined:
     return packed
 
 
-def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, bool] | Declined:
+def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound] | Declined:
     """All bits of a word are read at once while there is room for 32 indices."""
     if not is_native(packed):
         return DECLINED
