@@ -16,7 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.checks import check_momentum, check_optimizers, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.board import Board
-from gradwire.comm.groups import borrow, borrow_part, carries_cpu, give_back, given_back_if_refused
+from gradwire.comm.groups import (
+    borrow,
+    borrow_parts,
+    carries_cpu,
+    give_back,
+    given_back_if_refused,
+)
 from gradwire.configuration import TARGET, Configuration, Place
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.engine.calls import Calls
@@ -28,13 +34,13 @@ from gradwire.engine.shards import Shard
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
-from gradwire.moment import read_by
+from gradwire.moment import Replicas, Replicated, read_by
 from gradwire.placement import Bringing, Device, device_at, host
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.nodes.level import NodeLevel
-from gradwire.sources.nodes.members import Nodes, agreed, kind_of, neighbours
+from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighbours
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
 from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
@@ -109,6 +115,7 @@ def attach(
         raise ValueError("no process group: call torch.distributed.init_process_group first")
     source = source_of(model, replicas)
     scaler = scaler or scaler_of(optimizer)
+    nodes = list(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else nodes
     asked = Configuration(recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every)
     device = device_at(source.device)
     on_host = device.where.type == "cpu"
@@ -124,15 +131,34 @@ def attach(
         require_same_optimizer(OptimizerText.of(optimizers), comm)
         parts = _parts(source, comm)
         if source.members is None and nodes is not None:
-            table = agreed(kind_of(nodes), mine(), comm)
-            parts = () if table is None else _split(comm, table.inside(comm.rank), table.between(comm.rank))
+            parts = _on_nodes(nodes, agreed(kind_of(nodes), mine(), comm), comm)
     if not on_host and comm.rank == 0:
         _LOG.warning(_UNTRIED, device.where.type)
     return _assemble(asked, chosen, source, optimizers, comm, parts, device)
 
 
 def _split(everyone: ProcessGroupComm, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
-    return tuple(ProcessGroupComm(borrow_part(everyone.group, each)) for each in members)
+    """A comm over each of `members`. Raises `ValueError` on all ranks where torch cannot make the groups."""
+    groups = borrow_parts(everyone.group, *members)
+    if groups is None:
+        raise ValueError(
+            "ranks are in different numbers of process groups, so torch cannot make one per node; create "
+            "groups of some ranks only after attaching"
+        )
+    return tuple(ProcessGroupComm(each) for each in groups)
+
+
+def _on_nodes(nodes: Nodes, table: Table | None, everyone: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
+    """The comm inside this rank's node, and the one between nodes; none in a flat world."""
+    if table is None:
+        return ()
+    try:
+        return _split(everyone, table.inside(everyone.rank), table.between(everyone.rank))
+    except ValueError as error:
+        if kind_of(nodes) == "given":
+            raise
+        _LOG.warning("%s: gradients go between all ranks alike", error)
+        return ()
 
 
 def _parts(source: Source, everyone: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
@@ -187,16 +213,20 @@ def _assemble(
         policy=asked.policy,
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
-        alone=is_alone(everyone),
+        alone=is_alone(comm),
         loss_scale=_scale_of(asked.scaler, placement.bringing),
-        replicas=read_by(placement.bringing.read, replicas),
+        replicas=read_by(placement.bringing.read, partial(_landing, placement.bringing, replicas)),
         uses=lambda: uses,
         shard=shard,
         buffers=source.passenger,
         check=partial(check_momentum, optimizers=optimizers),
         prepare=partial(prepare_for, rank=everyone.rank),
         link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
-        guard=Guard({spec.name: source.parameters[spec.name] for spec in source.specs}, asked.guard_every),
+        guard=Guard(
+            {spec.name: source.parameters[spec.name] for spec in source.specs},
+            asked.guard_every,
+            source.is_uneven,
+        ),
         inspect=(watch := Watch()),
     )
     specs = source.specs if level is None else level.specs
@@ -212,6 +242,12 @@ def _assemble(
     source.begin(backward, optimizers, counted, scaled=asked.scaler is not None)
     backward.news.attached()
     return Wire(Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker))
+
+
+def _landing(bringing: Bringing, replicas: Replicas, name: str) -> Replicated | None:
+    """`replicas(name)`, of which what is cut or filled up is made in the stream that it is read in."""
+    with bringing.landing():
+        return replicas(name)
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None, bringing: Bringing) -> Callable[[], float]:

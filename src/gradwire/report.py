@@ -79,7 +79,7 @@ class Report:
         if self.pinned_bytes:
             copies = f"{_mib(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
             lines.append(f"  placement    {self.placement}: {copies}")
-        if self.per_node > 1:
+        if self.per_node > 1 and self.inside_bytes_per_step:
             lines.insert(
                 3, f"  in nodes     {_mib(self.inside_bytes_per_step)} per rank and step, beside that"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -239,3 +240,61 @@ def test_ranks_with_one_shard_must_keep_the_same() -> None:
             state.load(rig.engine, saved)
 
     run_ranks(4, rank)
+
+
+def test_a_gradient_that_could_not_be_brought_stops_the_step_on_all_ranks() -> None:
+    def rank(comm: Comm) -> tuple[str, bool]:
+        rig, grads = Rig(comm, "topk(ratio=0.1)", per_node=2), gradients(comm.rank, 0)
+        failure = ValueError("a sparse gradient") if comm.rank == 1 else None
+        outcome = rig.step(grads, failures={0: failure})
+        return type(outcome.error).__name__, outcome.step.committed
+
+    told = ("PeerFailed", False)
+    assert run_ranks(4, rank) == [told, ("ValueError", False), told, told]
+
+
+def test_an_error_of_our_own_ends_the_step_where_it_happened() -> None:
+    def rank(comm: Comm) -> str:
+        def inspect(*_: object) -> None:
+            if comm.rank == 1:
+                raise MemoryError("no room to look")
+
+        try:
+            outcome = Rig(comm, "topk(ratio=0.1)", per_node=2, inspect=inspect).step(gradients(comm.rank, 0))
+        except RanksDisagree:  # threads notice that rank 1 is gone
+            return "left alone"
+        return type(outcome.error).__name__
+
+    assert run_ranks(4, rank)[1] == "TransportError"
+
+
+def test_survivors_of_a_shard_go_on_without_the_others() -> None:
+    def saved(comm: Comm) -> state.State:
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
+        rig.step(gradients(comm.rank, 0))
+        return state.save(rig.engine)
+
+    states = run_ranks(4, saved)
+
+    def loads(left: Sequence[int]) -> list[str]:
+        def rank(comm: Comm) -> str:
+            rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that tell of the lost ranks
+                try:
+                    state.load(rig.engine, [states[each] for each in left], "drop")
+                except ValueError as error:
+                    return str(error)
+            return _sum_of(rig.memory)
+
+        return run_ranks(4, rank)
+
+    # Ranks 0 and 2 hold one shard, 1 and 3 the other; a mean of one is that one.
+    for number, told in enumerate(loads([0, 1, 3])):
+        if number % 2 == 0:
+            assert told == _sum_of(states[0]["memory"])
+    assert all("no state of some shard is left" in told for told in loads([0, 2]))
+
+
+def _sum_of(memory: Mapping[str, Tensor]) -> str:
+    return repr(sum(float(memory[name].double().abs().sum()) for name in sorted(memory)))

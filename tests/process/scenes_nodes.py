@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,6 +112,16 @@ def state_moves() -> dict[str, bool]:
     back.load_state_dict(there)
     here = back.mean_state_dict()["mean"]
     found["back"] = all(torch.equal(here["memory"][name], each) for name, each in mean["memory"].items())
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    step = back.save(folder[0])
+    found["one file per rank"] = len(list(Path(folder[0]).glob("*.pt"))) == dist.get_world_size()
+    # The mean over other nodes: the states are added up in another order, of numbers below 1.
+    for name, nodes in (("own files", [[0, 2], [1, 3]]), ("other nodes", NODES), ("no nodes", None)):
+        _ddp, _optimizer, other = _attached("topk(ratio=0.05)", nodes)
+        loaded, memory = other.load(folder[0]), other.mean_state_dict()["mean"]["memory"]
+        close = all(torch.allclose(memory[key], each, atol=1e-6) for key, each in here["memory"].items())
+        found[name] = loaded == step and close
     return found
 
 

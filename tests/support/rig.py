@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -185,12 +186,17 @@ class Rig:
         grads: Mapping[str, Tensor],
         buckets: Sequence[Sequence[str]] = REVERSED,
         order: Sequence[int] | None = None,
+        failures: Mapping[int, BaseException | None] = MappingProxyType({}),
     ) -> Outcome:
         """Hand over every bucket and let the engine run as soon as it can, as its worker would.
 
         `order` are the indices of the buckets in the order of arrival, by default one after the other.
+        `failures` are why buckets could not be brought, by index.
         """
-        arrivals = [_arrival(grads, names, index) for index, names in enumerate(buckets)]
+        arrivals = [
+            replace(_arrival(grads, names, index), failure=failures.get(index))
+            for index, names in enumerate(buckets)
+        ]
         *early, last = range(len(buckets)) if order is None else order
         self._run(partial(self._taker.open, now_s()))
         for index in early:

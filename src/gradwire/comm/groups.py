@@ -53,15 +53,51 @@ def borrow(like: dist.ProcessGroup, beside: torch.device | None = None) -> dist.
     return _lend(free, terms)
 
 
-def borrow_part(like: dist.ProcessGroup, members: Sequence[int]) -> dist.ProcessGroup:
-    """The same over the `members` of `like`, by their numbers there, this rank among them.
+def borrow_parts(like: dist.ProcessGroup, *parts: Sequence[int]) -> tuple[dist.ProcessGroup, ...] | None:
+    """The same over each of `parts`: members of `like`, by their numbers there, this rank among them.
 
-    A collective over all of `like`, which carries tensors on the CPU: one all-gather of 128 bytes per rank.
-    All of them are in some part.
+    `None`, on all ranks, where torch could not make a group that is wanted: it names one by how many groups a
+    rank is in, and ranks that take different names wait until the timeout.
+
+    A collective over all of `like`, which carries tensors on the CPU: an all-gather of 128 bytes per rank and
+    part, and one of their needs. All ranks are in some part of each kind.
     """
     ranks, backend, timeout = _terms(like, _CPU)
-    terms = [ranks[each] for each in members], backend, timeout
-    return _lend(_free_everywhere(_free(_known(terms)), like, members, _CPU), terms)
+    terms = [([ranks[each] for each in members], backend, timeout) for members in parts]
+    free = [
+        _free_everywhere(_free(_known(of)), like, members, _CPU)
+        for of, members in zip(terms, parts, strict=True)
+    ]
+    count = len(dist.distributed_c10d._world.pg_names)
+    needs: list[int] = []
+    for group, members in zip(free, parts, strict=True):
+        needs += [group is None, count, min(members)]
+        count += group is None
+    if not _can_be_made(_all_say(needs, like), len(parts)):
+        return None
+    return tuple(_lend(group, of) for group, of in zip(free, terms, strict=True))
+
+
+def _all_say(mine: Sequence[int], like: dist.ProcessGroup) -> list[list[int]]:
+    """The numbers of all ranks of `like`."""
+    comm, row = ProcessGroupComm(like), torch.tensor(list(mine), device="cpu")
+    everybody = torch.empty(comm.world, len(row), dtype=row.dtype, device="cpu")
+    comm.all_gather(everybody, row).wait()
+    told: list[list[int]] = everybody.tolist()
+    return told
+
+
+def _can_be_made(needs: Sequence[Sequence[int]], parts: int) -> bool:
+    """Whether ranks that need a new group of a part are in as many groups: `needs` by rank, see above."""
+    for part in range(parts):
+        named: dict[int, set[int]] = {}
+        for row in needs:
+            is_new, count, first = row[3 * part : 3 * part + 3]
+            if is_new:
+                named.setdefault(first, set()).add(count)
+        if any(len(counts) > 1 for counts in named.values()):
+            return False
+    return True
 
 
 def _free(known: Sequence[dist.ProcessGroup]) -> list[dist.ProcessGroup]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,14 +32,16 @@ class Guard:
     by one.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], every: int) -> None:
-        """`every` is 0 for never."""
-        self._parameters, self._every = dict(parameters), every
+    def __init__(
+        self, parameters: Mapping[str, Tensor], every: int, uneven: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`every` is 0 for never; while `uneven()`, replicas differ on purpose, and nothing is compared."""
+        self._parameters, self._every, self._uneven = dict(parameters), every, uneven
         self._sums: list[int] = []
 
     def numbers(self, step: int) -> tuple[float, ...]:
         """What this rank says of `step` in its row: nothing unless it is due; 24 bits, else."""
-        if self._every == 0 or step % self._every:
+        if self._every == 0 or step % self._every or self._uneven():
             return ()
         self._sums = [_checksum(each) for each in self._parameters.values()]
         return (float(zlib.crc32(repr(self._sums).encode()) % 2**_BITS),)

@@ -59,7 +59,7 @@ def save(engine: Engine, folder: Path) -> int:
     Where a rank cannot write, no rank keeps what it wrote, and the older set stays: that rank raises its
     `OSError`, the others `PeerFailed`, which tells why.
     """
-    control, rank = engine.around.control, engine.comm.rank
+    control, rank = engine.around.control, engine.rank
     largest = 0
     failure: Exception | None = None
     try:
@@ -119,7 +119,8 @@ def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
             error.__traceback__
         )
     require_success(failure, "read its state", control)
-    state.load(engine, saved, missing)
+    others = chosen.each_its_own and not _all_fit(engine, saved)
+    state.load(engine, _of_all(folder, mine, control) if others else saved, missing, mean=others)
     return engine.step
 
 
@@ -193,6 +194,33 @@ def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Ch
             "the first save was cut off, so there is nothing to load", GradwireWarning, stacklevel=2
         )
     return None
+
+
+def _all_fit(engine: Engine, saved: Saved) -> bool:
+    """Whether every rank has read a state of the shard that it holds; the same answer on all of them."""
+    mine = all(
+        isinstance(each, Mapping) and state.is_of_our_shard(engine, each) for each in state.single(saved)
+    )
+    return bool(_gathered(torch.tensor([mine], device="cpu"), engine.around.control).all())
+
+
+def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
+    """The states of all ranks, for others than they were saved of. Raises on all ranks together."""
+    failure: Exception | None = None
+    found: list[Any] = []
+    try:
+        if len(mine) < control.world:
+            raise FileNotFoundError(
+                f"{folder} was written with other nodes, so every rank needs all files of the set; it sees "
+                f"those of ranks {sorted(mine)}"
+            )
+        found = [torch.load(mine[rank], map_location="cpu", weights_only=True) for rank in sorted(mine)]
+    except FileNotFoundError as error:
+        failure = error
+    except Exception as error:  # of many types, by what is damaged
+        failure = ValueError(f"a file of {folder} cannot be read: {error}")
+    require_success(failure, "read all states", control)
+    return found
 
 
 def _gathered(row: Tensor, control: Comm) -> Tensor:

@@ -123,17 +123,18 @@ class _Ready:
     """Old ranks whose unsent gradient is lost."""
 
 
-def load(engine: Engine, saved: Saved, missing: Missing = "refuse") -> None:
+def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
     """Take up a state, on all ranks together, or leave everything as it was on all of them.
 
     One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
     world every rank takes its own, of another all start with the mean, so that what was unsent in
     total stays the same. With `missing="drop"` a list may lack ranks, whose unsent gradient is lost: all
-    start with the mean of the others. Raises `ValueError` when a state does not belong here or is damaged,
-    and `RanksDisagree` on the ranks whose state would do when another rank's does not.
+    start with the mean of the others. With `mean` no rank takes its own. Raises `ValueError` when a state
+    does not belong here or is damaged, and `RanksDisagree` on the ranks whose state would do when
+    another rank's does not.
     """
     engine.resolve()
-    ready, refusal = _prepared(engine, saved, missing)
+    ready, refusal = _prepared(engine, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
     absent = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
     try:
@@ -162,7 +163,9 @@ def _compared(text: str, comm: Comm) -> str:
     return "the same"
 
 
-def _prepared(engine: Engine, saved: Saved, missing: Missing) -> tuple[_Ready | None, Exception | None]:
+def _prepared(
+    engine: Engine, saved: Saved, missing: Missing, mean: bool
+) -> tuple[_Ready | None, Exception | None]:
     """What is to run, or why this state cannot; changes nothing. The others hear of whatever goes wrong."""
     try:
         if missing not in get_args(Missing):
@@ -171,7 +174,7 @@ def _prepared(engine: Engine, saved: Saved, missing: Missing) -> tuple[_Ready | 
         for each in states:
             vetted(engine, each)
         alone = isinstance(saved, Mapping) and len(states) == 1
-        return _made(engine, *_choose(engine, states, alone=alone, missing=missing)), None
+        return _made(engine, *_choose(engine, states, alone=alone, missing=missing, mean=mean)), None
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...
@@ -206,7 +209,8 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
     facts = {
         "step": str(state["step"]),
         "plan": str(state["plan"]),
-        "kind of state": _kind(state, dropped),
+        "kind of state": _kind(state, dropped)
+        + ("" if is_of_our_shard(engine, state) else ", of other shards"),
         "what exchanges keep": _digest(state["kept"]),
     }
     return _Ready(here, state["step"], facts, tuple(dropped))
@@ -250,7 +254,7 @@ def _warn_of_dropped_ranks(ready: _Ready) -> None:
 
 
 def _choose(
-    engine: Engine, states: Sequence[State], *, alone: bool, missing: Missing
+    engine: Engine, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
 ) -> tuple[State, Sequence[int]]:
     """The state that was given alone, or what a list makes of it; and the old ranks dropped."""
     here = engine.around.control
@@ -263,7 +267,7 @@ def _choose(
                 f"state is rank {state['rank']}'s of {state['world']}, this is rank {here.rank} of "
                 f"{here.world}; load its own, a list of all ranks', or a mean_state_dict()"
             )
-        if not _is_of_our_shard(engine, state):
+        if not is_of_our_shard(engine, state):
             raise ValueError(
                 "state was saved with other nodes; load a list of all ranks', or a mean_state_dict()"
             )
@@ -282,7 +286,7 @@ def _choose(
             f"need the states of all {world} old ranks, got ranks {ranks}; missing='drop' goes on without "
             "what the others had not sent"
         )
-    if world == here.world and not dropped and _is_of_our_shard(engine, states[here.rank]):
+    if world == here.world and not (dropped or mean) and is_of_our_shard(engine, states[here.rank]):
         return states[here.rank], ()
     if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
         raise ValueError("the states are of different steps, plans or models")
@@ -291,7 +295,7 @@ def _choose(
     return _for_other_shards(_whole(engine, states)), dropped
 
 
-def _is_of_our_shard(engine: Engine, state: State) -> bool:
+def is_of_our_shard(engine: Engine, state: State) -> bool:
     shard, theirs = engine.around.shard, state.get("shard")
     return (theirs and tuple(theirs)) == (shard and (shard.number, shard.parts))
 
@@ -307,7 +311,9 @@ def _whole(engine: Engine, states: Sequence[State]) -> State:
         return _mean_state(states)
     specs, parts = {spec.name: spec for spec in described(engine, states[0])}, states[0]["shard"][1]
     by_shard = [[each for each in states if each["shard"][0] == number] for number in range(parts)]
-    if len({len(each) for each in by_shard}) > 1:
+    if not all(by_shard):
+        raise ValueError("no state of some shard is left: what its ranks had not sent cannot be made up for")
+    if len(states) == states[0]["world"] and len({len(each) for each in by_shard}) > 1:
         raise ValueError("the states are of nodes that differ in size")
     means = [_mean_state(each) for each in by_shard]
 

@@ -53,9 +53,10 @@ class WireState:
         paths = {name: path for name, path in (metadata.planner_data or {}).items() if path[0] == self._key}
         if not paths:
             raise ValueError(f"the checkpoint has no {self._key!r}: it was saved without gradwire's state")
-        comm = self._wire.attached.backward.engine.comm
+        around = self._wire.attached.backward.engine.around
         ranks = {path[1] for path in paths.values()}
-        wanted = {f"rank{comm.rank}"} if ranks == {f"rank{each}" for each in range(comm.world)} else ranks
+        own = around.shard is None and ranks == {f"rank{each}" for each in range(around.control.world)}
+        wanted = {f"rank{around.control.rank}"} if own else ranks
         state: dict[str, Any] = {}
         for name, (_key, *inner, last) in paths.items():
             if inner and inner[0] not in wanted:

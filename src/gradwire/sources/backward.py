@@ -112,11 +112,11 @@ class Backward:
     def _arrive(self, arrival: Arrival, brought: Brought) -> None:
         """On the engine's thread: wait for a copy, if it is one."""
         if brought.buffer is not arrival.buffer:
-            failure: BaseException | None = None
+            failure = arrival.failure
             try:
                 brought.ready()
             except BaseException as error:
-                failure = error
+                failure = failure or error
             arrival = replace(arrival, buffer=brought.buffer, at_s=now_s(), failure=failure)
         self._taker.arrive(arrival)
 

@@ -133,6 +133,10 @@ class Source(ABC):
         """What travels beside the current step's gradients, such as buffers. On the engine's thread."""
         return None
 
+    def is_uneven(self) -> bool:
+        """Whether ranks may take different numbers of steps, as under `join()`; the same on all ranks."""
+        return False
+
     def settle(self, step: Step) -> None:
         """A step has its outcome. On the engine's thread, while the backward pass still waits."""
 

@@ -19,7 +19,7 @@ from gradwire.arena import ParameterSpec, specs_of
 from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.step import Passenger, Step
 from gradwire.sources.backward import Backward
-from gradwire.sources.ddp.buffers import Buffers
+from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets, refine_buckets
 from gradwire.sources.observe import leave_out_of_copies, observe, untraced
 from gradwire.sources.source import Source
@@ -79,6 +79,11 @@ class DDPBuckets(Source):
     """
 
     kind = "DistributedDataParallel"
+
+    def is_uneven(self) -> bool:
+        """Ranks that have finished under `join()` take no steps; DDP stays in that mode for good."""
+        ddp = self._model()
+        return isinstance(ddp, DistributedDataParallel) and joins(ddp)
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         """Raises `ValueError` for a model that cannot be attached at all."""

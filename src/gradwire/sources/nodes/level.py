@@ -175,9 +175,12 @@ class NodeLevel:
             buffer.under_way.wait()
             _mean(buffer.rows, buffer.shard)
             arrival = buffer.arrival
-            self.engine.arrive(Arrival(buffer.shard, buffer.packing.entries, arrival.index, arrival.at_s))
+            entries = buffer.packing.entries
+            self.engine.arrive(Arrival(buffer.shard, entries, arrival.index, arrival.at_s, arrival.failure))
         except TransportError as error:
             self.engine.lose(error)
+        except BaseException as error:  # or the step would never be closed
+            self.engine.crash(error)
         self._close_when_summed(now)
 
     def _close_when_summed(self, now: _Pass) -> None:
