@@ -18,7 +18,7 @@ from tests.gpu.run import PARTS, ROOT, Done, Part, as_text, main, perform
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables, "CUDA_VISIBLE_DEVICES": ""}
-    for name in ("PYTEST_XDIST_WORKER", "MAKEFLAGS", "MAKELEVEL"):  # `make test` has started this
+    for name in ("PYTEST_XDIST_WORKER", "MAKEFLAGS", "MAKELEVEL", "ARGS"):  # `make test` has started this
         environment.pop(name, None)
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 

@@ -115,6 +115,7 @@ def state_moves() -> dict[str, bool]:
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
     step = back.save(folder[0])
+    dist.barrier()  # a rank returns once all are ready, and its file has its last name a little later
     found["one file per rank"] = len(list(Path(folder[0]).glob("*.pt"))) == dist.get_world_size()
     # The mean over other nodes: the states are added up in another order, of numbers below 1.
     for name, nodes in (("own files", [[0, 2], [1, 3]]), ("other nodes", NODES), ("no nodes", None)):

@@ -296,6 +296,7 @@ def _choose(
 
 
 def is_of_our_shard(engine: Engine, state: State) -> bool:
+    """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those."""
     shard, theirs = engine.around.shard, state.get("shard")
     return (theirs and tuple(theirs)) == (shard and (shard.number, shard.parts))
 
