@@ -1,4 +1,4 @@
-"""Scenes of sharded modules, on two nodes of two ranks: beside FSDP's own averaging between nodes."""
+"""Scenes of sharded modules, on two nodes: beside FSDP's own averaging between nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Blocks(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(SHAPE[0], 65), nn.Linear(65, 65), nn.Linear(65, SHAPE[-1])])
         self.never = nn.Linear(33, 65)
-        self.scale = nn.Parameter(torch.ones(1))  # one row: the second rank has none
+        self.scale = nn.Parameter(torch.ones(1))  # one row: only the first rank has it
         self.norm = nn.LayerNorm(65)
         self.register_buffer("calls", torch.zeros(3))
         self._reentrant = reentrant
@@ -54,7 +54,7 @@ class Blocks(nn.Module):
 
 @cache
 def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
 
 
 def sharded(
@@ -264,7 +264,7 @@ def _off(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def moved() -> dict[str, Any]:
-    """From shards to whole parameters on four ranks, and back."""
+    """From shards to whole parameters on all ranks, and back."""
     model, plain = sharded(), Blocks()
     optimizer, wire = attached(model, LOSSY)
     train(model, optimizer, range(3))
@@ -304,9 +304,11 @@ def refused() -> dict[str, str]:
     between, inside = mesh()["replicate"], mesh()["shard"]
     part = Blocks()
     fully_shard(part.blocks[0], mesh=inside)
-    columns = fully_shard(nn.Linear(8, 8), mesh=inside, shard_placement_fn=lambda p: Shard(p.dim() - 1))
+    columns = fully_shard(nn.Linear(12, 8), mesh=inside, shard_placement_fn=lambda p: Shard(p.dim() - 1))
     offloaded = fully_shard(nn.Linear(8, 8), mesh=inside, offload_policy=CPUOffloadPolicy(pin_memory=False))
-    crossed = [dist.new_group(ranks) for ranks in ((0, 3), (1, 2))][dist.get_rank() in (1, 2)]
+    node, place = divmod(dist.get_rank(), per_node := inside.size())
+    pairs = [(first, per_node + (first + 1) % per_node) for first in range(per_node)]
+    crossed = [dist.new_group(ranks) for ranks in pairs][(place - node) % per_node]
     return {
         "no replicas": _refusal(lambda: gradwire.attach(sharded())),
         "native": _refusal(lambda: gradwire.attach(sharded(mesh()), replicas=between)),
