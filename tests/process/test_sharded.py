@@ -1,4 +1,4 @@
-"""Real gloo ranks, two nodes of two: fully_shard inside, gradwire between. In full tests of three, too."""
+"""Real gloo ranks, two nodes of two: fully_shard inside, gradwire between; in full tests of three, too."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_a_run_resumes_bit_for_bit_and_shards_are_not_confused(world: Results) -
 
 def test_the_mean_unsent_moves_between_shards_and_parameters(world: Results, ranks: int) -> None:
     # The mean of n ranks rounds n - 1 partial sums, and the share 1/n and its product unless n is a power of
-    # two, each relative to the largest value. Of two ranks, and of four equal ones, nothing is rounded. On the
-    # way back ranks differ, and are added up in another order.
+    # two, each relative to the largest value. Of two ranks, and of four equal ones, nothing is rounded. Going
+    # back, ranks differ, and are added up in another order.
     power = ranks & (ranks - 1) == 0
     rounded = (ranks - 1 + (0 if power else 2)) * 2**-24
     for found in value(world, "moved"):
