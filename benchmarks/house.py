@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median, quantiles
 from types import FrameType
 
-from tests.house.source import MODULES, SRC, functions
 from tests.house.test_loading import ATTACHED
 from tests.house.test_size import _lines
 from tests.support.rig import Rig, gradients
+from tests.support.source import MODULES, SRC, functions
 
 from gradwire.comm import Comm, run_ranks
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from tests.process.models import batch, digest, optimizer_of, perceptron
+from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Simulated
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import LARGEST, BlockKind, ScaledBlocks, cpu, reference
 from tests.device.bits import same
-from tests.unit.kernels.inputs import KINDS, generator, heavy_tail, normal
+from tests.support.inputs import KINDS, generator, heavy_tail, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
-from tests.unit.kernels.kinds import KINDS, normal
+from tests.support.kinds import KINDS, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 

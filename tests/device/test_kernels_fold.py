@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import LARGEST_GRADIENT, LARGEST_SUM, Pieces, cpu, reference
 from tests.device.bits import same
-from tests.unit.kernels.inputs import KINDS, heavy_tail, normal, special
+from tests.support.inputs import KINDS, heavy_tail, normal, special
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import Blocks, cpu, reference
 from tests.device.bits import same
-from tests.unit.kernels.inputs import FINITE, generator, heavy_tail, mostly_nan, normal, special
+from tests.support.inputs import FINITE, generator, heavy_tail, mostly_nan, normal, special
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 

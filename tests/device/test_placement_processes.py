@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.device.scenes_placed import CALLS, STEPS, TRAINED
-from tests.process.ranks import Results, perform, value
+from tests.support.ranks import Results, perform, value
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from gradwire.errors import GradwireError
 from gradwire.placement import OnStream, Placement, Post, StagedComm, host, staged
 from tests.support.rig import Rig, flat, gradients
 from tests.support.simulated import Simulated
-from tests.unit.comm.verbs import CALLS, Call
+from tests.support.verbs import CALLS, Call
 
 WORLD, STEPS = 2, 3
 

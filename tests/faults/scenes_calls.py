@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from tests.process.models import batch, digest, optimizer_of, perceptron, train
+from tests.support.models import batch, digest, optimizer_of, perceptron, train
 
 Attached = tuple[DistributedDataParallel, torch.optim.Optimizer, gradwire.Wire]
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from tests.process.models import batch, optimizer_of, perceptron
+from tests.support.models import batch, optimizer_of, perceptron
 from tests.support.states import own_state
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from tests.process.models import optimizer_of, perceptron, train
-from tests.process.ranks import FOLDER
+from tests.support.models import optimizer_of, perceptron, train
+from tests.support.ranks import FOLDER
 from tests.support.states import own_state
 
 

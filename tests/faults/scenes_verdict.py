@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.codec.select.topk import TopK
-from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, train
+from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.states import own_state
 
 RECIPE = "topk(ratio=0.05)"

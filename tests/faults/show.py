@@ -34,9 +34,9 @@ from tests.faults.test_launcher_ends import (
     ranks_of,
     unique_duration,
 )
-from tests.process.models import perceptron
-from tests.process.net_support import eventually, processes
-from tests.process.ranks import Results, perform, started, started_anew, value
+from tests.support.command import eventually, processes
+from tests.support.models import perceptron
+from tests.support.ranks import Results, perform, started, started_anew, value
 
 WORLD, TIMEOUT_S, GUARD_S = 3, 10.0, 120.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import TIMEOUT_S, Results, perform, value
+from tests.support.ranks import TIMEOUT_S, Results, perform, value
 
 pytestmark = pytest.mark.process
 

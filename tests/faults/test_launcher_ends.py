@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gradwire.lab import emulate
-from tests.process.net_support import COMMAND, eventually, gradwire, namespaces, processes
+from tests.support.command import COMMAND, eventually, gradwire, namespaces, processes
 
 pytestmark = [pytest.mark.network, pytest.mark.process]
 WORKERS = 2

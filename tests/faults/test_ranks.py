@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.ranks import Rank, started, started_anew
+from tests.support.ranks import Rank, started, started_anew
 
 pytestmark = pytest.mark.process
 

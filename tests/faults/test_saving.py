@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.ranks import started
+from tests.support.ranks import started
 
 pytestmark = pytest.mark.process
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.scenes_verdict import UNLUCKY
-from tests.process.ranks import Results, perform, value
+from tests.support.ranks import Results, perform, value
 
 pytestmark = pytest.mark.process
 

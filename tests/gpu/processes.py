@@ -10,7 +10,7 @@ from typing import Any
 from tests.gpu.by_pytest import run_tests
 from tests.gpu.outcomes import Outcome, Tell
 from tests.gpu.scenes_trained import SCENES
-from tests.process.ranks import perform
+from tests.support.ranks import perform
 
 WORLDS = (2, 4)
 FAULTS = ("tests/faults/test_ranks.py", "tests/faults/test_verdict.py")

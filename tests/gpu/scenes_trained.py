@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.recipes import recipe
-from tests.process.models import digest
+from tests.support.models import digest
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.where import WHERE
 

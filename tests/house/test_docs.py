@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import recipes
-from tests.house.source import MODULES, ROOT, Module
+from tests.support.source import MODULES, ROOT, Module
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
+from tests.support.source import ROOT
 
 EXTRA = ("matplotlib", "jinja2")
 COMMANDS = ("typer", "rich")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.house.source import MODULES, ROOT, Module, imports
+from tests.support.source import MODULES, ROOT, Module, imports
 
 NUMBERS = {"planning", "decide"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena", "placement"}

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from gradwire import recipes
 from gradwire.recipes.catalogue import MODULES as HOMES
-from tests.house.source import MODULES
+from tests.support.source import MODULES
 
 EVERY_NAME = """
 import json, sys

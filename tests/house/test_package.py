@@ -13,7 +13,7 @@ import pytest
 
 import gradwire
 from gradwire.version import __version__
-from tests.house.source import ROOT, SRC
+from tests.support.source import ROOT, SRC
 
 
 def test_there_is_one_version() -> None:

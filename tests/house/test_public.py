@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 
-from tests.house.source import MODULES
+from tests.support.source import MODULES
 
 PROGRAM = """
 import json, sys

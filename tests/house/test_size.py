@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.house.source import MODULES, functions
+from tests.support.source import MODULES, functions
 
 LONGEST_MODULE, LONGEST_FUNCTION = 450, 60
 

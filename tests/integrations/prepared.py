@@ -3,7 +3,7 @@
 from importlib import import_module
 
 for _name in (
-    "tests.process.prepared",
+    "tests.support.prepared",
     "accelerate",
     "lightning.pytorch",
     "transformers.models.gpt2.modeling_gpt2",

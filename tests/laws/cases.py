@@ -44,34 +44,11 @@ from gradwire.memory import Residual
 from gradwire.moment import Moment
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
-from tests.support.everything import everything
 from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
+from tests.support.whole import Raw, everything
 
 F32, F64 = torch.float32, torch.float64
 AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
-
-
-@dataclass(frozen=True)
-class Raw:
-    """The tensor itself, as a codec: the one that is lossless without a doubt. Of the tests alone."""
-
-    laws = CodecLaws(
-        linear=True, lossless=True, contractive=True, covers=True, unbiased=True, stays_on_device=True
-    )
-
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        return numel, dtype
-
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return x.clone()
-
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        payload = x.clone()
-        x.zero_()
-        return payload
-
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        out.add_(payload, alpha=weight)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +15,9 @@ from gradwire.exchange.base import run
 from gradwire.measure.observed import Observed
 from gradwire.moment import Moment, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
-from tests.laws.inputs import KINDS, Kind, generator
 from tests.laws.pairwise import FULL, all_pairs
+from tests.support.bits import global_generators
+from tests.support.gradients import KINDS, Kind, generator
 from tests.support.where import WHERE
 
 WORLDS = (1, 2, 3, 4, 5, 7)
@@ -113,17 +111,6 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
 
     ranks = run_ranks(row.world, body)
     return Outcome(row, inputs, ranks, before == global_generators())
-
-
-def global_generators() -> tuple[Any, ...]:
-    """The state of every generator that a user may have seeded."""
-    name, keys, *rest = np.random.get_state()
-    return bits(torch.get_rng_state()), name, keys.tobytes(), rest, random.getstate()
-
-
-def bits(tensor: Tensor) -> bytes:
-    """Bit patterns, so that NaN equals itself and -0.0 is not 0.0."""
-    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def groups() -> list[tuple[Row, ...]]:

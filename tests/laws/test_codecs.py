@@ -13,8 +13,8 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.moment import Moment
 from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
-from tests.laws.inputs import KINDS, Kind, coded, generator
-from tests.laws.rows import bits, global_generators
+from tests.support.bits import bits, global_generators
+from tests.support.gradients import KINDS, Kind, coded, generator
 
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (F32, F64, F16, BF16)

@@ -13,8 +13,9 @@ from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
 from gradwire.measure.observed import Observed
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
-from tests.laws.inputs import KINDS, Kind, coded
-from tests.laws.rows import Outcome, Row, bits, groups, perform
+from tests.laws.rows import Outcome, Row, groups, perform
+from tests.support.bits import bits
+from tests.support.gradients import KINDS, Kind, coded
 
 pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
 

@@ -18,9 +18,10 @@ from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish, parts, run
 from gradwire.exchange.dense import dense
 from gradwire.moment import ExchangeState, Moment
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
-from tests.laws.inputs import KINDS
-from tests.laws.rows import Row, bits, perform
+from tests.laws.rows import Row, perform
+from tests.support.bits import bits
 from tests.support.elsewhere import Carrying, Elsewhere, MixedError, There
+from tests.support.gradients import KINDS
 
 DECLARED = [case for case in EXCHANGES if case.exchange.laws.stays_on_device]
 OTHERS = [case for case in EXCHANGES if not case.exchange.laws.stays_on_device]

@@ -28,8 +28,8 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.memory import Memory, Residual
 from gradwire.moment import Moment
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
-from tests.laws.folding import Folding
-from tests.laws.inputs import generator
+from tests.support.folding import Folding
+from tests.support.gradients import generator
 
 WORLD, SIZE, STEPS = 3, 64, 60
 

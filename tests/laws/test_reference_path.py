@@ -10,8 +10,8 @@ import torch
 from gradwire.kernels import cpu
 from gradwire.kernels.subjects import SUBJECTS
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
-from tests.laws.inputs import KINDS
 from tests.laws.rows import Row, perform
+from tests.support.gradients import KINDS
 
 NAMES = [name for name in SUBJECTS if hasattr(cpu, name)]
 

@@ -27,7 +27,7 @@ from gradwire.planning.ratio import (
 from gradwire.recipes import recipe
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 from tests.papers.nsga2 import POPULATION, genetic_ratio
-from tests.unit.planning.instances import typical
+from tests.support.planning_problems import typical
 
 NAMES = (ALL_GATHER, RING, TREE)
 

@@ -10,7 +10,7 @@ import pytest
 
 from gradwire.planning.cuts import even_groups, layer_wise
 from gradwire.planning.merge import optimal_cuts, search_cuts, step_seconds
-from tests.unit.planning.instances import all_groupings, backward, cost
+from tests.support.planning_problems import all_groupings, backward, cost
 
 INSTANCES = 300
 

@@ -17,7 +17,7 @@ from gradwire.memory import LowPass
 from gradwire.moment import Moment
 from gradwire.planning import shapes
 from gradwire.planning.rates import overall_rate
-from tests.laws.folding import Folding
+from tests.support.folding import Folding
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}
 """Section 4, table 2, on ImageNet."""

@@ -2,6 +2,6 @@
 
 from multiprocessing import forkserver
 
-import tests.process.ranks  # says what to import  # noqa: F401
+import tests.support.ranks  # says what to import  # noqa: F401
 
 forkserver.ensure_running()

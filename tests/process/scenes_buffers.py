@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from tests.process.models import batch, digest, optimizer_of, same, train
+from tests.support.models import batch, digest, optimizer_of, same, train
 
 Loop = Callable[[DistributedDataParallel, torch.optim.Optimizer], None]
 

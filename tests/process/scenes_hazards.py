@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
+from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, same, train
 from tests.support.states import own_state
 
 LOSSY = "leader_topk(ratio=0.05)"

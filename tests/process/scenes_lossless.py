@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.integrations import lossless_group
-from tests.process.models import batch, digest, perceptron, train
-from tests.ring_order import ring_sum
+from tests.support.models import batch, digest, perceptron, train
+from tests.support.ring_order import ring_sum
 from tests.support.states import own_state
 
 KINDS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {

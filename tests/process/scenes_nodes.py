@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import RanksDisagree
-from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, train
+from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.states import own_state
 
 NODES = ((0, 1), (2, 3))

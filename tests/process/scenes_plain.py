@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from tests.process.models import SHAPE, batch, digest, gradients, optimizer_of, perceptron, same
+from tests.support.models import SHAPE, batch, digest, gradients, optimizer_of, perceptron, same
 from tests.support.states import own_state
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Callable[[], Any]], None]

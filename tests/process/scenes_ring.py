@@ -14,7 +14,7 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import gcomp
 from gradwire.moment import Moment
-from tests.ring_order import ring_sum
+from tests.support.ring_order import ring_sum
 
 NUMEL = 100_003
 

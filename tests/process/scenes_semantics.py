@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.memory import UNSENT
-from tests.process.models import batch, digest, gradients, optimizer_of, perceptron, same, train
+from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, same, train
 from tests.support.states import own_state
 
 LOSSY = "leader_topk(ratio=0.05)"

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire.errors import PeerFailed, RanksDisagree
-from tests.process.models import SHAPE, batch
+from tests.support.models import SHAPE, batch
 from tests.support.states import own_state
 
 LOSSY = "topk(ratio=0.1)"

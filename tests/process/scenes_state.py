@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.integrations.dcp import WireState
-from tests.process.models import digest, optimizer_of, perceptron, train
-from tests.process.ranks import FOLDER
+from tests.support.models import digest, optimizer_of, perceptron, train
+from tests.support.ranks import FOLDER
 from tests.support.states import own_state
 
 RECIPES = ("topk(ratio=0.05)", "leader_topk(ratio=0.05)", "covap(interval=4)", "randomk(ratio=0.1)")

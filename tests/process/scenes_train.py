@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from tests.process.models import digest, optimizer_of, perceptron, train
+from tests.support.models import digest, optimizer_of, perceptron, train
 from tests.support.recipes import TRAINS
 
 

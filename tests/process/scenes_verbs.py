@@ -14,7 +14,7 @@ import torch.distributed as dist
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.hops import ALL_REDUCES
 from gradwire.comm.process_group import PIECE_BYTES, SHORT_BYTES, SWAP_BYTES, TURN_S
-from tests.unit.comm.verbs import CALLS
+from tests.support.verbs import CALLS
 
 
 def verbs() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.ranks import Results, perform, value
+from tests.support.ranks import Results, perform, value
 
 pytestmark = pytest.mark.process
 

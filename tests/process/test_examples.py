@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.ranks import ROOT
+from tests.support.ranks import ROOT
 
 pytestmark = pytest.mark.process
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import Results, perform_in_halves, value
 from tests.process.scenes_hazards import SCENES
+from tests.support.ranks import Results, perform_in_halves, value
 
 pytestmark = pytest.mark.process
 

@@ -2,14 +2,14 @@
 does.
 
 Order of reduction: with two ranks a sum has two addends, x_0/2 and x_1/2, so that there is only one order,
-DDP's. With three it is that of a ring (`tests/ring_order.py`), which is not gloo's.
+DDP's. With three it is that of a ring (`tests/support/ring_order.py`), which is not gloo's.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import Results, perform, perform_in_halves, value
+from tests.support.ranks import Results, perform, perform_in_halves, value
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.process.net_support import gradwire
+from tests.support.command import gradwire
 
 pytestmark = [pytest.mark.network, pytest.mark.process]
 SCRIPT = """

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from gradwire.lab import emulate
 from gradwire.lab.cli.net import net
-from tests.process.net_support import gradwire
+from tests.support.command import gradwire
 
 pytestmark = [pytest.mark.network, pytest.mark.process]
 

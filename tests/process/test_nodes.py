@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.process.ranks import Results, perform, value
 from tests.process.scenes_nodes import RECIPES
+from tests.support.ranks import Results, perform, value
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

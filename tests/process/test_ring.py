@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.ranks import perform, value
+from tests.support.ranks import perform, value
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

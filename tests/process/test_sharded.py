@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.process.ranks import Results, perform, value
+from tests.support.ranks import Results, perform, value
 
 pytestmark = pytest.mark.process
 

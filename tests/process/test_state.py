@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import Results, perform, value
 from tests.process.scenes_state import RECIPES
+from tests.support.ranks import Results, perform, value
 
 pytestmark = pytest.mark.process
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.ranks import Results, perform_in_halves, value
 from tests.process.scenes_train import DENSE
+from tests.support.ranks import Results, perform_in_halves, value
 from tests.support.recipes import TRAINS
 
 # The first test waits for all scenes.

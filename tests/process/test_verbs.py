@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.ranks import ROOT, perform, value
+from tests.support.ranks import ROOT, perform, value
 
 pytestmark = pytest.mark.process
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from tests.looped import looped
+from tests.support.looped import looped
 
 
 def test_every_value_is_tried_with_what_pytest_hands_in() -> None:

@@ -16,7 +16,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, LowPass, Memory, Residual
 from gradwire.moment import Moment
-from tests.laws.folding import Folding
+from tests.support.folding import Folding
 
 COVAP_SMALL = Residual(start=0.5, rise=0.1, every=50)
 COVAP_LARGE = Residual(start=0.2, rise=0.1, every=100)

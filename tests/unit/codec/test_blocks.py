@@ -7,7 +7,7 @@ import torch
 
 from gradwire.codec.blocks import blocks
 from gradwire.moment import Moment
-from tests.laws.parts import parts_of
+from tests.support.whole import parts_of
 
 AT = Moment(step=0, unit=0, rank=0, world=1)
 

@@ -9,7 +9,7 @@ import torch
 
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.errors import RanksDisagree
-from tests.unit.comm.verbs import CALLS, Call
+from tests.support.verbs import CALLS, Call
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.kernels import topk_indices
 from gradwire.recipes import Composition, recipe
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 
 def composed(text: str) -> Composition:

@@ -13,7 +13,7 @@ from gradwire.codec.indices import index_words
 from gradwire.comm import Round
 from gradwire.contrib.gtopk import gtop_k
 from gradwire.moment import Moment
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
 Sparse = dict[int, np.float32]

@@ -14,7 +14,7 @@ from gradwire.contrib import mstopk
 from gradwire.contrib.mstopk import Bracket, bisect, ms_top_k
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
-from tests.unit.kernels.inputs import FINITE, normal
+from tests.support.inputs import FINITE, normal
 
 AT = Moment(step=4, unit=1, rank=0, world=3)
 Kind = Callable[[int], Tensor]

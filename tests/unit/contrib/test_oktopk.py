@@ -16,7 +16,7 @@ from gradwire.comm import Round
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.contrib.randomk import random_k
 from gradwire.moment import Moment
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
 

@@ -15,7 +15,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
 from gradwire.moment import Moment
-from tests.laws.folding import Folding
+from tests.support.folding import Folding
 
 AT = Moment(step=0, unit=0, rank=0, world=1)
 

@@ -16,7 +16,7 @@ from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.leader import leader
 from gradwire.memory import Forgetful, Residual
 from gradwire.moment import Moment
-from tests.laws.parts import parts_of
+from tests.support.whole import parts_of
 
 SIZES = (100, 3, 1000, 64)
 NUMEL = sum(SIZES)

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.comm import Round
 from gradwire.contrib.sketchsgd import sketch
 from gradwire.moment import Moment
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
 

@@ -14,8 +14,8 @@ from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.kernels import Norm
 from gradwire.moment import Moment
 from gradwire.recipes import recipe
-from tests.laws.parts import parts_of
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
+from tests.support.whole import parts_of
 
 AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
 DRAWS = 400

@@ -26,7 +26,7 @@ from gradwire.kernels import cpu, frames, prepare, topk_indices
 from gradwire.kernels.cpu.prepared import SIGNATURES
 from gradwire.moment import Moment, Part, Replicated
 from gradwire.recipes import recipe
-from tests.laws.folding import Folding
+from tests.support.folding import Folding
 from tests.support.recipes import LAWS, composed
 
 Call = tuple[str, ...]

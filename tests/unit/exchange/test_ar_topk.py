@@ -18,7 +18,7 @@ from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.observed import Observed
 from gradwire.moment import ExchangeState, Moment, Part
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 

@@ -12,7 +12,7 @@ from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
 from gradwire.moment import Moment
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 TOPK = gather(sparse(top_k(0.25)))
 

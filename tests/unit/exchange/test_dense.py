@@ -10,7 +10,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
 from gradwire.measure.observed import Observed
 from gradwire.moment import Moment
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

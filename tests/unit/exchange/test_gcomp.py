@@ -18,8 +18,8 @@ from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.measure.observed import Observed
 from gradwire.metric import SHARE, numerators, thresholds
 from gradwire.moment import ExchangeState, Moment, Part, Replicated
-from tests.ring_order import ring_sum
-from tests.unit.metric.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
+from tests.support.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
+from tests.support.ring_order import ring_sum
 from tests.unit.metric.test_bound import half_a_step, ulp
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

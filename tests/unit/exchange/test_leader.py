@@ -10,7 +10,7 @@ from gradwire.comm import Round
 from gradwire.contrib.randomk import random_k
 from gradwire.exchange.leader import leader
 from gradwire.moment import Moment
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 

@@ -10,7 +10,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
 from gradwire.contrib.randomk import random_k
 from gradwire.exchange.payloads import gather, reduce
-from tests.unit.exchange.steps import step
+from tests.support.steps import step
 
 
 def test_what_the_cast_dropped_stays_with_its_rank() -> None:

@@ -17,10 +17,9 @@ from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
 from gradwire.measure.observed import Observed
 from gradwire.moment import Moment, Part
-from tests.laws.cases import Raw
-from tests.laws.inputs import generator
-from tests.laws.parts import parts_of
-from tests.unit.exchange.steps import step
+from tests.support.gradients import generator
+from tests.support.steps import step
+from tests.support.whole import Raw, parts_of
 
 AT = Moment(step=0, unit=0, rank=0, world=3)
 

@@ -19,8 +19,8 @@ from gradwire.kernels import (
     reference,
     scale_type,
 )
-from tests.looped import looped
-from tests.unit.kernels.inputs import FINITE, KINDS, constant, half_zeros, normal
+from tests.support.inputs import FINITE, KINDS, constant, half_zeros, normal
+from tests.support.looped import looped
 
 Inputs = Callable[[int], Tensor]
 SIZES = ([1], [2], [7], [256], [0, 255, 257, 0, 513], [4097], [1000, 3, 3], [40_009])

@@ -20,7 +20,7 @@ import pytest
 
 from gradwire.kernels.cpu import cache
 from gradwire.kernels.cpu.cache import KernelCache, folder_name, places, writable
-from tests.house.source import SRC
+from tests.support.source import SRC
 
 FOLDER = cache._PREFIX + "of-a-test"
 

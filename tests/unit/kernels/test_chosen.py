@@ -11,8 +11,8 @@ from gradwire.codec.cast import saturating_cast
 from gradwire.codec.sparse import SparseLayout
 from gradwire.errors import WireError
 from gradwire.kernels import add_at, add_chosen, cpu, reference, take_chosen
-from tests.looped import looped
-from tests.unit.kernels.inputs import KINDS
+from tests.support.inputs import KINDS
+from tests.support.looped import looped
 
 HALVES = (torch.float16, torch.bfloat16)
 SIZES = ((0, 5), (1, 1), (3, 1000), (300, 1000), (700, 1000), (1000, 1000), (4099, 20_000), (2048, 5000))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import chunk_topk_indices, indices_near_maxima, reference
-from tests.looped import looped
-from tests.unit.kernels.inputs import KINDS, normal
+from tests.support.inputs import KINDS, normal
+from tests.support.looped import looped
 
 Kind = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 99, 100, 101, 4097, 40_009)

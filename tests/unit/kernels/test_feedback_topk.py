@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradwire.kernels import feedback_topk, reference, take_topk
 from gradwire.kernels.cpu.topk import SAMPLE
-from tests.looped import looped
-from tests.unit.kernels.kinds import KINDS, drawn, generator, normal
+from tests.support.kinds import KINDS, drawn, generator, normal
+from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 100_003)
 

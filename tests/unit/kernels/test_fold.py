@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.kernels import Pieces, fold, fold_momentum, mask_zeros, reference, slices
+from tests.support.inputs import KINDS
 from tests.unit.kernels.flags import folded
-from tests.unit.kernels.inputs import KINDS
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 12_289, 100_003)
 INF, NAN = float("inf"), float("nan")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.kernels.cpu.kth import kth_magnitude
-from tests.unit.kernels.kinds import KINDS
+from tests.support.kinds import KINDS
 
 
 def by_sorting(x: Tensor, k: int) -> tuple[float, int]:

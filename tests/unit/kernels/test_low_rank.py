@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import left_products, orthonormalise, outer_products, reference, right_products
-from tests.looped import looped
-from tests.unit.kernels.inputs import FINITE, generator, largest, normal, special
+from tests.support.inputs import FINITE, generator, largest, normal, special
+from tests.support.looped import looped
 
 SHAPES = ((1, 1), (1, 7), (7, 1), (37, 61), (61, 37), (16, 64), (129, 515), (300, 8))
 GAP = 5  # elements between matrices, which nobody may touch

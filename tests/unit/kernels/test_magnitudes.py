@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import magnitude_edges, magnitude_histogram, reference
 from gradwire.kernels.reference.magnitudes import BINS
-from tests.unit.kernels.inputs import KINDS, normal
+from tests.support.inputs import KINDS, normal
 
 SIZES = (0, 1, 2, 3, 4, 5, 1000, 40_009)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import Terms, mantissa_levels, numerator_exponents, numerators, reference
-from tests.looped import looped
-from tests.unit.kernels.inputs import KINDS
+from tests.support.inputs import KINDS
+from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 511, 512, 513, 5000)
 TERMS = (

@@ -15,7 +15,7 @@ import torch
 
 from gradwire.kernels import cpu, frames, huffman, prepare, preparing
 from gradwire.kernels.cpu.prepared import SIGNATURES
-from tests.house.source import ROOT
+from tests.support.source import ROOT
 
 
 def kernels() -> dict[str, Any]:

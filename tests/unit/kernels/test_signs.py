@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gradwire.kernels import Blocks, add_signs, feedback_signs, pack_signs, reference
 from gradwire.kernels.reference.bits import unpack_codes
-from tests.looped import looped
-from tests.unit.kernels.inputs import FINITE, KINDS, normal
+from tests.support.inputs import FINITE, KINDS, normal
+from tests.support.looped import looped
 
 PARTS = ((0,), (1,), (2,), (7,), (8,), (127,), (4096,), (4097,), (9001, 0, 5, 130, 1), (3, 3, 8192, 61))
 F32 = torch.float32

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import count_sketch, count_sketch_estimates, cpu, prepare, reference
 from gradwire.kernels.reference.sketches import count_sketch_buckets
-from tests.looped import looped
+from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 2047, 2048, 2049, 40_009)
 INF, NAN = float("inf"), float("nan")

@@ -9,7 +9,7 @@ import torch
 
 from gradwire.kernels import count_sketch, count_sketch_estimates, fold, fold_momentum, reference, slices
 from gradwire.lab.emulate import ranks as launched
-from tests.unit.kernels.inputs import KINDS
+from tests.support.inputs import KINDS
 
 
 @pytest.fixture

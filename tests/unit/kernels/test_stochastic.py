@@ -20,8 +20,8 @@ from gradwire.kernels import (
     step_type,
 )
 from gradwire.kernels.reference.bits import unpack_codes
-from tests.looped import looped
-from tests.unit.kernels.inputs import FINITE, KINDS, heavy_tail, normal
+from tests.support.inputs import FINITE, KINDS, heavy_tail, normal
+from tests.support.looped import looped
 
 Kind = Callable[[int], Tensor]
 UNITS = ((0,), (1,), (7,), (1000,), (513, 0, 3, 4099), (9001, 100))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, indices_reaching, moments_reaching, prepare, reference, stratified_indices
-from tests.looped import looped
-from tests.unit.kernels.inputs import FINITE, KINDS, normal
+from tests.support.inputs import FINITE, KINDS, normal
+from tests.support.looped import looped
 
 Kind = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 31, 32, 33, 1023, 1024, 1025, 40_009)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.kernels import reference, topk_indices
 from gradwire.kernels.cpu import topk as cpu
-from tests.unit.kernels.kinds import KINDS, drawn, generator, normal
+from tests.support.kinds import KINDS, drawn, generator, normal
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 40_000, 100_003)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import add_upper, pack_upper, reference, upper_words
-from tests.unit.kernels.inputs import FINITE, KINDS, normal, special
+from tests.support.inputs import FINITE, KINDS, normal, special
 
 Inputs = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 31, 32, 33, 4095, 4096, 4097, 40_009)

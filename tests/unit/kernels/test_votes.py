@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import apply_votes, ballot_words, cast_votes, count_groups, reference, tally
-from tests.looped import looped
-from tests.unit.kernels.inputs import KINDS, generator, normal
+from tests.support.inputs import KINDS, generator, normal
+from tests.support.looped import looped
 
 PARTS = ((0,), (1,), (63,), (64,), (65,), (4097,), (9001, 0, 5, 130, 1), (64, 64, 8192, 61))
 

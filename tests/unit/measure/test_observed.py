@@ -12,7 +12,7 @@ from gradwire.comm import Comm, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure.clock import RoundTime, Trace
 from gradwire.measure.observed import Observed
-from tests.unit.comm.verbs import CALLS, SIZE, Call
+from tests.support.verbs import CALLS, SIZE, Call
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

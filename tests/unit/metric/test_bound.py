@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.metric import SHARE, numerators, second_moment_factor, thresholds
-from tests.unit.metric.optimizers import CASES, Case, N, draw, moment_of, rest, stepped, trained
+from tests.support.optimizers import CASES, Case, N, draw, moment_of, rest, stepped, trained
 
 WORLDS = (1, 4, 64)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.metric import numerators, thresholds
-from tests.unit.metric.optimizers import CASES, Case, N, Optimizer, moment_of, trained
+from tests.support.optimizers import CASES, Case, N, Optimizer, moment_of, trained
 
 
 def table_2(optimizer: Optimizer) -> Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 from gradwire.errors import GradwireWarning
 from gradwire.metric import numerator_of, numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
-from tests.unit.metric.optimizers import CASES, N, draw, moment_of, trained
+from tests.support.optimizers import CASES, N, draw, moment_of, trained
 
 SGD = {
     "lr": 0.5,

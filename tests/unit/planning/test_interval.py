@@ -13,7 +13,7 @@ from gradwire.planning.costs import Backward, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import balanced_cuts, bucketed, imbalance, paper_cuts, shards, step_traffic
 from gradwire.planning.predict import predict, units_between
-from tests.unit.planning.instances import backward
+from tests.support.planning_problems import backward
 
 WIRE = Line(0.02, 3e-6)
 MODELS = {

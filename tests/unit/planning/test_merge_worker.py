@@ -12,7 +12,7 @@ from gradwire.planning.costs import CodecCost, Link, Network
 from gradwire.planning.cuts import even_groups, groups_of, layer_wise
 from gradwire.planning.merge_worker import WorkerSeconds, improved, moved_cuts, worker_cuts
 from gradwire.planning.predict import UnitWork, predict
-from tests.unit.planning.instances import all_groupings, backward, cost
+from tests.support.planning_problems import all_groupings, backward, cost
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -21,8 +21,8 @@ from gradwire.planning.ratio import (
     knee,
     pareto_front,
 )
-from tests.unit.kernels.inputs import FINITE, heavy_tail, normal, special, zeros
-from tests.unit.planning.instances import typical
+from tests.support.inputs import FINITE, heavy_tail, normal, special, zeros
+from tests.support.planning_problems import typical
 
 
 def test_candidates_are_the_papers() -> None:

@@ -19,7 +19,7 @@ from gradwire.contrib.sidco import sidco_top_k
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.exchange.leader import leader
 from gradwire.moment import Moment
-from tests.laws.parts import parts_of
+from tests.support.whole import parts_of
 
 AT = Moment(step=4, unit=1, rank=0, world=3)
 X = torch.tensor([1.0, -5.0, 2.0, -2.0, 0.0, 5.0, 2.0, 0.5, 0.1, 0.1])

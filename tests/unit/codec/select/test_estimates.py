@@ -15,7 +15,7 @@ from gradwire.contrib.dgc import sampled_top_k
 from gradwire.contrib.sidco import Sidco, mean_logarithm, pareto_threshold, sidco_top_k, stage_ratios
 from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
-from tests.unit.kernels.inputs import generator, normal
+from tests.support.inputs import generator, normal
 
 AT = Moment(step=4, unit=1, rank=0, world=3)
 N = 400_000

@@ -23,13 +23,13 @@ from gradwire.contrib.randomk import random_k
 from gradwire.contrib.sidco import sidco_top_k
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.moment import Moment
-from tests.house.source import MODULES
-from tests.laws.inputs import KINDS as LAW_KINDS
-from tests.laws.inputs import generator
-from tests.laws.parts import parts_of
-from tests.laws.rows import bits, global_generators
-from tests.looped import looped
-from tests.unit.kernels.inputs import KINDS
+from tests.support.bits import bits, global_generators
+from tests.support.gradients import KINDS as LAW_KINDS
+from tests.support.gradients import generator
+from tests.support.inputs import KINDS
+from tests.support.looped import looped
+from tests.support.source import MODULES
+from tests.support.whole import parts_of
 
 AT = Moment(step=4, unit=1, rank=0, world=3)
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)

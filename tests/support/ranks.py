@@ -45,7 +45,7 @@ Results = list[dict[str, Any]]
 
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["tests.process.prepared", "tests.process.ranks"])
+_FORKED.set_forkserver_preload(["tests.support.prepared", "tests.support.ranks"])
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def started_anew(
         for rank in range(world):
             Path(folder, f"{rank}.out").touch()
             arguments = [module, str(rank), str(world), str(folder), str(timeout_s), *scenes]
-            command = [sys.executable, "-m", "tests.process.ranks", *arguments]
+            command = [sys.executable, "-m", "tests.support.ranks", *arguments]
             hashing = {"PYTHONHASHSEED": str(rank + 1)}
             ranks.append(subprocess.Popen(command, cwd=ROOT, env={**environment, **hashing}))
         yield ranks
