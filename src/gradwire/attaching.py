@@ -99,8 +99,8 @@ def attach(
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
       memory and the means back, and sends over gloo, whatever the model's own group is. "device" is not there
       yet, and "auto" is "host". On the CPU nothing is copied.
-    - `guard_every`: every so many steps, compare a checksum of the parameters over ranks; 0 is never. Where
-      they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks.
+    - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 is never.
+      Where they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks.
 
     Raises `ValueError` when something is configured wrongly, and `RanksDisagree`, on all ranks, when they
     differ in recipe, policy, seed, version, device, the names, shapes and dtypes of parameters, buffers, or

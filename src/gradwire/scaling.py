@@ -38,7 +38,7 @@ NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more tha
 
 @dataclass(frozen=True)
 class Outcome:
-    """One recipe on so many workers: the mean step, and the speed per rank against a rank alone.
+    """One recipe on `workers` workers: the mean step, and the speed per rank against a rank alone.
 
     `wire_bytes` are sent per rank and step; `memory_bytes` come on top of DDP's. `warnings` are of: it "does
     not fit" into the memory that was stated, its "bytes grow with workers" where an all-reduce's hardly do,

@@ -386,7 +386,7 @@ def _remembers(text: str) -> bool:
 def _forgets(text: str) -> bool:
     """Whether the mean and what is remembered do not add up to what came.
 
-    What is not sent is dropped, or the memory has a balance of its own (`test_memory_kinds.py`). GComp has a
+    What is not sent is dropped, or the memory has a balance of its own (`test_memory.py`). GComp has a
     memory that forgets, but drops nothing without an optimizer.
     """
     built = recipe(text).build()

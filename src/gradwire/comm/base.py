@@ -180,8 +180,8 @@ def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
     """Issue the rounds that this rank still owes with zeros, so that peers find the order they expect.
 
     Called on a rank whose encode failed; the step is not committed anywhere, so values do not matter.
-    Blocks until the zeros have been sent. Raises `TransportError` where a length is owed that nobody but the
-    exchange that failed has been told.
+    Blocks until the zeros have been sent. Raises `TransportError` where a length is owed that only the failed
+    exchange knew.
     """
     told: deque[int] = deque()
     for round_ in owed:

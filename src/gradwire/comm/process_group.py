@@ -40,9 +40,9 @@ class WorkPending:
 
 
 class SumPending:
-    """Two ranks swap their tensors; the thread that waits takes the sum.
+    """Two ranks swap their tensors, and the thread that waits adds them.
 
-    In rank order, which decides whose NaN comes out when both have one.
+    They are added in rank order, which decides whose NaN comes out when both have one.
     """
 
     def __init__(self, swap: Pending, tensor: Tensor, other: Tensor, rank: int) -> None:
@@ -60,24 +60,24 @@ class SumPending:
 
 
 SWAP_BYTES = 4 * 2**20
-"""Up to here two ranks on gloo swap and add instead of running a ring of two. The bytes are the same, the
-messages are fewer: a quarter of the CPU time at 800 kB and below, the same from about 20 MB on, where the
-second buffer would buy nothing."""
+"""Up to this size two ranks on gloo swap and add instead of running a ring of two. The bytes are the same and
+the messages are fewer. That takes a quarter of the CPU time at 800 kB and below, and the same from about 20
+MB on, where it would only need a second buffer."""
 
 
 SHORT_BYTES = 2**15
-"""Up to here at most, for each pair of ranks, a swap or all-to-all is gloo's, which announces its end without
-a thread of ours. Cables then work one way at a time where ranks come apart (see `_under_way`), for so little
-1 ms at 200 Mbit/s."""
+"""Up to this size at most, for each pair of ranks, gloo runs a swap or all-to-all, and announces its end
+without a thread of ours. Ranks that drift apart then send half-duplex (see `_under_way`); for 32 kB that
+costs about 1 ms at 200 Mbit/s."""
 
 TURN_S = 0.005
-"""So much later comes the turn of that thread on cores that compute (two ranks on two cores). A message that
-takes longer on the wire has more to gain from a cable that works both ways."""
+"""Scheduling delay of that thread when all cores compute (measured with two ranks on two cores). A message
+that takes longer than this on the wire gains more from sending both ways at once."""
 
 
 PIECE_BYTES = 2**17
-"""An all-to-all on gloo goes in messages no longer than this, because ranks that send to one peer at once
-fill its cable while others idle."""
+"""An all-to-all on gloo is cut into messages of at most this size. Otherwise ranks that send to the same peer
+saturate its link while other links idle."""
 
 
 Addressed = tuple[Tensor, int]
@@ -95,16 +95,16 @@ class ProcessGroupComm(Comm):
         self._short_bytes = SHORT_BYTES
 
     def close(self) -> None:
-        """End the thread beside the caller, if there is one: all that was issued has been waited for."""
+        """End the helper thread, if there is one. The caller has waited for all that it issued."""
         if self._progress is not None:
             self._progress.stop()
 
     def expect(self, byte_s: float) -> None:
-        """Suit messages to a link of `byte_s` seconds per byte; on all ranks between the same collectives."""
+        """Adapt to a link of `byte_s` seconds per byte; call it on all ranks between the same collectives."""
         self._short_bytes = min(SHORT_BYTES, int(TURN_S / max(byte_s, 1e-12)))
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """By the library, in messages where those are better, or by hops of our own."""
+        """Run by the library, as messages where those are faster, or by hops of our own."""
         match round_.verb:
             case "all_reduce" if round_.algorithm != "library":
                 return self._hop(partial(ALL_REDUCES[cast(Algorithm, round_.algorithm)], tensor))
@@ -162,7 +162,7 @@ class ProcessGroupComm(Comm):
         return self._work(dist.all_to_all_single, received, sent, splits, splits)
 
     def _beside(self) -> Progress:
-        """The thread that waits where gloo does not call back."""
+        """The helper thread, which waits where gloo does not call back."""
         self._progress = self._progress or Progress()
         return self._progress
 
@@ -188,21 +188,21 @@ class ProcessGroupComm(Comm):
         return ShiftPending(self._under_way([(out, source)], [(tensor, target)]))
 
     def _neighbours(self, by: int) -> tuple[int, int]:
-        """To whom a shift goes, and from whom it comes."""
+        """The ranks that a shift sends to and receives from."""
         return (self.rank + by) % self.world, (self.rank - by) % self.world
 
     def _messages(self, receives: Sequence[Addressed], sends: Sequence[Addressed]) -> Pending:
-        """Tensors with the ranks that they come from and go to; their end is announced."""
+        """Exchange tensors with the ranks beside them; `then` is told when all have ended."""
         works = self._under_way(receives, sends)
         return self._beside().issue(WorkPending(works).wait) if works else DONE
 
     def _under_way(self, receives: Sequence[Addressed], sends: Sequence[Addressed]) -> list[Any]:
         """The works of messages that are not empty.
 
-        Receives come first: gloo sends only to a rank that has announced them, and behind our own messages
-        the announcement would hold up the peer's until ours have passed, so that a cable works one way at a
-        time. (50 kB each way at 30 Mbit/s, ranks 3 ms apart: 14 ms, 26 the other way round, 13 the wire.
-        gloo's own all-to-all goes the other way round.)
+        Receives come first. gloo sends only to a rank that has announced its receive. An announcement queued
+        after our own sends would delay the peer's messages until ours have passed, so the link would be used
+        in one direction at a time. (50 kB each way at 30 Mbit/s, ranks 3 ms apart: 14 ms, or 26 ms in the
+        other order, where the wire alone takes 13 ms. gloo's own all-to-all has the other order.)
         """
         try:
             works = [
@@ -220,16 +220,16 @@ class ShiftPending(WorkPending):
     """gloo's point-to-point works have no future, so the end cannot be announced, only waited for."""
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Announce at once: whoever is called back waits, briefly, in `wait`."""
+        """Call back at once; the callback then blocks in `wait`, briefly."""
         callback()
 
 
 HOPS_TAG = 1
-"""Messages of hops are told by it from those of shifts, all-to-alls and swaps, which another thread sends."""
+"""Tag of messages in hops. Shifts, all-to-alls and swaps, which another thread sends, have tag 0."""
 
 
 class GroupPeers:
-    """The ranks of a c10d group; see `gradwire.comm.hops.Peers`."""
+    """`gradwire.comm.hops.Peers` over a c10d group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -237,11 +237,9 @@ class GroupPeers:
         self.world: int = group.size()
 
     def send(self, tensor: Tensor, target: int) -> Pending:
-        """See `Peers.send`."""
         return self._message(dist.isend, tensor, group_dst=target)
 
     def receive(self, out: Tensor, source: int) -> Pending:
-        """See `Peers.receive`."""
         return self._message(dist.irecv, out, group_src=source)
 
     def _message(self, verb: Callable[..., Any], tensor: Tensor, **peer: int) -> Pending:

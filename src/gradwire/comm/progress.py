@@ -1,9 +1,9 @@
-"""Messages, and several hops in a row, without anybody who waits for them: a thread that drives them.
+"""A thread per rank that completes messages and multi-hop collectives while the caller goes on.
 
-Hops need somebody on every rank who adds and sends on. It cannot be whoever calls `wait`: one rank may have
-issued further collectives before it waits, another not, and each would wait for the other. It cannot be
-`issue` either, for then nothing would overlap with the wire. So there is one thread per rank that takes
-one collective after the other, in the order in which they were issued, which is the same on all ranks.
+In a multi-hop collective every rank has to add and to send on. `wait` cannot do that: one rank may issue
+further collectives before it waits and another may not, and each would then wait for the other. `issue`
+cannot do it either, because nothing would overlap with the wire. So one thread per rank runs collectives in
+the order in which they were issued, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Job = Callable[[], None]
 _Jobs = queue.SimpleQueue["tuple[Job, Promise] | None"]
 
 STOP_S = 2.0
-"""So long the end of the program waits for a thread that hangs in a broken transport."""
+"""The end of the program waits this long for a thread that hangs in a broken transport."""
 
 
 class Promise:
-    """A job that is going to be done; see `gradwire.comm.Pending`.
+    """A job that is queued or running; implements `gradwire.comm.Pending`.
 
-    Not a `concurrent.futures.Future`, which keeps its callbacks: with what they refer to they would be a
-    cycle, and a step's tensors would stay until the garbage collector runs.
+    It is not a `concurrent.futures.Future`, because that keeps its callbacks. They would form a reference
+    cycle that keeps a step's tensors alive until the garbage collector runs.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Promise:
             raise self._error
 
     def then(self, callback: Job) -> None:
-        """Call back when the job has ended well or badly, on the thread that did it."""
+        """Call back when the job has ended or failed, on the thread that ran it, or at once if it has."""
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(callback)
@@ -50,7 +50,7 @@ class Promise:
         callback()
 
     def settle(self, error: BaseException | None = None) -> None:
-        """The job has ended, with `error` if badly."""
+        """Mark the job as ended, with `error` if it failed, and call back."""
         with self._lock:
             self._error = error
             self._ended.set()
@@ -60,7 +60,7 @@ class Promise:
 
 
 class Progress:
-    """The thread. After a job that raised, the order of hops is lost, and all later ones raise at once."""
+    """The thread. After a job has raised, the order of hops is lost, so all later jobs raise at once."""
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
@@ -70,7 +70,7 @@ class Progress:
         self.stop = weakref.finalize(self, _end, self._jobs, thread)
 
     def issue(self, job: Job) -> Promise:
-        """Do `job` after all that were issued before; returns at once."""
+        """Run `job` after all jobs issued before it; returns at once."""
         promise = Promise()
         self._jobs.put((job, promise))
         return promise
@@ -78,7 +78,7 @@ class Progress:
 
 def _end(jobs: _Jobs, thread: threading.Thread) -> None:
     jobs.put(None)
-    if threading.current_thread() is not thread:  # the garbage collector runs anywhere
+    if threading.current_thread() is not thread:  # the garbage collector may run on any thread
         thread.join(STOP_S)
 
 
@@ -91,7 +91,7 @@ def _serve(jobs: _Jobs) -> None:
 
 
 def _attempt(job: Job, promise: Promise, broken: BaseException | None) -> BaseException | None:
-    """Do `job` and return None, or why nothing more can be done."""
+    """Run `job`; returns the error after which no further job can run, or `None`."""
     try:
         if broken is not None:
             raise TransportError(f"an earlier collective has failed: {broken}")

@@ -1,8 +1,8 @@
 """Ranks as threads of one process: every law runs on this, and misuse raises instead of hanging.
 
-All verbs are one rendezvous: each rank lays down what it wants (verb, shape, dtype, argument) and a
-copy of its payload; when all are there the wishes are compared, and every rank computes its own result
-from the same payloads in rank order. Real transports add in other orders, which the laws allow for.
+All verbs are one rendezvous. Each rank deposits a request (verb, shape, dtype, argument) and a copy of its
+payload. When all requests are there they are compared, and every rank computes its own result from the same
+payloads in rank order. Real transports add in other orders, which the laws allow for.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Wish:
 
 
 class _Turns:
-    """One rank runs at a time, until it waits for others; then the next one that need not wait does.
+    """One rank runs at a time. When it has to wait for others, the next rank that can go on runs.
 
-    torch gives up the interpreter's lock in every operation: ranks that ran freely would fight for it. And
-    when nobody can go on, it is known at once, and stays so.
+    torch releases the interpreter's lock in every operation, so ranks that ran freely would compete for it.
+    Turns also detect a deadlock at once: no rank can go on. A deadlock is final.
     """
 
     def __init__(self, world: int) -> None:
@@ -47,11 +47,11 @@ class _Turns:
             start.acquire()
 
     def begin(self, rank: int) -> None:
-        """Wait for the first turn, which somebody passes on."""
+        """Wait for this rank's first turn."""
         self._starts[rank].acquire()
 
     def wait(self, rank: int, until: Callable[[], bool]) -> bool:
-        """Let others run until this rank can go on, or nobody can; returns whether it can."""
+        """Let other ranks run until this one can go on, or none can; returns whether this one can."""
         if not self._stuck and not until():
             self._awaited[rank] = until
             self.pass_on(rank)
@@ -59,12 +59,12 @@ class _Turns:
         return not self._stuck and until()
 
     def end(self, rank: int) -> None:
-        """Never run again."""
+        """This rank has finished: it takes no further turn."""
         self._awaited[rank] = None
         self.pass_on(rank)
 
     def pass_on(self, rank: int) -> None:
-        """To the next rank that can go on; if none can, to the next, which sees that it cannot."""
+        """Start the next rank that can go on. If none can, start the next one, which then raises."""
         world = len(self._starts)
         following = [each % world for each in range(rank + 1, rank + world + 1)]
         left = [(each, until) for each in following if (until := self._awaited[each]) is not None]
@@ -75,10 +75,10 @@ class _Turns:
 
 
 class _Meeting:
-    """Where the threads of one world meet: two rooms in turn, for what they lay down.
+    """The rendezvous of one world's threads. It has two sets of slots, which collectives use in turn.
 
-    Whoever comes to a room again has been through the other one meanwhile, and there with everybody: so all
-    have left this one, and what lies in it has been read.
+    A rank that returns to a set has completed a collective on the other set in between, together with all
+    ranks. So all ranks have read this set, and its slots may be overwritten.
     """
 
     def __init__(self, members: Sequence[int], turns: _Turns) -> None:
@@ -100,7 +100,7 @@ class _Meeting:
         self._rounds[rank] += 1
         if not self.turns.wait(self.members[rank], lambda: min(self._rounds) > number):
             raise RanksDisagree("a rank stopped issuing collectives while others wait for it")
-        self._payloads[1 - number % 2][rank] = None  # all have left the other room: no need for memory there
+        self._payloads[1 - number % 2][rank] = None  # all have read the other set: free its memory
         if any(other != wishes[0] for other in wishes):
             raise RanksDisagree(f"ranks issued different collectives: {dict(enumerate(wishes))}")
         return [payload for payload in payloads if payload is not None]
@@ -116,7 +116,7 @@ class ThreadComm(Comm):
         self._meeting = meeting
 
     def split(self, groups: Sequence[Sequence[int]]) -> ThreadComm:
-        """A comm among those of `groups`, the same on all ranks, that this rank is in."""
+        """A comm over the one of `groups` that contains this rank. `groups` is the same on all ranks."""
         [mine] = [tuple(group) for group in groups if self.rank in group]
         members, turns = [self._meeting.members[rank] for rank in mine], self._meeting.turns
         part = self._meeting.parts.setdefault(mine, _Meeting(members, turns))
@@ -128,7 +128,7 @@ class ThreadComm(Comm):
         return self._meeting.exchange(self.rank, wish, payload)
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """Meet all ranks, and work out this one's result. Sums add in rank order, or as `algorithm` does."""
+        """Meet all ranks and compute this one's result. Sums add in rank order, or in that of `algorithm`."""
         match round_.verb:
             case "shift":
                 received = self._meet("shift", tensor, round_.by, any_length=True)
@@ -162,7 +162,7 @@ def _land(received: Tensor, out: Tensor) -> None:
 
 
 class ThreadPeers:
-    """The other threads; see `gradwire.comm.hops.Peers`. A message is a copy in the receiver's mail."""
+    """`gradwire.comm.hops.Peers` between threads. A message is a copy in the receiver's mailbox."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self.rank = rank
@@ -170,13 +170,13 @@ class ThreadPeers:
         self._meeting = meeting
 
     def send(self, tensor: Tensor, target: int) -> Pending:
-        """See `Peers.send`; returns at once."""
+        """Put a copy into the mailbox of `target`; returns at once."""
         if tensor.numel() > 0:
             self._meeting.mail[self.rank][target].append(tensor.clone())
         return DONE
 
     def receive(self, out: Tensor, source: int) -> Pending:
-        """See `Peers.receive`; the message is awaited in `wait`."""
+        """Return at once; `wait` blocks until the message is there and copies it to `out`."""
         thread = self._meeting.members[self.rank]
         return _Arrival(out, thread, self._meeting.mail[source][self.rank], self._meeting.turns)
 
@@ -190,7 +190,7 @@ class _Arrival:
     def wait(self) -> None:
         if self._out.numel() > 0:
             if not self._turns.wait(self._rank, lambda: bool(self._mail)):
-                raise RanksDisagree("a rank waits for a message that nobody sends")
+                raise RanksDisagree("a rank waits for a message that no rank sends")
             self._out.copy_(self._mail.popleft())
 
     def then(self, callback: Callable[[], None]) -> None:
@@ -200,8 +200,9 @@ class _Arrival:
 def run_ranks(world: int, body: Callable[[ThreadComm], T]) -> list[T]:
     """Run `body(comm)` on `world` threads and return the results in rank order.
 
-    Ranks take turns: whatever else a body waits for must not depend on another rank. The first exception
-    that is not a mere consequence of another rank's is raised again here.
+    Ranks take turns, so a body must not wait for another rank except through its comm. The first exception
+    is raised again here; `RanksDisagree`, which follows from another rank's failure, only if there is no
+    other.
 
     >>> run_ranks(3, lambda comm: comm.rank)
     [0, 1, 2]

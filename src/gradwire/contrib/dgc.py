@@ -12,10 +12,10 @@ Differences from the paper:
 
 - The k largest are chosen exactly, because that takes less time here than a threshold from a sample.
   `sample` below 1 draws one: stratified, one random element of each stretch, and of 2/ratio elements or
-  more, so that about two of the wanted are among them. A threshold from so few errs, and exactly k are kept
-  (`room.exactly`), where the paper keeps what comes. At a ratio of 0.1 %, with a sample of 1 % of a million
-  x·|x| of normal x, what is chosen has 0.90 of the energy of the exact top k in the mean, and 0.63 at
-  worst.
+  more, so that about two of the wanted are among them. A threshold from a small sample is inexact, and
+  exactly k are kept (`threshold.exactly`), where the paper keeps what comes. At a ratio of 0.1 %, with a
+  sample of 1 % of a million x·|x| of normal x, what is chosen has 0.90 of the energy of the exact top k in
+  the mean, and 0.63 at worst.
 - The stages last `warmup_steps` together. The paper's last four epochs, whose length is unknown here.
 - The choice is made per unit, not per layer. Vectors and tiny tensors travel densely, with momentum but
   without masking, as nothing of them ever waits.

@@ -116,7 +116,7 @@ def gtop_k(ratio: float) -> GTopK:
 def gtopk(ratio: float = 0.01) -> Composition:
     """The top-k of a tree of merged top-k with error feedback: traffic grows with the world's logarithm.
 
-    Travels: merged choices of places up a tree, and everybody's values at the winner's.
+    Travels: merged choices of places up a tree, and all ranks' values at the winner's.
     Paper: Shi et al. 2019, "A distributed synchronous SGD algorithm with global top-k sparsification".
     Use when: comparing with it: a leader's choice costs less and serves as well.
     """

@@ -63,6 +63,6 @@ def lwtopk(ratio: float = 0.01, values: CodedValues = "full") -> Composition:
 
     Travels: places and values of every rank's own choice, a share of each layer.
     Paper: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
-    Use when: layers differ so much in scale that a choice over all of them would starve some.
+    Use when: layers differ in scale to an extent that a choice over all of them would starve some.
     """
     return Composition(remember(gather(coded(layer_top_k(ratio), values))))

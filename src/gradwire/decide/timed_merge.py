@@ -1,10 +1,10 @@
-"""Groupings tried on real iterations, and the fastest kept: MergeComp's Algorithm 2, or a contest of a few.
+"""Times groupings on real iterations and keeps the fastest: MergeComp's Algorithm 2, or a contest of a few.
 
-Wang et al. 2021, section 4.3. Differences from the paper: every grouping runs for a few steps of the
-training that goes on, of which the first is not counted, because it finds cold buffers; of the others the
-median is. A search keeps to a number of steps that is told beforehand: by default 49, as the paper's takes
-fewer than 50 for two groups. Where that is too few for all tensors, neighbours stay together. All ranks time
-alike: the slowest counts.
+Wang et al. 2021, section 4.3. Differences from the paper: every grouping runs for a few steps of the ongoing
+training. The first is not counted, because its buffers are cold; the median of the rest counts. A search has
+a budget of steps, by default 49, because the paper's search for two groups takes fewer than 50. If that is
+too few for all tensors, neighbouring tensors stay together. All ranks see the same times, those of the
+slowest.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from gradwire.planning.facts import Observed
 from gradwire.planning.merge import Seconds, search_cuts
 
 MOST_STEPS = 49
-"""That a search takes, unless more are allowed."""
+"""The default budget of a search, in steps."""
 UNCOUNTED = 2
-"""Steps of a grouping before those that count: the first follows another's, the second finds cold buffers."""
+"""Steps of a grouping before those that count: the first follows another's, the second has cold buffers."""
 COUNTED = 3
-"""At most, where there is time for as many."""
+"""Steps of a grouping that count, at most; fewer where the budget asks for it."""
 LEAST_STEPS = 2 * (UNCOUNTED + 1)
-"""That it takes to compare one group with two."""
+"""Steps that it takes to compare one group with two."""
 
 
 def groupings(tensors: int, groups: int = 2) -> int:
-    """How many groupings a search for up to `groups` groups looks at, at most.
+    """The largest number of groupings that a search for up to `groups` groups looks at.
 
-    The whole, and for every choice of the first cuts a bisection of what lies behind them.
+    These are one group of all tensors and, for every choice of the first cuts, a bisection of the tensors
+    after them.
 
     >>> [groupings(tensors) for tensors in (1, 3, 60, 161, 257)]
     [1, 3, 12, 16, 16]
@@ -48,13 +49,13 @@ def groupings(tensors: int, groups: int = 2) -> int:
 
 
 def _bisection(cuts: int) -> int:
-    """Calls that a bisection of so many cuts takes; its last one is between two of which one is known."""
+    """Calls that a bisection of `cuts` cuts takes; of the last two cuts, one is known already."""
     return max(2 * (cuts - 1).bit_length() - 1, min(cuts, 2))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What to run next; `is_last` when nothing is left to try."""
+    """The grouping to run next; `is_last` when nothing is left to try."""
 
     cuts: Cuts
     is_last: bool
@@ -67,11 +68,11 @@ class _UntriedError(Exception):
 
 
 class TimedMerge:
-    """Begins with one group, and asks for one grouping after another, each for so many `steps` that count.
+    """Begins with one group, then asks for one grouping after another, each for `steps` steps that count.
 
-    `search` is a function of the seconds that a grouping takes. It is run anew after each trial, with those
-    that are known; the first that it misses is the next to try. It looks at no more than `most` groupings, so
-    all is over after `most_steps`; `stride` neighbours stay together.
+    `search` finds the best grouping, given a function from a grouping to its seconds. It is run anew after
+    each trial, and the first grouping whose seconds are unknown is the next to try. It looks at no more than
+    `most` groupings, so it ends after `most_steps` steps. `stride` neighbouring tensors stay together.
     """
 
     def __init__(self, search: Callable[[Seconds], Cuts], steps: int, most: int, stride: int = 1) -> None:
@@ -82,7 +83,7 @@ class TimedMerge:
         self._seconds: dict[Cuts, float] = {}
 
     def observe(self, shown: Observed) -> Trial | None:
-        """Take a step; what to run from now on, if that changes."""
+        """Take in a step; returns what to run from now on, if that changes."""
         if shown.previous_s == 0.0:  # the step before ran another grouping
             return None
         self._took_s.append(shown.previous_s)
@@ -109,9 +110,10 @@ class TimedMerge:
 def timed_search(
     tensors: int, groups: int = 2, alpha: float = 0.0, most_steps: int = MOST_STEPS
 ) -> TimedMerge:
-    """Algorithm 2 for `tensors` in at most so many steps; up to three of them count for a grouping.
+    """Algorithm 2 for `tensors` tensors in at most `most_steps` steps.
 
-    As few neighbours stay together as there is time for. Raises `ValueError` if that is not even two groups.
+    Up to three steps count for a grouping. Neighbouring tensors stay together only as far as the budget asks
+    for it. Raises `ValueError` if `most_steps` is too few to compare one group with two.
     """
     affordable = most_steps // (1 + UNCOUNTED)
     if most_steps < LEAST_STEPS:
@@ -128,7 +130,7 @@ def timed_search(
 
 
 def contest(candidates: Sequence[Cuts], steps: int = 5) -> TimedMerge:
-    """The fastest of a few groupings; the first, if equal."""
+    """The fastest of `candidates`, the first among equals; `steps` steps count for each."""
     return TimedMerge(lambda seconds: min(candidates, key=seconds), steps, len({(), *candidates}))
 
 

@@ -18,7 +18,7 @@ from gradwire.measure.clock import now_s
 
 _PAUSE_S = (0.001, 0.05)
 _LOOK_S = 0.25
-"""Only a call that has waited so long asks why: a rank may simply be later."""
+"""A call asks why it waits only after this long, because a rank may simply be late."""
 _PATIENCE = 3
 """A step looks for calls of others at every third wake-up, of two a second."""
 

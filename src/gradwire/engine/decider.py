@@ -89,7 +89,7 @@ class Measuring:
 
     @property
     def apart(self) -> bool:
-        """As the profiler says."""
+        """Whether the current step takes computation and communication apart."""
         return self.profiler.apart
 
     def look(self, step: int, x: Tensor) -> None:

@@ -249,7 +249,7 @@ def _rename(old: Path, new: Path) -> None:
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """What stays takes room, and misleads nobody: it is older, or not whole."""
+    """Delete `paths` where possible. A file that stays only takes space: its set is older or incomplete."""
     for path in paths:
         with suppress(OSError):
             path.unlink()

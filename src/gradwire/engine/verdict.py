@@ -24,8 +24,9 @@ HEADER = 4
 SMALL_BYTES = 64 * 1024
 """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
 EARLY_BYTES = 4 * 1024
-"""From here on, small gradients that are there before the last unit do not wait for the end. (7 kB take
-5 ms at 13 Mbit/s, when nothing is left to hide behind; one more all-reduce costs up to 1 ms of CPU time.)"""
+"""From this size on, small gradients that are ready before the last unit do not wait for the end. (There
+7 kB would add 5 ms at 13 Mbit/s, with no computation to overlap; one more all-reduce costs up to 1 ms of CPU
+time.)"""
 
 
 def plan_number(*parts: object) -> int:

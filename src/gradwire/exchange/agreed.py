@@ -1,7 +1,7 @@
-"""All-gather of as many elements as the rank with the most has chosen: for selectors of no fixed size.
+"""All-gather for selectors without a fixed size: every rank sends as many elements as the largest choice.
 
-A length that depends on the data must be known to all ranks before it reaches a collective: counts travel
-first, and a peer's count is believed up to the bound that the selector's configuration gives.
+A length that depends on the data must be known to all ranks before it reaches a collective. So counts travel
+first, and a peer's count is accepted up to the bound that the selector's configuration gives.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gradwire.moment import Moment
 class Agreed:
     """Two all-gathers: one count per rank, then payloads for the largest of them.
 
-    Room that a rank has paid for and does not need carries further elements. When no rank has chosen
-    anything, or one brings the zero of a rank that failed, nothing else travels: counts are sent as one more.
-    What fails after that is raised in the end, because peers wait for a payload.
+    A rank that has chosen fewer fills its payload up with further elements. Counts are sent plus one, so that
+    0 comes from a rank that failed. When a rank has failed, or none has chosen anything, no payload travels.
+    A failure after the counts is raised by `finish`, because peers wait for a payload.
     """
 
     selector: Selector
@@ -36,7 +36,7 @@ class Agreed:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Contractive as the selector is."""
+        """Contractive if the selector is; conserves, because what is not chosen stays in `x`."""
         return ExchangeLaws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
@@ -60,7 +60,7 @@ class Agreed:
         return finish
 
     def _largest(self, mine: int, x: Tensor, comm: Comm, at: Moment) -> int:
-        """How many elements every rank sends; none, if one has failed."""
+        """The number of elements that every rank sends; 0 if one has failed."""
         told = torch.empty(comm.world, 1, dtype=torch.int64, device=x.device)
         comm.all_gather(told, torch.tensor([mine + 1], device=x.device)).wait()
         counts = told.view(-1) - 1
@@ -70,14 +70,14 @@ class Agreed:
         return largest if int(counts.min()) >= 0 else 0
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """The second is an upper bound."""
+        """An all-gather of counts, and one of payloads, whose size is an upper bound."""
         layout = SparseLayout(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
         payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload
 
 
 def _room(world: int, size: int, x: Tensor) -> Tensor:
-    """Memory (world, size) for what the ranks have agreed to send."""
+    """Memory (world, size), uint8, for all ranks' payloads; raises `TransportError` if it is missing."""
     try:
         return torch.zeros(world, size, dtype=torch.uint8, device=x.device)
     except (MemoryError, RuntimeError) as error:
@@ -88,7 +88,7 @@ def _room(world: int, size: int, x: Tensor) -> Tensor:
 def _take(
     x: Tensor, chosen: Tensor, layout: SparseLayout, at: Moment, failures: list[BaseException]
 ) -> Tensor:
-    """The payload of this rank, which is taken from x; zeros after a failure."""
+    """This rank's payload, taken out of `x`. After a failure, which goes to `failures`, zeros."""
     try:
         indices = fill_up(chosen, layout.count, layout.numel, at)
         payload = layout.take(x, indices)
@@ -99,5 +99,13 @@ def _take(
 
 
 def agreed(selector: Selector, dtype: torch.dtype | None = None) -> Agreed:
-    """All-gather what `selector` chooses, however much that is; values in float16 or bfloat16 on request."""
+    """All-gather the elements that `selector` chooses, as many as they are.
+
+    `dtype` (float16 or bfloat16) shortens the values on the wire.
+
+    >>> from gradwire.codec.select.threshold import reused_threshold
+    >>> exchange = agreed(reused_threshold(0.01))
+    >>> [each.verb for each in exchange.rounds(1000, torch.float32, Moment(0, 0, 0, world=4))]
+    ['all_gather', 'all_gather']
+    """
     return Agreed(selector, check_wire_type(dtype))

@@ -47,10 +47,10 @@ from gradwire.moment import Moment, sent_to
 Election = Literal["round_robin", "variance", "auto"]
 
 CYCLE, TRIAL = 16, 2
-"""In steps per rank."""
+"""Steps per rank of a cycle, and of a trial within it."""
 
 MARGIN = 1.02
-"""The variance must gain so much more: it costs a round, and a choice on every rank instead of one."""
+"""Variance must gain more by this factor: it costs one more round, and a choice on every rank."""
 
 
 def in_turn(elect: Election, at: Moment) -> bool:
@@ -65,7 +65,7 @@ def in_turn(elect: Election, at: Moment) -> bool:
 
 
 def _trial(at: Moment) -> tuple[int | None, bool]:
-    """Which way is tried in this step (0 in turn, 1 by variance, None: the better one), and if it counts."""
+    """The election on trial in this step (0 in turn, 1 by variance, None: the better), and if it counts."""
     turn, step = divmod(at.step % (CYCLE * at.world), TRIAL * at.world)
     return (turn if turn < 2 else None), step >= (TRIAL - 1) * at.world
 
@@ -78,12 +78,12 @@ def norms_of(values: Tensor, comm: Comm) -> Tensor:
 
 
 def election_round() -> Round:
-    """What `norms_of` issues."""
+    """The round of `norms_of`."""
     return Round("all_gather", 1, torch.float32)
 
 
 def gain(sent_norms: float, norms: float) -> float:
-    """(Σ‖sent‖/Σ‖x‖)²: 1 where there was nothing to send, 0 if it can't be told.
+    """(Σ‖sent‖/Σ‖x‖)²: 1 if there was nothing to send, 0 if it is not finite.
 
     >>> gain(3.0, 5.0)
     0.36
@@ -95,9 +95,9 @@ def gain(sent_norms: float, norms: float) -> float:
 
 
 def note(at: Moment, leader: int | Tensor, gained: float | None) -> None:
-    """Keep who has led, and the gain if that is measured, for when the step is committed.
+    """Keep which rank led, and the gain if it is measured; both count once the step is committed.
 
-    `leader` may be a number of no dimension on a device; what is kept is then there, too.
+    `leader` may be a 0-dimensional tensor on a device; what is kept is then on that device, too.
     """
     led = _recall(LED, at, at.world)
     if isinstance(leader, Tensor):
@@ -113,12 +113,12 @@ def note(at: Moment, leader: int | Tensor, gained: float | None) -> None:
 
 
 def _key(kind: str, at: Moment) -> tuple[str, str]:
-    """By the unit's number too: two units may begin within the same parameter."""
+    """The key of a unit's state. It has the unit's number, as two units may begin within one parameter."""
     return f"{kind}/{at.unit}", at.parts[0].name if at.parts else ""
 
 
 def _recall(kind: str, at: Moment, size: int) -> Tensor:
-    """A copy of what is kept (size,), zeros at first and where it belongs to another world."""
+    """A copy of the kept numbers (size,), in float64; zeros at first and after the world has changed."""
     kept = at.kept.get(*_key(kind, at))
     if kept is None or kept.numel() != size:
         return torch.zeros(size, dtype=torch.float64, device="cpu")
@@ -131,7 +131,7 @@ def _keep(kind: str, at: Moment, tensor: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ArTopK:
-    """Two rounds (places, values), three where variance elects the leader; as many bytes on any world."""
+    """Two rounds (indices, values), three where variance elects the leader; the same bytes on any world."""
 
     selector: Selector
     elect: Election = "round_robin"
@@ -142,9 +142,9 @@ class ArTopK:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Contractive as the selector: on the leader exactly, elsewhere as far as choices overlap."""
+        """Contractive if the selector is: exactly so on the leader, elsewhere as far as choices overlap."""
         laws = self.selector.laws
-        # What a step has gained decides on the host who elects, a few steps later.
+        # The host reads the gain of a step, which decides the election a few steps later.
         stays = laws.stays_on_device and self.elect != "auto"
         return ExchangeLaws(contractive=laws.contractive, stays_on_device=stays)
 
@@ -166,7 +166,7 @@ class ArTopK:
         return finish
 
     def _lead(self, x: Tensor, comm: Comm, at: Moment) -> tuple[Tensor, int | Tensor]:
-        """The places where all ranks send, and the rank that has chosen them."""
+        """The indices at which all ranks send, and the rank that has chosen them."""
         turn, count = at.step % comm.world, self.selector.count(x.numel(), at)
         if in_turn(self.elect, at):
             places = broadcast_indices(

@@ -1,4 +1,4 @@
-"""What everything between a gradient and its mean has in common, and what it sends in steady state."""
+"""The protocol of exchanges, which turn ranks' gradients into their mean, and their steady traffic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradwire.memory import Memory
 from gradwire.moment import ExchangeState, Moment, Part
 
 WHOLE = 0
-"""The grain of an exchange whose units must hold whole parameters."""
+"""The `grain` of an exchange whose units must hold whole parameters."""
 
 Finish = Callable[[], None]
 """Waits for the last round and decodes it. Local: it must not issue a collective."""
@@ -22,18 +22,18 @@ Finish = Callable[[], None]
 
 @dataclass(frozen=True)
 class ExchangeLaws:
-    """What an exchange promises; `tests/laws` holds every exchange to it.
+    """The promises of an exchange, which `tests/laws` tests for every exchange.
 
-    - `conserves`: the mean of what came is the mean that is returned and the mean of what is left.
-    - `contractive`: what is left is not larger than what came. By how much it is smaller, and what of it
-      stays while ranks disagree, `docs/laws.md` says exchange by exchange.
+    - `conserves`: the mean over ranks of their inputs is the returned mean plus the mean of the unsent parts.
+    - `contractive`: the unsent part is not larger than the input. `docs/laws.md` says for each exchange by
+      how much it is smaller, and how much stays while ranks disagree.
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
-      Here it is `False` that promises something.
-    - `asks_optimizer`: what may be lost follows from `Moment.replicas`; without an optimizer nothing is lost.
+      Here `False` is the promise.
+    - `asks_optimizer`: how much may be lost follows from `Moment.replicas`; without an optimizer, nothing is.
     - `stays_on_device`: where gradients are on a device, neither `start` nor `finish` makes the host wait for
-      it: no number is read, no size depends on one, and nothing is copied there but from pinned memory. What
-      every step needs may be copied in the first one.
+      it. They read no number, no size depends on one, and copies to the device come from pinned memory. The
+      first step may copy constants that every step needs.
     - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
     """
 
@@ -51,12 +51,12 @@ class Exchange(Protocol):
 
     @property
     def laws(self) -> ExchangeLaws:
-        """What the exchange promises."""
+        """The promises of the exchange."""
         ...
 
     @property
     def memory(self) -> Memory | None:
-        """What becomes of the unsent part; `None` if nothing is remembered."""
+        """The memory that takes the unsent part; `None` if nothing is remembered."""
         ...
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
@@ -70,19 +70,20 @@ class Exchange(Protocol):
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         """The collectives that `start` will issue, in order; a function of its arguments alone.
 
-        Those marked `at_most` may come out shorter, as ranks agree on the way. Once a rank has issued what
-        they are agreed by, it issues them even if its own encode fails: no other rank knows their sizes.
+        Rounds marked `at_most` may be shorter, by sizes that ranks agree on in earlier rounds. After a rank
+        has taken part in that agreement, it issues them even if its own encode fails: only the exchange knows
+        their sizes.
 
-        None at all means that nothing travels: the mean is zero and `x` stays as it is, so a caller that
-        knows need not call `start`.
+        An empty tuple means that nothing travels: the mean is zero and `x` stays as it is, so the caller may
+        leave out `start`.
         """
         ...
 
 
 def parts(whole: object) -> Iterator[object]:
-    """An exchange, codec or selector and, outermost first, all those that it is made of.
+    """An exchange, codec or selector, followed by all its parts, outermost first.
 
-    A part is what has promises: a value of a dataclass field that has `laws`.
+    A part is a value of a dataclass field that has `laws`.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse
@@ -111,7 +112,7 @@ CYCLE = 840
 
 
 def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:
-    """What a unit sends in the steady state: after every warm-up, in a step in which it does not rest.
+    """The rounds of a unit in the steady state: after every warm-up, in a step in which it does not rest.
 
     >>> from gradwire.exchange.dense import dense
     >>> from gradwire.exchange.compose import every
@@ -123,7 +124,7 @@ def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ..
 
 
 def steady_moment(numel: int, world: int, step: int, kept: ExchangeState | None = None) -> Moment:
-    """A unit that is one matrix, as square as powers of two allow."""
+    """The moment of a unit that is one matrix, as square as powers of two allow."""
     columns = 1 << (max(numel, 1).bit_length() - 1) // 2
     shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
     part = Part("weight", shape, 0, numel)

@@ -1,4 +1,4 @@
-"""Combinators: from exchanges to exchanges."""
+"""Combinators, which take an exchange and return another: memory, warm-up, interval."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class Dense:
-    """Multiply by 1/W, then sum: the order that makes it bit-identical to DDP on any world.
+    """Multiply by 1/W, then sum: with the library's all-reduce bit-identical to DDP on any world.
 
-    That is the library's all-reduce; another `algorithm` adds in another order. Where parameters have a
-    shorter type than their gradients add up in (`Moment.narrow`), values travel in it, as DDP's would, and
-    what rounding drops stays unsent.
+    Another `algorithm` adds in another order. Where parameters have a shorter type than the one in which
+    their gradients are summed (`Moment.narrow`), values travel in the shorter type, as DDP's would, and the
+    rounding error stays unsent.
     """
 
     algorithm: Algorithm = "library"
@@ -52,7 +52,7 @@ class Dense:
 
 
 def dense(algorithm: Algorithm = "library") -> Dense:
-    """Plain all-reduce, as the library does it or by hops of our own.
+    """Plain all-reduce, by the library or by hops of our own; raises `ValueError` for an unknown `algorithm`.
 
     >>> from gradwire.exchange.dense import dense
     >>> dense().laws.contractive

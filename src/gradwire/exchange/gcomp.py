@@ -1,4 +1,4 @@
-"""GComp: a ring all-reduce whose frames lose nothing, or nothing that the optimizer could see.
+"""GComp: a ring all-reduce of frames that are lossless, or lose only what the optimizer would round off.
 
 Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training", sections 4 to
 6. Every gradient is multiplied by 1/W and then summed around the ring, each hop decoding, adding and
@@ -56,7 +56,7 @@ Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]
 
 SEGMENT = 1 << 18
-"""Elements of a segment: see `benchmarks/compressed_ring.py --segment`."""
+"""Elements of a segment; `benchmarks/compressed_ring.py --segment` compares sizes."""
 REFRESH = 50
 """Steps for which the paper uses a table."""
 
@@ -78,7 +78,7 @@ class Gcomp:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """All of them if nothing is lost. Otherwise what is lost is dropped: nothing is left to remember."""
+        """Conserves if it is lossless. Otherwise the error is dropped: nothing is left to remember."""
         exact = self.mode == "lossless"
         asks_optimizer = self.mode in ("near", "levels")
         return ExchangeLaws(conserves=exact, contractive=exact, in_place=exact, asks_optimizer=asks_optimizer)
@@ -108,7 +108,7 @@ class Gcomp:
         return finish
 
     def schedule(self, numel: int, at: Moment) -> RingSchedule:
-        """Who sends what when."""
+        """The ring's schedule for a unit of `numel` elements."""
         return RingSchedule(numel, at.world, self.segment)
 
     def _goes_around(self, dtype: torch.dtype, at: Moment) -> bool:
@@ -121,7 +121,7 @@ class Gcomp:
         return self.tables == "dynamic" and (early or step % self.refresh == 0)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        """Frames are announced in the size of what is not compressed at all."""
+        """Frames are announced at their largest size, that of incompressible data."""
         if not self._goes_around(dtype, at):
             return dense().rounds(numel, dtype, at)
         if numel == 0:
@@ -237,7 +237,7 @@ def place_of(at: Moment) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def prior(dtype: torch.dtype) -> Table:
-    """The table for gradients of which nothing is known yet; built once."""
+    """The table for gradients that have not been counted yet; built once per type."""
     return Table.prior(dtype)
 
 

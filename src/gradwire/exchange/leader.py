@@ -1,7 +1,8 @@
 """One rank's choice of elements for all ranks, then an all-reduce of the values alone.
 
-Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, section 3: CLT-k). First come the
-steps of it that others use, too: one rank's indices to all, and each rank's share of the mean at these.
+Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, section 3: CLT-k). Its two steps
+come first, because other exchanges use them: the leader's indices to all ranks, and each rank's share of the
+mean at these indices.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from gradwire.moment import Moment, See
 
 
 def leads(norms: Tensor, rank: int) -> bool | Tensor:
-    """Whether `rank` has the largest of the ranks' norms, the lowest among equals.
+    """Whether `rank` has the largest of `norms` (world,); among equals the lowest rank has.
 
-    On a device a bool of no dimension, which the host need not read. With a NaN any rank may lead: all ranks
-    see the same norms, and the verdict rejects the step.
+    On a device it is a 0-dimensional bool tensor, which the host need not read. With a NaN any rank may lead:
+    all ranks see the same norms, and the verdict rejects the step.
     """
     is_largest = norms.argmax() == rank
     return bool(is_largest) if norms.is_cpu else is_largest
@@ -37,10 +38,10 @@ def spread_indices(
 ) -> Tensor:
     """The ascending indices (count,) that the leader's `own` returns.
 
-    They are places in `like` (numel,). One all-reduce of the packed indices, waited for, to which all others
-    contribute zeros: 2(N-1)/N of the payload, but no root, so that a rank that fails before it knows who
-    leads can still keep the agreed order. Where only the device knows who leads, all ranks call `own`.
-    `see` hears of what is no choice of `count` places.
+    They index `like` (numel,). One all-reduce of the packed indices, waited for, to which all other ranks
+    contribute zeros. It moves 2(N-1)/N of the payload, but has no root, so a rank that fails before it knows
+    the leader can still keep the agreed order. Where only the device knows the leader, all ranks call `own`.
+    `see` is told if what arrives is no choice of `count` indices.
     """
     words = _packed(own, is_leader, count, like)
     comm.all_reduce(words).wait()
@@ -48,7 +49,7 @@ def spread_indices(
 
 
 def spread_round(count: int, numel: int) -> Round:
-    """What `spread_indices` issues."""
+    """The round of `spread_indices`."""
     return Round("all_reduce", index_words(count, numel), torch.int32)
 
 
@@ -61,20 +62,20 @@ def broadcast_indices(
     src: int,
     algorithm: Broadcasting,
 ) -> Tensor:
-    """As `spread_indices` from rank `src`, which all ranks know. One broadcast, waited for."""
+    """The ascending indices (count,) of rank `src`, which all ranks know. One broadcast, waited for."""
     words = _packed(own, comm.rank == src, count, like)
     comm.broadcast(words, src, algorithm).wait()
     return unpack_indices(words, count, like.numel(), see)
 
 
 def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
-    """What `broadcast_indices` issues."""
+    """The round of `broadcast_indices`."""
     size = index_words(count, numel)
     return Round("broadcast", size, torch.int32, src=src, algorithm=algorithm)
 
 
 def _packed(own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, like: Tensor) -> Tensor:
-    """(words,) int32; zeros of a rank that does not lead."""
+    """The packed indices (words,) int32 of the leader; zeros on other ranks."""
     if is_leader is False:
         return torch.zeros(index_words(count, like.numel()), dtype=torch.int32, device=like.device)
     words = pack_indices(own(), like.numel())
@@ -82,16 +83,16 @@ def _packed(own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, lik
 
 
 def take_share(x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
-    """Take x/W at `indices` (k,) out of x (numel,): the values (k,) of `dtype` to be summed over ranks.
+    """Take x/W at `indices` (k,) out of x (numel,), as values (k,) of `dtype` to be summed over ranks.
 
-    That is x's own or shorter; what rounding drops goes back to x.
+    `dtype` is x's own or shorter; the rounding error goes back to x.
     """
     values = take(x, indices, 1.0 / world)
     return values if dtype == x.dtype else _narrow(values, x, indices, world, dtype)
 
 
 def _narrow(values: Tensor, x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
-    """`values` in the shorter type; the difference goes back to where they came from."""
+    """`values` in the shorter type; the difference goes back to `x`."""
     narrow = cast_for_sum(values, world, dtype)
     scatter(x, indices, values.sub_(narrow).mul_(world))
     return narrow
@@ -104,8 +105,8 @@ Elect = Literal["round_robin", "norm"]
 class Leader:
     """The leader's indices are spread by an all-reduce to which all others contribute zeros.
 
-    With a `dtype`, values travel in that type where it is shorter than the gradient's own; what rounding
-    drops stays unsent like everything else, and what is too large for the type arrives in several steps.
+    With a `dtype`, values travel in that type where it is shorter than the gradient's own. The rounding error
+    stays unsent like everything else, and a value too large for the type arrives in several steps.
     """
 
     selector: Selector
@@ -115,7 +116,7 @@ class Leader:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Contractive as the selector: on the leader exactly, elsewhere as far as choices overlap."""
+        """Contractive if the selector is: exactly so on the leader, elsewhere as far as choices overlap."""
         laws = self.selector.laws
         return ExchangeLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 

@@ -1,9 +1,10 @@
 """Low-rank exchanges: PowerSGD, and ACP-SGD, whose factors take turns.
 
-A parameter of shape (n, …) is a matrix of n rows. Those that a rank-r factorisation would not make smaller
-(r·(rows + columns) ≥ rows·columns), vectors, and whatever lies in the unit in part only, travel raw, in the
-same all-reduce as the first factors. A unit of which nothing is known counts as one matrix of ⌊√numel⌋ rows,
-and what is over is raw. All matrices of a unit are multiplied by one kernel call and travel in one buffer.
+A parameter of shape (n, …) is a matrix of n rows. Three things travel raw, in the same all-reduce as the
+first factors: matrices that a rank-r factorisation would not make smaller (r·(rows + columns) ≥
+rows·columns), vectors, and parameters of which the unit holds a part only. A unit without known parameters
+counts as one matrix of ⌊√numel⌋ rows, and the remainder is raw. All matrices of a unit are multiplied by one
+kernel call and travel in one buffer.
 
 PowerSGD is one step of power iteration per training step (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
 Every matrix M becomes P = M·Q, summed over ranks and orthonormalised to P̂, and Q = Mᵀ·P̂, summed likewise;
@@ -15,15 +16,14 @@ P = M·Q is summed over ranks, in odd steps the other way round with Q = Mᵀ·P
 per step of half of PowerSGD's traffic; nothing waits in between, so the wire of one unit overlaps with the
 products of the next. Two steps are one step of power iteration.
 
-Differences from the papers: what a rank of PowerSGD leaves is its own M − P̂·(its own Q)ᵀ, and not M less the
-mean. Over ranks both have the same mean, so the mean of every later step is the same in exact arithmetic; but
-what a rank leaves is then an orthogonal projection of what came, never larger, and an idle rank keeps its
-memory. In ACP-SGD that is so in the paper, too. Factors are orthonormalised when they are kept, not before
-their next use: that spans the same and keeps numbers in range. Columns in which nothing is left keep their
-old direction.
+Differences from the papers: a rank of PowerSGD leaves its own M − P̂·(its own Q)ᵀ, and not M less the mean.
+Over ranks both have the same mean, so the mean of every later step is the same in exact arithmetic. But the
+unsent part is then an orthogonal projection of the input, so it is never larger, and an idle rank keeps its
+memory. ACP-SGD's paper does the same. Factors are orthonormalised when they are kept, not before their next
+use: the span is the same, and numbers stay in range. Zero columns keep their old direction.
 
-Not guaranteed is that a single rank's memory shrinks: what is orthogonal to all P̂, or cancels in the sum of
-ranks, waits. What is sent of the mean M̄ is its best approximation within the span of M̄·Q.
+A single rank's memory need not shrink: what is orthogonal to all P̂, or cancels in the sum over ranks, waits.
+The mean that is sent is the best approximation of M̄ within the span of M̄·Q.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
 
 @dataclass(frozen=True)
 class Factors:
-    """The left (rows) or right (columns) factors of a unit's matrices, one behind the other in a flat tensor.
+    """The left (rows) or right (columns) factors of a unit's matrices, one after another in a flat tensor.
 
     `kind` is the name under which they are kept; `spans` is what `kernels.orthonormalise` takes.
     """
@@ -63,8 +63,8 @@ class Factors:
         return self.rank * int(self.spans[:, 1].sum())
 
     def recall(self, at: Moment, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is kept, orthonormal, flat and not to be changed; drawn at random, alike on all ranks, where
-        nothing is or the rank was another."""
+        """The kept factors (numel,), orthonormal; read only. Where none are kept, or of another rank, they
+        are random, the same on all ranks."""
         random, found = at.shared(), []
         for name, (_start, size) in zip(self.names, self.spans.tolist(), strict=True):
             kept = at.kept.get(self.kind, name)
@@ -75,10 +75,10 @@ class Factors:
         return torch.cat(found) if found else torch.empty(0, dtype=dtype, device=device)
 
     def keep(self, flat: Tensor, before: Tensor, at: Moment) -> None:
-        """Orthonormalise what all ranks have summed, in place, and keep it for the next step.
+        """Orthonormalise `flat`, the sum over ranks, in place, and keep it for the next step.
 
-        A column of which nothing is left (no rank had a gradient, or it was of a lower rank) would stay zero
-        for good, so it is taken from `before`, the columns that were kept until now.
+        A zero column (no rank had a gradient, or it was of a lower rank) would stay zero for good, so it is
+        taken from `before`, the columns that were kept until now.
         """
         orthonormalise(flat, self.spans, self.rank, before)
         for name, (start, size) in zip(self.names, self.spans.tolist(), strict=True):
@@ -117,7 +117,7 @@ class Arrangement:
 
 @lru_cache(maxsize=1024)
 def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
-    """Where everything lies in a unit of `numel` elements.
+    """The layout of a unit of `numel` elements: its matrices, their factors, and its raw ranges.
 
     >>> found = arrange(32, (Part("weight", (4, 2, 3), 0, 24), Part("bias", (8,), 0, 8)), rank=1)
     >>> found.places.tolist(), found.raw, found.left.numel, found.right.numel
@@ -144,7 +144,7 @@ def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
 
 
 def _matrix(part: Part) -> tuple[int, int]:
-    """Rows and columns; (1, numel), which no factorisation makes smaller, for what is no matrix."""
+    """Rows and columns of a whole matrix; (1, numel), which travels raw, for anything else."""
     if not part.is_whole or len(part.shape) < 2 or not part.numel:
         return 1, part.numel
     return part.shape[0], math.prod(part.shape[1:])
@@ -158,12 +158,12 @@ def _square(numel: int) -> Sequence[Part]:
 
 
 def factor_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of factors, and of what travels raw beside them."""
+    """The type of factors and of raw elements."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_rank(rank: int) -> int:
-    """Raise `ValueError` unless `rank` is a rank."""
+    """`rank`; raises `ValueError` if it is below 1."""
     if rank < 1:
         raise ValueError(f"rank={rank} must be at least 1; published results are of 1 to 4")
     return rank

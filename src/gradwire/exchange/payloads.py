@@ -1,4 +1,4 @@
-"""Payloads of a codec over all ranks: summed by an all-reduce if they are linear, or gathered."""
+"""Exchanges of a codec's payloads: an all-reduce if the codec is linear, an all-gather for any codec."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class Reduce:
-    """Encode x/W, sum, decode. What the codec dropped of x stays unsent."""
+    """Encode x/W, sum, decode. The codec's error stays unsent."""
 
     codec: Codec
     memory = None
 
     @property
     def laws(self) -> ExchangeLaws:
-        """As the codec; in place only if every element travels."""
+        """Those of the codec; in place if every element travels."""
         laws = self.codec.laws
         return ExchangeLaws(
             contractive=laws.contractive,
@@ -53,7 +53,12 @@ class Reduce:
 
 
 def reduce(codec: Codec) -> Reduce:
-    """All-reduce the payloads of a linear codec."""
+    """All-reduce the payloads of a linear codec; raises `ValueError` for another.
+
+    >>> from gradwire.codec.cast import cast
+    >>> reduce(cast(torch.float16)).rounds(1000, torch.float32, Moment(0, 0, 0, world=4))[0].payload_bytes
+    2000
+    """
     if not codec.laws.linear:
         raise ValueError(f"payloads of {codec} cannot be summed before decoding; use gather(codec)")
     return Reduce(codec)
@@ -68,7 +73,7 @@ class Gather:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """As the codec."""
+        """Those of the codec; never in place."""
         laws = self.codec.laws
         return ExchangeLaws(
             contractive=laws.contractive,
@@ -95,5 +100,10 @@ class Gather:
 
 
 def gather(codec: Codec) -> Gather:
-    """All-gather the payloads of any codec."""
+    """All-gather the payloads of any codec: a rank receives W − 1 payloads.
+
+    >>> from gradwire.codec.blocks import blocks
+    >>> gather(blocks("int8")).rounds(1024, torch.float32, Moment(0, 0, 0, world=4))[0].payload_bytes
+    1040
+    """
     return Gather(codec)

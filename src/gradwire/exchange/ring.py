@@ -1,24 +1,24 @@
-"""Ring all-reduce of frames whose lengths follow from what is in them.
+"""Ring all-reduce of compressed frames, whose lengths depend on their contents.
 
 The ring of Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-with a codec in every hop, as in GComp (Li et al. 2024, section 6.2): N − 1 hops in which a partition of the
-unit goes around and every rank decodes it, adds its own part and encodes the sum, then N − 1 hops in which
-the finished frames go around unchanged. Rank r sends partition (r − h) mod N in hop h, and finishes partition
-(r + 1) mod N.
+with a codec in every hop, as in GComp (Li et al. 2024, section 6.2). In the first N − 1 hops every rank
+decodes the partition that arrives, adds its own part and encodes the sum. In the next N − 1 hops the finished
+frames go around unchanged. Rank r sends partition (r − h) mod N in hop h, and finishes partition (r + 1) mod
+N.
 
 Vocabulary: a *partition* is one rank's share of the unit, a *segment* a piece of a partition, a *message* a
 segment in one hop. Messages have numbers: hop · segments + segment.
 
-Differences from the paper: the owner of a finished partition uses what its frame says, as all others do;
-partitions are cut into segments, so that one is decoded, added to and encoded while others travel.
+Differences from the paper: the owner of a finished partition applies the decoded frame, as all other ranks
+do. Partitions are cut into segments, so that one is decoded, added to and encoded while others travel.
 
-Lengths: gloo must know the size of what it is to receive, and every message of a few bytes costs a rank a
-third of a millisecond of CPU time and of waiting. So the length of a frame travels in the *tail* of the
-message that runs two ahead of it, and only those of the first two in a message of their own; a partition of
-one segment, whose next frame is not made yet, tells each length by itself. A length is believed up to the
-bound that the frame's number of elements gives. A rank that cannot make a frame sends none, a length of zero,
-and that is passed on like a frame: all messages take place whatever fails, and the failure is raised at the
-end. Who fails before the first message owes zeros, which say the same.
+Lengths: gloo must know the size of a message before it arrives, and every message of a few bytes costs a rank
+a third of a millisecond of CPU time and of waiting. So the length of a frame travels in the *tail* of the
+message that is two ahead of it; only the first two lengths have a message of their own. With one segment per
+partition the next frame is not made yet, so each length has its own message. A length is accepted up to the
+bound that follows from the frame's number of elements. A rank that cannot make a frame sends an empty one, of
+length zero, which is passed on like any frame. So all messages take place whatever fails, and the failure is
+raised at the end. A rank that fails before the first message owes zeros, which mean the same.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from gradwire.errors import TransportError
 
 TAIL_BYTES = 8
 FEWEST = 4
-"""Segments, if there are several: with two lengths ahead, one is coded while two are on their way."""
+"""The least number of segments, if there are several: one is coded while two are on the wire."""
 
 
 class Framing(Protocol):
     """From values to bytes and back, for the elements [start, start + numel) of one unit in one step.
 
-    `hop` is that in which the frame was made: the number of sums that are in it.
+    `hop` is the hop in which the frame was made, and so the number of sums in it.
     """
 
     def bound(self, numel: int) -> int:
@@ -54,7 +54,7 @@ class Framing(Protocol):
         """
 
     def settle(self, x: Tensor, start: int) -> None:
-        """Replace x (numel,) by what its frame says of it."""
+        """Replace x (numel,) by the decoded values of its frame."""
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
         """Write what `data` says to `out` (numel,), or add it; raises `WireError`."""
@@ -70,7 +70,7 @@ class Neighbours(Protocol):
 
 @dataclass(frozen=True)
 class RingSchedule:
-    """Who sends what when: `numel` elements in a ring of `world` ranks, in segments of `segment` or fewer.
+    """The schedule of a ring: `numel` elements, `world` ranks, segments of at most `segment` elements.
 
     Partitions and segments are as equal as can be, and may be empty.
 
@@ -101,14 +101,14 @@ class RingSchedule:
 
     @property
     def messages(self) -> int:
-        """Of a whole all-reduce."""
+        """Messages that a rank sends in a whole all-reduce."""
         return 2 * (self.world - 1) * self.segments
 
     @property
     def lead(self) -> int:
-        """Messages that are made before one leaves, which tells the length of the last of them.
+        """The number of messages made ahead of the one that leaves, whose tail tells the last one's length.
 
-        Where there is one segment the next message needs what comes with this one.
+        It is 0 with one segment, because the next message then needs what arrives with this one.
         """
         return 0 if self.segments == 1 else 2
 
@@ -151,7 +151,7 @@ class RingSchedule:
 
 @dataclass
 class Message:
-    """A message under way: the frame of `length` bytes that comes, with its tail, and what goes."""
+    """A message in flight: `room` for the frame of `length` bytes and the tail that arrive, and `sent`."""
 
     room: Tensor
     length: int
@@ -161,16 +161,16 @@ class Message:
 
     @property
     def frame(self) -> Tensor:
-        """Without the tail."""
+        """The frame that arrived, without its tail."""
         return self.room[: self.length]
 
 
 class RingAllReduce:
-    """An all-reduce under way on one rank.
+    """An all-reduce in flight on one rank.
 
-    `data` (numel,) holds what this rank adds, and when `finish` has been called the sum. Afterwards
-    `failures` are those of this rank, and `is_lost` says that some rank had one, so that parts of the sum are
-    NaN. No failure of the framing is raised.
+    `data` (numel,) holds this rank's addend, and after `finish` the sum. `failures` are then this rank's, and
+    `is_lost` tells that some rank had one, so that parts of the sum are NaN. No failure of the framing is
+    raised.
     """
 
     def __init__(self, data: Tensor, framing: Framing, comm: Neighbours, schedule: RingSchedule) -> None:
@@ -192,12 +192,12 @@ class RingAllReduce:
             self._send(message)
 
     def finish(self) -> None:
-        """Take in the last hop."""
+        """Wait for the last hop and decode it."""
         for message in range(self._schedule.messages - self._schedule.segments, self._schedule.messages):
             self._read(message, self._arrived(message).frame)
 
     def _make(self, message: int) -> None:
-        """What is to be sent: this rank's own part, a sum with it, or a finished frame as it came."""
+        """Make the frame to send: of this rank's own part, of a sum with it, or a finished one unchanged."""
         schedule, hop = self._schedule, message // self._schedule.segments
         if hop >= schedule.world:
             came = self._arrived(message - schedule.segments)
@@ -221,7 +221,7 @@ class RingAllReduce:
         self._lengths |= zip(messages, heard.tolist(), strict=True)
 
     def _send(self, message: int) -> None:
-        """Exchange the frames of a message. What the frame brings is read while it is passed on."""
+        """Exchange the frames of a message. A finished frame is decoded while it is passed on."""
         length = self._length(message)
         frame, own_length = self._made.pop(message)
         _room, later_length = self._made.get(message + self._schedule.lead, (frame, 0))
@@ -239,12 +239,12 @@ class RingAllReduce:
             self._land(message - self._schedule.lead)
         length = self._lengths.pop(message)
         if not 0 <= length <= self._bound or length % 8:
-            # What is under way cannot be received, so that the order is lost.
+            # The message in flight cannot be received, so the order is lost.
             raise TransportError(f"a peer announces {length} bytes, outside 0 … {self._bound}")
         return length
 
     def _land(self, message: int) -> Message:
-        """Wait for a message, and note what its tail says."""
+        """Wait for a message, and read the length in its tail."""
         arriving = self._in_flight[message]
         if not arriving.landed:
             arriving.pending.wait()
@@ -255,7 +255,7 @@ class RingAllReduce:
         return arriving
 
     def _arrived(self, message: int) -> Message:
-        """A message that no other rank asks for any more."""
+        """Wait for a message, and take it out: nothing else reads it."""
         self._land(message)
         return self._in_flight.pop(message)
 
@@ -268,7 +268,7 @@ class RingAllReduce:
             return None
 
     def _own(self, is_lost: bool, part: Tensor, start: int) -> None:
-        """The owner of a finished segment uses what its frame says, as all others will."""
+        """Let the owner of a finished segment apply the decoded frame, as all other ranks will."""
         try:
             if is_lost:
                 part.fill_(torch.nan)
@@ -278,7 +278,7 @@ class RingAllReduce:
             self._fail(error)
 
     def _read(self, message: int, data: Tensor) -> None:
-        """Take over a finished segment."""
+        """Decode a finished segment into `data`; NaN if it is lost."""
         start, stop = self._schedule.received(message, self._comm.rank)
         part = self._data[start:stop]
         if not self._decoded(data, part, start, self._schedule.world - 1, add=False):
@@ -296,6 +296,6 @@ class RingAllReduce:
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Keep it for the end: peers wait for the messages that are left."""
+        """Keep `error` for the end, because peers wait for the remaining messages."""
         self.failures.append(error)
         self.is_lost = True

@@ -1,11 +1,11 @@
-"""All-reduce in few bits: all ranks' codes go to the owner of each shard, and the owner's code to all ranks.
+"""All-reduce in few bits: every rank sends codes to the owner of each shard, which sends its code to all.
 
 All-to-all, sum in float32, all-gather: the two halves of a ring all-reduce with codes instead of numbers, as
 in "1-bit Adam" (Tang et al. 2021, section 4.2, its compressed all-reduce) and in DoubleSqueeze (Tang et al.
 2019), whose server is spread over the ranks here. A rank sends 2(N - 1)/N of a payload, whatever the world.
 
-Differences from the papers: what the owner's second rounding drops goes into the owner's own `unsent`, N
-times (it is one of N addends of the mean), so the second error feedback needs no memory of its own.
+Differences from the papers: the error of the owner's second rounding goes into the owner's own `unsent`, N
+times (the owner is one of N addends of the mean). So the second error feedback needs no memory of its own.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.moment import Moment, Part
 
 SEGMENT = 1 << 20
-"""Elements that travel together: one segment is encoded, and summed, while another is on the wire. Half of it
-takes as many messages again, each of which costs a rank a third of a millisecond of CPU time."""
+"""Elements of a segment: one is encoded, and summed, while another is on the wire. Half of it would double
+the messages, each of which costs a rank a third of a millisecond of CPU time."""
 
 _MOST_SEGMENTS = 1 << 12
 
 
 @dataclass(frozen=True)
 class ScatterReduce:
-    """Shard r of the unit belongs to rank r, which takes the mean of it and sends that to all.
+    """Shard r of the unit belongs to rank r, which computes its mean and sends that to all.
 
-    The mean that all ranks apply, the owner too, is the decoded one. With `second_stage`, what the owner's
-    code does not say of it is left in the owner's x, so that nothing is lost; without, it is dropped.
+    All ranks, the owner too, apply the decoded mean. With `second_stage` the error of the owner's code stays
+    in the owner's x, so that nothing is lost; without, it is dropped.
 
-    With γ of the codec and S the sum over ranks of ‖x_r‖, what is left sums to at most (2√γ + γ)·S: the first
-    stage leaves √γ‖x_r‖ with each, and N times the mean's error is at most √γ Σ‖sent_r‖ ≤ √γ(1 + √γ)S. So
-    error feedback is bounded for sure where γ < 0.17 (int8, fp8, truncation to 2^-2 or better); int4 blocks
-    reach γ = 0.015 on normal numbers and 0.39 at worst, and are tested.
+    Let γ be the codec's and S the sum over ranks of ‖x_r‖. The unsent parts sum to at most (2√γ + γ)·S: the
+    first stage leaves √γ‖x_r‖ on each rank, and N times the mean's error is at most √γ Σ‖sent_r‖ ≤
+    √γ(1 + √γ)S. So error feedback is provably bounded where γ < 0.17 (int8, fp8, truncation to 2^-2 or
+    better). int4 blocks reach γ = 0.015 on normal numbers and 0.39 at worst, and are tested.
 
-    A parameter that is idle on its owner keeps its memory, to which the second error of the step comes.
+    A parameter that is idle on its owner keeps its memory; the step's second error is added to it.
     """
 
     codec: Codec
@@ -51,7 +51,7 @@ class ScatterReduce:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """As the codec; conserves unless the second error is dropped."""
+        """Those of the codec; conserves unless the second error is dropped."""
         laws = self.codec.laws
         return ExchangeLaws(
             conserves=self.second_stage,
@@ -78,7 +78,7 @@ class ScatterReduce:
             for exchange in exchanges:
                 exchange.gather()
         except BaseException:
-            # Buffers must outlive what is under way; peers issue all of it even if something fails here.
+            # Buffers must outlive collectives in flight; peers issue all of them even if this rank fails.
             for pending in issued:
                 pending.wait()
             raise
@@ -90,7 +90,7 @@ class ScatterReduce:
         return finish
 
     def _start_wide(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """The same in float32, in which sums are taken."""
+        """Exchange float32 copies, because sums are taken in float32."""
         wide_x, wide_mean = x.float(), mean.float()
         finish_wide = self.start(wide_x, wide_mean, comm, at)
 
@@ -102,7 +102,7 @@ class ScatterReduce:
         return finish
 
     def longest(self, shards: Sequence[Shard], dtype: torch.dtype) -> tuple[int, torch.dtype]:
-        """Payload of the longest shard, to which all others are filled up."""
+        """Elements and type of the longest shard's payload, to which all others are padded."""
         payloads = [self.codec.payload(s.stop - s.start, dtype, s.first) for s in shards]
         return max(payloads, key=lambda payload: payload[0])
 
@@ -117,7 +117,7 @@ class ScatterReduce:
 
 
 class SegmentExchange:
-    """A segment's exchange on one rank: `x` (numel,), its part of the mean; `issued` gets what it issues."""
+    """One segment on one rank: `x` and `mean` (numel,); its collectives are appended to `issued`."""
 
     def __init__(
         self, how: ScatterReduce, x: Tensor, mean: Tensor, comm: Comm, at: Moment, issued: list[Pending]
@@ -130,13 +130,13 @@ class SegmentExchange:
         self._pending: Pending = DONE
 
     def scatter(self) -> None:
-        """Take every shard's payload out of x and send it to its owner."""
+        """Encode every shard of x and send it to its owner. One all-to-all."""
         for shard, row in zip(self._shards, self._rows, strict=True):
             self._fill(row, self._x[shard.start : shard.stop], shard.first)
         self._issue(self._comm.all_to_all(self._others, self._rows))
 
     def gather(self) -> None:
-        """Take the mean of what came for this rank's shard, and send it to all."""
+        """Average what arrived for this rank's shard, and send that to all. One all-gather."""
         self._pending.wait()
         own = self._shards[self._comm.rank]
         partial = self._mean[own.start : own.stop].zero_()
@@ -227,7 +227,7 @@ def shards_of(numel: int, at: Moment) -> tuple[Shard, ...]:
 
 
 def parts_within(parts: Sequence[Part], start: int, stop: int) -> tuple[Part, ...]:
-    """What elements [start, stop) of a unit hold of its parts."""
+    """The parts, or pieces of them, in elements [start, stop) of a unit."""
     found, begin = [], 0
     for part in parts:
         low, high = max(start, begin), min(stop, begin + part.numel)
@@ -241,8 +241,8 @@ def parts_within(parts: Sequence[Part], start: int, stop: int) -> tuple[Part, ..
 def scatter_reduce(codec: Codec, second_stage: bool = True, segment: int = SEGMENT) -> ScatterReduce:
     """All-reduce in the codes of any codec.
 
-    Units go in pieces of `segment` elements. `second_stage` keeps what the owners' codes drop in the owners'
-    own `unsent`.
+    Units travel in segments of `segment` elements. `second_stage` keeps the error of an owner's code in the
+    owner's own `unsent`.
 
     >>> from gradwire.codec.blocks import blocks
     >>> rounds = scatter_reduce(blocks("int8")).rounds(1024, torch.float32, Moment(0, 0, rank=0, world=4))

@@ -1,9 +1,9 @@
-"""What exchanges keep by parameter: the kinds of it, and what a checkpoint may bring of each.
+"""The kinds of state that exchanges keep by parameter, and checks of each when a checkpoint is loaded.
 
-It stands apart from the exchanges, because loading a checkpoint must not load all of them.
+This module is separate from the exchanges, so that loading a checkpoint does not import all of them.
 
-All ranks must go on from equal and sensible numbers. Factors of another rank, or counts of another world, are
-sensible: their exchange takes none of them and starts anew.
+All ranks must resume from equal and valid numbers. Factors of another rank, and counts of another world, are
+valid: their exchange discards them and starts anew.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gradwire.moment import ExchangeState
 LEFT, RIGHT = "P", "Q"
 """Low-rank factors of a matrix: (rank, rows) and (rank, columns)."""
 COUNTED = "symbols"
-"""GComp's counts of symbols. The kind goes on with the element of the parameter from which on they count."""
+"""GComp's counts of symbols. The full kind ends with the first counted element of the parameter."""
 LED, GAINS = "led", "gains"
-"""How often each rank has led in AR-Topk, and what either way of electing gained; then the unit's number."""
+"""How often each rank has led in AR-Topk, and the gain of each election. The full kind ends with the unit."""
 
 _SKEW = 1e-3
-"""How far factors may be from orthonormal: far above their roundings, far below what would matter."""
+"""Tolerance of orthonormality: far above rounding errors, far below what would matter."""
 _SYMBOLS = 256
 """Symbols are bytes."""
 _MOST = 2**48
-"""Symbols that are counted stay below this, as exact sums of counts have to."""
+"""Counts stay below this, so that their sums are exact."""
 
 
 def complaint(kind: str, kept: Tensor, shape: tuple[int, ...]) -> str | None:
-    """Why `kept` cannot be the `kind` that was kept for a parameter of this `shape`; `None` if it can.
+    """Why `kept` is not a valid `kind` of state for a parameter of this `shape`; `None` if it is valid.
 
     >>> complaint("Q", torch.tensor([[0.6, 0.8]]), (5, 2)), complaint("P", torch.ones(1, 5), (5, 2))
     (None, 'is not orthonormal')
@@ -56,13 +56,13 @@ def _of_factors(kept: Tensor, size: int) -> str | None:
     if not kept.is_floating_point() or kept.dim() != 2 or kept.shape[1] != size:
         return f"is {kept.dtype} of shape {tuple(kept.shape)}, not rows of {size} floating numbers"
     gram = kept.double() @ kept.double().T
-    # A factor of which nothing was left may be zero.
+    # A factor may be zero where its matrix was zero.
     wanted = gram.diagonal().round().clamp(0.0, 1.0).diag()
     return None if bool(((gram - wanted).abs() <= _SKEW).all()) else "is not orthonormal"
 
 
 def times_led(lanes: Iterable[ExchangeState]) -> list[int] | None:
-    """How often each rank has led, lanes and units added up; `None` where no rank leads."""
+    """How often each rank has led, summed over lanes and units; `None` where no rank leads."""
     counts = [
         tensor
         for kept in lanes

@@ -70,7 +70,7 @@ class WireState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Wire.load_state_dict`. A collective, as `dcp.load` is."""
+        """Load the state, with the errors of `Wire.load_state_dict`. A collective, as `dcp.load` is."""
         for each in state.values():
             for group in ("memory", "planes", "kept"):  # DCP drops those that are empty
                 each.setdefault(group, {})

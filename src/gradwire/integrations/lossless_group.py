@@ -167,7 +167,6 @@ class _Ring:
         return ring
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
-        """See `Comm.shift`."""
         target, source = (self.rank + by) % self.world, (self.rank - by) % self.world
         # The receive first: see `ProcessGroupComm`.
         return _issued(lambda: [self.group.recv([out], source, 0), self.group.send([tensor], target, 0)])
@@ -185,7 +184,6 @@ class _Works:
     works: list[Any]
 
     def wait(self) -> None:
-        """See `Pending.wait`."""
         for work in self.works:
             try:
                 work.wait()
@@ -193,7 +191,7 @@ class _Works:
                 raise TransportError(f"a message of an all-reduce was lost: {error}") from error
 
     def then(self, callback: Callable[[], None]) -> None:
-        """See `Pending.then`: whoever is called back waits."""
+        """Call back at once; the callback then blocks in `wait`."""
         callback()
 
 

@@ -1,7 +1,7 @@
-"""Clocks: spans of what ran when, marks in a stream of work, and when a backward pass makes gradients ready.
+"""Clocks: spans of a step, marks in a stream of work, and the times at which gradients become ready.
 
-Kernels run after the host has queued them. A host's clock sees when a gradient was ordered, not when it was
-there. On CUDA, an event is therefore recorded in the stream that computes, and read later.
+Kernels run after the host has queued them, so the host's clock sees when a gradient was enqueued, not when it
+was computed. On an accelerator an event is therefore recorded in the stream that computes, and read later.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RoundTime:
     stop_s: float | None = None
 
     def ended(self, at_s: float) -> None:
-        """Note the end; the first to notice is right."""
+        """Set the end to `at_s`, unless it is set already: the first observer is the most exact."""
         self.stop_s = at_s if self.stop_s is None else self.stop_s
 
     @property
@@ -58,17 +58,17 @@ class RoundTime:
 
 @dataclass
 class Trace:
-    """The spans and rounds of one step, and the sums that are kept even if they are not read."""
+    """The spans and rounds of one step, and its sums in seconds, which every step keeps."""
 
     rounds: list[RoundTime] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     compress_s: float = 0.0
     waited_s: float = 0.0
     recipe: str | None = None
-    """Named in the ranges that a profiler sees; `None` where none looks."""
+    """The name in the ranges of a profiler; `None` while no profiler runs."""
 
     def compressing(self, what: Literal["encode", "decode"], unit: str) -> Compressing:
-        """Time local work; seconds spent waiting for the wire inside it are not counted."""
+        """Time local work, less the seconds in which it waits for the wire."""
         return Compressing(self, what, unit)
 
     def add(self, what: What, unit: str, start_s: float, stop_s: float) -> None:
@@ -79,7 +79,7 @@ class Trace:
 class Compressing:
     """Times local work of a trace.
 
-    A class, because `contextlib` takes five times as long, and there are dozens of these in a step.
+    It is a class because `contextlib` takes five times as long, and a step has dozens of these.
     """
 
     __slots__ = ("_start_s", "_trace", "_unit", "_waited_s", "_what")
@@ -97,29 +97,27 @@ class Compressing:
 
 
 class Stopwatch(Protocol):
-    """Two marks make a duration; what a mark is, is the stopwatch's business."""
+    """Measures the time between two marks, whose type is the stopwatch's own."""
 
     def mark(self) -> Any:
-        """Now, in the work queued so far. Does not wait."""
+        """A mark after the work that is queued so far. Does not wait."""
 
     def seconds(self, start: Any, stop: Any) -> float:
-        """From one mark to another; may wait until the work in between is done."""
+        """Seconds from one mark to another; may wait until the work in between is done."""
 
 
 class HostStopwatch:
-    """For work that is done when a call returns."""
+    """A stopwatch for work that is done when a call returns."""
 
     def mark(self) -> float:
-        """See `Stopwatch.mark`."""
         return now_s()
 
     def seconds(self, start: float, stop: float) -> float:
-        """See `Stopwatch.seconds`."""
         return stop - start
 
 
 class EventStopwatch:
-    """Events in the current stream, which is the one that computes when a gradient's hook runs.
+    """A stopwatch of events in the current stream, which computes when a gradient's hook runs.
 
     `new_event` makes an object with `record`, `synchronize` and `elapsed_time` (milliseconds).
     """
@@ -128,23 +126,21 @@ class EventStopwatch:
         self._new_event = new_event
 
     def mark(self) -> Any:
-        """See `Stopwatch.mark`."""
         event = self._new_event()
         event.record()
         return event
 
     def seconds(self, start: Any, stop: Any) -> float:
-        """See `Stopwatch.seconds`."""
         stop.synchronize()
         return float(start.elapsed_time(stop)) / 1e3
 
 
 class Timed(Protocol):
-    """A device, as far as times go."""
+    """The part of a device that a stopwatch needs."""
 
     @property
     def where(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
 
     def new_event(self) -> Any:
         """An event that takes times."""
@@ -156,10 +152,10 @@ def stopwatch_for(device: Timed) -> Stopwatch:
 
 
 class BackwardWatch:
-    """Marks on the training thread, which the engine reads before that thread goes on.
+    """Times of a backward pass. The training thread sets them; the engine reads them while it waits.
 
-    A pass that begins forgets the marks of the one before, so of several passes without synchronisation the
-    last counts. Parameters are watched only between `watch` and `release`: a hook costs a microsecond.
+    A new pass discards the marks of the one before, so the last of several passes without synchronisation
+    counts. Parameters are watched only between `watch` and `release`: a hook costs a microsecond.
     """
 
     def __init__(self, stopwatch: Stopwatch | None = None, clock: Callable[[], float] = now_s) -> None:
@@ -171,7 +167,7 @@ class BackwardWatch:
         self._hooks: list[Any] = []
 
     def watch(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Mark from now on when the gradient of each of the named `parameters` has been accumulated."""
+        """From now on, mark when the gradient of each of the named `parameters` has been accumulated."""
         if not self._hooks:
             self._hooks = [
                 parameter.register_post_accumulate_grad_hook(partial(self._mark, name))  # type: ignore[no-untyped-call]
@@ -180,7 +176,7 @@ class BackwardWatch:
             ]
 
     def release(self) -> None:
-        """Watch no parameter any more."""
+        """Remove the hooks and discard their marks."""
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
@@ -190,25 +186,25 @@ class BackwardWatch:
         self._ready[name] = self._stopwatch.mark()
 
     def begin(self, _gradient: Tensor | None = None) -> None:
-        """The backward pass begins now; the last time counts."""
+        """Mark the beginning of a backward pass; the last call before `end` counts."""
         self._begun_s, self._begun = self._clock(), self._stopwatch.mark()
         self._ready = {}
 
     def end(self) -> None:
-        """The backward pass has ended, with all that had to be waited for."""
+        """Mark the end of the backward pass and of everything that it had to wait for."""
         self._ended_s = self._clock()
 
     def take_begun_s(self) -> float:
-        """When this pass began, once; without a mark (under `join()`), now."""
+        """The time at which this pass began, then forget it; now if there is no mark (under `join()`)."""
         begun_s, self._begun_s = self._begun_s, None
         return self._clock() if begun_s is None else begun_s
 
     def before_s(self, begun_s: float) -> float:
-        """Seconds between the end of the pass before and `begun_s`; 0 in the first step."""
+        """Seconds from the end of the pass before to `begun_s`; 0 in the first step."""
         return max(begun_s - self._ended_s, 0.0) if self._ended_s is not None else 0.0
 
     def ready_s(self) -> dict[str, float]:
-        """Seconds from the beginning of this pass until each watched gradient was there."""
+        """Seconds from the beginning of this pass until each watched gradient was ready, by name."""
         if self._begun is None:
             return {}
         return {name: self._stopwatch.seconds(self._begun, mark) for name, mark in list(self._ready.items())}

@@ -211,7 +211,7 @@ class Traffic:
         self._tail_bytes = 0.0
         self.row: Row = NOTHING
         """Seconds of the tail, seconds in which the rest was under way, the payload of an all-reduce that
-        would carry as much as the rest, and the rest's latencies in a row; 0 for what nobody can tell."""
+        would carry as much as the rest, and the rest's latencies in a row; 0 for what is unknown."""
 
     @property
     def link(self) -> Link | None:

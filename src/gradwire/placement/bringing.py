@@ -1,6 +1,6 @@
-"""How gradients get to where the engine reads them, and how means get back.
+"""Brings gradients to the memory that the engine reads, and means back to the model.
 
-Two kinds: the engine works on the gradients where they are (`InPlace`), or on copies on the host (`Copies`).
+The engine works on the gradients in place (`InPlace`), or on copies on the host (`Copies`).
 """
 
 from __future__ import annotations
@@ -24,51 +24,52 @@ CAPTURED = (
 
 
 class Brought(Protocol):
-    """A tensor of the model, and where the engine finds it."""
+    """A tensor of the model, and the memory in which the engine works on it."""
 
     @property
     def buffer(self) -> Tensor:
-        """What the engine reads, once it is `ready`, and fills with what is to land."""
+        """The engine reads it after `ready`, and writes to it before `land`."""
 
     def ready(self) -> None:
-        """Block until `buffer` may be read; on the engine's thread. Raises what went wrong on the way."""
+        """Block the engine's thread until `buffer` may be read. Raises if the copy failed."""
 
     def land(self) -> None:
-        """Carry what `buffer` holds back into the tensor. Returns when that is enqueued; once per step."""
+        """Copy `buffer` back into the tensor, once per step. Returns when the copy is enqueued."""
 
 
 class Bringing(Protocol):
-    """Of one attached model. `bring` is called on the thread that computes, the rest on any."""
+    """For one attached model. `bring` is called on the thread that computes, the rest on any thread."""
 
     def bring(self, key: Hashable, source: Tensor) -> Brought:
-        """Start to bring `source`, as the current stream leaves it. A key names one tensor in every step.
+        """Start to bring `source` as it is after the work enqueued in the current stream.
 
-        Raises nothing: peers wait for the step, which has to fail by its verdict. See `Brought.ready`.
+        `key` names the same tensor in every step. Raises nothing: peers wait for the step, which has to fail
+        by its verdict, so an error is raised by `Brought.ready`.
         """
 
     def read(self, source: Tensor) -> Tensor:
-        """`source` where the engine can read it, as it was when gradients were last brought. May wait."""
+        """`source`, readable by the engine, as it was when gradients were last brought. May wait."""
 
     def give(self, value: Tensor, where: torch.device) -> Tensor:
-        """`value`, from where the engine reads, at `where`, in the current stream. Between steps."""
+        """The engine's `value` on the device `where`, in order with the current stream. Between steps."""
 
     def landing(self) -> AbstractContextManager[None]:
-        """Within it, the stream is current in which tensors land: futures of the device are set there."""
+        """A context in which the stream of the landing copies is current, to set the device's futures."""
 
     def join(self) -> None:
-        """Let the stream that is current on this thread see all that has landed so far."""
+        """Make this thread's current stream wait for all copies that have been enqueued so far."""
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of pinned memory in use."""
 
     def copied_s(self) -> float:
-        """Seconds that the copies of the last step took on the device; between steps. May wait for them."""
+        """Seconds that the device spent on the last step's copies. Between steps; may wait for them."""
 
 
 @dataclass(frozen=True)
 class There:
-    """A tensor that the engine reads where it is."""
+    """A tensor that the engine works on in place."""
 
     buffer: Tensor
 
@@ -80,31 +81,26 @@ class There:
 
 
 class InPlace:
-    """Nothing is copied: the engine computes where the model does, and work there is done on return."""
+    """Nothing is copied: the engine works on the model's own device, whose calls return when work is done."""
 
     pinned_bytes = 0
 
     def bring(self, _key: Hashable, source: Tensor) -> Brought:
-        """See `Bringing.bring`."""
         return There(source)
 
     def read(self, source: Tensor) -> Tensor:
-        """See `Bringing.read`."""
         return source
 
     def give(self, value: Tensor, where: torch.device) -> Tensor:
-        """See `Bringing.give`."""
         return value
 
     def landing(self) -> AbstractContextManager[None]:
-        """See `Bringing.landing`."""
         return nullcontext()
 
     def join(self) -> None:
-        """See `Bringing.join`."""
+        pass
 
     def copied_s(self) -> float:
-        """See `Bringing.copied_s`."""
         return 0.0
 
 
@@ -113,12 +109,12 @@ Way: TypeAlias = Literal["out", "in"]
 
 
 class _Room:
-    """Pinned memory for one tensor, and the ends of the copies out of and into the device."""
+    """Pinned memory for one tensor, and the events around its copies out of and into the device."""
 
     def __init__(self, source: Tensor, device: Device) -> None:
         self.memory = device.pinned(source)
         self.ends: dict[Way, tuple[Event, Event]] = {}
-        """Of the last copy each way, if there has been one."""
+        """Start and stop of the last copy in each direction, if there has been one."""
         self._device = device
 
     def suits(self, source: Tensor) -> bool:
@@ -154,7 +150,7 @@ class _Copy:
 
 @dataclass(frozen=True)
 class Lost:
-    """A tensor that could not be copied. The engine hears why, and fails the step on all ranks."""
+    """A tensor that could not be copied. `ready` raises why, which fails the step on all ranks."""
 
     buffer: Tensor
     error: BaseException
@@ -167,10 +163,10 @@ class Lost:
 
 
 class Copies:
-    """To pinned memory on the host and back, on a stream of their own, beside the computation.
+    """Copies to pinned memory on the host and back, in a stream of their own, beside the computation.
 
-    One stream for both ways: so a copy out overwrites pinned memory only after the copy in of the step before
-    has read it.
+    Both directions share one stream, so a copy out overwrites pinned memory only after the previous step's
+    copy in has read it.
     """
 
     def __init__(self, device: Device) -> None:
@@ -178,7 +174,6 @@ class Copies:
         self._rooms: dict[Hashable, _Room] = {}
 
     def bring(self, key: Hashable, source: Tensor) -> Brought:
-        """See `Bringing.bring`."""
         try:
             if self._device.is_capturing():
                 raise GradwireError(CAPTURED)
@@ -190,7 +185,7 @@ class Copies:
         return _Copy(source, room, self._stream)
 
     def read(self, source: Tensor) -> Tensor:
-        """See `Bringing.read`: a copy, in pinned memory that is not kept."""
+        """A copy in pinned memory, which is not kept."""
         copy = self._device.pinned(source)
         with self._device.using(self._stream):
             copy.copy_(source, non_blocking=True)
@@ -198,34 +193,29 @@ class Copies:
         return copy
 
     def give(self, value: Tensor, where: torch.device) -> Tensor:
-        """See `Bringing.give`."""
         there = torch.empty_like(value, device=where)
         with self._device.using(self._device.current()):
             return there.copy_(value)
 
     def landing(self) -> AbstractContextManager[None]:
-        """See `Bringing.landing`."""
         return self._device.using(self._stream)
 
     def join(self) -> None:
-        """See `Bringing.join`."""
         self._device.current().wait_event(self._stream.record_event())
 
     def _room(self, key: Hashable, source: Tensor) -> _Room:
         room = self._rooms.get(key)
         if room is None or not room.suits(source):
             if room is not None:
-                self._rooms.clear()  # buckets have been built anew, others than this one too
+                self._rooms.clear()  # buckets have been rebuilt, so the other shapes changed too
             room = self._rooms[key] = _Room(source, self._device)
         return room
 
     @property
     def pinned_bytes(self) -> int:
-        """See `Bringing.pinned_bytes`."""
         return sum(room.memory.nbytes for room in self._rooms.values())
 
     def copied_s(self) -> float:
-        """See `Bringing.copied_s`."""
         return sum(_lasted_s(*ends) for room in self._rooms.values() for ends in room.ends.values())
 
 

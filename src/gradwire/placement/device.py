@@ -30,18 +30,18 @@ class Stream(Protocol):
     """A queue of work. `torch.Stream` has these methods."""
 
     def record_event(self, event: Any = None, /) -> Any:
-        """Record `event`, or a new one that takes no time, behind the work enqueued so far; returns it."""
+        """Record `event`, or a new one that takes no time, after the work enqueued so far; returns it."""
 
     def wait_event(self, event: Any, /) -> None:
         """Let work that is enqueued from now on start after the point that `event` was recorded at."""
 
 
 class Device(Protocol):
-    """What computes the gradients."""
+    """The device that computes the gradients."""
 
     @property
     def where(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
 
     def current(self) -> Stream:
         """The stream to which operators of this thread go."""
@@ -91,19 +91,15 @@ class HostDevice:
     where = torch.device("cpu")
 
     def current(self) -> Stream:
-        """See `Device.current`."""
         return _NOTHING
 
     def new_stream(self) -> Stream:
-        """See `Device.new_stream`."""
         return _NOTHING
 
     def using(self, stream: Any) -> AbstractContextManager[None]:
-        """See `Device.using`."""
         return nullcontext()
 
     def new_event(self) -> Event:
-        """See `Device.new_event`."""
         return _NOTHING
 
     def pinned(self, like: Tensor) -> Tensor:
@@ -111,11 +107,9 @@ class HostDevice:
         return torch.empty_like(like)
 
     def new_future(self) -> Future[Tensor]:
-        """See `Device.new_future`."""
         return Future()
 
     def is_capturing(self) -> bool:
-        """See `Device.is_capturing`."""
         return False
 
 
@@ -126,16 +120,14 @@ class Accelerator:
         self.where = where
 
     def current(self) -> Stream:
-        """See `Device.current`."""
         return torch.accelerator.current_stream(self.where)
 
     def new_stream(self) -> Stream:
-        """See `Device.new_stream`."""
         return torch.Stream(self.where)
 
     @contextmanager
     def using(self, stream: Any) -> Iterator[None]:
-        """See `Device.using`. A `torch.Stream` as a context manager serves one thread at a time."""
+        """A `torch.Stream` itself, as a context manager, would serve one thread at a time."""
         before = torch.accelerator.current_stream(self.where)
         torch.accelerator.set_stream(stream)
         try:
@@ -144,19 +136,16 @@ class Accelerator:
             torch.accelerator.set_stream(before)
 
     def new_event(self) -> Event:
-        """See `Device.new_event`."""
         return torch.Event(self.where, enable_timing=True)
 
     def pinned(self, like: Tensor) -> Tensor:
-        """See `Device.pinned`."""
         return torch.empty_like(like, device="cpu", pin_memory=True)
 
     def new_future(self) -> Future[Tensor]:
-        """See `Device.new_future`. torch makes such futures for devices that it was built with only."""
+        """torch makes such futures only for devices that it was built with."""
         return Future(devices=[self.where])
 
     def is_capturing(self) -> bool:
-        """See `Device.is_capturing`."""
         return self.where.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 

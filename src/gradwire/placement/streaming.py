@@ -29,7 +29,7 @@ class StreamComm(Comm):
         self.rank, self.world, self._comm = comm.rank, comm.world, comm
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """As `Comm.issue`."""
+        """Enqueue the collective by the library's own algorithm; the host does not wait."""
         return _Enqueued(self._comm.issue(replace(round_, algorithm="library"), tensor, out))
 
 

@@ -97,7 +97,7 @@ class Cluster:
         return algorithm_of(verb, name).volume(self.workers)  # from neighbour to neighbour
 
     def inside_s(self, share_bytes: float) -> float:
-        """Adding up inside a node, or gathering there: each rank ends up with, or brings, so many bytes."""
+        """Seconds to add up, or gather, inside a node; each rank ends up with, or brings, `share_bytes`."""
         if self.inside is None:
             return 0.0
         return algorithm_of("all_gather", "ring").seconds(share_bytes, self.per_node, self.inside)

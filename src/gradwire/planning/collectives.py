@@ -39,7 +39,7 @@ class Transfer(NamedTuple):
 
 
 def levels(world: int) -> int:
-    """⌈log2 N⌉: the rounds after which a binomial tree has reached everybody.
+    """⌈log2 N⌉: the rounds after which a binomial tree has reached all ranks.
 
     >>> [levels(world) for world in (1, 2, 3, 4, 8)]
     [0, 1, 2, 2, 3]
@@ -82,7 +82,7 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("all_reduce", "ring"): Algorithm(_twice(_others), _twice(_others_share)),
     # Up to a root and down again, whole payloads on every level.
     ("all_reduce", "tree"): Algorithm(_twice(levels), _twice(levels)),
-    # A parameter server: its one cable carries everybody's payload in, and the sum to everybody.
+    # A parameter server: its one link carries all ranks' payloads in, and the sum to all ranks.
     ("all_reduce", "star"): Algorithm(_twice(_once), _twice(_others)),
     # Doubling: twice as much in every round.
     ("all_gather", "tree"): Algorithm(levels, _others),
@@ -92,7 +92,7 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("broadcast", "scatter"): Algorithm(lambda world: world, _twice(_others_share)),
     # An all-reduce to which all but one bring zeros: no root, and no order to agree on.
     ("broadcast", "zeros"): Algorithm(_twice(_others), _twice(_others_share)),
-    # Everybody exchanges a row with everybody else, pair by pair.
+    # Every rank exchanges a row with every other, pair by pair.
     ("all_to_all", "pairs"): Algorithm(_others, _others_share),
     ("shift", "direct"): Algorithm(_once, _once),
 }
@@ -174,9 +174,9 @@ def calibrated(
 ) -> Network:
     """`network` with no link faster per byte than a dense gradient found it to be.
 
-    That took `dense_s`, in so many `collectives` of `payload_bytes` together. Probes keep within a part of a
-    step: on a slow link they are short enough to go through a shaper's burst or a switch's buffer, and find
-    any bandwidth. Latencies stay as probed, for which small messages are right.
+    The dense gradient took `dense_s`, in `collectives` collectives of `payload_bytes` together. Probes take
+    only a part of a step. On a slow link they are short enough to pass through a shaper's burst or a switch's
+    buffer, and then find too high a bandwidth. Latencies stay as probed, for which small messages are right.
 
     >>> probed = Network(Link(alpha_s=1e-3, beta_s=0.0))
     >>> calibrated(probed, dense_s=1.512, payload_bytes=1e8, collectives=2, world=4).link
@@ -224,7 +224,7 @@ def serial_bytes(verb: str, payload_bytes: float, world: int) -> float:
 
 
 def payload_for(verb: str, wire_bytes: float, world: int) -> int:
-    """The payload, in whole float32 of each rank and row, with about so many serial bytes."""
+    """The payload with about `wire_bytes` serial bytes, in whole float32 of each rank and row."""
     each = wire_bytes / max(serial_bytes(verb, 1.0, world), 1e-9)
     step = 4 * world
     return max(round(each / step), 1) * step

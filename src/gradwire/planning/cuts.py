@@ -1,8 +1,8 @@
 """Where to cut a lane into units, and tensors into groups.
 
-The first functions turn the elements of a lane's parameters, in order, into inner cut points in elements.
-The others group tensors in ready order: there a cut k lies between the k-th tensor and the next, counted from
-one.
+The first functions take the sizes of a lane's parameters, in order, and return the inner cut points, both in
+elements. The others group tensors in ready order: cut k lies between the k-th tensor, counted from one, and
+the next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 
 def even_cuts(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
-    """Equal units of at most `unit_elements` elements, wherever parameters end.
+    """Equal units of at most `unit_elements` elements, which need not end where parameters end.
 
     >>> even_cuts((2, 8), 4)
     (3, 6)
@@ -30,7 +30,7 @@ def layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def fixed_cuts(sizes: Sequence[int], cuts: Sequence[int], numel: int) -> tuple[int, ...]:
-    """What was planned for a lane of `numel` elements; any other (of another dtype, say) stays one unit.
+    """The planned `cuts` for a lane of `numel` elements; another lane, of another dtype say, is one unit.
 
     >>> fixed_cuts((2, 8), (6,), numel=10), fixed_cuts((4,), (6,), numel=10)
     ((6,), ())
@@ -53,12 +53,11 @@ def ramped_cuts(
 ) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
-    The wire idles until the first unit is ready, and what is ready last cannot hide behind anything, so
-    neither is large; every round costs a latency and CPU time, so there are few. In sixteenths of the arena:
-    2, 6, 5, 2, 1. Units above `largest` elements (25 MB of float32) are divided until they fit. What a round
-    costs does not shrink with the lane (1 ms of CPU time on a core that computes), so one of up to `small`
-    elements gets four units, of 6, 6, 3 and 1 sixteenths, and one too small for units of `smallest` is
-    halved at most.
+    The wire idles until the first unit is ready, and the last unit overlaps with nothing, so both are small.
+    Every round costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the lane.
+    Units above `largest` elements (25 MB of float32) are divided until they fit. The cost of a round does not
+    shrink with the lane (1 ms of CPU time on a core that computes). So a lane of up to `small` elements gets
+    four units, of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets two at most.
 
     >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
     (200, 500, 800, 1300, 1500)
@@ -76,11 +75,11 @@ def ramped_cuts(
 
 
 def phased_cuts(sizes: Sequence[int], interval: int, edges: Sequence[float] = PHASED_RAMP) -> tuple[int, ...]:
-    """Cuts for an interval: every phase gets one unit of each segment, spread over the backward.
+    """Cuts for an interval I: every phase gets one unit of each segment, spread over the backward pass.
 
     Unit t belongs to phase (-t) mod I, and each segment is divided into I equal units, so all phases carry
-    the same bytes. Segments end at the shares `edges` of all elements; where nobody knows better they are 2,
-    4, 4, 3, 2 and 1 sixteenths: small where nothing is left to hide behind.
+    the same bytes. Segments end at the shares `edges` of all elements. The default segments are 2, 4, 4, 3, 2
+    and 1 sixteenths: the last ones are small because less of the backward pass is left to overlap with.
 
     >>> phased_cuts((320,), interval=2)
     (20, 40, 80, 120, 160, 200, 230, 260, 280, 300, 310)
@@ -105,7 +104,7 @@ Cuts = tuple[int, ...]
 
 
 def groups_of(cuts: Cuts, tensors: int) -> list[tuple[int, int]]:
-    """(first, stop) of every group.
+    """The tensors [first, stop) of every group.
 
     >>> groups_of((2, 3), 5)
     [(0, 2), (2, 3), (3, 5)]
@@ -114,12 +113,12 @@ def groups_of(cuts: Cuts, tensors: int) -> list[tuple[int, int]]:
 
 
 def layer_wise(tensors: int) -> Cuts:
-    """Every tensor alone."""
+    """A group for every tensor."""
     return tuple(range(1, tensors))
 
 
 def even_groups(tensors: int, parts: int) -> Cuts:
-    """As many tensors in every group: MergeComp's naive split, which does not look at their sizes.
+    """Groups of equally many tensors, whatever their sizes: MergeComp's naive split.
 
     >>> even_groups(7, 3)
     (2, 4)
@@ -129,6 +128,6 @@ def even_groups(tensors: int, parts: int) -> Cuts:
 
 
 def element_cuts(cuts: Cuts, numel: Sequence[int]) -> tuple[int, ...]:
-    """The same cuts counted in elements, as an arena takes them."""
+    """`cuts` between tensors of `numel` elements each, as cuts between elements, which an arena takes."""
     ends = list(accumulate(numel, initial=0))
     return tuple(ends[cut] for cut in cuts)

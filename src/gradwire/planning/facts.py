@@ -16,8 +16,8 @@ class Facts:
 
     `allreduce_s` adds up `collectives_s`, the collectives' own durations, each the least over ranks;
     `backward_s` is the backward pass alone; `world` is the number of ranks. `backward` says when which
-    parameter is ready, in layout order, and `network` what the links are like; `codec` what the codec costs
-    that a recipe asks about, of which a rank decodes so many `payloads` per unit; `uses` are multiply-adds
+    parameter is ready, in layout order, and `network` describes the links. `codec` is the cost of the codec
+    that a recipe asks about; a rank decodes `payloads` payloads of it per unit. `uses` are multiply-adds
     per weight in a forward pass, by parameter name. `dense_s` is what an ordinary dense step, whose
     communication overlaps with its backward pass, takes from the start of that pass to the verdict on the
     slowest rank. `None` if not measured. `gradient_bytes` is the size of the gradient, and `buckets`
@@ -118,7 +118,7 @@ def typical(steps: Sequence[Facts]) -> Facts:
 
 @dataclass(frozen=True)
 class Watched:
-    """So many ranks, and the elements of the parameters in the main recipe's lane, in order."""
+    """The number of ranks, and the elements of each parameter in the main recipe's lane, in order."""
 
     world: int
     sizes: tuple[int, ...]

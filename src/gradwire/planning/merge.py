@@ -233,7 +233,7 @@ def _best_of(seconds: Seconds, tensors: int, groups: int) -> Cuts:
 
 
 def bisected(seconds: Seconds, tensors: int, head: Cuts = ()) -> Cuts:
-    """`head` and one more cut behind it, where `seconds` stops falling; O(log N) calls."""
+    """`head` and one more cut after it, where `seconds` stops falling; O(log N) calls."""
     low, high = (head[-1] if head else 0) + 1, tensors - 1
     while low < high:
         middle = (low + high) // 2

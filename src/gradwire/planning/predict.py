@@ -30,7 +30,7 @@ What = Literal["backward", "encode", "wire", "decode"]
 
 @dataclass(frozen=True)
 class UnitWork:
-    """One unit of a step: ready so many seconds after the backward pass has begun, then these collectives.
+    """One unit of a step: ready `ready_s` after the backward pass has begun, then these collectives.
 
     `codec.encode` includes what the worker does before it, such as folding the gradient into the memory.
     `decodes` is how many payloads of the whole unit are decoded: N after an all-gather, 1 where ranks
@@ -73,7 +73,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step: `compute_s` of it without any communication; `exposed_s` is what is not hidden behind that."""
+    """A step of `step_s`. It takes `compute_s` without any communication, and `exposed_s` more with it."""
 
     step_s: float
     compute_s: float
@@ -81,7 +81,7 @@ class Prediction:
 
     @property
     def exposed_s(self) -> float:
-        """What communication and codec add to the step."""
+        """Seconds that communication and codec add to the step."""
         return self.step_s - self.compute_s
 
     def busy_s(self, what: What) -> float:
@@ -121,7 +121,7 @@ def predict(
     compute_s = before_s + backward_s
     ended_s = max(backward_s + stage.held_s, worker, stage.wire_free_s)
     if tail is not None:
-        # One that waits for no decode goes out with the last unit, behind it on the wire.
+        # A tail that waits for no decode goes out with the last unit, after it on the wire.
         issued_s = ended_s if tail.waits else max(backward_s + stage.held_s, stage.issued_s)
         stage.wire(-1, tail.round, issued_s)
         ended_s = max(ended_s, stage.wire_free_s)

@@ -1,12 +1,13 @@
-"""How strongly to compress which layer: the less often a weight is used, the more.
+"""The compression rate of each layer: weights that are used less often are compressed more.
 
-ScaleCom (Chen et al. 2020, section 4): a weight that takes part in many multiply–adds per sample has a
-gradient that many positions agree on, and is compressed less. A convolution's weights are used once per
-output pixel, a linear layer's once.
+ScaleCom (Chen et al. 2020, section 4): the gradient of a weight that takes part in many multiply–adds per
+sample is a sum over many positions, and is compressed less. A convolution's weights are used once per output
+pixel, a linear layer's once.
 
-Differences from the paper: its text lost the first two ranges; they are those that reproduce its reports
-from shapes (ResNet-18 128x for 112x, ResNet-50 101x for 96x, MobileNetV2 173x for 155x). It counts per
-worker, at a batch of 32, and "adjusts" for other batches; here the thresholds move with the batch.
+Differences from the paper: the first two ranges are missing in its text. Those used here come close to the
+rates that it reports (ResNet-18 128x for 112x, ResNet-50 101x for 96x, MobileNetV2 173x for 155x). The paper
+counts per worker, at a batch of 32, and "adjusts" for other batches; here the thresholds scale with the
+batch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RateRule:
-    """`rates` (n + 1,) for n `thresholds` of multiply–adds per weight and sample, both ascending in use.
+    """`rates` (n + 1,) for n ascending `thresholds`, in multiply–adds per weight and sample.
 
-    Up to the first threshold the first rate, up to the second the second, above the last one the last.
+    A weight used up to the first threshold has the first rate, up to the second the second, and so on; one
+    used more than the last threshold has the last. Raises `ValueError` if the numbers do not fit together.
     """
 
     thresholds: tuple[float, ...] = (128.0, 196.0)
@@ -31,9 +33,10 @@ class RateRule:
             raise ValueError(f"{self}: n ascending thresholds need n + 1 rates")
 
     def __call__(self, weights: int, macs: float, batch: int | None = None) -> float:
-        """How many times fewer values travel for a layer of so many weights and multiply–adds per sample.
+        """The rate of a layer of `weights` weights and `macs` multiply–adds per sample: one value in `rate`
+        travels.
 
-        A per-worker `batch` other than the rule's uses every weight as many times more or less often.
+        `batch` is the samples per worker, by default the rule's. A larger one uses every weight more often.
 
         >>> rule = RateRule()
         >>> rule(9, 9 * 200), rule(9, 9 * 150), rule(9, 9), rule(9, 9, batch=32 * 200)
@@ -46,9 +49,9 @@ class RateRule:
 def rates_of(uses: Mapping[str, float], rule: RateRule | None = None) -> dict[str, int]:
     """Rates by glob patterns over parameter names, from multiply-adds per weight over a rank's whole batch.
 
-    For 4.5k tokens that gives 141 per weight of a linear layer, in batches of 32, and so 50x, near the 47x
-    that the paper reports for its transformer. No pattern matches a name with no use, which nobody could
-    count, but for those beside a used one in the same module, such as biases.
+    With 4.5k tokens a linear layer's weight is used 4500 / 32 = 141 times per sample of a batch of 32. So it
+    gets 50x, near the 47x that the paper reports for its transformer. A use of 0 means that none was counted:
+    no pattern matches such a name, unless its module has a counted one, as a bias beside its weight.
 
     >>> rates_of({"conv.weight": 32 * 256.0, "fc.weight": 32.0, "fc.bias": 0.0})
     {'conv.*': 25, 'fc.*': 400}
@@ -67,7 +70,7 @@ def rates_of(uses: Mapping[str, float], rule: RateRule | None = None) -> dict[st
 
 
 def overall_rate(layers: Iterable[tuple[int, float]], rule: RateRule | None = None) -> float:
-    """What a network's (weights, multiply–adds) come to together: all weights over those that travel.
+    """The rate of a whole network, given as (weights, multiply–adds) by layer: all weights over those sent.
 
     >>> overall_rate([(100, 0.0), (100, 1e6)])
     47.05882352941177
@@ -79,9 +82,10 @@ def overall_rate(layers: Iterable[tuple[int, float]], rule: RateRule | None = No
 
 
 def patterns_of(rates: Mapping[str, int | None]) -> dict[str, int]:
-    """The same rates by glob patterns over parameter names, the first match counting, as few as possible.
+    """The same rates by as few glob patterns over parameter names as possible; the first match counts.
 
-    A module whose parameters all have one rate becomes a single pattern. `None` is what none may match.
+    A module whose parameters all have one rate becomes a single pattern. No pattern matches a name with
+    `None`.
 
     >>> patterns_of({"a.0.weight": 25, "a.1.weight": 25, "b.weight": 50, "b.bias": 400, "c": 400})
     {'a.*': 25, 'b.weight': 50, 'b.bias': 400, 'c': 400}

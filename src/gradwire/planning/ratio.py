@@ -61,7 +61,7 @@ def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float =
 
 
 def fine_ratios(low: float = LOWEST, high: float = HIGHEST, number: int = 101) -> tuple[float, ...]:
-    """So many ratios at equal distances on a logarithmic scale, the largest first."""
+    """`number` ratios at equal distances on a logarithmic scale, the largest first."""
     return tuple(float(ratio) for ratio in np.geomspace(high, low, number))
 
 
@@ -183,9 +183,9 @@ ALL_GATHER, RING, TREE, STAR = "all_gather", "ring", "tree", "star"
 def ways(value_bytes: float, index_bytes: float | None = None) -> dict[str, tuple[Sends, ...]]:
     """The collectives of every way to agree on k chosen values of `value_bytes` together.
 
-    `index_bytes` is what their places take: as much as the values in the paper, less if they are coded.
-    Everybody's places and values by all-gather, in its tree form; or the leader's places by a tree
-    broadcast and the values by an all-reduce.
+    `index_bytes` is the size of their indices: as much as the values in the paper, less if they are coded.
+    Either all ranks' indices and values travel by all-gather, in its tree form; or the leader's indices by a
+    tree broadcast and the values by an all-reduce.
     """
     places = value_bytes if index_bytes is None else index_bytes
     spread = Transfer("broadcast", places, "tree")

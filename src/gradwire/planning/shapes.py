@@ -105,8 +105,8 @@ def ready_of(profile: Profile, before_s: float, backward_s: float, overlap: bool
     """When which parameter is ready: in reverse order, when its layer's share of the multiply-adds is done.
 
     A layer's parameters are ready together. Where no layer says its multiply-adds, all take equally long.
-    Without `overlap` everything is ready when the backward pass ends, as in the last step of an accumulation
-    that synchronizes behind it.
+    Without `overlap` everything is ready when the backward pass ends, as where an accumulation synchronizes
+    after its last pass.
 
     >>> profile = Profile("two", "", (Layer("a", 3, ((2, 2),)), Layer("b", 1, ((5,), (1,)))))
     >>> ready_of(profile, 1.0, 4.0)

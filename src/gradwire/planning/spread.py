@@ -1,4 +1,4 @@
-"""Has a time changed, or does it only vary? What medians of repeated measurements can tell."""
+"""Whether a time has changed or only varies, by the medians of repeated measurements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import median
 
 WINDOW = 15
-"""Steps in a median: eight new ones turn it."""
+"""Steps in a median; eight of them have to change before it does."""
 CERTAIN = 5.0
-"""So many standard errors a difference must have: it is looked at again and again in a long run."""
+"""Standard errors that a difference must have. They are many because a long run compares often."""
 
 
 def noise_of(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""star_topk, var_topk, ar_topk: the places of one rank's top-k for everybody, values by all-reduce.
+"""star_topk, var_topk, ar_topk: the indices of one rank's top-k for all ranks, values by all-reduce.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 section III. Differences from the paper: see `gradwire.exchange.ar_topk`; vectors and tiny tensors travel
@@ -23,7 +23,7 @@ def star_topk(
 ) -> Composition:
     """The top-k places of a leader in turn for all ranks, with error feedback: traffic constant in the world.
 
-    Travels: one rank's choice of places once, and everybody's values there.
+    Travels: one rank's choice of places once, and all ranks' values there.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", STAR-Topk.
     Use when: the ranks' data are alike, the network is 2 to 10 times too slow, and one choice for the whole
         gradient should beat overlap (fused=False cuts it).
@@ -37,7 +37,7 @@ def var_topk(
 ) -> Composition:
     """The top-k places of the rank whose top-k is largest for all ranks, with error feedback.
 
-    Travels: a norm per rank, one rank's choice of places, and everybody's values there.
+    Travels: a norm per rank, one rank's choice of places, and all ranks' values there.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", VAR-Topk.
     Use when: ranks' gradients differ in size, as on skewed shards; all ranks choose, and a round more.
     """
@@ -54,7 +54,7 @@ def ar_topk(
 ) -> Composition:
     """As star_topk or var_topk, whichever has sent the larger share of the gradient of late.
 
-    Travels: one rank's choice of places, everybody's values there, and what share they are.
+    Travels: one rank's choice of places, all ranks' values there, and what share they are.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", section V.
     Use when: it is unknown whether the ranks' gradients differ in size, or that changes.
     """

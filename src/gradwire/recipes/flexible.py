@@ -51,7 +51,7 @@ def flexible(
 ) -> Composition:
     """Top-k of a ratio and by a collective that follow the link and the gradient while training goes on.
 
-    Travels: the places of one rank's choice and everybody's values there, or everybody's own of both.
+    Travels: the places of one rank's choice and all ranks' values there, or each rank's own of both.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning".
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
 
@@ -72,7 +72,9 @@ def flexible(
         if given not in known:
             raise ValueError(f"{name}={given!r} is none of {', '.join(known)}")
     if every < 1:
-        raise ValueError(f"every={every}: so many steps from one look at the gradient to the next")
+        raise ValueError(
+            f"every={every} must be at least 1: the steps from one look at the gradient to the next"
+        )
     for option, by in (("link_change", link_change), ("gain_change", gain_change)):
         if not by > 0.0:
             raise ValueError(f"{option}={by} must be positive: a share, such as 0.2 for a fifth")
@@ -98,7 +100,7 @@ def flexible(
 
 
 def exchange_of(ratio: float, way: str, elect: Election = "round_robin") -> Exchange:
-    """What carries the choice: everybody's own by all-gather, or a leader's by ring or tree."""
+    """The exchange of a choice: each rank's own by all-gather, or a leader's by ring or tree."""
     if way == ALL_GATHER:
         return remember(gather(sparse(top_k(ratio))))
     if way == TREE:  # the library's broadcast is one, too: ⌈log2 N⌉ hops, where a scatter takes N

@@ -1,4 +1,4 @@
-"""leader_topk: one rank's top-k indices for everybody (CLT-k of ScaleCom, STAR and VAR of AR-Topk).
+"""leader_topk: one rank's top-k indices for all ranks (CLT-k of ScaleCom, STAR and VAR of AR-Topk).
 
 Differences from the papers: per unit, not fused over the gradient; indices are spread by an all-reduce
 (see `gradwire.exchange.leader`), in the shortest of three forms (see `gradwire.codec.indices`); the memory's
@@ -19,7 +19,7 @@ def leader_topk(
 ) -> Composition:
     """One leader's top-k for all ranks with error feedback: traffic constant in the world.
 
-    Travels: one rank's choice of places once, and everybody's values there.
+    Travels: one rank's choice of places once, and all ranks' values there.
     Paper: Chen et al. 2020, "ScaleCom", section 3; Tyagi and Swany 2024, AR-Topk.
     Use when: the network is more than 3 times too slow, on any number of ranks.
     """

@@ -12,7 +12,7 @@ from gradwire.recipes.base import Composition, register
 
 @register
 def local_every(interval: int = 8) -> Composition:
-    """Accumulate locally, and all-reduce everything at once every so many steps.
+    """Accumulate locally, and all-reduce everything at once every few steps.
 
     Travels: the sum of k steps' gradients, in one of k steps.
     Paper: none; what GComp (section 5) compares with.

@@ -49,11 +49,11 @@ def mergecomp(
 ) -> Composition:
     """Any recipe in groups of tensors: fewer calls of a codec, and still overlap with backward.
 
-    Where to cut is found within some 30 steps by default, five of them dense, and then stays; who resumes
-    from a checkpoint before that stays with one group. `split="timed"` takes at most so many `steps`, by
-    default as many as the paper's search for two groups; where that is too few, as for three groups of many
-    tensors, neighbouring tensors stay together. The paper's search (`"search"`, `"timed"`) stops when one
-    group more gains less than the share `alpha`, for which no value is published.
+    By default the cuts are found within some 30 steps, five of them dense, and then stay. A run that resumes
+    from an earlier checkpoint stays with one group. `split="timed"` takes at most `steps` steps, by default
+    as many as the paper's search for two groups. Where that is too few, as for three groups of many tensors,
+    neighbouring tensors stay together. The paper's search (`"search"`, `"timed"`) stops when one more group
+    gains less than the share `alpha`, for which no value is published.
 
     Cuts are chosen by time alone. They may change the loss as well, because a selector chooses within each
     group; so a decision may trade loss for time (figures in `docs/choosing.md`).

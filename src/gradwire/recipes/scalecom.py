@@ -1,4 +1,4 @@
-"""scalecom: one worker's choice for everybody, in turn, with a low-pass filter on what waits.
+"""scalecom: one worker's choice for all ranks, in turn, with a low-pass filter on what waits.
 
 Chen et al. 2020, "ScaleCom: scalable sparsified gradient compression for communication-efficient distributed
 training": CLT-k (section 2, equation 3), the low-pass filter (equation 5), chunk-wise selection and rates per
@@ -6,8 +6,8 @@ layer (section 4), a dense start.
 
 Differences from the paper: indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`),
 with no parameter server; vectors and tiny tensors travel densely; the dense start lasts `warmup_steps`, not
-one to five epochs, which nobody here knows; layers have the same `rate` unless `rates` says otherwise, which
-with "auto" follows from what the first forward pass does with each weight.
+one to five epochs, whose length is unknown here; layers have the same `rate` unless `rates` says otherwise,
+which with "auto" follows from what the first forward pass does with each weight.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def scalecom(
 ) -> Composition:
     """One leader's largest of every chunk for all ranks, in turn, with low-pass error feedback.
 
-    Travels: one rank's choice of places, a share of each layer, and everybody's values there.
+    Travels: one rank's choice of places, a share of each layer, and all ranks' values there.
     Paper: Chen et al. 2020, "ScaleCom".
     Use when: traffic must fall by 25 to 400 times on any number of ranks; the paper's beta of 0.1 to 0.3 may
         help where the learning rate has been scaled up with the batch.

@@ -18,7 +18,7 @@ SMALLEST_BYTES = 1 << 20
 
 
 def cap_for(total_bytes: int, *, fine: bool) -> int:
-    """Bytes of a bucket at most: 25 MiB, or, if they shall be `fine`, so many that there are about 32.
+    """The most bytes of a bucket: 25 MiB or, if buckets shall be `fine`, about a 32nd of `total_bytes`.
 
     Fine buckets let encoding begin while most of the backward pass is still to come. Where buckets travel as
     they are, larger ones cost fewer collectives.
@@ -63,7 +63,7 @@ class Bucket:
         device: torch.device,
         rows: Mapping[str, int] | None = None,
     ) -> None:
-        """Of a parameter in `rows` only so many rows are there; those beyond are filled with zeros."""
+        """`rows` says how many rows of a parameter there are; the rows beyond are filled with zeros."""
         starts = tuple(accumulate((spec.numel for spec in specs), initial=0))
         self.index = index
         self.buffer = torch.zeros(starts[-1], dtype=specs[0].dtype, device=device)

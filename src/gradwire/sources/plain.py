@@ -68,7 +68,7 @@ class PlainParameters(Source):
         return self._replicas
 
     def check(self) -> None:
-        """As every source; and a module is attached once."""
+        """Check what every source checks, and that the module is not attached already."""
         super().check()
         if self.model in _ATTACHED:
             raise ValueError("this module is attached already: its gradients would be exchanged twice")

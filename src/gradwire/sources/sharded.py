@@ -119,7 +119,7 @@ class ShardedParameters(PlainParameters):
         return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
     def give(self, name: str, view: Tensor) -> None:
-        """As a tensor that is sharded as the parameter is."""
+        """Set the gradient to `view`, sharded like the parameter."""
         parameter = self.parameters[name]
         assert isinstance(parameter, DTensor), "checked"
         now = parameter.grad
@@ -135,7 +135,7 @@ class ShardedParameters(PlainParameters):
         )
 
     def add_to_grad(self, spec: ParameterSpec, flat: Tensor) -> None:
-        """Of `flat`, which is filled up with zeros, what this rank has."""
+        """Add this rank's rows of `flat`, which is padded with zeros."""
         parameter = self.parameters[spec.name]
         assert isinstance(parameter, DTensor), "checked"
         late = spec.shaped(flat)[: self._rows.get(spec.name)].to(parameter.dtype)

@@ -26,7 +26,7 @@ BOTH = {
 
 
 def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[str, float]:
-    """See `Wire.metrics`. Between steps, on the thread that trains."""
+    """The numbers of `Wire.metrics`, by name. Between steps, on the thread that trains."""
     backward.resolve()
     engine, history = backward.engine, backward.history
     found: dict[str, float] = {"step": engine.step, "skipped_steps": history.skipped}

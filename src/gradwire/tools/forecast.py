@@ -1,6 +1,6 @@
 """What a step of a recipe should take on a cluster, before anything is measured there.
 
-The layout is the one that the engine would build, the rounds are those that the recipe announces behind every
+The layout is the one that the engine would build, the rounds are those that the recipe announces after every
 warm-up, and the step is the cost model's (`gradwire.planning.predict`). Each collective is first turned into
 its seconds on the cluster, so that flat worlds, nodes and late workers differ in nothing else.
 """
@@ -36,14 +36,14 @@ NEAR_LOSSLESS_SHARE = 0.45
 0.45 was seen in a small transformer, 0.33 and 0.37 are the paper's."""
 
 LOSSLESS_SHARE = 0.88
-"""The same of lossless frames, as seen there."""
+"""The share that travels of lossless frames, as seen in the same places."""
 
 _SECONDS = Network(Link(alpha_s=0.0, beta_s=1.0))
-"""Where a payload of so many "bytes" takes so many seconds: rounds come here with their time known."""
+"""A link on which n "bytes" take n seconds, for rounds whose time is known already."""
 
 
 _BYTES = 4
-"""Of an element, as ranks of a node add it up."""
+"""Bytes of an element while the ranks of a node add it up."""
 
 Rounds = tuple[Round, ...]
 

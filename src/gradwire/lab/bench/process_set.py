@@ -83,7 +83,7 @@ class WorkerEnd:
 
 WORKER = "gradwire.lab.bench.worker"
 
-# After one rank reports an error its peers usually follow at once: wait so long for their words too.
+# After one rank reports an error its peers usually follow at once: wait this long for their reports.
 _GRACE_S = 1.0
 _LOG_TAIL_BYTES = 4000
 

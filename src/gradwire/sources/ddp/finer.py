@@ -1,7 +1,7 @@
 """Smaller DDP buckets, so that gradients reach the arena while backward still runs.
 
 DDP hands over whole buckets. At its default of 25 MB most of a model arrives only when backward ends,
-and whatever was to be hidden behind backward shows. Where units are cut is gradwire's business, so the
+so communication cannot overlap with it. gradwire cuts units where it likes, so the
 buckets only have to be fine. DDP can rebuild its reducer (it does when it is unpickled), but has no public
 call for it: this is the one place that uses private names, and without them the buckets stay as they are.
 """

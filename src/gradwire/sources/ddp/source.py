@@ -117,7 +117,7 @@ class DDPBuckets(Source):
         return self._group
 
     def check(self) -> None:
-        """As every source; and DDP needs buckets."""
+        """Check what every source checks, and that DDP has buckets."""
         super().check()
         if getattr(self._ddp, "_use_python_reducer", False):
             raise ValueError(
