@@ -23,7 +23,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -45,7 +45,7 @@ from gradwire.moment import Moment
 from gradwire.planning import shapes
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
-from gradwire.planning.cuts import Cuts, even_groups, groups_of, layer_wise
+from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes.mergecomp import dearer
@@ -106,8 +106,8 @@ def group_cost(cost: CodecCost, per_element: float, network: Network, world: int
 
 
 def joined(of: Backward, tensors: int) -> Backward:
-    """Neighbours joined until so few tensors are left, that brute force can try everything."""
-    groups = groups_of(even_groups(len(of.numel), tensors), len(of.numel))
+    """Neighbours joined until only `tensors` are left, for which brute force can try everything."""
+    groups = list(pairwise((0, *even_groups(len(of.numel), tensors), len(of.numel))))
     ready = tuple(of.ready_s[stop - 1] for _first, stop in groups)
     return Backward(of.before_s, ready, tuple(sum(of.numel[a:b]) for a, b in groups), of.total_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from random import Random
 from statistics import mean
 
 import pytest
@@ -11,23 +12,13 @@ import torch
 
 from gradwire.codec.indices import index_words
 from gradwire.moment import Moment
-from gradwire.planning.collectives import Transfer, fastest, time_of, total_time
+from gradwire.planning.collectives import Transfer, fastest, levels, time_of, total_time
 from gradwire.planning.costs import Link, Network
-from gradwire.planning.ratio import (
-    ALL_GATHER,
-    HIGHEST,
-    LOWEST,
-    RING,
-    TREE,
-    best_ratio,
-    by_thresholds,
-    fine_ratios,
-    ways,
-)
+from gradwire.planning.ratio import ALL_GATHER, HIGHEST, LOWEST, RING, TREE, ways
 from gradwire.recipes import recipe
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 from tests.papers.nsga2 import POPULATION, genetic_ratio
-from tests.support.planning_problems import typical
+from tests.support.planning_problems import best_ratio, fine_ratios, typical
 
 NAMES = (ALL_GATHER, RING, TREE)
 
@@ -46,6 +37,37 @@ def cells_vi() -> Iterator[tuple[float, Link, dict[str, float]]]:
 
 def predicted(kept: float, found: Link) -> dict[str, float]:
     return {name: total_time(ways(kept)[name], WORLD, Network(found)) for name in NAMES}
+
+
+def ring_over_tree(world: int, kept_bytes: float) -> float:
+    """Equation 5a: the ring is faster below this α/β (bytes); infinite where it never loses.
+
+    It divides by zero for two ranks, where ring and tree cost the same.
+    """
+    hops = world - 1
+    if hops == levels(world):
+        return math.inf
+    return (levels(world) - hops / world) / (hops - levels(world)) * kept_bytes
+
+
+def ring_over_all_gather(world: int, kept_bytes: float) -> float:
+    """Equation 5b: AR-Topk by a ring is faster than the all-gather below this α/β (bytes)."""
+    return (1 - 1 / world - levels(world) / (2 * (world - 1))) * kept_bytes
+
+
+def tree_over_all_gather(world: int, kept_bytes: float) -> float:
+    """Equation 5c: AR-Topk by a tree is faster than the all-gather below this α/β (bytes)."""
+    return ((world - 1) / levels(world) - 1.5) * kept_bytes
+
+
+def by_thresholds(world: int, kept_bytes: float, latency_bytes: float) -> str:
+    """The paper's rule: the better of ring and tree by 5a, if 5b or 5c puts it before the all-gather.
+
+    `latency_bytes` is α/β, the bytes that could have travelled during one latency.
+    """
+    if latency_bytes < ring_over_tree(world, kept_bytes):
+        return RING if latency_bytes < ring_over_all_gather(world, kept_bytes) else ALL_GATHER
+    return TREE if latency_bytes < tree_over_all_gather(world, kept_bytes) else ALL_GATHER
 
 
 def test_table_vi_within_3_percent_on_average_and_11_at_most() -> None:
@@ -68,6 +90,34 @@ def test_the_winners_of_table_vi_are_all_found_by_cost_and_by_threshold() -> Non
         assert by_thresholds(WORLD, kept, at.alpha_s / at.beta_s) == winner
         found += 1
     assert found == 36
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 16, 64])
+def test_the_papers_thresholds_choose_the_cheapest(world: int) -> None:
+    draw = Random(world)
+    for _ in range(300):
+        kept, network = (
+            10 ** draw.uniform(3, 8),
+            Network(Link(10 ** draw.uniform(-5, -1), 10 ** draw.uniform(-10, -7))),
+        )
+        link = network.link
+        seconds = {name: total_time(ways(kept)[name], world, network) for name in (ALL_GATHER, RING, TREE)}
+        chosen = by_thresholds(world, kept, link.alpha_s / link.beta_s)
+        assert seconds[chosen] <= min(seconds.values()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("world", [4, 8, 32])
+def test_both_cost_the_same_at_a_threshold(world: int) -> None:
+    kept = 1e6
+    for threshold, names in (
+        (ring_over_tree, (RING, TREE)),
+        (ring_over_all_gather, (RING, ALL_GATHER)),
+        (tree_over_all_gather, (TREE, ALL_GATHER)),
+    ):
+        latency_bytes = threshold(world, kept)
+        network = Network(Link(latency_bytes * 1e-8, 1e-8))
+        one, other = (total_time(ways(kept)[name], world, network) for name in names)
+        assert one == pytest.approx(other)
 
 
 def test_table_ii_ring_within_3_percent() -> None:

@@ -16,7 +16,7 @@ from gradwire.kernels import topk_indices
 from gradwire.memory import LowPass
 from gradwire.moment import Moment
 from gradwire.planning import shapes
-from gradwire.planning.rates import overall_rate
+from gradwire.planning.rates import RateRule
 from tests.support.folding import Folding
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}
@@ -31,6 +31,13 @@ def layers(network: str) -> list[tuple[int, float]]:
         for layer in shapes.load(network).layers
         if layer.macs
     ]
+
+
+def overall_rate(layers: list[tuple[int, float]]) -> float:
+    """All weights over those that travel."""
+    rule = RateRule()
+    sent = sum(weights / rule(weights, macs) for weights, macs in layers)
+    return sum(weights for weights, _macs in layers) / sent
 
 
 @pytest.mark.parametrize("network", REPORTED)

@@ -38,7 +38,6 @@ READS = {
 """Operators for whose result, or its size, the host waits."""
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 COPIES = {"_to_copy", "copy_"}
-MADE = {"lift_fresh", "detach", "alias"}
 
 
 class MixedError(RuntimeError):

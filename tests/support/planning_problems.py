@@ -1,16 +1,19 @@
-"""Random planning problems, and every way to group a few tensors."""
+"""Random planning problems, every way to group a few tensors, and what searches are compared with."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import accumulate, combinations
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, combinations, pairwise
 from random import Random
 
+import numpy as np
+
 from gradwire.planning.costs import Backward, Line
-from gradwire.planning.cuts import Cuts
+from gradwire.planning.cuts import Cuts, phased_cuts
+from gradwire.planning.interval import balanced_edges
 from gradwire.planning.merge import GroupCost
-from gradwire.planning.ratio import Candidate, Evaluate
+from gradwire.planning.ratio import HIGHEST, LOWEST, Candidate, Evaluate, candidate_ratios, knee, pareto_front
 
 
 def backward(draw: Random, tensors: int) -> Backward:
@@ -33,7 +36,7 @@ def cost(draw: Random, of: Backward, decode: bool = True) -> GroupCost:
 
 
 def all_groupings(tensors: int, most: int | None = None) -> Iterator[Cuts]:
-    """Every grouping of so many tensors, of at most `most` groups."""
+    """Every grouping of `tensors` tensors, of at most `most` groups."""
     for cuts in range(min(tensors, most or tensors)):
         yield from combinations(range(1, tensors), cuts)
 
@@ -46,3 +49,37 @@ def typical(beta_s: float, lost: float = 0.01) -> Evaluate:
         return Candidate(ratio, 0.010 + 0.02 * ratio, 0.002 + beta_s * ratio, gain)
 
     return evaluate
+
+
+def groups_of(cuts: Cuts, tensors: int) -> list[tuple[int, int]]:
+    """The tensors [first, stop) of every group."""
+    return list(pairwise((0, *cuts, tensors)))
+
+
+def fine_ratios(low: float = LOWEST, high: float = HIGHEST, number: int = 101) -> tuple[float, ...]:
+    """`number` ratios at equal distances on a logarithmic scale, the largest first."""
+    return tuple(float(ratio) for ratio in np.geomspace(high, low, number))
+
+
+def best_ratio(evaluate: Evaluate, ratios: Sequence[float] | None = None) -> Candidate:
+    """The exact sweep: evaluate every ratio, by default the paper's five; the knee of their front."""
+    return knee(pareto_front([evaluate(ratio) for ratio in ratios or candidate_ratios()]))
+
+
+def balanced_cuts(of: Backward, interval: int, wire: Line) -> Cuts:
+    """The cuts of `covap(sharding='balanced')` where ready times and links have been measured."""
+    return phased_cuts(of.numel, interval, balanced_edges(of, interval, wire))
+
+
+def step_traffic(units: Sequence[int], interval: int) -> tuple[int, ...]:
+    """Elements that each step of an interval carries: unit t travels in step s iff (t + s) mod I = 0."""
+    sums = [0] * interval
+    for index, numel in enumerate(units):
+        sums[-index % interval] += numel
+    return tuple(sums)
+
+
+def imbalance(units: Sequence[int], interval: int) -> float:
+    """The busiest step's traffic over the mean; 1 is perfect."""
+    traffic = step_traffic(units, interval)
+    return max(traffic) * interval / max(sum(traffic), 1)

@@ -103,15 +103,6 @@ def _segments(numel: int, ramp: tuple[int, ...]) -> list[tuple[int, int]]:
 Cuts = tuple[int, ...]
 
 
-def groups_of(cuts: Cuts, tensors: int) -> list[tuple[int, int]]:
-    """The tensors [first, stop) of every group.
-
-    >>> groups_of((2, 3), 5)
-    [(0, 2), (2, 3), (3, 5)]
-    """
-    return list(pairwise((0, *cuts, tensors)))
-
-
 def layer_wise(tensors: int) -> Cuts:
     """A group for every tensor."""
     return tuple(range(1, tensors))

@@ -2,9 +2,9 @@
 
 The interval follows from the communication-to-computation ratio (Meng et al. 2023, section III-C). There are
 two ways to cut. `paper_cuts` is the paper's tensor sharding (section III-C): units of 25 MB, and those that
-are multiples of the median cut evenly, into at most as many parts as the interval. `balanced_cuts` places
-cuts freely: it chooses segments for the least step time, by the ready times, and divides each into as many
-equal units as the interval, so that all steps carry the same bytes.
+are multiples of the median cut evenly, into at most as many parts as the interval. `balanced_edges` places
+segments freely, for the least step time by the ready times. `phased_cuts` divides each into as many equal
+units as the interval, so that all steps carry the same bytes.
 
 Differences from the paper: its worked example takes 5590260 for the median of VGG-19's six units, which is
 7374592.
@@ -81,22 +81,11 @@ def paper_cuts(
     return tuple(bounds[:-1])
 
 
-def balanced_cuts(backward: Backward, interval: int, communicate: Line) -> tuple[int, ...]:
-    """Inner cuts in elements: all steps of an interval carry the same, and each ends as early as can be.
-
-    `communicate` is what a unit of x elements takes on the wire.
-    """
-    edges = _segments(backward, interval, communicate)
-    bounds = [
-        start + (stop - start) * part // interval
-        for start, stop in pairwise(edges)
-        for part in range(1, interval + 1)
-    ]
-    return tuple(sorted({bound for bound in bounds if 0 < bound < edges[-1]}))
-
-
 def balanced_edges(backward: Backward, interval: int, communicate: Line) -> tuple[float, ...]:
-    """Where the segments of `balanced_cuts` end, as shares of all elements.
+    """Where the best segments end, as shares of all elements: the `edges` of `phased_cuts`.
+
+    All steps of the interval then carry as much, and each ends as early as possible. `communicate` is the
+    time of a unit of x elements on the wire.
 
     >>> balanced_edges(Backward(0.0, (1.0, 10.0), (60, 40), 10.0), 4, Line(0.1, 0.01))
     (0.6,)
@@ -130,25 +119,3 @@ def _divisible(backward: Backward, interval: int, most: int = 256) -> Backward:
         tuple(stop - start for start, stop in pairwise(bounds)),
         backward.total_s,
     )
-
-
-def step_traffic(units: Sequence[int], interval: int) -> tuple[int, ...]:
-    """Elements that each step of an interval carries: unit t travels in step s iff (t + s) mod I = 0.
-
-    >>> step_traffic((1, 10, 100, 1000, 10000), interval=4)
-    (10001, 1000, 100, 10)
-    """
-    sums = [0] * interval
-    for index, numel in enumerate(units):
-        sums[-index % interval] += numel
-    return tuple(sums)
-
-
-def imbalance(units: Sequence[int], interval: int) -> float:
-    """The busiest step's traffic over the mean; 1 is perfect.
-
-    >>> imbalance((1, 1, 4), interval=3)
-    2.0
-    """
-    traffic = step_traffic(units, interval)
-    return max(traffic) * interval / max(sum(traffic), 1)

@@ -12,7 +12,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -67,18 +67,6 @@ def rates_of(uses: Mapping[str, float], rule: RateRule | None = None) -> dict[st
             if used or name.rpartition(".")[0] not in known
         }
     )
-
-
-def overall_rate(layers: Iterable[tuple[int, float]], rule: RateRule | None = None) -> float:
-    """The rate of a whole network, given as (weights, multiply–adds) by layer: all weights over those sent.
-
-    >>> overall_rate([(100, 0.0), (100, 1e6)])
-    47.05882352941177
-    """
-    rule = rule or RateRule()
-    counted = list(layers)
-    sent = sum(weights / rule(weights, macs) for weights, macs in counted)
-    return sum(weights for weights, _macs in counted) / sent if sent else 1.0
 
 
 def patterns_of(rates: Mapping[str, int | None]) -> dict[str, int]:

@@ -2,15 +2,14 @@
 
 Section 3-E, equation 6 minimises compression time, communication time and 1/gain together, and takes the
 knee point of the Pareto front. Compression gain is ‖sent‖²/‖x‖² (GraVAC, Tyagi and Swany 2023; section 2-C).
-Equations 4 and 5 say when AR-Topk should run as a ring, as a tree, or as an all-gather.
+Equation 4 is the cost of AR-Topk as a ring, as a tree, and of an all-gather.
 
 Differences from the paper: the choice has one dimension, so an exact sweep over the candidates replaces the
 genetic algorithm, which finds the same. The paper runs ten iterations for each candidate ratio under
 checkpoint–restore to find its gain; a histogram with counts and energies gives the gain of all ratios at
 once, with a bound on the error. The paper does not define a knee: here it is the point of the front next to
-the ideal, each objective scaled to 0 … 1 over the front. Equation 5a divides by zero for two ranks, where
-ring and tree cost the same. The smallest calibrated cost (`fastest`) decides between the collectives; the
-thresholds of equation 5 only check it.
+the ideal, each objective scaled to 0 … 1 over the front. The smallest calibrated cost (`fastest`) decides
+between the collectives. Tests compare it with the thresholds of equation 5, which the paper uses.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.planning.collectives import Sends, Transfer, levels
+from gradwire.planning.collectives import Sends, Transfer
 
 LOWEST, HIGHEST, FACTOR = 0.001, 0.1, 3.0
 
@@ -60,11 +59,6 @@ def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float =
     return tuple(high / factor**step for step in range(steps + 1))
 
 
-def fine_ratios(low: float = LOWEST, high: float = HIGHEST, number: int = 101) -> tuple[float, ...]:
-    """`number` ratios at equal distances on a logarithmic scale, the largest first."""
-    return tuple(float(ratio) for ratio in np.geomspace(high, low, number))
-
-
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Those that no other one beats: nowhere worse and somewhere better.
 
@@ -92,11 +86,6 @@ def knee(front: Sequence[Candidate]) -> Candidate:
     distance = np.sqrt((((table - low) / width) ** 2).sum(axis=1))
     nearest = [each for each, d in zip(front, distance, strict=True) if d <= distance.min() * (1 + 1e-12)]
     return max(nearest, key=lambda candidate: candidate.ratio)
-
-
-def best_ratio(evaluate: Evaluate, ratios: Sequence[float] | None = None) -> Candidate:
-    """The exact sweep: evaluate every ratio, by default the paper's five; the knee of their front."""
-    return knee(pareto_front([evaluate(ratio) for ratio in ratios or candidate_ratios()]))
 
 
 def _table(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
@@ -195,38 +184,3 @@ def ways(value_bytes: float, index_bytes: float | None = None) -> dict[str, tupl
         TREE: (spread, Transfer("all_reduce", value_bytes, "tree")),
         STAR: (spread, Transfer("all_reduce", value_bytes, "star")),
     }
-
-
-def ring_over_tree(world: int, kept_bytes: float) -> float:
-    """Equation 5a: the ring is faster below this α/β (bytes); infinite where it never loses.
-
-    >>> ring_over_tree(2, 1e6)
-    inf
-    """
-    hops = world - 1
-    if hops == levels(world):
-        return math.inf
-    return (levels(world) - hops / world) / (hops - levels(world)) * kept_bytes
-
-
-def ring_over_all_gather(world: int, kept_bytes: float) -> float:
-    """Equation 5b: AR-Topk by a ring is faster than the all-gather below this α/β (bytes)."""
-    return (1 - 1 / world - levels(world) / (2 * (world - 1))) * kept_bytes
-
-
-def tree_over_all_gather(world: int, kept_bytes: float) -> float:
-    """Equation 5c: AR-Topk by a tree is faster than the all-gather below this α/β (bytes)."""
-    return ((world - 1) / levels(world) - 1.5) * kept_bytes
-
-
-def by_thresholds(world: int, kept_bytes: float, latency_bytes: float) -> str:
-    """The paper's rule: the better of ring and tree by 5a, if 5b or 5c puts it before the all-gather.
-
-    `latency_bytes` is α/β, the bytes that could have travelled during one latency.
-
-    >>> [by_thresholds(8, kept, 1.25e6) for kept in (5e4, 2e6, 5e7)]
-    ['all_gather', 'tree', 'ring']
-    """
-    if latency_bytes < ring_over_tree(world, kept_bytes):
-        return RING if latency_bytes < ring_over_all_gather(world, kept_bytes) else ALL_GATHER
-    return TREE if latency_bytes < tree_over_all_gather(world, kept_bytes) else ALL_GATHER

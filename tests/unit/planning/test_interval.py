@@ -11,9 +11,9 @@ import pytest
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
-from gradwire.planning.interval import balanced_cuts, bucketed, imbalance, paper_cuts, shards, step_traffic
+from gradwire.planning.interval import bucketed, paper_cuts, shards
 from gradwire.planning.predict import predict, units_between
-from tests.support.planning_problems import backward
+from tests.support.planning_problems import backward, balanced_cuts, imbalance, step_traffic
 
 WIRE = Line(0.02, 3e-6)
 MODELS = {
@@ -78,11 +78,6 @@ def test_without_an_interval_it_is_the_best_grouping_of_pieces(of: Backward) -> 
     (whole,) = cycle(of, (), 1)
     (layers,) = cycle(of, tuple(accumulate(of.numel))[:-1], 1)
     assert found <= min(whole, layers) + WIRE.slope_s * sum(of.numel) / 256
-
-
-def test_too_few_elements_for_so_long_an_interval() -> None:
-    of = Backward(0.0, (1.0,), (3,), 1.0)
-    assert sizes(balanced_cuts(of, 7, WIRE), 3) == [1, 1, 1]
 
 
 def test_buckets_hold_whole_tensors_and_close_when_full() -> None:

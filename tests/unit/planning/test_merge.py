@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
-from gradwire.planning.cuts import Cuts, even_groups, groups_of, layer_wise
+from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import GroupCost, bisected, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.predict import UnitWork, predict
-from tests.support.planning_problems import all_groupings, backward, cost
+from tests.support.planning_problems import all_groupings, backward, cost, groups_of
 
 ROUNDING = 1 + 1e-12
 """Sums of fewer than 100 terms in another order: some 100 roundings of 1e-16."""

@@ -9,10 +9,10 @@ import pytest
 
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import CodecCost, Link, Network
-from gradwire.planning.cuts import even_groups, groups_of, layer_wise
+from gradwire.planning.cuts import even_groups, layer_wise
 from gradwire.planning.merge_worker import WorkerSeconds, improved, moved_cuts, worker_cuts
 from gradwire.planning.predict import UnitWork, predict
-from tests.support.planning_problems import all_groupings, backward, cost
+from tests.support.planning_problems import all_groupings, backward, cost, groups_of
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from gradwire.planning.rates import RateRule, overall_rate, patterns_of
+from gradwire.planning.rates import RateRule, patterns_of
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,7 @@ def test_rules_that_make_no_sense_are_refused(options: tuple[tuple[float, ...], 
         RateRule(*options)
 
 
-def test_the_whole_is_what_travels_together() -> None:
-    # A hundredth of one and a fourth of the other: not the mean of the rates.
-    rule = RateRule((10.0,), (100.0, 4.0))
-    assert overall_rate([(1000, 0.0), (1000, 1e9)], rule) == pytest.approx(2000 / (10 + 250))
-    assert overall_rate([], rule) == 1.0
+def test_a_layer_without_weights_has_the_first_rate() -> None:
     assert RateRule()(0, 0.0) == 400.0
 
 

@@ -29,7 +29,6 @@ class Clockwork:
     job: tuple[str, int] | None = None
     left: int = 0
     next_round: int = 0
-    idle_since: int = 0
 
     def run(self) -> int:
         """When everything has been decoded."""

@@ -13,9 +13,9 @@ from gradwire.memory import Forgetful, Residual
 from gradwire.planning.costs import Backward, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.facts import Facts
-from gradwire.planning.interval import imbalance
 from gradwire.planning.predict import ready_of_element
 from gradwire.recipes import Composition, recipe
+from tests.support.planning_problems import imbalance
 
 # VGG-19's six buckets in the paper (table V), in the order in which they become ready.
 VGG_19 = (4101096, 16781312, 107480576, 7079424, 7669760, 555072)
