@@ -18,10 +18,9 @@ from torch import nn
 
 from gradwire.advising import backward_of, link_of, profile_of
 from gradwire.arena import ParameterSpec
-from gradwire.planning.cluster import Cluster
+from gradwire.planning.cluster import Cluster, slowest
 from gradwire.planning.costs import Backward, CodecCost
 from gradwire.planning.shapes import Profile
-from gradwire.planning.stragglers import slowest
 from gradwire.recipes import entries
 from gradwire.recipes.parse import steady
 from gradwire.tools.forecast import Forecast, forecast, specs_of_profile

@@ -230,9 +230,8 @@ class Wire:
             if dist.get_rank() == 0:
                 wire.log_to(SummaryWriter(), every=10)
         """
-        from gradwire.telemetry.listener import Listener
         from gradwire.telemetry.metrics import metrics_of
-        from gradwire.telemetry.targets import write_to
+        from gradwire.telemetry.targets import Listener, write_to
 
         backward, source, scaler = self._backward, self._source, self.attached.scaler
         write = write_to(target, self._engine.around.control.rank)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.integrations import rank_files
-from gradwire.integrations.gathered import Gathered
+from gradwire.integrations.lightning import Gathered
 from tests.support.models import optimizer_of, perceptron, train
 from tests.support.states import own_state
 

@@ -10,16 +10,44 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
+
 from gradwire.attaching import attach
 from gradwire.integrations.absent import base
-from gradwire.integrations.gathered import Gathered
 from gradwire.recipes import Composition, Recipe
 from gradwire.wire import Wire
 
-__all__ = ["Gathered", "GradwireCallback"]
-
 _LOG = logging.getLogger("gradwire")
 _BASE: Any = base("Callback", "lightning.pytorch", "pytorch_lightning")
+
+
+class Gathered:
+    """The states of all ranks in one, for savers that ask every rank for a state and keep rank 0's.
+
+    Both methods are collectives. Saving sends every rank's state to rank 0, one gradient's size per rank and
+    plane; where a checkpoint is a folder, `gradwire.integrations.rank_files` sends nothing.
+
+    Example, with Lightning Fabric::
+
+        state = {"model": model, "optimizer": optimizer, "wire": Gathered(wire)}
+        fabric.save("checkpoint.ckpt", state)
+        fabric.load("checkpoint.ckpt", state)
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all ranks on rank 0, and an empty list on all others."""
+        group = self._wire.attached.source.group
+        is_first = dist.get_rank(group) == 0
+        states: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
+        dist.gather_object(self._wire.state_dict(), states, group=group, group_dst=0)
+        return {"ranks": states or []}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load this rank's state, or on another number of ranks the mean, as `Wire.load_state_dict` does."""
+        self._wire.load_state_dict(saved.get("ranks", saved))
 
 
 class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here

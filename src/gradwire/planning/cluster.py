@@ -1,4 +1,4 @@
-"""Ranks, the nodes that they share, and how long a collective takes between them.
+"""Ranks, the nodes that they share, how long a collective takes between them, and how late the slowest is.
 
 A flat collective knows no nodes: ranks are numbered node by node, and those of a node share its link. In a
 ring one rank of a node sends out of it at a time; where every rank talks to every other, all of them do. What
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
 
 from gradwire.planning.collectives import ALGORITHMS, GLOO, Sends, algorithm_of, levels, time_of
 from gradwire.planning.costs import Link, Network
@@ -122,3 +124,24 @@ def once(seconds: Sequence[float]) -> tuple[float, ...]:
     ((3.0, 4.0), (4.0,), ())
     """
     return (sum(seconds[:-1]), seconds[-1]) if len(seconds) > 1 else tuple(seconds)
+
+
+def slowest(spread: float, workers: int, steps: int, seed: int = 0) -> tuple[float, ...]:
+    """The computing time of the slowest of `workers` in each of `steps`, relative to a rank's mean time.
+
+    Each rank's time in each step is drawn by itself, log-normally with mean 1 and `spread` as the standard
+    deviation of its logarithm. Ranks keep their draws when others are added, so more workers are never
+    faster. Raises `ValueError` for a spread below 0, and where there is nothing to draw.
+
+    >>> slowest(0.0, 4096, 2)
+    (1.0, 1.0)
+    >>> few, many = (slowest(0.1, workers, 100) for workers in (8, 512))
+    >>> round(sum(few) / 100, 2), round(sum(many) / 100, 2)
+    (1.15, 1.35)
+    """
+    if not 0.0 <= spread < float("inf"):
+        raise ValueError(f"spread={spread} must be at least 0")
+    if workers < 1 or steps < 1:
+        raise ValueError(f"workers={workers}, steps={steps}: there must be at least one")
+    drawn = np.random.default_rng(seed).standard_normal((workers, steps))
+    return tuple(np.exp(spread * drawn.max(axis=0) - spread**2 / 2).tolist())

@@ -1,4 +1,4 @@
-"""Where metrics go: TensorBoard, Prometheus, a callable, a logger."""
+"""Writes metrics to TensorBoard, Prometheus, a function or a logger, after every n-th backward pass."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ Metrics: TypeAlias = Mapping[str, float]
 Write: TypeAlias = Callable[[Metrics, int], None]
 """Takes the metrics and the number of the step."""
 
+_LOG = logging.getLogger("gradwire")
 _EXPECTED = (
     'log_to takes a SummaryWriter, "prometheus" or a registry of prometheus_client, a Path for the textfile '
     "collector, a logging.Logger, or a function of metrics and step="
@@ -19,7 +20,7 @@ _EXPECTED = (
 
 
 def write_to(target: Any, rank: int) -> Write:
-    """How metrics are written to `target`, see `Wire.log_to`; `rank` labels what Prometheus gets.
+    """A function that writes metrics to `target`, one of those of `Wire.log_to`; `rank` is Prometheus' label.
 
     Raises `TypeError` for any other target, and `ImportError` where prometheus_client is missing.
 
@@ -90,3 +91,30 @@ def exposition(metrics: Metrics, rank: int) -> str:
 
 def _legal(name: str) -> str:
     return name.replace("/", "_")
+
+
+class Listener:
+    """Called at the end of each backward pass; writes in every n-th.
+
+    It never raises: this rank would stop, and its peers would wait. A target that fails is left alone from
+    then on, which is logged.
+    """
+
+    def __init__(self, metrics: Callable[[], Metrics], write: Write, every: int) -> None:
+        """Raises `ValueError` unless `every` is a whole number from 1 on."""
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every={every!r}: expected a number of backward passes, at least 1")
+        self._metrics, self._every, self._passes = metrics, every, 0
+        self._write: Write | None = write
+
+    def __call__(self) -> None:
+        """A backward pass has ended."""
+        self._passes += 1
+        if self._write is None or self._passes % self._every:
+            return
+        try:
+            metrics = self._metrics()
+            self._write(metrics, int(metrics["gradwire/step"]))
+        except Exception as error:
+            self._write = None
+            _LOG.warning("metrics are logged no longer, training goes on: %r", error)

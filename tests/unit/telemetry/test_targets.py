@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.telemetry.listener import Listener
-from gradwire.telemetry.targets import exposition, write_to
+from gradwire.telemetry.targets import Listener, exposition, write_to
 
 METRICS = {"gradwire/step": 7.0, "gradwire/bytes_sent": 1e6}
 
