@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
-from tests.support.kinds import KINDS, normal
+from tests.support.inputs import CHOICES, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
 from tests.device.there import device
 
 
-@pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("draw", CHOICES, ids=lambda draw: draw.__name__)
 def test_the_largest_of_each_chunk_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     # A few chunks in a tile, a whole tile each, and more than one; powers of two and not.
     for n, chunk in (

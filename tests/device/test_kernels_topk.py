@@ -10,14 +10,14 @@ from torch import Tensor
 
 from gradwire.kernels import cpu, reference
 from tests.device.bits import same
-from tests.support.kinds import KINDS, generator, heavy_tail, normal
+from tests.support.inputs import CHOICES, generator, heavy_tail, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
 from gradwire.kernels.device import topk
 from tests.device.there import device
 
-every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+every_input = pytest.mark.parametrize("draw", CHOICES, ids=lambda draw: draw.__name__)
 
 
 def agrees(x: Tensor, k: int, weight: float = 0.3) -> bool:

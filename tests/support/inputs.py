@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gradwire.kernels.cpu.topk import SAMPLE
+
 
 def generator(seed: int) -> torch.Generator:
     """A generator of its own."""
@@ -65,7 +67,40 @@ def mostly_nan(n: int) -> Tensor:
     return x
 
 
+def sorted_down(n: int) -> Tensor:
+    return torch.arange(n, 0, -1).float()
+
+
+def sorted_up(n: int) -> Tensor:
+    return torch.arange(n).float()
+
+
+def late_step(n: int) -> Tensor:
+    """One value, and at the end the next larger: a threshold that rises too far misses it."""
+    x = torch.ones(n)
+    x[n - n // 1000 :] = 1.0 + torch.finfo(torch.float32).eps
+    return x
+
+
+def columns(n: int) -> Tensor:
+    """Rows of 64 with one large column: what a fixed stride could miss or hit always."""
+    x = normal(n)
+    x[::64] *= 1e3
+    return x
+
+
 FINITE: tuple[Callable[[int], Tensor], ...] = (
     normal, zeros, ties, half_zeros, constant, outlier, heavy_tail, subnormal, largest,
 )  # fmt: skip
 KINDS = (*FINITE, special, mostly_nan)
+CHOICES = (*KINDS, sorted_down, sorted_up, late_step, columns)
+"""Those on which a choice by magnitude can go wrong."""
+
+
+def drawn(n: int) -> Tensor:
+    """Where the top-k's sample of n elements looks, in plain Python."""
+    size, random, places = min(SAMPLE, n // 32), 1, []
+    for j in range(size):
+        random = (random * 6364136223846793005 + 1442695040888963407) % 2**64
+        places.append(j * (n // size) + (random >> 33) % (n // size))
+    return torch.tensor(places)

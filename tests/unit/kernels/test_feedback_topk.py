@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import feedback_topk, reference, take_topk
 from gradwire.kernels.cpu.topk import SAMPLE
-from tests.support.kinds import KINDS, drawn, generator, normal
+from tests.support.inputs import CHOICES, drawn, generator, normal
 from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 100_003)
@@ -27,7 +27,7 @@ def counts(n: int) -> list[int]:
 
 
 @looped("n", SIZES)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
 def test_take_topk_as_the_reference(kind: Callable[[int], Tensor], n: int) -> None:
     for k in counts(n):
         fast, slow = kind(n), kind(n)
@@ -39,7 +39,7 @@ def test_take_topk_as_the_reference(kind: Callable[[int], Tensor], n: int) -> No
 
 
 @looped("n", SIZES)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
 def test_feedback_topk_as_the_reference(kind: Callable[[int], Tensor], n: int) -> None:
     # Half the memory is the gradient's negative, so that sums of zero and of NaN (Inf - Inf) occur.
     grad = kind(n)

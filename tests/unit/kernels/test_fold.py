@@ -10,12 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.kernels import Pieces, fold, fold_momentum, mask_zeros, reference, slices
+from gradwire.kernels import Folded, Pieces, fold, fold_momentum, mask_zeros, reference, slices
 from tests.support.inputs import KINDS
-from tests.unit.kernels.flags import folded
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 12_289, 100_003)
 INF, NAN = float("inf"), float("nan")
+
+
+def folded(any_gradient: bool, finite: bool) -> Folded:
+    """What the reference says of one gradient, as `fold` says it of a single piece."""
+    return Folded(() if any_gradient else (0,), finite)
 
 
 def pair(n: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.kernels.cpu.kth import kth_magnitude
-from tests.support.kinds import KINDS
+from tests.support.inputs import CHOICES
 
 
 def by_sorting(x: Tensor, k: int) -> tuple[float, int]:
@@ -28,7 +28,7 @@ def by_counting(x: Tensor, k: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 17, 8191, 8193, 100_003])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
 def test_same_as_sorting(kind: Callable[[int], Tensor], n: int) -> None:
     x = kind(n)
     for k in sorted({1, (n + 1) // 2, n}):

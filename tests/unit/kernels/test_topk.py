@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gradwire.kernels import reference, topk_indices
 from gradwire.kernels.cpu import topk as cpu
-from tests.support.kinds import KINDS, drawn, generator, normal
+from tests.support.inputs import CHOICES, drawn, generator, normal
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 40_000, 100_003)
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
 def test_same_indices_as_the_reference(kind: Callable[[int], Tensor], n: int) -> None:
     x = kind(n)
     for k in sorted({0, min(1, n), n // 100, n // 10, max(n // 2 - 1, 0), n // 2, n}):
@@ -42,7 +42,7 @@ def test_guess_that_fails_is_repaired(above: bool) -> None:
         assert torch.equal(topk_indices(x, k), reference.topk_indices(x, k))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("k", [1, 37, 4097])
 def test_any_guess_that_enough_reach_gives_the_answer(kind: Callable[[int], Tensor], k: int) -> None:
     x = kind(100_003)
