@@ -29,7 +29,7 @@ Cutter = Callable[[Sequence[int]], Sequence[int]]
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What the layout needs to know of a parameter; equal on all ranks."""
+    """Name, shape and type of a parameter, for the layout; equal on all ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -99,7 +99,7 @@ def layout_hash(specs: Sequence[ParameterSpec]) -> str:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a parameter lies in its lane: elements [start, stop)."""
+    """The place of a parameter in its lane: elements [start, stop)."""
 
     spec: ParameterSpec
     start: int

@@ -1,4 +1,4 @@
-"""What the user asks of `attach`: one value, which is validated here and compared over all ranks."""
+"""The arguments of `attach` as one value, which is validated here and compared over all ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Configuration:
         return self._chosen()
 
     def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
-        """What must be the same on all ranks, by name."""
+        """The values that must be the same on all ranks, by name."""
         choose, specs = chooser(self.policy), source.specs
         lanes = ",".join(choose(spec.whole) or "-" for spec in specs)
         # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.

@@ -1,4 +1,4 @@
-"""What becomes of the unsent part of a gradient: late, not lost.
+"""Memories, which keep the unsent part of a gradient: late, not lost.
 
 A memory owns no buffers. The arena holds two sets of planes per element: `committed` (what the last good
 step left) and `working` (this step's). Nothing touches `committed` before the verdict, so a step that is
@@ -115,7 +115,7 @@ class Residual:
         return fold(working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
 
     def settle(self, working: Planes, committed: Planes) -> None:
-        """What is left is the memory."""
+        """The unsent part becomes the memory, as it is."""
 
 
 @dataclass(frozen=True)

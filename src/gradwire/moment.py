@@ -35,9 +35,9 @@ class Part:
 
 
 class ExchangeState:
-    """What an exchange keeps by parameter beside the planes, such as PowerSGD's factors; equal on all ranks.
+    """State that an exchange keeps by parameter, such as PowerSGD's factors; the same on all ranks.
 
-    What a step puts here counts once the step has been committed.
+    A tensor that a step puts here becomes visible once the step has been committed.
 
     >>> import torch
     >>> kept = ExchangeState()
@@ -54,15 +54,15 @@ class ExchangeState:
         self._working: dict[str, dict[str, Tensor]] = {}
 
     def get(self, kind: str, name: str) -> Tensor | None:
-        """What the last committed step left, to be read only."""
+        """The tensor of the last committed step, read only; `None` if there is none."""
         return self.committed.get(kind, {}).get(name)
 
     def put(self, kind: str, name: str, tensor: Tensor) -> None:
-        """What the next step is to find; the tensor must not be changed any more."""
+        """Store a tensor for the next step; the caller must not change it any more."""
         self._working.setdefault(kind, {})[name] = tensor
 
     def commit(self) -> None:
-        """Make what was put the state."""
+        """Make visible what was put since the last commit."""
         for kind, tensors in self._working.items():
             self.committed.setdefault(kind, {}).update(tensors)
         self.discard()
@@ -80,7 +80,7 @@ class ExchangeState:
 
 @dataclass(frozen=True)
 class Replicated:
-    """What all replicas hold bit for bit alike of one parameter, to be read only.
+    """What all replicas of one parameter have in common, bit for bit; read only.
 
     `parameter` as in the model, `group` the optimizer's options for it, `state` the optimizer's state of it
     (empty before its first step), `optimizer` the optimizer's type.
@@ -97,7 +97,7 @@ Replicas = Callable[[str], Replicated | None]
 
 
 def read_by(read: Callable[[Tensor], Tensor], replicas: Replicas) -> Replicas:
-    """`replicas` whose parameters and states have been through `read`, which brings them to the reader."""
+    """`replicas` whose parameters and states are passed through `read`, which copies them to the reader."""
 
     def found(name: str) -> Replicated | None:
         known = replicas(name)
@@ -116,11 +116,11 @@ def _unknown(_name: str) -> None:
 
 
 See = Callable[[Tensor, str], None]
-"""Told whether what came from the peers can be: a bool of no dimension, and what is wrong where it is not."""
+"""Takes whether a payload is valid, as a 0-dimensional bool, and what is wrong if it is not."""
 
 
 def refuse(sound: Tensor, complaint: str) -> None:
-    """Raise `WireError` with the complaint unless it is sound. That reads it, so the host waits for it.
+    """Raise `WireError` with the `complaint` unless `sound`, which the host reads and so waits for.
 
     >>> refuse(torch.tensor(True), "nothing")
     """
@@ -130,15 +130,15 @@ def refuse(sound: Tensor, complaint: str) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """What an exchange may use beside the tensor: where and when it runs.
+    """The place and time of an exchange, and all that it may use beside the tensor.
 
     `step` counts committed steps; `unit` is the unit's number within its lane, `lane` the lane's number.
     `parts` of parameters make up the unit, in order; none means one that has no name.
     `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
-    `replicas` tells what all ranks hold alike of a parameter. Gradients come `scale` times as large as they
-    are, and where the unit's parameters have a shorter type than they add up in, values travel in that one,
-    `narrow`, unless another is asked for. `see` hears whether what came from the peers can be: it raises at
-    once, or, where the host does not wait for the device, notes it for the verdict.
+    `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
+    parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
+    travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
+    raises at once or, where the host does not wait for the device, notes it for the verdict.
     """
 
     step: int

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Attached:
-    """What an attached model consists of."""
+    """The parts of an attached model."""
 
     model: nn.Module  # the source refers to it weakly
     source: Source
@@ -42,13 +42,13 @@ class Attached:
     optimizers: Optimizers
     scaler: torch.amp.GradScaler | None
     watch: Watch
-    """What `Wire.watching` turns on."""
+    """`Wire.watching` turns it on."""
     # The worker ends with the model, and a wire without its worker could only hang.
     worker: Worker
 
 
 def _account(engine: Engine) -> tuple[str, str]:
-    """What runs, and why."""
+    """The recipe that runs, and why."""
     if engine.layout.alone:
         return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
     if engine.measuring:
@@ -134,7 +134,7 @@ class Wire:
         return self._source.no_sync()
 
     def diagnose(self) -> Diagnosis:
-        """How alike the ranks were in the last step, and how good one's choice is for all. A collective.
+        """Compare the ranks' gradients of the last step: is one rank's choice good for all? A collective.
 
         Two all-reduces of the gradient's size. Raises `ValueError` where nothing was watched, and
         `RanksDisagree` on all ranks where some watched another step than others. Later reports show the
@@ -199,17 +199,17 @@ class Wire:
     def metrics(self) -> dict[str, float]:
         """Flat numbers for dashboards: this rank's last step, and the mean of the last 50 under its recipe.
 
-        Names begin with "gradwire/" and say the unit: `docs/telemetry.md` has the list. What is not known is
-        left out. Sends nothing, so one rank alone may ask.
+        Names begin with "gradwire/" and say the unit: `docs/telemetry.md` has the list. Unknown numbers are
+        left out. Sends nothing, so one rank alone may call it.
 
         `gradwire/residual_to_gradient` takes a pass over memory and gradients, which must be as backward left
-        them: ask before unscaling, clipping, and `zero_grad`.
+        them: call it before unscaling, clipping, and `zero_grad`.
 
         Example::
 
             wandb.log(wire.metrics())
         """
-        # Loaded by those who listen.
+        # Loaded on demand, so that attaching stays fast.
         from gradwire.telemetry.metrics import metrics_of
 
         return metrics_of(self._backward, self._source, _loss_scale(self.attached.scaler))
@@ -255,8 +255,12 @@ class Wire:
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
         """This rank's state as plain tensors, under a key that names the rank: "rank0", "rank1", …
 
-        Save that of every rank for an exact resume. Dictionaries of several ranks may be merged into one.
-        `kind="mean"` is deprecated: it is `mean_state_dict()`.
+        For an exact resume, save the state of every rank. Dictionaries of several ranks may be merged into
+        one. `kind="mean"` is deprecated: it is `mean_state_dict()`. Raises `ValueError` for any other kind.
+
+        Example::
+
+            torch.save(wire.state_dict(), f"wire-{rank}.pt")
         """
         if kind not in ("rank", "mean"):
             raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
@@ -272,18 +276,28 @@ class Wire:
 
         For savers that write from one rank only: it can be loaded on all ranks of any world.
         One all-reduce per parameter.
+
+        Example::
+
+            mean = wire.mean_state_dict()
+            if rank == 0:
+                torch.save(mean, "wire.pt")
         """
         return state.keyed(self._together("mean_state_dict()", lambda: state.save_mean(self._engine)))
 
     def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
         """Resume: from this rank's state, a mean, or the states of all ranks of any world. A collective.
 
-        States of several ranks come as a list or in one dictionary. Of another world, all ranks start with
-        the mean. With `missing="drop"` states of ranks may be missing: all start with the mean of the others,
-        and what the missing ones had not sent is lost.
+        States of several ranks come as a list or in one dictionary. With those of another world, all ranks
+        start with the mean. With `missing="drop"` states of ranks may be missing: all start with the mean of
+        the others, and what the missing ones had not sent is lost.
 
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
         when ranks load different steps or plans.
+
+        Example::
+
+            wire.load_state_dict(torch.load(f"wire-{rank}.pt"))
         """
         self._source.may_differ()  # a model is loaded beside its state
         self._together(
@@ -298,19 +312,30 @@ class Wire:
         ones are removed. Save the model first, under the step's name (`wire.report().step`): what `load`
         returns then says which file of the model belongs to it.
 
-        Raises, where a rank cannot write, `OSError` on that rank and `PeerFailed` on the others.
+        If a rank cannot write, raises `OSError` on that rank and `PeerFailed` on the others.
+
+        Example::
+
+            torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
+            wire.save("wire")
         """
         return self._together("save()", lambda: saving.save(self._engine, Path(folder)))
 
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
-        """Go on from the newest whole set that `save` left in `folder`. A collective.
+        """Resume from the newest complete set of files that `save` left in `folder`. A collective.
 
-        Returns its step, or `None` where nothing has been saved. As many ranks as before go on bit for bit,
-        each with its own state. Others start with the mean, and each must see all files. `missing` is as for
-        `load_state_dict`.
+        Returns its step, or `None` where nothing has been saved. The same number of ranks resumes bit for
+        bit, each with its own state. Another number starts with the mean, and each rank must see all files.
+        `missing` is as for `load_state_dict`.
 
-        Raises `FileNotFoundError` on all ranks when files of the set have been lost, `ValueError` for damaged
-        ones and `PeerFailed` on the other ranks, else as `load_state_dict`.
+        Raises `FileNotFoundError` on all ranks when files of the set have been lost. For a damaged file,
+        raises `ValueError` on the rank that reads it and `PeerFailed` on the others. Raises what
+        `load_state_dict` raises, too.
+
+        Example::
+
+            if (step := wire.load("wire")) is not None:
+                model.load_state_dict(torch.load(f"model-{step}.pt"))
         """
         self._source.may_differ()
         return self._together(
@@ -318,9 +343,9 @@ class Wire:
         )
 
     def flush(self) -> None:
-        """Hand the mean of all unsent gradient to `p.grad` (added to what is there) and forget it.
+        """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
 
-        Follow it by `optimizer.step()`, or `scaler.step(optimizer)`: with a scaler, what is handed over
+        Follow it by `optimizer.step()`, or `scaler.step(optimizer)`: with a scaler, the added gradient
         carries the loss scale, as every gradient does. One all-reduce of the memory.
 
         Example, at the end of training::
@@ -332,14 +357,14 @@ class Wire:
         self._add(self._together("flush()", self._flush))
 
     def _add(self, late: list[tuple[ParameterSpec, Tensor]]) -> None:
-        """On the thread that trains, whose stream the optimizer is in."""
+        """Add to gradients, on the thread that trains, whose stream the optimizer uses."""
         bringing, scaler = self._engine.around.placement.bringing, self.attached.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()
         for spec, flat in late:
             self._source.add_to_grad(spec, bringing.give(flat * scale, self._source.device))
 
     def _flush(self) -> list[tuple[ParameterSpec, Tensor]]:
-        """What was unsent, by parameter, flat; it is forgotten here. Until the next step it lies there."""
+        """The unsent gradient by parameter, flat, then forgotten. Tensors are valid until the next step."""
         engine, found = self._engine, []
         for lane in engine.layout.lanes:
             if UNSENT not in lane.committed:
@@ -356,10 +381,16 @@ class Wire:
         return found
 
     def detach(self) -> None:
-        """Flush, and from then on run plain all-reduce: wrappers cannot unregister their hooks.
+        """Flush, and then run plain all-reduce, because wrappers cannot unregister hooks. A collective.
 
-        Follow it by `optimizer.step()`, as `flush`. Warns where momentum was applied before gradients were
-        sent: from then on it is the optimizer's business again.
+        Follow it by `optimizer.step()`, as `flush`. Warns if the recipe has applied momentum: from then on
+        the optimizer has to.
+
+        Example::
+
+            optimizer.zero_grad()
+            wire.detach()
+            optimizer.step()
         """
         covered = any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
         self._add(self._together("detach()", self._detach))

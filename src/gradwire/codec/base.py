@@ -1,4 +1,4 @@
-"""What a codec does, and what it promises."""
+"""The protocol of codecs, and their promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class CodecLaws:
-    """What a codec promises; `tests/laws` holds every codec to it.
+    """The promises of a codec, which `tests/laws` tests for every codec.
 
     - `linear`: payloads of all ranks may be summed before decoding, so they ride an all-reduce.
     - `lossless`: decode(encode(x)) == x for every finite x.
@@ -38,7 +38,7 @@ class Codec(Protocol):
 
     @property
     def laws(self) -> CodecLaws:
-        """What the codec promises."""
+        """The promises of the codec."""
         ...
 
     def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:

@@ -58,24 +58,24 @@ class Run:
 
     @cached_property
     def region(self) -> slice:
-        """Where they lie in the bucket."""
+        """The elements of the bucket that they take."""
         last = self.entries[-1]
         return slice(self.entries[0].offset, last.offset + last.numel)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
+        """Names of the parameters."""
         return tuple(entry.name for entry in self.entries)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Of the parameters, elements."""
+        """Elements of each parameter."""
         return tuple(entry.numel for entry in self.entries)
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a bucket brings to a lane: piece number i is the gradient of slot number i."""
+    """The part of a bucket that belongs to a lane: piece number i is the gradient of slot number i."""
 
     lane: Lane
     slots: tuple[Slot, ...]

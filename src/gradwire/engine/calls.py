@@ -24,7 +24,7 @@ _PATIENCE = 3
 
 
 class Entry(NamedTuple):
-    """What a rank is doing since its last call."""
+    """The last call of a rank, or the step that it is in."""
 
     what: str
     """The call, with the step that it was made at; empty in a step."""

@@ -1,4 +1,4 @@
-"""What decides on the next composition: once dense steps are measured, a recipe's decision; then its watch.
+"""Deciders of the next composition: a recipe's decision once dense steps are measured, then its watch.
 
 Both see only numbers that all ranks have agreed on, so that all decide the same in the same step.
 """
@@ -54,7 +54,7 @@ class Decider(Protocol):
 
     @property
     def facts(self) -> Facts | None:
-        """What was measured, once that is known."""
+        """The measured facts, once they are known."""
 
     def look(self, step: int, x: Tensor) -> None:
         """Look at one unit, `x` (numel,), before its exchange."""

@@ -39,7 +39,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What an engine ran at some moment."""
+    """The layout, step, plan and decider of an engine, for `restore`."""
 
     layout: Layout
     step: int
@@ -58,7 +58,7 @@ class Engine:
         self.specs, self.recipe, self.around = tuple(specs), recipe, around
         self.comm = around.comm
         self.rank = around.control.rank
-        """By which others know this one, in messages."""
+        """The number that names this rank in messages."""
         self.step = 0
         self.facts: Facts | None = None
         self.watch = BackwardWatch(stopwatch_for(around.placement.device))
@@ -76,7 +76,7 @@ class Engine:
     # -- plans: changed between steps only, on all ranks in the same one
 
     def run(self, layout: Layout) -> None:
-        """From the next step on `layout`, with the memory that it has."""
+        """Run `layout` from the next step on, with the memory that it has."""
         decision = layout.main.next
         self.around.prepare(layout)
         if decision is not None and decision.about is not None:
@@ -119,7 +119,7 @@ class Engine:
         self.run(layout)
 
     def retire(self) -> None:
-        """From the next step on plain all-reduce, whatever the policy. Flush first."""
+        """Run plain all-reduce from the next step on, whatever the policy. Flush first."""
         self._policy = None
         self.install(dense())
 

@@ -12,7 +12,7 @@ from gradwire.comm import Comm
 from gradwire.errors import RanksDisagree
 
 _BITS = 24
-"""Of a number that travels in the verdict's table of float32: exact."""
+"""Bits of a checksum: as many as float32, the type of the verdict's table, holds exactly."""
 _NAMED = 3
 
 
@@ -40,7 +40,7 @@ class Guard:
         self._sums: list[int] = []
 
     def numbers(self, step: int) -> tuple[float, ...]:
-        """What this rank says of `step` in its row: nothing unless it is due; 24 bits, else."""
+        """This rank's numbers for its row of `step`: 24 bits of a checksum if the check is due, else none."""
         if self._every == 0 or step % self._every or self._uneven():
             return ()
         self._sums = [_checksum(each) for each in self._parameters.values()]
@@ -74,6 +74,6 @@ def _checksum(parameter: Tensor) -> int:
 
 
 def _most(column: Tensor) -> Tensor:
-    """What most ranks hold; of equally many the first rank's."""
+    """The checksum of most ranks; among equally frequent ones the first rank's."""
     votes = (column.view(-1, 1) == column.view(1, -1)).sum(1)
     return column[votes.argmax()]

@@ -1,4 +1,4 @@
-"""What the last steps cost, for the report."""
+"""Costs of the last steps, for the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cost:
 
     @property
     def step_s(self) -> float:
-        """From the end of the pass before to the end of this one."""
+        """Seconds from the end of the pass before to the end of this one."""
         return self.before_s + self.backward_s + self.exposed_comm_s
 
 

@@ -78,7 +78,7 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What runs where: lanes with memory in the arena, and the exchanges of all other parameters.
+    """Which exchange runs for which parameter: lanes with memory in the arena, and exchanges without.
 
     On a rank `alone` everything is dense, whatever `main` says. A layout `does_more` than compress if
     something in it hands the optimizer other things than gradients (`Composition.alone`).
@@ -114,7 +114,7 @@ class Layout:
         return lane.committed[plane][slot.start : slot.stop]
 
     def intake(self, entries: tuple[Entry, ...]) -> Intake:
-        """Where the gradients of a bucket go; worked out anew only for a bucket that has changed."""
+        """The lanes and units of a bucket's gradients; computed anew only if the bucket has changed."""
         first = entries[0].name if entries else ""
         known = self._intakes.get(first)
         if known is None or known.entries is not entries:
@@ -123,7 +123,7 @@ class Layout:
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """Where the units of all lanes begin."""
+        """The elements at which the units of all lanes begin."""
         return tuple(unit.start for lane in self.lanes for unit in lane.units)
 
     @cached_property
@@ -224,7 +224,7 @@ def only_compresses(layout: Layout) -> bool:
 def uncompressed(
     asked: Layout, device: torch.device, memory_dtype: torch.dtype | None, *, owing: bool
 ) -> Layout:
-    """What a rank alone runs instead of `asked`: dense gradients.
+    """The recipe that a single rank runs instead of `asked`: dense gradients.
 
     With `owing` there is a memory for all, of which the first gradient of a parameter takes everything along;
     nothing is left in it.

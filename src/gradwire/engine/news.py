@@ -1,4 +1,4 @@
-"""What happens in a run, told to the log on rank 0: what was attached, decisions, switches, skipped steps."""
+"""Events of a run in the log of rank 0: the attached model, decisions, switches, skipped steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class News:
 
 
 def account(engine: Engine) -> str:
-    """What runs, in how many units, its share of the gradient's bytes, and the memory that it takes.
+    """The running recipe, its number of units, its share of the gradient's bytes, and its memory.
 
     Never raises: this rank would stop, and its peers would wait.
     """

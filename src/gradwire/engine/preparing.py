@@ -51,7 +51,7 @@ def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:
 
 
 def kernels_for(layout: Layout) -> frozenset[str]:
-    """What `kernels_of` finds for everything that runs in `layout`."""
+    """The kernels, by `kernels_of`, of everything that runs in `layout`."""
     # Only lanes are folded, though any exchange may have a memory.
     beside = kernels_of(*layout.direct.values()) - {"folding"}
     return beside | kernels_of([lane.exchange for lane in layout.lanes], layout.main.watch)
@@ -98,7 +98,7 @@ def _homes(objects: Iterable[object]) -> set[str]:
 
 
 def _held_by(held: object) -> list[object]:
-    """What to look at beside `held` itself."""
+    """The objects to look at beside `held` itself."""
     match held:
         case Mapping():
             return list(held.values())

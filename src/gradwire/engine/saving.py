@@ -36,7 +36,7 @@ _OFFERS = 16
 
 
 class _Set(NamedTuple):
-    """What the files of one save have in common. `number` counts saves, `token` is drawn for each."""
+    """One save, which its files name. `number` counts saves, `token` is drawn for each."""
 
     number: int
     token: int
@@ -125,7 +125,7 @@ def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
 
 
 def _files(folder: Path) -> list[_File]:
-    """What gradwire has written there."""
+    """The files that gradwire has written there."""
     found = []
     for path in folder.iterdir():
         if name := _NAME.fullmatch(path.name):
@@ -141,7 +141,7 @@ class _Chosen(NamedTuple):
 
 
 class _Sight(NamedTuple):
-    """What one rank sees of a set."""
+    """The files of a set that one rank sees."""
 
     set: _Set
     own: bool
@@ -153,7 +153,7 @@ class _Sight(NamedTuple):
 
 
 def _told(files: list[_File], control: Comm) -> list[dict[_Set, _Sight]]:
-    """What each rank sees of the newest sets. One all-gather."""
+    """The newest sets, as each rank sees them. One all-gather."""
     table = torch.zeros(_OFFERS, 7, dtype=torch.int64, device="cpu")
     for row, each in zip(table, sorted({each.set for each in files}, reverse=True), strict=False):
         here = {file.rank for file in files if file.set == each}

@@ -26,7 +26,7 @@ _SPARE = 1 / 32
 def shards_of(
     specs: Sequence[ParameterSpec], parts: int, *, by_rows: bool = False
 ) -> tuple[ParameterSpec, ...]:
-    """What every rank holds of whole parameters `specs` when `parts` ranks share them.
+    """Every rank's shard of whole parameters `specs` when `parts` ranks share them.
 
     With `by_rows` all cuts fall between rows, whatever that adds, as FSDP cuts parameters.
 
@@ -72,7 +72,7 @@ class Shard:
 
     @property
     def number(self) -> int:
-        """From 0."""
+        """The index of this rank's shard, from 0."""
         return self.inside.rank
 
     @property

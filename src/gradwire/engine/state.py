@@ -29,7 +29,7 @@ Saved: TypeAlias = State | Sequence[State]
 """A state, or those of all ranks of some world."""
 
 Missing = Literal["refuse", "drop"]
-"""What to do about old ranks whose states are not there."""
+"""Whether to refuse, or to drop, old ranks whose states are missing."""
 
 
 def keyed(state: State) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What one step carries from its first bucket to its verdict; dropped as a whole afterwards.
+"""The state of one step, from its first bucket to its verdict; dropped as a whole afterwards.
 
 Errors on this rank go to `Step.fail`, because the rank must issue all rounds that its peers wait for. It
 reports them in its row of the verdict, and the verdict decides the step's outcome on all ranks. A broken
@@ -28,7 +28,7 @@ from gradwire.planning.facts import Times
 
 
 class Passenger(Protocol):
-    """What travels beside a step's gradients, from one rank to all, such as the model's buffers."""
+    """Tensors that travel beside a step's gradients, from one rank to all, such as the model's buffers."""
 
     failure: BaseException | None
     """Why there is nothing worth sending. The peers wait for it, so something is sent nevertheless."""
@@ -129,7 +129,7 @@ class Step:
     before_s: float = 0.0
     trace: Trace = field(default_factory=Trace)
     guard: tuple[float, ...] = ()
-    """What this rank says of its parameters, in front of the facts in its row."""
+    """This rank's checksum of its parameters, in front of the facts in its row."""
     arrivals: list[Arrival] = field(default_factory=list)
     places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -277,7 +277,7 @@ class Step:
         self.idle.append((lane, lambda: found))
 
     def hear(self, sound: Tensor, complaint: str) -> None:
-        """What exchanges tell `Moment.see`: raise at once, or note for the verdict what a device knows."""
+        """The `Moment.see` of exchanges: raises at once, or notes for the verdict what a device knows."""
         if sound.is_cpu:
             refuse(sound, complaint)
         else:
@@ -304,17 +304,17 @@ class Step:
 
     @property
     def failure(self) -> BaseException | None:
-        """What has gone wrong so far on this rank."""
+        """The first error of this step on this rank so far."""
         return self.outcome.failure if isinstance(self.outcome, _OPEN) else None
 
     @property
     def committed(self) -> bool:
-        """Whether it counts."""
+        """Whether the step counts."""
         return isinstance(self.outcome, Committed)
 
     @property
     def error(self) -> BaseException | None:
-        """What `backward()` raises, if anything."""
+        """The error that `backward()` raises, if there is one."""
         return self.outcome.error if isinstance(self.outcome, Failed) else None
 
     def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
@@ -365,7 +365,7 @@ class Step:
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are."""
+        """The device of the gradients."""
         return self.arrivals[0].buffer.device
 
     def poison(self) -> None:

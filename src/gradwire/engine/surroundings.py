@@ -1,4 +1,4 @@
-"""What an engine needs from outside: its placement, the model's optimizer and buffers, and reporting."""
+"""The values that an engine is built with: placement, the model's optimizer and buffers, reporting."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Surroundings:
     alone: bool = False
     loss_scale: Callable[[], float] = lambda: 1.0
     replicas: Replicas = lambda _name: None
-    """What all ranks hold alike of a parameter and of its optimizer."""
+    """Parameters and optimizer state that all ranks hold alike, by name."""
     uses: Callable[[], Mapping[str, float]] = dict
     """Multiply-adds per weight, by parameter name, as far as they have been counted."""
     buffers: Callable[[], Passenger | None] = lambda: None
-    """What the current step carries of the model's buffers."""
+    """The model's buffers that the current step broadcasts."""
     check: Callable[[Layout], None] = lambda _layout: None
     """Raises `ValueError` for a layout that does not suit the optimizer."""
     prepare: Callable[[Layout], None] = lambda _layout: None
@@ -61,16 +61,16 @@ class Surroundings:
     inspect: Inspect = lambda _lane, _unit, _x, _at: None
     """Sees every unit before its exchange."""
     shard: Shard | None = None
-    """What the engine's parameters are shards of others for; `None` where they are whole."""
+    """This rank's share of every parameter; `None` where parameters are whole."""
 
     @property
     def comm(self) -> Comm:
-        """What gradients travel over."""
+        """The comm of gradients."""
         return self.placement.comm
 
     @property
     def control(self) -> Comm:
-        """What the verdict, and all else that ranks agree on, travels over."""
+        """The comm of the verdict, and of everything else that ranks agree on."""
         return self.placement.control
 
     @property

@@ -1,4 +1,4 @@
-"""What the ranks tell each other at the end of a step, before anything is committed, and what carries it.
+"""The rows that ranks exchange at the end of a step, before anything is committed, and their all-reduce.
 
 A table with one row per rank travels in the step's last all-reduce, with small dense gradients. Every rank
 contributes its own row, and zeros elsewhere, so that the sum is the table itself, exactly. Small gradients
@@ -37,14 +37,14 @@ def plan_number(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank says of its step."""
+    """One rank's account of its step."""
 
     finite: bool
     failed: bool
     plan: int
     facts: tuple[float, ...] = ()
     stale: bool = False
-    """What it sent of the model's buffers is not what they hold now."""
+    """The model's buffers have changed since they were sent."""
 
     @property
     def width(self) -> int:
@@ -145,7 +145,7 @@ class SmallReduce:
         return is_finite(self._gradients)
 
     def finite(self) -> Tensor:
-        """The same as a bool of no dimension, which the host has not read."""
+        """The same as a 0-dimensional bool, which the host has not read."""
         return self._gradients.isfinite().all()
 
     def land(self) -> None:
@@ -200,7 +200,7 @@ class VerdictReduce(SmallReduce):
             said.then(ended)
 
     def verdict(self) -> Verdict:
-        """What the ranks said. Raises `TransportError` when an all-reduce failed."""
+        """The ranks' rows. Raises `TransportError` when an all-reduce failed."""
         self.wait()
         self._said.wait()
         return Verdict.read(self._table)

@@ -28,12 +28,12 @@ _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
-    """By plane and parameter name; what is unsent among them."""
+    """Tensors by plane and parameter name; the unsent gradient is one of the planes."""
     return {UNSENT: state["memory"], **state["planes"]}
 
 
 def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
-    """What a state holds memory for: whole parameters, or the shards that its ranks had of them."""
+    """The parameters, or shards of them, that a state holds memory for."""
     shard = state.get("shard")
     parts = 1 if shard is None else shard[1]
     if shard is not None and not (_is_count(shard[0]) and _is_count(parts) and 0 <= shard[0] < parts):
@@ -44,7 +44,7 @@ def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
 
 
 def composition_of(engine: Engine, state: State) -> Composition:
-    """What a state goes on with; the engine's own start where nothing was decided yet."""
+    """The composition that a state resumes; the engine's own if nothing was decided yet."""
     if state["plan"] is None:
         return engine.recipe.build()
     composition = engine.recipe.build()  # of which a user's own has no other place to be found

@@ -1,4 +1,4 @@
-"""What is found out by looking: times (the only code that reads a clock) and how often weights are used.
+"""Measurements: times (the only code that reads a clock), and how often weights are used.
 
 Import from the files, as `from gradwire.measure.probe import probe`: a run loads only those that it needs.
 """
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """What users call before training, on first use."""
+        """Load on first use what users call before training."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from gradwire.measure import uses

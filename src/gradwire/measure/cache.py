@@ -54,7 +54,7 @@ Numbers = Mapping[str, float]
 
 
 def folder() -> Path:
-    """Where files are kept."""
+    """The folder of the files."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gradwire"
 
@@ -66,7 +66,7 @@ def path_of(key: Key) -> Path:
 
 
 def load(key: Key) -> dict[str, float] | None:
-    """What was stored under `key`; `None` when there is nothing that can be trusted."""
+    """The value stored under `key`; `None` if there is none that can be trusted."""
     try:
         found = json.loads(path_of(key).read_text(encoding="utf-8"))
         if found["key"] != dict(key):

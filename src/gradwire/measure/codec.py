@@ -1,4 +1,4 @@
-"""What a recipe's codec costs on this machine: B + γ·x seconds for x elements, encoding and decoding apart.
+"""Costs of a recipe's codec on this machine: B + γ·x seconds for x elements, to encode and to decode.
 
 Measured on the exchange itself, over a `Comm` without peers. Encoding is all local work until the last round
 is issued, with the memory's fold; decoding is what follows its end, per payload: after an all-gather N are
@@ -88,7 +88,7 @@ def codec_cost(exchange: Exchange, text: str, *, budget_s: float = 0.3) -> Codec
 
 
 def remembered(text: str) -> CodecCost | None:
-    """What `codec_cost` has measured of the recipe `text` on this machine; `None` if it has not."""
+    """The cost that `codec_cost` has measured for the recipe `text` here; `None` if it has not."""
     kept = cache.load(_key(text))
     if kept is None or set(kept) != {"encode_s", "encode_slope_s", "decode_s", "decode_slope_s"}:
         return None

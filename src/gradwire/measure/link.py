@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What the link was to a verb, and what it is now."""
+    """A verb's link before a change and after it."""
 
     verb: Verb
     before: Link
@@ -136,7 +136,7 @@ class LinkMonitor:
 
     @property
     def links(self) -> dict[Verb, Link]:
-        """What the links are taken to be, by verb; those that have been seen for 15 steps."""
+        """The estimated links by verb, of verbs that have been seen for 15 steps."""
         return {
             verb: self._link(verb, tracker.reference.line)
             for verb, tracker in self._trackers.items()
@@ -215,7 +215,7 @@ class Traffic:
 
     @property
     def link(self) -> Link | None:
-        """What the link is taken to be, once it has been seen for some steps; the same on all ranks."""
+        """The estimated link, once it has been seen for some steps; the same on all ranks."""
         return self.monitor.links.get("all_reduce")
 
     def note(self, rounds: Sequence[RoundTime]) -> None:

@@ -1,4 +1,4 @@
-"""What the links are like, from a few small collectives on our own group: α and β of each verb.
+"""Probes of the links by a few small collectives on our own group: α and β of each verb.
 
 Every size is sent several times in a row. A repetition's duration is the shortest over ranks, a size's the
 median over repetitions: the first ones may go through faster than the link can (a shaper's burst, a switch's

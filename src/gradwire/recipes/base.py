@@ -1,4 +1,4 @@
-"""What a recipe is, and how a function becomes one."""
+"""The type of recipes, and the decorator that makes one of a function."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from gradwire.unwrapping import ddp_of, replicated_in
 
 
 def source_of(model: nn.Module, replicas: object = None) -> Source:
-    """What brings the gradients of `model`; `replicas` as for `attach`.
+    """The source that brings the gradients of `model`; `replicas` as for `attach`.
 
     Raises `ValueError` where nothing can, without asking other ranks: a script wraps alike on all of them.
     """

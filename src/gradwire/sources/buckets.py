@@ -76,7 +76,7 @@ class Bucket:
         self.views = {
             spec.name: self._view(entry, spec, (rows or {}).get(spec.name)) for entry, spec in placed
         }
-        """By parameter name, in the parameters' shapes."""
+        """Views by parameter name, in the parameters' shapes."""
         self.missing: set[str] = set()
         """Whose gradient has not come in this step."""
         self.failure: BaseException | None = None
@@ -117,5 +117,5 @@ class Bucket:
 
     @property
     def arrival(self) -> Arrival:
-        """What the engine is handed."""
+        """The bucket as the engine takes it."""
         return Arrival(self.buffer, self.entries, self.index, failure=self.failure)

@@ -1,4 +1,4 @@
-"""What every source watches beside the gradients: when backward starts, the loss scale, the optimizer."""
+"""Observations of every source beside the gradients: start of backward, loss scale, optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's side needs of whatever brings gradients: DDP's buckets, shards, plain parameters."""
+"""The interface of a source, which brings gradients: DDP's buckets, shards, plain parameters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Source(ABC):
     """
 
     kind: ClassVar[str]
-    """What brings the gradients, in words. Must be the same on all ranks."""
+    """The kind of source, in words. Must be the same on all ranks."""
 
     is_replicated: ClassVar[bool] = True
     """Whether all ranks hold the same parameters, and not shards of them."""
@@ -52,9 +52,9 @@ class Source(ABC):
     specs: tuple[ParameterSpec, ...]
     """Layout order: the reverse of registration."""
     parameters: Mapping[str, nn.Parameter]
-    """By the names in `specs`, and perhaps others."""
+    """Parameters by the names in `specs`; there may be others."""
     device: torch.device
-    """Where gradients are."""
+    """The device of the gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -63,14 +63,14 @@ class Source(ABC):
 
     @property
     def model(self) -> nn.Module:
-        """What was attached. Only for the thread that trains, which has it."""
+        """The attached model. Only for the thread that trains, which keeps it alive."""
         model = self._model()
         assert model is not None, "asked by the user of the model"
         return model
 
     @property
     def module(self) -> nn.Module:
-        """What holds parameters and buffers, under the names in `specs`."""
+        """The module of parameters and buffers, under the names in `specs`."""
         return self.model
 
     # -- while attaching
@@ -175,7 +175,7 @@ class Source(ABC):
         """The model was loaded or restored, so that its buffers may differ between ranks."""
 
     def retire(self) -> None:
-        """From the next step on gradients travel as without gradwire, as far as the source can."""
+        """Let gradients travel as without gradwire from the next step on, as far as the source can."""
 
 
 def _replicated(

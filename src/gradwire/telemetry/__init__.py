@@ -1,1 +1,1 @@
-"""What a running model tells dashboards, logs and trace viewers; the methods of `Wire` are the way in."""
+"""Metrics and traces of a running model, for dashboards, logs and trace viewers, by methods of `Wire`."""

@@ -1,1 +1,1 @@
-"""What looks at an attached model: predictions, diagnosis, and the state around a trial."""
+"""Tools on an attached model: predictions, diagnosis, and the state around a trial."""

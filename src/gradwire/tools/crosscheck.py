@@ -187,13 +187,13 @@ def crosscheck(
 
 
 class _Notes(NamedTuple):
-    """What a rank tells the others of a case."""
+    """A rank's result of a case, for the others."""
 
     failed: bool
     apart: float
     """The largest difference, relative to the largest element."""
     share: float
-    """Of elements that are further apart than `CLOSE`."""
+    """The share of elements that are further apart than `CLOSE`."""
     mark: float
     """A number that differs where results do."""
 

@@ -1,4 +1,4 @@
-"""What a step of the layout in force should take by the facts from which it was chosen."""
+"""The predicted time of a step of the current layout, by the facts from which it was chosen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.predict import Tail, step_from_facts
 
 STEPS = 64
-"""What is sent may depend on the step: this many in a row stand for all."""
+"""Steps in a row that stand for all, because the traffic may depend on the step."""
 
 Sent = tuple[tuple[Round, ...], ...]
 """Every unit's rounds."""
@@ -64,7 +64,7 @@ class MainLane:
     beside: int
 
     def rounds(self, at: Moment) -> Sent:
-        """What each unit sends in the step of that moment."""
+        """The rounds of each unit in the step of that moment."""
         exchange, lane = self.layout.main.exchange, self.lane
         dtype = torch.float32 if lane is None else lane.dtype
         at = replace(at, narrow=None if lane is None else lane.narrow)
@@ -75,7 +75,7 @@ class MainLane:
         return tuple(rounds)
 
     def tail(self, world: int) -> Tail:
-        """What travels beside, with the verdict."""
+        """The all-reduce of small gradients and the verdict."""
         carried = Round("all_reduce", self.beside + world * HEADER, torch.float32)
         return Tail(carried, waits=not self.layout.is_dense)
 

@@ -26,7 +26,7 @@ class Stateful(Protocol):
 def rewound(
     module: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = (), also: Sequence[Stateful] = ()
 ) -> Iterator[Restore]:
-    """What happens inside leaves no trace afterwards; the function it yields rewinds in between, too.
+    """Undo afterwards all that happens inside; the function that it yields does so in between, too.
 
     Covers parameters, their gradients, buffers, the optimizers' state and options, the global generators of
     torch (all devices), numpy and Python, and whatever is in `also`.
@@ -52,7 +52,7 @@ def rewound(
 
 
 def _tensors(module: nn.Module) -> Restore:
-    """In place: DDP and the optimizer hold these very tensors."""
+    """Restore in place, because DDP and the optimizer hold these very tensors."""
     held: list[tuple[Tensor, Tensor]] = [
         (tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())
     ]

@@ -1,4 +1,4 @@
-"""What a selector promises, and the arithmetic of shares."""
+"""The protocol of selectors, their promises, and the arithmetic of shares."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Selector(Protocol):
 
     @property
     def laws(self) -> SelectorLaws:
-        """What the selector promises."""
+        """The promises of the selector."""
         ...
 
     def count(self, numel: int, at: Moment) -> int:

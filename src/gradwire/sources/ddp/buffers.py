@@ -39,12 +39,12 @@ class Buffers:
         self._landing: BufferBroadcast | None = None
         self._in_vain = 0
         self.packed: BufferBroadcast | None = None
-        """What the step under way carries."""
+        """The broadcast of the current step."""
         self.current = False
         """Whether this rank has those of rank 0, as all do, so that DDP has nothing to broadcast."""
 
     def describe(self) -> str:
-        """What ranks must have in common."""
+        """The text that must be the same on all ranks."""
         ddp = self._ddp()
         if ddp is None or not ddp.broadcast_buffers:
             return "not broadcast"

@@ -44,7 +44,7 @@ class Caps:
 
 
 def caps_of(ddp: DistributedDataParallel) -> Caps:
-    """What `restore_buckets` brings back."""
+    """The caps of now, for `restore_buckets`."""
     private: Any = ddp
     config = getattr(private, "_bucket_config", None)
     return Caps(private.bucket_bytes_cap, getattr(private, "bucket_bytes_cap_default", False), config)

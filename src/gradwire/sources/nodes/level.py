@@ -40,7 +40,7 @@ class Packing:
         """Elements of a row."""
         named = zip(entries, starts, sizes, strict=False)
         self.entries = tuple(Entry(entry.name, start, size) for entry, start, size in named)
-        """Of this rank's row."""
+        """The entries of this rank's row."""
         self._runs = [
             (
                 entry.offset + number * to.numel,
@@ -93,7 +93,7 @@ class _Buffer:
 
 @dataclass
 class _Pass:
-    """What a step has brought so far."""
+    """The shards that a step has brought so far."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     waiting: dict[int, Arrival] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class NodeLevel:
 
     @property
     def engine(self) -> Engine:
-        """What gets the shards."""
+        """The engine's side, which takes the shards."""
         assert self._engine is not None, "joined first"
         return self._engine
 
