@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.kernels import BlockKind, Blocks, Pieces, ScaledBlocks, device
+from gradwire.kernels import BlockKind, Blocks, Grid, Pieces, ScaledBlocks, device
 
 N = 1 << 14
 
@@ -89,6 +89,26 @@ def signs() -> None:
         device.add_signs(torch.zeros(1, levels), packed, Blocks((N,)), torch.zeros(N))
 
 
+def quantized(grid: Grid) -> None:
+    steps, codes = torch.zeros(grid.buckets), torch.zeros(grid.code_bytes, dtype=torch.uint8)
+    x = torch.zeros(sum(grid.sizes))
+    device.quantize(x, grid, 1, steps, codes, subtract=True)
+    device.add_quantized(steps, codes, grid, x, 1.0)
+
+
+def qsgd() -> None:
+    for bits in (8, 4):
+        quantized(Grid((N,), 512, bits))
+
+
+def terngrad() -> None:
+    quantized(Grid((N,), None, 2, "max"))
+
+
+def terngrad_clipped() -> None:
+    quantized(Grid((N,), None, 2, "max", 2.5))
+
+
 CALLS = (
     fold,
     fold_narrow_without_a_memory,
@@ -104,4 +124,7 @@ CALLS = (
     blocks_int8,
     blocks_int4,
     blocks_fp8,
+    qsgd,
+    terngrad,
+    terngrad_clipped,
 )

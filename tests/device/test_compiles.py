@@ -22,6 +22,7 @@ WITHOUT_VECTORS = {
     "poison",
     "zero_idle",
     "set_levels",
+    "set_steps",
     "count_digits",
     "count_kept",
     "take_kept",

@@ -10,10 +10,12 @@ from gradwire.kernels.device.chunks import chunk_topk_indices
 from gradwire.kernels.device.flagged import poison, rescale, zero_idle
 from gradwire.kernels.device.folding import fold, fold_momentum
 from gradwire.kernels.device.signs import add_signs, feedback_signs, pack_signs
+from gradwire.kernels.device.stochastic import add_quantized, quantize
 from gradwire.kernels.device.topk import feedback_topk, take_topk, topk_indices
 
 __all__ = [
     "add_blocks",
+    "add_quantized",
     "add_signs",
     "chunk_topk_indices",
     "decode_blocks",
@@ -24,6 +26,7 @@ __all__ = [
     "fold_momentum",
     "pack_signs",
     "poison",
+    "quantize",
     "reduce_blocks",
     "rescale",
     "take_topk",

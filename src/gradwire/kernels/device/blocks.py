@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.kernels.device.bodies import blocks as bodies
 from gradwire.kernels.device.launch import TILE, WARPS, is_taken, launch
-from gradwire.kernels.device.tables import QUAD, scaled_tiles
+from gradwire.kernels.device.tables import QUAD, coded_tiles
 from gradwire.kernels.dispatch import DECLINED, Declined
 from gradwire.kernels.layouts import LARGEST, ScaledBlocks
 
@@ -28,9 +28,10 @@ def _cut(blocks: ScaledBlocks, *codes: Tensor) -> _Cut:
     """For codes that lie there: after scales, so that 4 is all that their address need be a multiple of."""
     width = max(2, 1 << (blocks.block - 1).bit_length())
     rows = max(1, TILE // width)
-    tiles = scaled_tiles(blocks, rows, codes[0].device)
+    bits = 4 if blocks.kind == "int4" else 8
+    tiles = coded_tiles(blocks.sizes, blocks.block, bits, rows, None, codes[0].device)
     starts = [place for each in codes for place in (each.data_ptr(), *each.stride()[:-1])]
-    aligned = tiles.aligned and not any(start % QUAD for start in starts)
+    aligned = tiles.aligned and tiles.bytes_aligned and not any(start % QUAD for start in starts)
     constants = {
         "KIND": _KINDS[blocks.kind], "ALIGNED": aligned, "ROWS": rows, "BLOCK": blocks.block,
         "WIDTH": width, "num_warps": max(WARPS, width // 512),

@@ -11,12 +11,16 @@ from torch import Tensor
 
 from gradwire.kernels.device.bodies import signs as bodies
 from gradwire.kernels.device.launch import TILE, is_taken, launch
-from gradwire.kernels.device.tables import bit_spans, bit_tiles
+from gradwire.kernels.device.tables import Tiles, block_spans, coded_tiles
 from gradwire.kernels.dispatch import DECLINED, Declined
 from gradwire.kernels.layouts import Blocks
 
 _STEP = 512
 """Sums of tiles that are added side by side."""
+
+
+def _tiles(blocks: Blocks, device: torch.device) -> Tiles:
+    return coded_tiles(blocks.sizes, blocks.step, 1, 1, TILE, device)
 
 
 def pack_signs(
@@ -25,11 +29,11 @@ def pack_signs(
     """12 bytes an element, 8 without `leave`; the second read is from the cache if the unit is small."""
     if not is_taken(x, levels):
         return DECLINED
-    tiles, two = bit_tiles(blocks, x.device), levels.shape[1] == 2
+    tiles, two = _tiles(blocks, x.device), levels.shape[1] == 2
     programs = len(tiles.rows)
     sums = torch.empty(3 * programs, dtype=torch.float64, device=x.device)
     launch(bodies.sum_sides, programs, x, tiles.rows, sums, ALIGNED=tiles.aligned, TILE=TILE)
-    spans = bit_spans(blocks, x.device)
+    spans = block_spans(blocks.sizes, blocks.step, TILE, x.device)
     constants = {"LEVELS": levels.shape[1], "STEP": _STEP, "num_warps": 4}
     launch(bodies.set_levels, levels.numel(), sums, spans, levels, **constants)
     launch(
@@ -55,7 +59,7 @@ def add_signs(
     """8 bytes an element, and its bit."""
     if not is_taken(out, levels):
         return DECLINED
-    tiles = bit_tiles(blocks, out.device)
+    tiles = _tiles(blocks, out.device)
     launch(
         bodies.add_signs, len(tiles.rows), levels, packed, tiles.rows, out, weight,
         TWO=levels.shape[1] == 2, ALIGNED=tiles.aligned, TILE=TILE,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.device.launch import TILE
-from gradwire.kernels.layouts import Blocks, ScaledBlocks
+from gradwire.kernels.layouts import packed_bytes
 from gradwire.kernels.pieces import Pieces
 
 QUAD = 4
@@ -24,10 +24,11 @@ QUAD = 4
 
 
 class Tiles(NamedTuple):
-    """Rows (programs, 4) int64, and whether all of them begin at multiples of `QUAD` elements."""
+    """Rows (programs, 4) int64, and whether all begin at multiples of `QUAD` elements, or bytes of codes."""
 
     rows: Tensor
     aligned: bool
+    bytes_aligned: bool = True
 
 
 def cut(sizes: NDArray[np.int64], tile: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -65,46 +66,39 @@ def pointer_tiles(buffers: tuple[tuple[int, int], ...], device: torch.device) ->
 
 
 @lru_cache(maxsize=1024)
-def scaled_tiles(blocks: ScaledBlocks, count: int, device: torch.device) -> Tiles:
-    """Rows (first element, first block, first byte, elements) of tiles of `count` blocks or fewer."""
-    sizes, block = blocks.array, blocks.block
-    numbers, begins = cut(sizes, count * block)
-    per_block = -(-block // 2) if blocks.kind == "int4" else block
-    tails = -(-(sizes % block) // 2) if blocks.kind == "int4" else sizes % block
-    before = np.stack([sizes, -(-sizes // block), sizes // block * per_block + tails])
-    firsts = np.cumsum(before, axis=1) - before
-    rows = np.empty((len(numbers), 4), np.int64)
-    rows[:, 0] = firsts[0, numbers] + begins
-    rows[:, 1] = firsts[1, numbers] + begins // block
-    rows[:, 2] = firsts[2, numbers] + begins // block * per_block
-    rows[:, 3] = np.minimum(sizes[numbers] - begins, count * block)
-    return Tiles(torch.from_numpy(rows).to(device), not (rows[:, [0, 2]] % QUAD).any())
+def coded_tiles(
+    sizes: tuple[int, ...], block: int, bits: int, count: int, tile: int | None, device: torch.device
+) -> Tiles:
+    """Rows (first element, first block, first byte, elements) of tiles, none of which lies in two parts.
 
-
-def _bit_blocks(blocks: Blocks) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each block: its first element, its first byte, and its elements."""
-    sizes = np.diff(blocks.bounds)
-    numbers, begins = cut(sizes, blocks.step)
-    part_bytes = -(-sizes // 8)
-    byte = (np.cumsum(part_bytes) - part_bytes)[numbers] + begins // 8
-    return blocks.bounds[numbers] + begins, byte, np.minimum(sizes[numbers] - begins, blocks.step)
-
-
-@lru_cache(maxsize=1024)
-def bit_tiles(blocks: Blocks, device: torch.device) -> Tiles:
-    """Rows (first element, block, first byte, elements) of tiles, none of which lies in two blocks."""
-    first, byte, sizes = _bit_blocks(blocks)
-    numbers, begins = cut(sizes, TILE)
-    left = np.minimum(sizes[numbers] - begins, TILE)
-    rows = np.stack([first[numbers] + begins, numbers, byte[numbers] + begins // 8, left], axis=1)
-    aligned = not (rows[:, 0] % QUAD).any()
-    return Tiles(torch.from_numpy(np.ascontiguousarray(rows)).to(device), aligned)
+    Parts of `sizes` elements are cut into blocks of `block` elements or less. Codes of `bits` bits begin a
+    byte with every block. A tile has `count` blocks, or without them `tile` elements of one block.
+    """
+    parts = np.array(sizes, np.int64)
+    group = count * block
+    numbers, begins = cut(parts, group)
+    # Of one part: elements, blocks, bytes.
+    per_block = packed_bytes(block, bits)
+    tails = -(-(parts % block) * bits // 8)
+    each = np.stack([parts, -(-parts // block), parts // block * per_block + tails])
+    firsts = (np.cumsum(each, axis=1) - each)[:, numbers]
+    left = np.minimum(parts[numbers] - begins, group)
+    groups, offsets = cut(left, group if tile is None else tile)
+    rows = np.empty((len(groups), 4), np.int64)
+    rows[:, 0] = (firsts[0] + begins)[groups] + offsets
+    rows[:, 1] = (firsts[1] + begins // block)[groups]
+    rows[:, 2] = (firsts[2] + begins // block * per_block)[groups] + offsets * bits // 8
+    rows[:, 3] = left[groups] - offsets if tile is None else np.minimum(left[groups] - offsets, tile)
+    elements, places = (not (rows[:, column] % QUAD).any() for column in (0, 2))
+    return Tiles(torch.from_numpy(rows).to(device), elements, places)
 
 
 @lru_cache(maxsize=1024)
-def bit_spans(blocks: Blocks, device: torch.device) -> Tensor:
-    """Rows (first tile, the tile after its last, elements) of blocks."""
-    _first, _byte, sizes = _bit_blocks(blocks)
-    stops = np.cumsum(-(-sizes // TILE))
-    rows = np.stack([stops - -(-sizes // TILE), stops, sizes], axis=1)
-    return torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+def block_spans(sizes: tuple[int, ...], block: int, tile: int, device: torch.device) -> Tensor:
+    """Rows (first tile, the tile after its last, elements) of blocks that `coded_tiles` cuts into tiles."""
+    parts = np.array(sizes, np.int64)
+    numbers, begins = cut(parts, block)
+    elements = np.minimum(parts[numbers] - begins, block)
+    tiles = -(-elements // tile)
+    stops = np.cumsum(tiles)
+    return torch.from_numpy(np.stack([stops - tiles, stops, elements], axis=1)).contiguous().to(device)

@@ -6,22 +6,27 @@ Lengths are not specialised, or a kernel would be compiled anew whenever one is 
 """
 
 ENTRIES = (
+    "add_quantized",
     "add_signs",
     "chunk_maxima",
     "count_digits",
     "count_kept",
     "decode_blocks",
     "encode_blocks",
+    "find_tops",
     "fold",
     "fold_momentum",
     "pack_signs",
     "poison",
+    "quantize",
     "reduce_blocks",
     "rescale",
     "set_levels",
+    "set_steps",
     "settle",
     "sift",
     "sum_sides",
+    "sum_squares",
     "take_kept",
     "zero_idle",
 )

@@ -6,7 +6,15 @@ All of a block is in registers: maximum, rounding, subtraction and packing read 
 import triton
 import triton.language as tl
 
-from gradwire.kernels.device.bodies.common import load, magnitude
+from gradwire.kernels.device.bodies.common import (
+    bytes_at,
+    bytes_from,
+    load,
+    magnitude,
+    paired,
+    parted,
+    places_in,
+)
 
 INT8, INT4, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -73,24 +81,13 @@ def codes_of(x, scale, positive, KIND: tl.constexpr):
 
 
 @triton.jit
-def bytes_at(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
-    """Where the bytes of a tile are, and which there are; int4 are two a byte, and blocks begin a byte."""
-    PER_BYTE: tl.constexpr = 2 if KIND == INT4 else 1
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH // PER_BYTE)[None, :]
-    first = column * PER_BYTE
-    place = row * ((BLOCK + PER_BYTE - 1) // PER_BYTE) + column
-    return place, (first < BLOCK) & (row * BLOCK + first < numel)
-
-
-@triton.jit
 def store_codes(
     codes, code, mask, numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr
 ):
     """Write a tile's codes from int32."""
-    place, here = bytes_at(numel, ROWS, BLOCK, WIDTH, KIND)
+    place, here = bytes_at(numel, ROWS, BLOCK, WIDTH, 2 if KIND == INT4 else 1)
     if KIND == INT4:
-        low, high = tl.split(tl.reshape(code, (ROWS, WIDTH // 2, 2)))
-        code = (low & 15) | ((high & 15) << 4)
+        code = paired(code & 15, 4, ROWS, WIDTH)
     if mask is None:
         tl.store(codes + place, (code & 255).to(tl.uint8))
     else:
@@ -102,34 +99,16 @@ def load_codes(
     codes, mask, numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr
 ):
     """A tile of codes in int32, signed where they are integers."""
-    place, here = bytes_at(numel, ROWS, BLOCK, WIDTH, KIND)
+    place, here = bytes_at(numel, ROWS, BLOCK, WIDTH, 2 if KIND == INT4 else 1)
     if mask is None:
         code = tl.load(codes + place).to(tl.int32)
     else:
         code = tl.load(codes + place, here, other=0).to(tl.int32)
     if KIND == INT4:
-        pairs = tl.join(code & 15, code >> 4)
-        code = (tl.reshape(pairs, (ROWS, WIDTH)) ^ 8) - 8
+        code = (parted(code, 4, ROWS, WIDTH) ^ 8) - 8
     if KIND == INT8:
         code = (code ^ 128) - 128
     return code
-
-
-@triton.jit
-def places_in(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """Elements of a tile (ROWS, WIDTH) in its memory, which of them there are, and which blocks."""
-    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
-    place = row[:, None] * BLOCK + column
-    return place, (column < BLOCK) & (place < numel), row * BLOCK < numel
-
-
-@triton.jit
-def bytes_from(codes, byte, ALIGNED: tl.constexpr):
-    """Where a tile's codes are. Only what an operation returns can be said to be a multiple."""
-    if ALIGNED:
-        return tl.multiple_of(codes + byte, 4)
-    else:
-        return codes + byte
 
 
 @triton.jit

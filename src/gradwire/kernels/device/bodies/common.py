@@ -18,3 +18,42 @@ def load(pointers, mask):
     else:
         found = tl.load(pointers, mask, other=0.0)
     return found.to(tl.float32)
+
+
+@triton.jit
+def places_in(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Elements of a tile (ROWS, WIDTH) in its memory, which of them there are, and which blocks."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
+    place = row[:, None] * BLOCK + column
+    return place, (column < BLOCK) & (place < numel), row * BLOCK < numel
+
+
+@triton.jit
+def bytes_at(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PER: tl.constexpr):
+    """Where the bytes of a tile are, PER codes in each, and which there are; blocks begin a byte."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH // PER)[None, :]
+    first = column * PER
+    place = row * ((BLOCK + PER - 1) // PER) + column
+    return place, (first < BLOCK) & (row * BLOCK + first < numel)
+
+
+@triton.jit
+def bytes_from(codes, byte, ALIGNED: tl.constexpr):
+    """Where a tile's codes are. Only what an operation returns can be said to be a multiple."""
+    if ALIGNED:
+        return tl.multiple_of(codes + byte, 4)
+    else:
+        return codes + byte
+
+
+@triton.jit
+def paired(code, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Neighbours of (ROWS, WIDTH), numbers of BITS bits, as one: the first in the lowest bits."""
+    low, high = tl.split(tl.reshape(code, (ROWS, WIDTH // 2, 2)))
+    return low | (high << BITS)
+
+
+@triton.jit
+def parted(code, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The inverse: (ROWS, WIDTH) of numbers of BITS bits."""
+    return tl.reshape(tl.join(code & ((1 << BITS) - 1), code >> BITS), (ROWS, WIDTH))
