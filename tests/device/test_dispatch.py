@@ -55,3 +55,12 @@ def test_without_triton_the_reference_computes_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(dispatch, "_device_kernels", lambda: None)
     x = OnDevice(torch.ones(4).double())
     assert dispatch.on_device("rescale")(x, x) is dispatch.DECLINED
+
+
+def test_every_kernel_for_devices_is_reached_by_its_first_tensor() -> None:
+    pytest.importorskip("triton", reason="kernels for devices need Triton")
+    from gradwire.kernels import device, reference
+
+    for name in device.__all__:
+        asked = dispatch.asks_device(getattr(reference, name))
+        assert asked.endswith((".is_cuda", "[0].is_cuda)")), name

@@ -57,17 +57,13 @@ def declines(*_arguments: Any, **_named: Any) -> Declined:
 
 
 def on_device(name: str) -> Callable[..., Any]:
-    """The function `name` of `device/`. It takes CUDA tensors, and only they make it import that folder.
+    """The function `name` of `device/`, imported when it is first called: with CUDA tensors only.
 
-    It declines those too where the folder lacks it, or where Triton is missing, which CUDA builds of torch
-    bring along on Linux.
+    It declines where the folder lacks it, or where Triton is missing, which CUDA builds of torch bring along
+    on Linux.
     """
 
     def call(*arguments: Any, **named: Any) -> Any:
-        found = next((each for each in arguments if isinstance(each, Tensor | tuple | list)), None)
-        first = found[0] if isinstance(found, tuple | list) and found else found
-        if not isinstance(first, Tensor) or not first.is_cuda:
-            return DECLINED
         kernels = _device_kernels()
         return DECLINED if kernels is None else getattr(kernels, name, declines)(*arguments, **named)
 
@@ -86,6 +82,8 @@ def dispatched(
 ) -> Callable[P, R]:
     """`contract`, computed by `implementation`, or else `device`, wherever these take the tensors.
 
+    `device` is asked only if the first tensor of the call is a CUDA tensor.
+
     >>> def double(x: Tensor) -> Tensor:
     ...     return x + x
     >>> def double_float32(x: Tensor) -> Tensor | Declined:
@@ -101,7 +99,7 @@ def dispatched(
     source = f"""def call({", ".join([*taken, *(["*"] if named else []), *named])}):
     {f"_check({given})" if check else "pass"}
     found = _implementation({given})
-    if found is _DECLINED:
+    if found is _DECLINED and {asks_device(contract)}:
         found = _device({given})
     return _contract({given}) if found is _DECLINED else found
 """
@@ -117,6 +115,22 @@ def dispatched(
     for defaults in ("__defaults__", "__kwdefaults__"):
         setattr(call, defaults, getattr(contract, defaults))
     return cast(Callable[P, R], call)
+
+
+def asks_device(contract: Callable[..., Any]) -> str:
+    """An expression of a contract's arguments: whether the first tensor among them is a CUDA tensor.
+
+    >>> def double(number: int, x: Tensor) -> Tensor: ...
+    >>> asks_device(double)
+    'x.is_cuda'
+    """
+    for each in signature(contract).parameters.values():
+        kind = str(getattr(each.annotation, "__name__", each.annotation))
+        if kind == "Tensor":
+            return f"{each.name}.is_cuda"
+        if kind.startswith(("tuple[Tensor", "Sequence[Tensor")):
+            return f"({each.name} and {each.name}[0].is_cuda)"
+    return "False"
 
 
 def front(name: str) -> Callable[..., Any]:
