@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Algorithm, Broadcasting, Comm
-from gradwire.exchange.base import Exchange, first_busy_step, parts, run, steady_moment
-from gradwire.exchange.gcomp import Gcomp
+from gradwire.exchange.base import Exchange, first_busy_step, run, steady_moment
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import table_of
 from gradwire.moment import ExchangeState
@@ -131,8 +130,8 @@ def recipe_cases(where: torch.device) -> Iterator[Case]:
         built = entry.build(**STATED.get(entry.name, {}))
         if built.next is not None:
             yield Case(entry.name, None, skip="decides after it has measured; it chooses among the others")
-        elif where.type != "cpu" and any(isinstance(part, Gcomp) for part in parts(built.exchange)):
-            yield Case(entry.name, None, skip="its frames are made on the CPU; it goes by way of the host")
+        elif where.type != "cpu" and not built.exchange.laws.stays_on_device:
+            yield Case(entry.name, None, skip="the host reads what it sends; it goes by way of the host")
         else:
             yield Case(entry.name, partial(_means, built.exchange), shared=True)
 

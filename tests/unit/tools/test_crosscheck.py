@@ -76,9 +76,11 @@ def test_every_recipe_is_tried_but_those_that_measure_first() -> None:
     assert found["covap"].said == "same bits as gloo"
 
 
-def test_frames_are_not_made_on_a_device() -> None:
+def test_what_the_host_reads_is_not_tried_on_a_device() -> None:
     there = {case.name: case for case in recipe_cases(torch.device("cuda", 0))}
-    assert {name for name, case in there.items() if case.call is None} == {"auto", "gcomp"}
+    skipped = {name for name, case in there.items() if case.call is None}
+    assert {"auto", "gcomp", "oktopk", "threshold"} <= skipped
+    assert skipped.isdisjoint({"dense", "int8", "topk", "powersgd", "covap", "efsignsgd", "qsgd", "randomk"})
 
 
 def test_means_that_differ_between_ranks_by_one_bit_are_found() -> None:
