@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -218,12 +219,16 @@ class Rig:
             self.engine.crash(error)
 
 
+@cache
+def _entries(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Entry, ...]:
+    """The same tuple in every step, by which the engine knows a bucket again, as of a source."""
+    starts = accumulate(sizes, initial=0)
+    return tuple(Entry(name, start, size) for name, start, size in zip(names, starts, sizes, strict=False))
+
+
 def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> Arrival:
-    offset, entries = 0, []
-    for name in names:
-        entries.append(Entry(name, offset, grads[name].numel()))
-        offset += grads[name].numel()
-    return Arrival(torch.cat([grads[name] for name in names]), tuple(entries), index)
+    sizes = tuple(grads[name].numel() for name in names)
+    return Arrival(torch.cat([grads[name] for name in names]), _entries(tuple(names), sizes), index)
 
 
 def _means(arrivals: Sequence[Arrival]) -> dict[str, Tensor]:
