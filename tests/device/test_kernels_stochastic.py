@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.kernels import Grid, cpu, reference
 from tests.device.bits import same
-from tests.unit.kernels.inputs import KINDS, generator, heavy_tail, normal
+from tests.support.inputs import KINDS, generator, heavy_tail, normal
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
