@@ -67,6 +67,7 @@ def attach(
     nodes: Nodes = "auto",
     memory_dtype: torch.dtype | None = None,
     placement: Place = "auto",
+    checksums: bool = False,
     guard_every: int = 0,
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
@@ -99,6 +100,9 @@ def attach(
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
       memory and the means back, and sends over gloo, whatever the model's own group is. "device" is not there
       yet, and "auto" is "host". On the CPU nothing is copied.
+    - `checksums`: everything that gradwire sends carries a checksum (`docs/reliability.md`). Where bytes come
+      damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then go by hops
+      of gradwire's own. Not with `placement="device"` on NCCL.
     - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 is never.
       Where they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks.
 
@@ -116,7 +120,9 @@ def attach(
     source = source_of(model, replicas)
     scaler = scaler or scaler_of(optimizer)
     nodes = list(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else nodes
-    asked = Configuration(recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every)
+    asked = Configuration(
+        recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every, checksums
+    )
     device = device_at(source.device)
     on_host = device.where.type == "cpu"
     if process_group is None:
@@ -200,14 +206,14 @@ def _assemble(
     worker = Worker(crashed=lambda error: backward.engine.crash(error), ended=ended)
     decision = chosen.build().next
     uses: dict[str, float] = {}
-    level, shard, comm, replicas = None, None, everyone, source.replicas_of(optimizers)
-    if parts:
-        inside, comm = parts
-        shard = Shard(inside)
+    level, replicas = None, source.replicas_of(optimizers)
+    carry = _carriers(everyone, *parts, checksums=asked.checksums)
+    control, comm, between = carry[0], carry[-1], (everyone, *parts)[-1]
+    shard = Shard(carry[1]) if parts else None
     if shard is not None and source.members is None:
         level = NodeLevel(shard, source.specs, worker.post)
         replicas = shard.replicas(replicas, source.specs)
-    placement = host(comm, worker.post, device, control=everyone)
+    placement = host(comm, worker.post, device, control=control)
     around = Surroundings(
         placement,
         policy=asked.policy,
@@ -221,7 +227,7 @@ def _assemble(
         buffers=source.passenger,
         check=partial(check_momentum, optimizers=optimizers),
         prepare=partial(prepare_for, rank=everyone.rank),
-        link_seen=lambda link: None if link is None else comm.expect(link.beta_s),
+        link_seen=lambda link: None if link is None else between.expect(link.beta_s),
         guard=Guard(
             {spec.name: source.parameters[spec.name] for spec in source.specs},
             asked.guard_every,
@@ -242,6 +248,15 @@ def _assemble(
     source.begin(backward, optimizers, counted, scaled=asked.scaler is not None)
     backward.news.attached()
     return Wire(Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker))
+
+
+def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
+    """What carries the messages of each of `comms`."""
+    if not checksums:
+        return comms
+    from gradwire.comm.checked import CheckedComm
+
+    return [CheckedComm(each) for each in comms]
 
 
 def _landing(bringing: Bringing, replicas: Replicas, name: str) -> Replicated | None:

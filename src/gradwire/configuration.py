@@ -36,12 +36,14 @@ class Configuration:
     placement: Place = "auto"
     nodes: Nodes = "auto"
     guard_every: int = 0
+    checksums: bool = False
 
     def validated(self, source: Source, device: torch.device) -> Recipe:
         """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`.
 
         `device` is where gradients are.
         """
+        self._check_checksums(device)
         self._check_placement(device)
         if source.members is not None and kind_of(self.nodes) == "given":
             raise ValueError(
@@ -67,6 +69,7 @@ class Configuration:
             "placement": self.placement,
             "nodes": kind_of(self.nodes),
             "guard_every": str(self.guard_every),
+            "checksums": str(self.checksums),
             "gradwire version": __version__,
             "source of gradients": source.kind,
             "recipe": str(chosen),
@@ -90,6 +93,15 @@ class Configuration:
         if target not in (TARGET, chosen.options.get("target")):
             raise ValueError(f"target={target} is for the recipe auto; {chosen} would ignore it")
         return chosen
+
+    def _check_checksums(self, device: torch.device) -> None:
+        if not isinstance(self.checksums, bool):
+            raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
+        if self.checksums and self.placement == "device" and device.type != "cpu":
+            raise ValueError(
+                "checksums=True checks what the host sends, and with placement='device' NCCL sends from the "
+                "device: leave one of the two out"
+            )
 
     def _check_placement(self, device: torch.device) -> None:
         if self.placement not in ("auto", "host", "device"):

@@ -21,5 +21,9 @@ class TransportError(GradwireError):
     """The process group could not carry a collective: a peer died, or its time ran out."""
 
 
+DAMAGED = (PeerFailed, WireError)
+"""What a comm that checks raises for damaged bytes; the order of collectives is intact."""
+
+
 class GradwireWarning(UserWarning):
     """Every warning of gradwire's but deprecations, for `warnings.filterwarnings(category=…)`."""

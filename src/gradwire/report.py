@@ -26,6 +26,7 @@ class Report:
     are. If that is not where gradients are, `pinned_bytes` are what copies take on the host, and `copied_s`
     is how long the device copied in the last step, both ways, beside its computation. Where `per_node` ranks
     add up inside their node first, `inside_bytes_per_step` are those inside, and all others between nodes.
+    `checksum_bytes` are what `attach(checksums=True)` has added to all bytes so far.
     """
 
     recipe: str
@@ -55,6 +56,7 @@ class Report:
     copied_s: float = 0.0
     per_node: int = 1
     inside_bytes_per_step: float = 0.0
+    checksum_bytes: float = 0.0
 
     @property
     def ratio(self) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.engine import saving, state
+from gradwire.engine.agree import damage, require_undamaged
 from gradwire.engine.engine import Engine
 from gradwire.engine.state import Missing, Saved
 from gradwire.engine.worker import Worker
@@ -194,6 +195,7 @@ class Wire:
             placement=engine.around.placement.name,
             pinned_bytes=engine.around.placement.bringing.pinned_bytes,
             copied_s=engine.around.placement.bringing.copied_s(),
+            checksum_bytes=engine.around.checksum_bytes,
         )
 
     def metrics(self) -> dict[str, float]:
@@ -366,18 +368,22 @@ class Wire:
     def _flush(self) -> list[tuple[ParameterSpec, Tensor]]:
         """The unsent gradient by parameter, flat, then forgotten. Tensors are valid until the next step."""
         engine, found = self._engine, []
+        damaged: list[Exception | None] = []
         for lane in engine.layout.lanes:
             if UNSENT not in lane.committed:
                 continue
             lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
-            engine.comm.all_reduce(lane.x).wait()
+            damaged.append(damage(engine.comm.all_reduce(lane.x)))
             for slot in lane.slots:
                 spec, late = slot.spec, lane.x[slot.start : slot.stop]
                 # Where the source brings shards itself, a shard is what its optimizer steps.
                 if engine.around.shard is not None and self._source.members is None:
-                    spec, late = spec.whole, engine.around.shard.gathered(spec, late)
+                    spec, late = spec.whole, engine.around.shard.gathered(spec, late, damaged)
                 found.append((spec, late))
-            lane.committed[UNSENT].zero_()
+        require_undamaged(damaged, engine.around.control)
+        for lane in engine.layout.lanes:
+            if UNSENT in lane.committed:
+                lane.committed[UNSENT].zero_()
         return found
 
     def detach(self) -> None:

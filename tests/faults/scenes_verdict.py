@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.codec.select.topk import TopK
+from gradwire.comm.checked import SHORT_BYTES, Sealed
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.states import own_state
 
 RECIPE = "topk(ratio=0.05)"
+DAMAGED = {"topk": "topk(ratio=0.2)", "dense": "dense", "gcomp": "gcomp", "int8": "int8"}
 UNLUCKY = 1
 
 
@@ -110,6 +112,46 @@ def broken_off() -> dict[str, Any]:
     return {"first": seen["error"], "then": again["error"]}
 
 
+def damaged(recipe: str, **options: Any) -> dict[str, Any]:
+    """A flipped bit in each long message that one rank receives in a step, and the steps around it."""
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp, lr=0.2)
+    wire = gradwire.attach(ddp, optimizer, recipe, checksums=True, **options)
+    losses = train(ddp, optimizer, range(5))
+    before, step, replica = _memory(wire), wire.report().step, digest(ddp)
+    honest = Sealed.open
+
+    def struck(how: Sealed, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
+        message[0] ^= how.payload_bytes > SHORT_BYTES
+        return honest(how, message, *arguments)
+
+    if dist.get_rank() == UNLUCKY:
+        Sealed.open = struck  # type: ignore[method-assign]
+    optimizer.zero_grad()
+    seen = _backward(ddp, 5)
+    Sealed.open = honest  # type: ignore[method-assign]
+    intact = _equal(_memory(wire), before) and wire.report().step == step and digest(ddp) == replica
+    losses += train(ddp, optimizer, range(5, 60))
+    added = wire.report().checksum_bytes
+    return {
+        **seen,
+        "intact": intact,
+        "losses": [losses[0], losses[-1]],
+        "digest": digest(ddp),
+        "added": added,
+    }
+
+
+def one_sided() -> list[str]:
+    """Checksums that only one rank asks for."""
+    ddp = DistributedDataParallel(perceptron())
+    try:
+        gradwire.attach(ddp, None, RECIPE, checksums=dist.get_rank() == UNLUCKY)
+    except gradwire.RanksDisagree as error:
+        return [str(error)]
+    return []
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     "accident": accident,
     "accident, static graph": partial(accident, static_graph=True),
@@ -117,5 +159,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "accident, exit": partial(accident, SystemExit),
     "nan, topk": partial(not_finite, "topk(ratio=0.05)"),
     "nan, covap": partial(not_finite, "covap(interval=4)"),
+    "one-sided": one_sided,
+    **{f"damaged, {name}": partial(damaged, text) for name, text in DAMAGED.items()},
     "broken off": broken_off,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.scenes_verdict import UNLUCKY
+from tests.faults.scenes_verdict import DAMAGED, UNLUCKY
 from tests.support.ranks import Results, perform, value
 
 pytestmark = pytest.mark.process
@@ -61,3 +61,25 @@ def test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten(world: Resu
 
 def test_after_a_backward_pass_that_broke_off_the_next_one_says_so(world: Results) -> None:
     assert value(world, "broken off") == 3 * [{"first": "Accident", "then": "RuntimeError"}]
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_bytes_are_noticed_on_all_ranks_in_their_step_and_training_goes_on(
+    world: Results, name: str
+) -> None:
+    found = value(world, f"damaged, {name}")
+    assert found[UNLUCKY]["error"] == "WireError"
+    assert f"rank {UNLUCKY} received damaged bytes from rank" in found[UNLUCKY]["text"]
+    assert f"gradwire: step 5, rank {UNLUCKY}, " in found[UNLUCKY]["notes"][0]
+    for rank, seen in enumerate(found):
+        assert rank == UNLUCKY or seen["error"] == "PeerFailed"
+        assert rank == UNLUCKY or f"rank {UNLUCKY}" in seen["text"]
+        assert seen["intact"]
+        assert seen["losses"][1] < 0.5 * seen["losses"][0]
+        assert seen["added"] > 0.0
+    assert len({seen["digest"] for seen in found}) == 1
+
+
+def test_checksums_on_some_ranks_only_are_refused_on_all(world: Results) -> None:
+    for said in value(world, "one-sided"):
+        assert "ranks disagree on checksums: rank 0: False" in said[0]

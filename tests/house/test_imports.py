@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "moment": {"errors"},
     "kernels": {"environment"},
     "codec": {"errors", "kernels", "moment"},
-    "comm": {"errors"},
+    "comm": {"errors", "kernels"},
     "placement": {"comm.base", "errors"},
     "memory": {"kernels"},
     "metric": {"errors", "kernels", "moment"},

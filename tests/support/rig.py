@@ -120,7 +120,8 @@ class Rig:
     """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be.
 
     With `per_node` ranks on each node these add up among themselves, and the engine gets shards.
-    `options` are the engine's surroundings, where they differ from the usual.
+    `wrap` is put around every comm. `options` are the engine's surroundings, where they differ from the
+    usual.
     """
 
     def __init__(
@@ -135,17 +136,21 @@ class Rig:
         control: Comm | None = None,
         resolve: Resolve = "now",
         place: Callable[[Post], Placement] | None = None,
+        wrap: Callable[[Comm], Comm] = lambda comm: comm,
         **options: Any,
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
         self._concluded: list[Step] = []
         post, concluded = self._jobs.append, self._concluded.append
-        known, control = specs(dtype, shapes), control or comm
+        known, everyone = specs(dtype, shapes), comm
         self.level: NodeLevel | None = None
         if per_node > 1:
-            inside, comm = parted(comm, per_node)
+            inside, comm = map(wrap, parted(comm, per_node))
             self.level = NodeLevel(options.setdefault("shard", Shard(inside)), known, post)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
+        else:
+            comm = wrap(comm)
+        control = control or (comm if per_node == 1 else wrap(everyone))
         device = device_at(WHERE)
         here = Placement("rig", comm, control, post, device, device, resolve=resolve)
         placement = here if place is None else place(post)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from gradwire.errors import TransportError
+from gradwire.errors import DAMAGED, TransportError
 
 Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
 
@@ -132,6 +133,10 @@ class Comm(ABC):
 
     rank: int
     world: int
+    verifies = False
+    """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes: see `gradwire.comm.checked`."""
+    overhead_bytes = 0.0
+    """What was sent beside payloads so far, in the sense of `Round.wire_bytes`."""
 
     @abstractmethod
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
@@ -158,12 +163,13 @@ class Comm(ABC):
         """Send row r of `tensor` (world, n) to rank r; row r of `out` comes from rank r."""
         return self.issue(Round("all_to_all", tensor.numel(), tensor.dtype), tensor, out)
 
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1, tells: int = 0) -> Pending:
         """Send `tensor` to rank + by and receive `out` from rank - by (modulo the world).
 
-        `out` is as long as what that rank sends, which may be another length than that of `tensor`.
+        `out` is as long as what that rank sends, which may be another length than that of `tensor`. `tells`
+        is as in `Round`, and the same on all ranks.
         """
-        return self.issue(Round("shift", tensor.numel(), tensor.dtype, by), tensor, out)
+        return self.issue(Round("shift", tensor.numel(), tensor.dtype, by, tells=tells), tensor, out)
 
 
 def issue_alone(comm: Comm, round_: Round, payload: Tensor) -> Pending:
@@ -188,7 +194,14 @@ def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
         if round_.verb == "shift":
             told.extend(_owe_shift(comm, round_, told, device))
         elif not round_.at_most:
-            issue_alone(comm, round_, torch.zeros(round_.numel, dtype=round_.dtype, device=device)).wait()
+            zeros = torch.zeros(round_.numel, dtype=round_.dtype, device=device)
+            _end(issue_alone(comm, round_, zeros))
+
+
+def _end(pending: Pending) -> None:
+    """Wait for a round whose payload is not read, so that it may be damaged."""
+    with suppress(*DAMAGED):
+        pending.wait()
 
 
 def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device) -> list[int]:
@@ -201,7 +214,8 @@ def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device
     if not sent <= heard <= round_.numel:
         raise TransportError(f"a peer announces {heard} elements, where there are {round_.numel} at most")
     out = torch.empty(heard, dtype=round_.dtype, device=device)
-    comm.shift(out, torch.zeros(sent, dtype=round_.dtype, device=device), round_.by).wait()
+    zeros = torch.zeros(sent, dtype=round_.dtype, device=device)
+    _end(comm.shift(out, zeros, round_.by, round_.tells))
     tail = out.view(torch.uint8)[out.nbytes - 8 * round_.tells :].clone()
     words: list[int] = tail.view(torch.int64).tolist()
     return words

@@ -7,13 +7,15 @@ another thread (`gradwire.comm.progress`). Messages of no elements are left out 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Algorithm, Broadcasting, Pending
+from gradwire.comm.base import Algorithm, Broadcasting, Comm, Pending, Round
 
 
 class Peers(Protocol):
@@ -32,6 +34,18 @@ class Peers(Protocol):
 
     def receive(self, out: Tensor, source: int) -> Pending:
         """Fill `out` (numel,) with what rank `source` sends."""
+
+
+Collective: TypeAlias = Callable[[Peers], None]
+"""Blocks until this rank's share of it is done. All ranks call it, in the same order."""
+
+
+class HoppingComm(Comm):
+    """A `Comm` that carries messages, and so collectives of our own."""
+
+    @abstractmethod
+    def hop(self, collective: Collective) -> Pending:
+        """Run `collective` after those issued before; does not block."""
 
 
 def parts_of(tensor: Tensor, world: int) -> Sequence[Tensor]:
@@ -85,6 +99,20 @@ def _ring_gather(parts: Sequence[Tensor], peers: Peers) -> None:
         sent = peers.send(parts[(peers.rank + 1 - hop) % peers.world], target)
         came.wait()
         sent.wait()
+
+
+def swap_all_reduce(tensor: Tensor, peers: Peers) -> None:
+    """Sum `tensor` over two ranks, in place: they swap, and both add x_0 + x_1. α + Mβ.
+
+    As many bytes as a ring of two in half as many hops. Takes as much memory as the tensor beside it.
+    """
+    flat = tensor.view(-1)
+    other = torch.empty_like(flat)
+    came = peers.receive(other, 1 - peers.rank)
+    sent = peers.send(flat, 1 - peers.rank)
+    came.wait()
+    sent.wait()  # before the sum takes the place of what is sent
+    torch.add(*((flat, other) if peers.rank == 0 else (other, flat)), out=flat)
 
 
 def strides(world: int) -> tuple[int, ...]:
@@ -189,3 +217,10 @@ ALL_REDUCES: Mapping[Algorithm, Callable[[Tensor, Peers], None]] = {
 
 BROADCASTS: Mapping[Broadcasting, Callable[[Tensor, int, Peers], None]] = {"scatter": scatter_broadcast}
 """Broadcasts of our own by algorithm."""
+
+
+def collective_of(round_: Round, tensor: Tensor) -> Collective:
+    """The all-reduce or broadcast of `tensor` by the round's algorithm, one of our own."""
+    if round_.verb == "all_reduce":
+        return partial(ALL_REDUCES[cast(Algorithm, round_.algorithm)], tensor)
+    return partial(BROADCASTS[cast(Broadcasting, round_.algorithm)], tensor, round_.src)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Algorithm, Broadcasting, Comm, Pending, Round
-from gradwire.comm.hops import ALL_REDUCES, BROADCASTS
+from gradwire.comm.base import DONE, Pending, Round
+from gradwire.comm.hops import Collective, HoppingComm, collective_of
 from gradwire.comm.progress import Progress
 from gradwire.errors import TransportError
 
@@ -84,7 +84,7 @@ Addressed = tuple[Tensor, int]
 """A message, and the rank at its other end."""
 
 
-class ProcessGroupComm(Comm):
+class ProcessGroupComm(HoppingComm):
     """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -106,12 +106,8 @@ class ProcessGroupComm(Comm):
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Run by the library, as messages where those are faster, or by hops of our own."""
         match round_.verb:
-            case "all_reduce" if round_.algorithm != "library":
-                return self._hop(partial(ALL_REDUCES[cast(Algorithm, round_.algorithm)], tensor))
-            case "broadcast" if round_.algorithm != "library":
-                return self._hop(
-                    partial(BROADCASTS[cast(Broadcasting, round_.algorithm)], tensor, round_.src)
-                )
+            case "all_reduce" | "broadcast" if round_.algorithm != "library":
+                return self.hop(collective_of(round_, tensor))
             case "all_reduce":
                 return self._all_reduce(tensor)
             case "broadcast":
@@ -129,8 +125,8 @@ class ProcessGroupComm(Comm):
         except RuntimeError as error:
             raise TransportError(f"a collective could not be issued: {error}") from error
 
-    def _hop(self, collective: Callable[[GroupPeers], None]) -> Pending:
-        """Run `collective` beside the caller, after those issued before."""
+    def hop(self, collective: Collective) -> Pending:
+        """See `HoppingComm.hop`: on a thread beside the caller."""
         if self.world == 1:
             return DONE
         return self._beside().issue(partial(collective, GroupPeers(self.group)))

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Algorithm, Broadcasting, Comm, Pending, Round
-from gradwire.comm.hops import ALL_REDUCES, BROADCASTS
+from gradwire.comm.base import DONE, Pending, Round
+from gradwire.comm.hops import Collective, HoppingComm, collective_of
 from gradwire.errors import RanksDisagree
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class _Meeting:
         return [payload for payload in payloads if payload is not None]
 
 
-class ThreadComm(Comm):
+class ThreadComm(HoppingComm):
     """`Comm` between threads. Verbs complete before they return."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
@@ -135,7 +135,7 @@ class ThreadComm(Comm):
                 _land(received[(self.rank - round_.by) % self.world], out)
             case "all_reduce" | "broadcast" if round_.algorithm != "library":
                 self._meet(f"{round_.verb} by {round_.algorithm}", tensor, round_.src)
-                self._hop(round_, tensor)
+                self.hop(collective_of(round_, tensor))
             case "all_reduce":
                 first, *rest = self._meet("all_reduce", tensor)
                 out.copy_(reduce(torch.add, rest, first))
@@ -148,11 +148,10 @@ class ThreadComm(Comm):
                 out.copy_(torch.stack([payload[self.rank] for payload in payloads]))
         return DONE
 
-    def _hop(self, round_: Round, tensor: Tensor) -> None:
-        if round_.verb == "all_reduce":
-            ALL_REDUCES[cast(Algorithm, round_.algorithm)](tensor, self.peers)
-        else:
-            BROADCASTS[cast(Broadcasting, round_.algorithm)](tensor, round_.src, self.peers)
+    def hop(self, collective: Collective) -> Pending:
+        """See `HoppingComm.hop`; done on return."""
+        collective(self.peers)
+        return DONE
 
 
 def _land(received: Tensor, out: Tensor) -> None:

@@ -6,15 +6,15 @@ They are on the CPU: the comm is the engine's `control`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 
-from gradwire.comm import Comm
-from gradwire.errors import PeerFailed, RanksDisagree
+from gradwire.comm import Comm, Pending
+from gradwire.errors import DAMAGED, PeerFailed, RanksDisagree
 
 _TEXT_BYTES = 120
 _HASH_BYTES = 8
@@ -47,6 +47,26 @@ def require_success(failure: Exception | None, what: str, comm: Comm) -> None:
         raise failure
     if failed := [f"rank {rank} could not {what}: {text}" for rank, text in enumerate(texts) if text]:
         raise PeerFailed("; ".join(failed))
+
+
+def damage(pending: Pending) -> Exception | None:
+    """Wait for a collective; the error if its bytes were damaged, for `require_undamaged`."""
+    try:
+        pending.wait()
+    except DAMAGED as error:
+        return error
+    return None
+
+
+def require_undamaged(found: Iterable[Exception | None], control: Comm) -> None:
+    """Raise on all ranks if one has found damage in several collectives, of which all have taken place.
+
+    Some ranks may not know: those of other nodes, and all but the receiver. Where damage is not looked for
+    nothing is asked.
+    """
+    failures = [each for each in found if each is not None]
+    if control.verifies:
+        require_success(failures[0] if failures else None, "receive undamaged bytes", control)
 
 
 def _gathered(texts: Sequence[str], comm: Comm) -> torch.Tensor:

@@ -22,7 +22,7 @@ from gradwire.engine.runner import Runner
 from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
-from gradwire.errors import RanksDisagree, TransportError
+from gradwire.errors import DAMAGED, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, stopwatch_for
 from gradwire.measure.link import Change, Traffic
 from gradwire.measure.observed import Observed
@@ -291,6 +291,8 @@ class Engine:
         except TransportError as error:
             self.runner.broken = error
             self._close(step, Failed(error))
+        except DAMAGED as error:  # in the verdict itself or beside it, on all ranks
+            self._close(step, Failed(error))
 
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
@@ -316,7 +318,7 @@ class Engine:
         stale = step.buffers is not None and step.buffers.is_stale
         sound, finite, left = step.is_late or step.is_finite(), None, self._left_in(step)
         if self.around.sharded:
-            sound, left = sound and step.small_are_finite(), frozenset()
+            sound, left = step.small_are_finite(self.rank) and sound, frozenset()
         if step.is_late:
             finite = step.finite()
         row = Row(sound, step.failure is not None, self.plan_number, facts, stale)
@@ -336,8 +338,8 @@ class Engine:
 
     def _judge(self, step: Step, verdict: Verdict) -> None:
         step.receive_buffers(verdict.stale)
+        step.receive_small(self.rank)
         for small in step.small:
-            small.wait()
             step.record_small(small)
         error: BaseException | None = verdict.error()
         if error is None and step.guard:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm
+from gradwire.engine.agree import damage
 from gradwire.moment import Replicas, Replicated
 
 _SPARE = 1 / 32
@@ -80,10 +81,13 @@ class Shard:
         """How many make up a parameter."""
         return self.inside.world
 
-    def gathered(self, spec: ParameterSpec, flat: Tensor) -> Tensor:
-        """The flat whole parameter from this rank's flat shard. A collective inside the node."""
+    def gathered(self, spec: ParameterSpec, flat: Tensor, found: list[Exception | None]) -> Tensor:
+        """The flat whole parameter from this rank's flat shard. A collective inside the node.
+
+        `found` gets what `damage` says of it.
+        """
         rows = flat.new_empty(self.parts, flat.numel())
-        self.inside.all_gather(rows, flat.contiguous()).wait()
+        found.append(damage(self.inside.all_gather(rows, flat.contiguous())))
         return joined(spec, rows.unbind())
 
     def replicas(self, whole: Replicas, specs: Sequence[ParameterSpec]) -> Replicas:

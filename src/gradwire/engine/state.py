@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradwire.arena import layout_hash
 from gradwire.comm import Comm
-from gradwire.engine.agree import require_agreement
+from gradwire.engine.agree import damage, require_agreement, require_undamaged
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
 from gradwire.engine.shards import cut, joined
@@ -100,13 +100,15 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     """
     state, shard = save(engine), engine.around.shard
     specs = {spec.name: spec for spec in engine.specs}
+    found: list[Exception | None] = []
     for plane in (state["memory"], *state["planes"].values()):
         for name, memory in plane.items():
             memory.mul_(1.0 / engine.comm.world)
-            engine.comm.all_reduce(memory.view(-1)).wait()
+            found.append(damage(engine.comm.all_reduce(memory.view(-1))))
             if shard is not None:
                 spec = specs[name]
-                plane[name] = spec.whole.shaped(shard.gathered(spec, spec.flat(memory))).contiguous()
+                plane[name] = spec.whole.shaped(shard.gathered(spec, spec.flat(memory), found)).contiguous()
+    require_undamaged(found, engine.around.control)
     if shard is not None:
         state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
     return {**state, "rank": None, "world": None}

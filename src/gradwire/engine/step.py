@@ -18,7 +18,7 @@ from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Comm, Round
 from gradwire.engine.arrival import Arrival, Entry, Share
 from gradwire.engine.verdict import SmallReduce, Verdict, VerdictReduce
-from gradwire.errors import GradwireError
+from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import Folded, compiled_s, is_finite, zero_idle
 from gradwire.measure.clock import Trace, now_s
@@ -350,10 +350,17 @@ class Step:
         here = names & self.tail_regions.keys()
         return [self.tail_regions[spec.name] for spec in order if spec.name in here]
 
-    def small_are_finite(self) -> bool:
-        """Block until all small means are here, where nothing else is left to do; the same on all ranks."""
+    def receive_small(self, rank: int) -> None:
+        """Block until all small means are here; where they are damaged, the step fails on all ranks."""
         for small in self.small:
-            small.wait()
+            try:
+                small.wait()
+            except DAMAGED as error:
+                self.fail(error, "small gradients", rank)
+
+    def small_are_finite(self, rank: int) -> bool:
+        """Whether all small means are, once they are here; the same on all ranks."""
+        self.receive_small(rank)
         return all(small.is_finite() for small in self.small)
 
     def receive_buffers(self, stale: bool) -> None:

@@ -74,6 +74,13 @@ class Surroundings:
         return self.placement.control
 
     @property
+    def checksum_bytes(self) -> float:
+        """What has been added to all that was sent so far, to notice damage."""
+        inside = () if self.shard is None else (self.shard.inside,)
+        comms: set[Comm] = {self.comm, self.control, *inside}
+        return sum(each.overhead_bytes for each in comms)
+
+    @property
     def device(self) -> torch.device:
         """Where the memory is, and what the engine is handed of the gradients."""
         return self.placement.memory.where

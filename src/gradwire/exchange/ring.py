@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Pending, Round
-from gradwire.errors import TransportError
+from gradwire.errors import TransportError, WireError
 
 TAIL_BYTES = 8
 FEWEST = 4
@@ -65,7 +65,7 @@ class Neighbours(Protocol):
 
     @property
     def rank(self) -> int: ...
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending: ...
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1, tells: int = 0) -> Pending: ...
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,10 @@ class RingSchedule:
             return (message,)
         return range(self.lead) if message == 0 else ()
 
+    def tells(self, message: int) -> int:
+        """Whether the tail of a message tells a later length, as a number."""
+        return int(0 < self.lead < self.messages - message)
+
     def place(self, partition: int, segment: int) -> tuple[int, int]:
         """The elements [start, stop) of a segment."""
         first, end = (index * self.numel // self.world for index in (partition, partition + 1))
@@ -144,8 +148,7 @@ class RingSchedule:
         for message in range(self.messages):
             if told := len(self.told(message)):
                 issued.append(Round("shift", told, torch.int64, tells=told))
-            has_later = 0 < self.lead < self.messages - message
-            issued.append(replace(frame, tells=int(has_later)))
+            issued.append(replace(frame, tells=self.tells(message)))
         return tuple(issued)
 
 
@@ -158,11 +161,12 @@ class Message:
     sent: Tensor
     pending: Pending
     landed: bool = False
+    is_damaged: bool = False
 
     @property
     def frame(self) -> Tensor:
-        """The frame that arrived, without its tail."""
-        return self.room[: self.length]
+        """The frame that arrived, without its tail; empty if it is damaged."""
+        return self.room[: 0 if self.is_damaged else self.length]
 
 
 class RingAllReduce:
@@ -201,7 +205,7 @@ class RingAllReduce:
         schedule, hop = self._schedule, message // self._schedule.segments
         if hop >= schedule.world:
             came = self._arrived(message - schedule.segments)
-            self._made[message] = came.room, came.length
+            self._made[message] = came.room, came.frame.numel()
             return
         start, stop = schedule.sent(message, self._comm.rank)
         part, made = self._data[start:stop], None
@@ -217,7 +221,7 @@ class RingAllReduce:
         """Exchange the lengths of messages that no tail announces."""
         told = torch.tensor([self._made[message][1] for message in messages], device="cpu")
         heard = torch.empty_like(told)
-        self._comm.shift(heard, told).wait()
+        self._comm.shift(heard, told, tells=len(messages)).wait()
         self._lengths |= zip(messages, heard.tolist(), strict=True)
 
     def _send(self, message: int) -> None:
@@ -229,7 +233,8 @@ class RingAllReduce:
         tail[0] = later_length
         sent = frame[: own_length + TAIL_BYTES]
         room = torch.empty(length + TAIL_BYTES, dtype=torch.uint8, device="cpu")
-        self._in_flight[message] = Message(room, length, sent, self._comm.shift(room, sent))
+        pending = self._comm.shift(room, sent, tells=self._schedule.tells(message))
+        self._in_flight[message] = Message(room, length, sent, pending)
         if message // self._schedule.segments >= self._schedule.world:
             self._read(message - self._schedule.segments, frame[:own_length])
 
@@ -247,7 +252,11 @@ class RingAllReduce:
         """Wait for a message, and read the length in its tail."""
         arriving = self._in_flight[message]
         if not arriving.landed:
-            arriving.pending.wait()
+            try:
+                arriving.pending.wait()
+            except WireError as error:  # of a comm that checks; the tail is right all the same
+                self._fail(error)
+                arriving.is_damaged = True
             arriving.landed = True
             self._lengths[message + self._schedule.lead] = int(
                 arriving.room[arriving.length :].view(torch.int64)

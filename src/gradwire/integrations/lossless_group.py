@@ -166,7 +166,7 @@ class _Ring:
         self.done[name] = number + 1
         return ring
 
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1, tells: int = 0) -> Pending:
         target, source = (self.rank + by) % self.world, (self.rank - by) % self.world
         # The receive first: see `ProcessGroupComm`.
         return _issued(lambda: [self.group.recv([out], source, 0), self.group.send([tensor], target, 0)])

@@ -191,7 +191,7 @@ class Boasting:
     def __init__(self, comm: ThreadComm, dtype: torch.dtype) -> None:
         self.rank, self._comm, self._dtype = comm.rank, comm, dtype
 
-    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Pending:
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1, tells: int = 0) -> Pending:
         if tensor.dtype == self._dtype:
             words = tensor.view(torch.int64)
             words[-1] = 10_000

@@ -29,6 +29,7 @@ OTHERWISE: dict[str, Any] = {
     "placement": "host",
     "nodes": None,
     "guard_every": 10,
+    "checksums": True,
 }
 """Of every argument, another value than in `ASKED`."""
 
@@ -53,3 +54,15 @@ def test_ranks_that_ask_differently_have_different_fingerprints(name: str) -> No
 
 def test_equal_arguments_have_equal_fingerprints() -> None:
     assert fingerprint(ASKED) == fingerprint(Configuration("auto"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Configuration("auto", checksums=True, placement="device"), "checks what the host sends, and with"),
+        (Configuration("auto", checksums=1), "checksums=1 is neither True nor False"),  # type: ignore[arg-type]
+    ],
+)
+def test_checksums_that_cannot_be_are_refused(asked: Configuration, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        asked.validated(Mock(Source), torch.device("cuda"))

@@ -9,6 +9,7 @@ The sum is an all-to-all and an addition in rank order, which sends as many byte
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +20,18 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Pending
+from gradwire.engine.agree import damage, require_undamaged
 from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.engine import Engine
 from gradwire.engine.shards import Shard, shards_of
 from gradwire.engine.step import Failed, Step
-from gradwire.errors import TransportError
+from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.observed import Observed
 from gradwire.placement import Post
+
+_LOG = logging.getLogger("gradwire")
+_ATTEMPTS = 3
+"""A line that damages the same bytes so often is broken."""
 
 
 class Packing:
@@ -172,11 +178,11 @@ class NodeLevel:
             return  # the step has ended without them
         now.outstanding -= 1
         try:
-            buffer.under_way.wait()
-            _mean(buffer.rows, buffer.shard)
             arrival = buffer.arrival
+            failure = damage(buffer.under_way) or arrival.failure
+            _mean(buffer.rows, buffer.shard)
             entries = buffer.packing.entries
-            self.engine.arrive(Arrival(buffer.shard, entries, arrival.index, arrival.at_s, arrival.failure))
+            self.engine.arrive(Arrival(buffer.shard, entries, arrival.index, arrival.at_s, failure))
         except TransportError as error:
             self.engine.lose(error)
         except BaseException as error:  # or the step would never be closed
@@ -192,7 +198,7 @@ class NodeLevel:
         """A step has its outcome, which is the same on all ranks: bring the means, then hand it on."""
         try:
             if step.error is None:
-                self._gather()
+                self._gather_undamaged()
         except BaseException as error:  # a step that is not delivered would never end
             self.engine.lose(error if isinstance(error, TransportError) else TransportError(repr(error)))
             step.outcome = Failed(error)
@@ -204,12 +210,25 @@ class NodeLevel:
         self._pass = _Pass()
         deliver(step)
 
+    def _gather_undamaged(self) -> None:
+        """The step counts already, so means that come damaged are sent again: all ranks know of it."""
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._gather()
+                break
+            except DAMAGED as error:
+                if left == 0:
+                    raise
+                _LOG.warning("%s; the means are sent again", error)
+
     def _gather(self) -> None:
         """All at once: the last one's bytes are under way while the first is unpacked."""
         under_way = [self._inside.all_gather(each.rows, each.shard) for each in self._pass.buffers]
+        failures = []
         for pending, each in zip(under_way, self._pass.buffers, strict=True):
-            pending.wait()
+            failures.append(damage(pending))
             each.packing.unpack(each.rows, each.arrival.buffer)
+        require_undamaged(failures, self.engine.around.control)
 
 
 def _mean(rows: Tensor, out: Tensor) -> None:
