@@ -14,6 +14,7 @@ from gradwire.errors import RanksDisagree
 _BITS = 24
 """Bits of a checksum: as many as float32, the type of the verdict's table, holds exactly."""
 _NAMED = 3
+_NOT_DUE = -1.0
 
 
 def check_guard(every: int, *, is_replicated: bool) -> None:
@@ -40,9 +41,14 @@ class Guard:
         self._sums: list[int] = []
 
     def numbers(self, step: int) -> tuple[float, ...]:
-        """This rank's numbers for its row of `step`: 24 bits of a checksum if the check is due, else none."""
-        if self._every == 0 or step % self._every or self._uneven():
+        """This rank's number for its row of `step`: 24 bits of a checksum if the check is due.
+
+        A guard has its number in every row: ranks that are at different steps can then tell each other so.
+        """
+        if self._every == 0:
             return ()
+        if step % self._every or self._uneven():
+            return (_NOT_DUE,)
         self._sums = [_checksum(each) for each in self._parameters.values()]
         return (float(zlib.crc32(repr(self._sums).encode()) % 2**_BITS),)
 
@@ -51,19 +57,20 @@ class Guard:
 
         One all-gather of eight bytes per parameter, where they differ.
         """
-        if len({tuple(numbers) for numbers in said}) == 1:
+        told = {tuple(numbers) for numbers in said}
+        if len(told) == 1 or (_NOT_DUE,) in told:
             return None
         mine = torch.tensor(self._sums, dtype=torch.int64, device="cpu")
         sums = torch.empty(control.world, mine.numel(), dtype=torch.int64, device="cpu")
         control.all_gather(sums, mine).wait()
-        told = []
+        named = []
         for name, column in zip(self._parameters, sums.unbind(1), strict=True):
             ranks = [rank for rank, differs in enumerate((column != _most(column)).tolist()) if differs]
             if ranks:
-                told.append(f"{name!r} on rank {', '.join(map(str, ranks))}")
-        more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+                named.append(f"{name!r} on rank {', '.join(map(str, ranks))}")
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
         return RanksDisagree(
-            f"parameters differ between ranks before step {step}: {', '.join(told[:_NAMED])}{more} (from "
+            f"parameters differ between ranks before step {step}: {', '.join(named[:_NAMED])}{more} (from "
             "what most ranks hold, or else the first). Go on from an earlier save"
         )
 

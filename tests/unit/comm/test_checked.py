@@ -13,7 +13,7 @@ from gradwire.comm import Comm, Round, ThreadComm, run_ranks
 from gradwire.comm.checked import SHORT_BYTES, CheckedComm, Sealed
 from gradwire.errors import PeerFailed, WireError
 from tests.support.damage import Damage, DamagingComm
-from tests.unit.comm.verbs import CALLS, Call
+from tests.support.verbs import CALLS, Call
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 UNLUCKY = 1

@@ -78,6 +78,17 @@ def test_without_a_guard_nobody_looks() -> None:
     assert _raised("topk(ratio=0.1)", 2, 0, lambda held, rank: held["first"].add_(rank)) == ["", ""]
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_ranks_at_different_steps_hear_so_whether_the_guard_is_due_or_not(recipe: str, ahead: int) -> None:
+    def rank(comm: Comm) -> str:
+        rig = Rig(comm, recipe, guard=Guard(_parameters(), 2))
+        rig.engine.resume(rig.engine.layout, 4 + ahead * comm.rank)
+        return str(rig.step(gradients(comm.rank, 0)).error)
+
+    assert all(said.startswith("plan or step differ between ranks") for said in run_ranks(2, rank))
+
+
 def test_several_parameters_and_ranks_are_named() -> None:
     def change(held: dict[str, Tensor], rank: int) -> None:
         held["half"][0] += rank % 2
