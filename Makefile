@@ -17,8 +17,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Frameworks are large, and pin versions of their own: they have an environment of their own.
 FRAMEWORKS := .venv-integrations
+# What checks packages has no place among what they need.
+TOOLS := .venv-release
 
-.PHONY: install demo test test-full test-integrations gpu fuzz lint format bench clean
+.PHONY: install demo test test-full test-integrations gpu fuzz lint format dist clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -70,6 +72,16 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# What is published. The bill of materials lists what .venv holds: make it where only `make demo` has run, as in CI.
+dist: $(RUNS)
+	$(PIP) hatchling
+	$(BIN)/python -m hatchling build -d dist
+	test -d $(TOOLS) || $(PYTHON) -m venv $(TOOLS)
+	$(subst $(BIN),$(TOOLS)/bin,$(PIP)) twine cyclonedx-bom
+	$(TOOLS)/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	$(TOOLS)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible \
+		--output-file dist/gradwire.cdx.json
+
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) $(FRAMEWORKS) $(TOOLS) .pytest_cache .mypy_cache .ruff_cache dist
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -56,3 +56,14 @@ def test_wheel_holds_types_and_data(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "gradwire/py.typed" in names
     assert package_files() <= names
+    # The vendored data have licences of their own: their texts come along, and the expression names them.
+    metadata = zipfile.ZipFile(wheel).read(f"gradwire-{__version__}.dist-info/METADATA").decode()
+    assert "\nLicense-Expression: Apache-2.0 AND MIT AND CC-BY-2.5\n" in metadata
+    licences = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
+    assert licences == {"LICENSE", "src/gradwire/lab/data/vendored/ATTRIBUTION.md"}
+
+
+def test_the_citation_has_the_version_and_the_five_papers() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation
+    assert citation.count("\n  - type: ") == 5
