@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from gradwire.measure.link import Change
@@ -27,6 +28,8 @@ class Report:
     is how long the device copied in the last step, both ways, beside its computation. Where `per_node` ranks
     add up inside their node first, `inside_bytes_per_step` are those inside, and all others between nodes.
     `checksum_bytes` are what `attach(checksums=True)` has added to all bytes so far.
+    `computing_by_rank_s` are the median seconds that each rank took from the end of a step to its last
+    gradient of the next one. All wait for the slowest.
     """
 
     recipe: str
@@ -57,11 +60,18 @@ class Report:
     per_node: int = 1
     inside_bytes_per_step: float = 0.0
     checksum_bytes: float = 0.0
+    computing_by_rank_s: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float:
         """Bytes on the wire as a share of what plain all-reduce sends."""
         return self.wire_bytes_per_step / self.dense_bytes_per_step if self.dense_bytes_per_step else 1.0
+
+    @property
+    def slowest_rank(self) -> int | None:
+        """The rank that takes longest to compute a step; `None` for one rank, and where nothing is known."""
+        times_s = self.computing_by_rank_s
+        return times_s.index(max(times_s)) if len(times_s) > 1 else None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain numbers, strings, lists and dictionaries."""
@@ -78,6 +88,13 @@ class Report:
             f"exposed communication {_ms(self.exposed_comm_s)}",
             f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
         ]
+        if self.slowest_rank is not None:
+            slowest_s, middle_s = max(self.computing_by_rank_s), median(self.computing_by_rank_s)
+            lines.insert(
+                4,
+                f"  by rank      {_ms(middle_s)} of computing per step in the median, "
+                f"{_ms(slowest_s)} on rank {self.slowest_rank}",
+            )
         if self.pinned_bytes:
             copies = f"{_mib(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
             lines.append(f"  placement    {self.placement}: {copies}")

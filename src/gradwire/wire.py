@@ -196,6 +196,7 @@ class Wire:
             pinned_bytes=engine.around.placement.bringing.pinned_bytes,
             copied_s=engine.around.placement.bringing.copied_s(),
             checksum_bytes=engine.around.checksum_bytes,
+            computing_by_rank_s=history.computing_by_rank_s(),
         )
 
     def metrics(self) -> dict[str, float]:

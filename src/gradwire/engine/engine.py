@@ -321,7 +321,7 @@ class Engine:
             sound, left = step.small_are_finite(self.rank) and sound, frozenset()
         if step.is_late:
             finite = step.finite()
-        row = Row(sound, step.failure is not None, self.plan_number, facts, stale)
+        row = Row(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
         comm, regions = self._observed(step, "tail"), step.small_in(self.specs, left)
         control = self.around.control
         apart = None if control is self.comm else Observed(control, step.trace, "tail")
@@ -339,6 +339,7 @@ class Engine:
     def _judge(self, step: Step, verdict: Verdict) -> None:
         step.receive_buffers(verdict.stale)
         step.receive_small(self.rank)
+        step.computing_by_rank_s = tuple(row.computing_s for row in verdict.rows)
         for small in step.small:
             step.record_small(small)
         error: BaseException | None = verdict.error()

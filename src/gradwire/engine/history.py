@@ -24,6 +24,7 @@ class Cost:
     exposed_comm_s: float
     before_s: float = 0.0
     inside_bytes: float = 0.0
+    computing_by_rank_s: tuple[float, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -55,7 +56,8 @@ class History:
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s
         bytes_, times = (step.metered_bytes, step.predicted_bytes), (step.trace.compress_s, backward_s)
-        self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes))
+        by_rank = step.computing_by_rank_s
+        self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes, by_rank))
 
     def resolved(self, step: Step) -> None:
         """Note whether a step counts."""
@@ -74,6 +76,14 @@ class History:
     def median(self, field: str) -> float:
         """Median of a field of `Cost` over the window; 0 before the first step."""
         return median(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
+
+    def computing_by_rank_s(self) -> tuple[float, ...]:
+        """Median seconds of computing in a step, by rank; empty where no step of the window had a verdict.
+
+        What happens now and then, such as a save or an evaluation, does not show in a median.
+        """
+        rows = [cost.computing_by_rank_s for cost in self._costs if cost.computing_by_rank_s]
+        return tuple(map(median, zip(*rows, strict=True)))
 
     @property
     def last(self) -> Cost | None:

@@ -150,6 +150,8 @@ class Step:
     inside_bytes: float = 0.0
     """Sent within the node; all other bytes go between nodes."""
     last_arrival_s: float = 0.0
+    computing_by_rank_s: tuple[float, ...] = ()
+    """What the verdict's rows say of it; empty without a verdict."""
     compiled_before_s: float = field(default_factory=compiled_s)
     is_late: bool = False
     """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
@@ -189,6 +191,11 @@ class Step:
     def lasted_s(self) -> float:
         """Seconds from the start of its backward pass until now."""
         return now_s() - self.started_s
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds from the end of the step before to the last gradient: all that this rank did by itself."""
+        return self.before_s + self.last_arrival_s - self.started_s
 
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
         """Note how many more pieces of each of `units` are folded; returns those complete now."""

@@ -20,7 +20,7 @@ from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels import is_finite
 from gradwire.measure.observed import Observed
 
-HEADER = 4
+HEADER = 5
 SMALL_BYTES = 64 * 1024
 """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
 EARLY_BYTES = 4 * 1024
@@ -45,6 +45,8 @@ class Row:
     facts: tuple[float, ...] = ()
     stale: bool = False
     """The model's buffers have changed since they were sent."""
+    computing_s: float = 0.0
+    """From the end of its last step to its last gradient of this one."""
 
     @property
     def width(self) -> int:
@@ -58,6 +60,7 @@ class Row:
             float(self.failed),
             float(self.plan),
             float(self.stale),
+            self.computing_s,
             *self.facts,
         ]
         table.zero_()
@@ -76,7 +79,7 @@ class Verdict:
         rows = table.tolist()
         return cls(
             tuple(
-                Row(row[0] == 0, row[1] != 0, int(row[2]), tuple(row[HEADER:]), stale=row[3] != 0)
+                Row(row[0] == 0, row[1] != 0, int(row[2]), tuple(row[HEADER:]), row[3] != 0, row[4])
                 for row in rows
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -56,6 +57,10 @@ def _costs(history: History, dense_bytes: float) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, field in BOTH.items():
         found |= {name: getattr(last, field), f"{name}_mean": history.mean(field)}
+    if len(by_rank_s := history.computing_by_rank_s()) > 1:
+        slowest_s = max(by_rank_s)
+        found |= {"slowest_rank": by_rank_s.index(slowest_s), "slowest_computing_s": slowest_s}
+        found["median_computing_s"] = median(by_rank_s)
     found["dense_bytes"] = dense_bytes
     if dense_bytes > 0.0:
         found["ratio"] = found["bytes_sent"] / dense_bytes

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
 from gradwire.arena import Lane, ParameterSpec
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
+from gradwire.comm import Comm, run_ranks
 from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.step import Failed, Running, Step
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
+from tests.support.rig import Rig, gradients
 
 
 def _lane(*sizes: int) -> Lane:
@@ -103,3 +107,16 @@ def test_a_failure_outlasts_the_tail_and_is_gone_with_the_outcome() -> None:
     assert not step.committed
     step.fail(ValueError("late"), "decode", rank=0)
     assert step.outcome == Failed(error)
+
+
+def test_every_rank_hears_how_long_each_of_them_computed() -> None:
+    def rank(comm: Comm) -> tuple[float, tuple[float, ...]]:
+        rig = Rig(comm, "int8")
+        time.sleep(0.002 * comm.rank)  # so that no two are alike
+        step = rig.step(gradients(comm.rank, 0)).step
+        return step.computing_s, step.computing_by_rank_s
+
+    told = run_ranks(3, rank)
+    own = torch.tensor([own_s for own_s, _ in told], dtype=torch.float32).tolist()  # as it travels
+    assert len(set(own)) == 3
+    assert all(list(by_rank_s) == own for _, by_rank_s in told)

@@ -26,7 +26,7 @@ def _verdict(*rows: Row) -> Verdict:
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_every_rank_reads_every_row_exactly(world: int) -> None:
     rows = [
-        Row(rank != 1, rank == 2, 2**24 - 1 - rank, (rank / 8, float(rank)), stale=rank == 3)
+        Row(rank != 1, rank == 2, 2**24 - 1 - rank, (rank / 8, float(rank)), rank == 3, rank / 4)
         for rank in range(world)
     ]
 

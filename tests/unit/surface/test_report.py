@@ -61,6 +61,25 @@ def test_compiling_within_steps_is_said_aloud() -> None:
     assert str(replace(REPORT, compile_s=12.04)).endswith("  kernels      compiled for 12.0 s within steps")
 
 
+def test_the_slowest_rank_is_named_beside_the_median() -> None:
+    by_rank = replace(REPORT, computing_by_rank_s=(0.02, 0.021, 0.034, 0.019))
+    assert by_rank.slowest_rank == 2
+    said = "  by rank      20.5 ms of computing per step in the median, 34.0 ms on rank 2"
+    assert str(by_rank).splitlines()[4] == said
+    assert by_rank.as_dict()["computing_by_rank_s"] == (0.02, 0.021, 0.034, 0.019)
+    assert replace(REPORT, computing_by_rank_s=(0.02,)).slowest_rank is None
+
+
+def test_one_slow_step_makes_no_slow_rank() -> None:
+    history = History()
+    for times_s in ((0.5, 0.25), (0.5, 60.0), (), (0.5, 0.25)):
+        step = _step()
+        step.computing_by_rank_s = times_s
+        history.add(step)
+    assert history.computing_by_rank_s() == (0.5, 0.25)
+    assert History().computing_by_rank_s() == ()
+
+
 def test_a_prediction_stands_beside_what_was_measured() -> None:
     predicted = replace(REPORT, predicted_step_s=0.125, step_s=0.13)
     assert str(predicted).endswith("  whole step   125.0 ms by the facts, 130.0 ms measured")

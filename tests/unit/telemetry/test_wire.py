@@ -58,6 +58,7 @@ def test_metrics_are_flat_floats_that_agree_with_the_report_and_the_memory() -> 
     assert metrics["gradwire/exposed_s_mean"] == report.exposed_comm_s
     assert metrics["gradwire/memory_bytes"] == report.memory_bytes
     assert 0.0 < metrics["gradwire/share_of_linear"] < 1.0
+    assert "gradwire/slowest_rank" not in metrics, "there is one"
     unsent = math.hypot(*(float(each.double().norm()) for each in own_state(wire)["memory"].values()))
     grads = math.hypot(*(float(p.grad.double().norm()) for p in ddp.parameters() if p.grad is not None))
     # Norms of a few thousand numbers in float64, added in another order.
