@@ -19,13 +19,15 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("[!w]*.py"))
 GUARD_S = 60.0
 
 
-def torchrun(world: int, script: str, *arguments: str, folder: Path) -> str:
-    """What `torchrun --nproc-per-node WORLD examples/SCRIPT …` prints; fails when a rank does."""
+def torchrun(world: int, script: str, *arguments: str, folder: Path, nodes: int = 1) -> str:
+    """What `torchrun … examples/SCRIPT …` prints, with `world` ranks in all; fails when one does."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     forked = multiprocessing.get_context("forkserver")
     ranks = [
-        forked.Process(target=_main, args=(rank, world, port, script, arguments, folder), daemon=True)
+        forked.Process(
+            target=_main, args=(rank, world, world // nodes, port, script, arguments, folder), daemon=True
+        )
         for rank in range(world)
     ]
     for process in ranks:
@@ -39,8 +41,11 @@ def torchrun(world: int, script: str, *arguments: str, folder: Path) -> str:
     return printed[0]
 
 
-def _main(rank: int, world: int, port: int, script: str, arguments: tuple[str, ...], folder: Path) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+def _main(
+    rank: int, world: int, local: int, port: int, script: str, arguments: tuple[str, ...], folder: Path
+) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     with (folder / f"{rank}.out").open("wb") as out:
         os.dup2(out.fileno(), 1)
@@ -74,10 +79,23 @@ def test_a_run_resumes_bit_for_bit_and_on_another_number_of_ranks(tmp_path: Path
     assert run(3, "broken", 50).startswith("3 ranks, steps 40 to 50: ")
 
 
-def test_accumulation_mixed_precision_and_a_policy_go_together(tmp_path: Path) -> None:
+def test_autocast_a_scaler_and_clipping_go_together(tmp_path: Path) -> None:
     printed = torchrun(2, "mixed_precision.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
     assert "skipped" not in printed
+    assert "scale 1024\n" in printed
+
+
+def test_what_is_written_for_gpus_runs_without_them(tmp_path: Path) -> None:
+    printed = torchrun(2, "gpu.py", folder=tmp_path)
+    assert losses(printed)[-1] < losses(printed)[0]
+    assert "gradwire: int8" in printed
+
+
+def test_ranks_of_two_nodes_add_up_inside_first(tmp_path: Path) -> None:
+    printed = torchrun(4, "two_nodes.py", folder=tmp_path, nodes=2)
+    assert losses(printed)[-1] < losses(printed)[0]
+    assert "4 ranks on 2 nodes" in printed
 
 
 def test_accumulation_sends_once_per_optimizer_step(tmp_path: Path) -> None:
@@ -111,9 +129,11 @@ def test_every_example_is_run() -> None:
     assert EXAMPLES == [
         "accumulation.py",
         "ddp.py",
+        "gpu.py",
         "hsdp.py",
         "mixed_precision.py",
         "plain_loop.py",
         "policy.py",
         "resume.py",
+        "two_nodes.py",
     ]
