@@ -1,0 +1,63 @@
+"""What docs/gpu.md predicts is what `gradwire.plan` says of the numbers that the page states."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import gradwire
+from gradwire.planning.costs import CodecCost, Line
+from gradwire.planning.shapes import load
+
+GUIDE = Path(__file__).parents[3] / "docs" / "gpu.md"
+MODELS = {"gpt2": "124 M", "gpt2-xl": "1.6 B", "llama-7b": "6.7 B"}
+RATES = (1, 10, 25, 100)
+"""Gbit/s of each rank's link."""
+TOKENS, FLOPS = 65_536, 100e12
+"""Of a rank in a step, and in a second: six operations for each parameter and token."""
+BUS_BYTES_PER_S = 25e9
+ON_HOST = {"int8": (3.2e-9, 1.0e-9), "topk(ratio=0.01)": (2.4e-9, 0.1e-9)}
+"""Seconds for an element on one core: fold, encode and add up a shard; and decode the payload of one rank."""
+ON_DEVICE = {"int8": (23 / 3e12, 5 / 3e12), "topk(ratio=0.01)": (17 / 3e12, 0.3 / 3e12)}
+"""The same on the GPU: bytes of memory traffic, at 70 % of 4.3 TB/s. A unit's launches come beside it."""
+LAUNCHES_S = 150e-6
+
+
+def costs(seconds: Mapping[str, tuple[float, float]], base_s: float, copied_s: float) -> dict[str, CodecCost]:
+    """For `plan`; what is copied out and back counts as encoding."""
+    return {
+        text: CodecCost(Line(base_s, encode + copied_s), Line(0.0, decode))
+        for text, (encode, decode) in seconds.items()
+    }
+
+
+def line(model: str, rate_gbit_per_s: int) -> str:
+    """One line of the table: the step alone, and what share of its speed is left."""
+    step_s = 6 * load(model).parameters * TOKENS / FLOPS
+    shares = []
+    for known in (costs(ON_HOST, 0.0, 2 * 4 / BUS_BYTES_PER_S), costs(ON_DEVICE, LAUNCHES_S, 0.0)):
+        plan = gradwire.plan(
+            model, workers=8, rate_bit_per_s=rate_gbit_per_s * 1e9, delay_s=20e-6, step_s=step_s,
+            candidates=["dense", *known], codecs=known,
+        )  # fmt: skip
+        shares.append({each.recipe: f"{each.share_of_linear:.0%}" for each in plan.candidates})
+    host, device = shares
+    cells = [host["dense"], *(side[text] for text in ON_HOST for side in (host, device))]
+    about = f"| {MODELS[model]}, {step_s:.2g} s | {rate_gbit_per_s} Gbit/s |"
+    return f"{about} {' | '.join(cells)} |"
+
+
+FEW = os.environ.get("GRADWIRE_LAWS") != "full"
+
+
+@pytest.mark.parametrize("model", ["gpt2"] if FEW else list(MODELS))
+def test_the_table_is_what_is_predicted(model: str) -> None:
+    lines = GUIDE.read_text(encoding="utf-8").splitlines()
+    written = [each for each in lines if re.match(r".* s \| \d+ Gbit/s \|", each)]
+    assert len(written) == len(MODELS) * len(RATES)
+    of_model = [each for each in written if each.startswith(f"| {MODELS[model]}, ")]
+    assert of_model == [line(model, rate) for rate in RATES]
