@@ -8,11 +8,15 @@ divided by its time, as a share of those of a copy in the same run. Buffers are 
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -22,11 +26,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.kernels import LARGEST, Blocks, Pieces, ScaledBlocks
+from gradwire.kernels import LARGEST, Blocks, Grid, Pieces, ScaledBlocks
 
 WORLD = 8
 BLOCK = 256
 GOAL_DENSE = 1.02
+GOAL_HIDDEN = 0.97
+"""Copies out and back beside the computation."""
+QUIET = "no communication"
+GOALS_LINK = {"int8, placement=host": 0.9}
 
 
 class Figure(NamedTuple):
@@ -117,6 +125,26 @@ def passes(numel: int) -> dict[str, tuple[Callable[[], object], float, float | N
     bits = torch.empty(signs.bytes, dtype=torch.uint8, device="cuda")
     found["pack_signs"] = partial(device.pack_signs, out, signs, means, bits, leave=True), 12.1, 0.7
     found["add_signs"] = partial(device.add_signs, means, bits, signs, out), 8.1, 0.7
+    return {**found, **levels(out)}
+
+
+def levels(out: Tensor) -> dict[str, tuple[Callable[[], object], float, float | None]]:
+    """The passes of QSGD in buckets of 512, and of TernGrad, whose norm is that of all of `out`."""
+    from gradwire.kernels import device
+
+    found: dict[str, tuple[Callable[[], object], float, float | None]] = {}
+    grids = {f"{bits} bits": Grid((out.numel(),), 512, bits) for bits in (8, 4)}
+    grids["TernGrad"] = Grid((out.numel(),), None, 2, "max")
+    for name, grid in grids.items():
+        steps = torch.empty(grid.buckets, device="cuda")
+        codes = torch.empty(grid.code_bytes, dtype=torch.uint8, device="cuda")
+        width = grid.code_bytes / out.numel()
+        twice = 4 if grid.bucket is None else 0  # it is read for the norm first
+        encode = partial(device.quantize, out, grid, 1, steps, codes, subtract=True)
+        found[f"quantize {name}"] = encode, 8 + twice + width, 0.7
+        found[f"add_quantized {name}"] = (
+            partial(device.add_quantized, steps, codes, grid, out, 1.0), 8 + width, 0.7,
+        )  # fmt: skip
     return found
 
 
@@ -217,9 +245,12 @@ def host_figures(numel: int = 1 << 20) -> list[Figure]:
     ]
 
 
-def _step(model: nn.Module, inputs: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def _step(
+    model: DistributedDataParallel, inputs: Tensor, optimizer: torch.optim.Optimizer, quiet: bool = False
+) -> None:
     optimizer.zero_grad()
-    model(inputs).square().mean().backward()
+    with model.no_sync() if quiet else nullcontext():
+        model(inputs).square().mean().backward()
     optimizer.step()
 
 
@@ -234,8 +265,8 @@ def attach_figures(width: int = 2048, layers: int = 8, steps: int = 20) -> list[
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to("cuda")
         ddp = DistributedDataParallel(model, device_ids=[0])
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
-        wire = None if recipe is None else gradwire.attach(ddp, optimizer, recipe)
-        call = partial(_step, ddp, inputs, optimizer)
+        wire = None if recipe in (None, QUIET) else gradwire.attach(ddp, optimizer, recipe)
+        call = partial(_step, ddp, inputs, optimizer, quiet=recipe == QUIET)
         for _ in range(5):
             call()
         torch.cuda.synchronize()
@@ -244,15 +275,18 @@ def attach_figures(width: int = 2048, layers: int = 8, steps: int = 20) -> list[
     with patch("gradwire.attaching.is_alone", lambda _comm: False):
         plain, _, plain_bytes = built(None)
         dense, wire, dense_bytes = built("dense")
-        ratios = []
+        quiet, _, _ = built(QUIET)
+        ratios, speeds = [], []
         for _ in range(5):
-            times = [seconds(partial(_repeated, call, steps), 1) / steps for call in (plain, dense)]
+            times = [seconds(partial(_repeated, call, steps), 1) / steps for call in (plain, dense, quiet)]
             ratios.append(times[1] / times[0])
+            speeds.append(times[2] / times[1])
         report = wire.report()
     dist.destroy_process_group()
     grown, pinned = dense_bytes - plain_bytes, 4 * layers * (width * width + width)
     return [
         Figure("step with dense beside DDP", median(ratios), "times", GOAL_DENSE, at_least=False),
+        Figure("speed with dense beside no communication", median(speeds), "times", GOAL_HIDDEN),
         Figure("copies of a step", report.copied_s * 1e3, "ms"),
         Figure(
             "memory of the GPU by way of the host, predicted 0", grown / 2**20, "MiB", 1.0, at_least=False
@@ -268,6 +302,19 @@ def _repeated(call: Callable[[], None], times: int) -> None:
         call()
 
 
+def link_figures() -> list[Figure]:
+    """Speed over an emulated link beside no communication, on two ranks that share the GPU."""
+    script = Path(__file__).with_name("gpu_link.py")
+    with TemporaryDirectory() as folder:
+        found = Path(folder, "found.json")
+        subprocess.run([sys.executable, str(script), "--json", str(found)], check=True)
+        speeds = json.loads(found.read_text(encoding="utf-8"))["speeds"]
+    return [
+        Figure(f"over 10 Gbit/s, {name}", speed, "of the speed without communication", GOALS_LINK.get(name))
+        for name, speed in speeds.items()
+    ]
+
+
 def groups(numel: int) -> dict[str, Measure]:
     """All figures, by what is measured together."""
     return {
@@ -276,6 +323,7 @@ def groups(numel: int) -> dict[str, Measure]:
         "int8": partial(int8_figures, numel),
         "host time": host_figures,
         "attaching": attach_figures,
+        "link": link_figures,
     }
 
 

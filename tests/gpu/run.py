@@ -38,12 +38,14 @@ class Part:
 
 PARTS = (
     Part("versions", 35, "versions, whether numba works with this NumPy, the rate of a copy on the device"),
-    Part("kernels", 150, "tests of kernels for devices, compiled: bits equal to the CPU's"),
-    Part("laws", 90, "laws of exchanges and steps, on ranks as threads with tensors on the device"),
+    Part("kernels", 130, "tests of kernels for devices, compiled: bits equal to the CPU's"),
+    Part("laws", 80, "laws of exchanges and steps, on ranks as threads with tensors on the device"),
     Part("processes", 120, "trainings on 2 and 4 gloo ranks with the CPU's bits, NaN, killed ranks"),
     Part("nccl", 60, "DDP over NCCL with one rank: futures, streams, bucket views, no_sync, scaler, compile"),
     Part("faults", 50, "compute-sanitizer over small kernel tests: memory errors and races"),
-    Part("benchmarks", 90, "kernels beside a copy, top-k beside eager torch, host time, dense beside DDP"),
+    Part(
+        "benchmarks", 120, "kernels beside a copy, top-k beside eager torch, host time, DDP, an emulated link"
+    ),
 )
 """Less than 10 minutes in all."""
 
