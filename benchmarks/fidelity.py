@@ -23,17 +23,11 @@ import torch
 from torch import Tensor
 
 from gradwire import recipes
-from gradwire.arena import Lane, ParameterSpec, specs_of
-from gradwire.comm import Comm, run_ranks
+from gradwire.arena import ParameterSpec, specs_of
+from gradwire.engine.fidelity import average, carried, relative_error, sum_of
 from gradwire.engine.layout import TINY_ELEMENTS
-from gradwire.exchange.base import run
-from gradwire.exchange.compose import forget
 from gradwire.lab import workloads
 from gradwire.lab.report import svg
-from gradwire.measure.observed import Observed
-from gradwire.memory import UNSENT, Gradients
-from gradwire.moment import Moment
-from gradwire.recipes import Composition
 
 WORLD = 4
 WARM_UP = 20
@@ -113,44 +107,11 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def carry(text: str, specs: Sequence[ParameterSpec], recorded: list[list[Tensor]]) -> Found:
     """What one recipe makes of the recording."""
-    composition = recipes.recipe(text).build()
-
-    def rank(comm: Comm) -> tuple[list[Tensor], float]:
-        lane = _lane(composition, specs)
-        metered, means = Observed(comm), []
-        for step, gradients in enumerate(recorded):
-            means.append(_step(lane, gradients[comm.rank], step, metered))
-        return means, metered.wire_bytes
-
-    means, sent = run_ranks(WORLD, rank)[0]
-    averages = [torch.stack(gradients).mean(0) for gradients in recorded]
-    sent_per_step = sent / len(recorded) / averages[0].numel()
-    first = _error(means[0], averages[0])
-    return Found(text, sent_per_step, first, _error(sum(means, 0.0), sum(averages, 0.0)))
-
-
-def _lane(composition: Composition, specs: Sequence[ParameterSpec]) -> Lane:
-    exchange = composition.exchange
-    if exchange.memory is None:
-        exchange = forget(exchange)
-    return Lane(0, specs, exchange, composition.cutter, torch.device("cpu"))
-
-
-def _step(lane: Lane, gradient: Tensor, step: int, comm: Observed) -> Tensor:
-    mean = torch.zeros_like(lane.x)
-    lane.fold(Gradients(gradient, lane.pieces), step, comm.world)
-    for unit in lane.units:
-        here = slice(unit.start, unit.stop)
-        unsent = lane.committed[UNSENT][here] if UNSENT in lane.committed else None
-        at = Moment(step, unit.index, comm.rank, comm.world, parts=unit.parts, unsent=unsent, kept=lane.kept)
-        if lane.exchange.rounds(unit.numel, lane.dtype, at):
-            run(lane.exchange, lane.x[here], mean[here], comm, at)
-    lane.commit(())
-    return mean
-
-
-def _error(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).double().norm() / wanted.double().norm())
+    means, sent_bytes = carried(recipes.recipe(text).build(), specs, recorded)
+    averages = [average(gradients) for gradients in recorded]
+    per_element = sent_bytes / len(recorded) / averages[0].numel()
+    first = relative_error(means[0], averages[0])
+    return Found(text, per_element, first, relative_error(sum_of(means), sum_of(averages)))
 
 
 # -- pictures

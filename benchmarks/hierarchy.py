@@ -4,7 +4,7 @@ Four ranks on an emulated network, of which two share a node and its link; what 
 takes the loopback, which is not slowed. A stack of square matrices is trained on random numbers.
 Settings run in mixed order, round by round, in the same processes; a step's time is the slowest rank's. Bytes
 are those that leave a node by its interface, the mean of both nodes, beside what the cost model of
-`gradwire plan` says (`gradwire.tools.forecast`). Every round checks that replicas are bit-identical.
+`gradwire plan` says (`gradwire.engine.forecast`). Every round checks that replicas are bit-identical.
 
 Goal, at 200 Mbit/s: two levels send at most 0.68 of flat's bytes for dense, 0.60 for int8, and 0.36 for what
 is gathered; bytes equal the model's. The model counts neither headers (about 1 %) nor the verdict.
@@ -29,12 +29,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.engine.forecast import forecast
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import Backward, Link
 from gradwire.recipes import recipe
-from gradwire.tools.forecast import forecast
 
 WORKERS, NODES = 4, 2
 RECIPES = {"dense": 0.68, "int8": 0.60, "topk(ratio=0.01)": 0.36}

@@ -17,6 +17,8 @@ from typing import Any
 from torch import nn
 
 from gradwire.arena import ParameterSpec
+from gradwire.decide.choice import LEAD
+from gradwire.engine.forecast import forecast, specs_of_profile
 from gradwire.exchange.base import WHOLE
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
@@ -24,9 +26,9 @@ from gradwire.planning.costs import Backward, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
-from gradwire.recipes.auto import LEAD, from_facts
+from gradwire.recipes.auto import CANDIDATES as CHOICES
+from gradwire.recipes.auto import FLOOR, chosen_by, standing_of
 from gradwire.recipes.parse import steady
-from gradwire.tools.forecast import forecast, specs_of_profile
 
 CANDIDATES = (
     "dense",
@@ -64,7 +66,7 @@ class Candidate:
     `step_s` is the mean step; `share_of_linear` the speed as a share of that without communication.
     `wire_bytes` are sent per rank and step, and `node_bytes` over the busiest node's link, 0 where there is
     one node. `memory_bytes` are on top of DDP's. With `at_most` a part of the bytes is assumed
-    (`gradwire.tools.forecast`). `codec` says where the codec's cost is from: "stated", or "free" where none
+    (`gradwire.engine.forecast`). `codec` says where the codec's cost is from: "stated", or "free" where none
     was. With `two_levels` the ranks of a node add up first, as `attach` has them do unless `nodes=None`.
     """
 
@@ -212,8 +214,8 @@ def _compared(
         rows += [foresee(text, two_levels=True) for text in divisible]
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
-    facts = _facts(backward, cluster, dense_s)
-    chosen = from_facts(facts, target)
+    facts = _facts(profile, backward, cluster, dense_s, known)
+    chosen = chosen_by(facts, standing_of(facts, target, FLOOR))
     best = rows[0]
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(
@@ -295,10 +297,17 @@ def _candidate(
     )
 
 
-def _facts(backward: Backward, cluster: Cluster, dense_s: float) -> Facts:
-    """What `auto` would measure there."""
-    buckets = bucketed(backward.numel)
+def _facts(
+    profile: Profile,
+    backward: Backward,
+    cluster: Cluster,
+    dense_s: float,
+    codecs: Mapping[str, CodecCost],
+) -> Facts:
+    """What `auto` would measure there; what recipes keep of the gradient is as on one model."""
+    buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
     sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
+    built = {text: steady(text, "candidate") for text in CHOICES}
     return Facts(
         backward.total_s,
         sum(sums),
@@ -309,6 +318,10 @@ def _facts(backward: Backward, cluster: Cluster, dense_s: float) -> Facts:
         dense_s=dense_s - backward.before_s,
         gradient_bytes=4.0 * sum(backward.numel),
         buckets=buckets,
+        forecasts={
+            text: forecast(each, specs, backward, cluster, codecs.get(each.text))
+            for text, each in built.items()
+        },
     )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
 from gradwire.tools.diagnose import Diagnosis
+
+if TYPE_CHECKING:  # loaded by what chooses
+    from gradwire.decide.choice import Considered
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Report:
     `checksum_bytes` are what `attach(checksums=True)` has added to all bytes so far.
     `computing_by_rank_s` are the median seconds that each rank took from the end of a step to its last
     gradient of the next one. All wait for the slowest.
+    `choices` are the recipes among which `auto` chose, the fastest first.
     """
 
     recipe: str
@@ -61,6 +65,7 @@ class Report:
     inside_bytes_per_step: float = 0.0
     checksum_bytes: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
+    choices: tuple[Considered, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -105,6 +110,7 @@ class Report:
         if self.predicted_step_s is not None:
             took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
             lines.append(f"  whole step   {took}")
+        lines += [f"  {line}" for line in table_of(self.choices)]
         if self.diagnosis is not None:
             lines.append(f"  ranks        {self.diagnosis}")
         if self.times_led is not None:
@@ -120,6 +126,37 @@ class Report:
                 f"  skipped      {self.skipped_steps} steps with NaN, Inf or gradients too large to remember"
             )
         return "\n".join(lines)
+
+
+SHOWN = 8
+"""Recipes in the printed table; `choices` has all."""
+
+
+def table_of(choices: tuple[Considered, ...]) -> list[str]:
+    """The lines of a table of what was considered, the fastest first; what runs and dense always among them.
+
+    >>> from gradwire.decide.choice import Considered
+    >>> row = Considered("int4", 0.1, 0.8, 2**20, 0.965, 0.104, "runs")
+    >>> print(*table_of((row,)), sep="\\n")
+    recipe  predicted    measured  linear      sent   kept
+    int4     100.0 ms    104.0 ms     80%  1.00 MiB  96.5%  runs
+    """
+    if not choices:
+        return []
+    must = [each for each in choices if each.verdict == "runs" or each.recipe == "dense"]
+    others = [each for each in choices if each not in must][: SHOWN - len(must)]
+    shown = [each for each in choices if each in must or each in others]
+    wide = max(len("recipe"), *(len(each.recipe) for each in shown))
+    head = f"{'recipe':<{wide}}  {'predicted':>9}  {'measured':>10}  linear  {'sent':>8}  {'kept':>5}"
+    return [head, *(_row(each, wide) for each in shown)]
+
+
+def _row(each: Considered, wide: int) -> str:
+    measured = "-" if each.measured_step_s is None else _ms(each.measured_step_s)
+    return (
+        f"{each.recipe:<{wide}}  {_ms(each.predicted_step_s):>9}  {measured:>10}  "
+        f"{each.share_of_linear:>6.0%}  {_mib(each.wire_bytes):>8}  {each.fidelity:>5.1%}  {each.verdict}"
+    )
 
 
 def _link(link: Link) -> str:

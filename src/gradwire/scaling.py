@@ -18,12 +18,13 @@ from torch import nn
 
 from gradwire.advising import backward_of, link_of, profile_of
 from gradwire.arena import ParameterSpec
+from gradwire.engine.forecast import forecast, specs_of_profile
 from gradwire.planning.cluster import Cluster, slowest
 from gradwire.planning.costs import Backward, CodecCost
+from gradwire.planning.forecast import Forecast
 from gradwire.planning.shapes import Profile
 from gradwire.recipes import entries
 from gradwire.recipes.parse import steady
-from gradwire.tools.forecast import Forecast, forecast, specs_of_profile
 
 WORKERS = tuple(1 << power for power in range(1, 13))
 """2 to 4096."""

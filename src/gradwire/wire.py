@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +18,7 @@ from gradwire.comm import Round
 from gradwire.engine import saving, state
 from gradwire.engine.agree import damage, require_undamaged
 from gradwire.engine.engine import Engine
+from gradwire.engine.predicted import predicted_step_s
 from gradwire.engine.state import Missing, Saved
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireWarning
@@ -27,7 +28,6 @@ from gradwire.report import Report
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
-from gradwire.tools.predicted import predicted_step_s
 from gradwire.unwrapping import Optimizers
 
 T = TypeVar("T")
@@ -165,11 +165,15 @@ class Wire:
         self._backward.resolve()
         engine, history = self._engine, self._backward.history
         dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
-        facts = None if engine.facts is None else {**asdict(engine.facts), "ccr": engine.facts.ccr}
+        facts = None
+        if engine.facts is not None:
+            # The forecasts are in the table of choices, and too much to print.
+            facts = {**asdict(replace(engine.facts, forecasts={})), "ccr": engine.facts.ccr}
         recipe, why = _account(engine)
         return Report(
             recipe=recipe,
             why=why,
+            choices=engine.layout.main.table,
             step=engine.step,
             world=engine.around.control.world,
             per_node=1 if engine.around.shard is None else engine.around.shard.parts,
@@ -189,7 +193,7 @@ class Wire:
             timeline=history.timeline(),
             diagnosis=self._diagnosis,
             times_led=times_led(lane.kept for lane in engine.layout.lanes),
-            predicted_step_s=predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step),
+            predicted_step_s=self._predicted_step_s(),
             step_s=history.median("step_s"),
             compile_s=history.compile_s,
             placement=engine.around.placement.name,
@@ -198,6 +202,14 @@ class Wire:
             checksum_bytes=engine.around.checksum_bytes,
             computing_by_rank_s=history.computing_by_rank_s(),
         )
+
+    def _predicted_step_s(self) -> float | None:
+        """As it was chosen by, codec included, or else by the facts as they are."""
+        engine = self._engine
+        chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
+        if chosen:
+            return chosen[0]
+        return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step)
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers for dashboards: this rank's last step, and the mean of the last 50 under its recipe.

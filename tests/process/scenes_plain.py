@@ -204,7 +204,7 @@ def adaptive() -> dict[str, Any]:
     model = branched()
     optimizer = optimizer_of(model)
     wire = gradwire.attach(model, optimizer, "auto", replicas=dist.group.WORLD)
-    for _ in range(3):
+    for _ in range(5):
         six(model, optimizer, nullcontext)
     return {"digest": digest(model), "measuring": "measuring" in wire.report().recipe}
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from statistics import median
 
 from gradwire.planning.facts import Facts, Times, facts_of_step, typical
+from gradwire.planning.spread import noise_of
 
 DISCARDED = 2
-ORDINARY = 5
-"""Steps that run as plain DDP would, for recipes that ask how long those take."""
+ORDINARY = 13
+"""Steps that run as plain DDP would, for recipes that ask how long those take. The choice among recipes needs
+as many steps for the gradients that it records, so they cost nothing."""
 MEASURED = 3
 
 
@@ -57,5 +59,7 @@ class WarmupProfiler:
         self._previous_s = took_s
         if len(self._steps) < MEASURED:
             return None
-        dense_s = median(self._ordinary_s) if self._ordinary_s else None
-        return replace(typical(self._steps), dense_s=dense_s)
+        facts = typical(self._steps)
+        if not self._ordinary_s:
+            return facts
+        return replace(facts, dense_s=median(self._ordinary_s), dense_noise=noise_of(self._ordinary_s))

@@ -16,6 +16,7 @@ from torch import Tensor
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm
 from gradwire.decide.profiler import ORDINARY, WarmupProfiler
+from gradwire.engine.arrival import Arrival
 from gradwire.engine.layout import Layout
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
@@ -56,6 +57,9 @@ class Decider(Protocol):
     def facts(self) -> Facts | None:
         """The measured facts, once they are known."""
 
+    def take(self, step: Step, arrival: Arrival) -> None:
+        """See a buffer before any of it is exchanged."""
+
     def look(self, step: int, x: Tensor) -> None:
         """Look at one unit, `x` (numel,), before its exchange."""
 
@@ -85,19 +89,23 @@ class Measuring:
         self.profiler = WarmupProfiler(
             [spec.numel for spec in specs], ORDINARY if decision.whole_steps else 0
         )
-        self._decision, self._specs, self._around, self._ready_s = decision, specs, around, ready_s
+        self.decision, self.specs, self.around = decision, specs, around
+        self._ready_s = ready_s
 
     @property
     def apart(self) -> bool:
         """Whether the current step takes computation and communication apart."""
         return self.profiler.apart
 
+    def take(self, step: Step, arrival: Arrival) -> None:
+        """Times are all that is needed of gradients."""
+
     def look(self, step: int, x: Tensor) -> None:
         """Dense gradients are nothing to look at."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """The profiler's row. Nothing is said of the link, which is probed in the end."""
-        return self.profiler.row(lambda: step.times(self._specs, self._ready_s()))
+        return self.profiler.row(lambda: step.times(self.specs, self._ready_s()))
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
         """Once there are enough facts, survey the rest of them, a collective, and decide."""
@@ -105,9 +113,29 @@ class Measuring:
         if facts is None:
             return None
         # Verdicts have more rows where ranks hold shards.
-        facts = replace(facts, buckets=tuple(step.direct), world=self._around.comm.world)
-        self.facts = surveyed(facts, self._decision, self._around, self._specs)
-        return self._decision.decide(self.facts)
+        facts = replace(facts, buckets=tuple(step.direct), world=self.around.comm.world)
+        return self.decide(surveyed(facts, self.decision, self.around, self.specs))
+
+    def decide(self, facts: Facts) -> Composition | None:
+        """What is to run, or `None` where more has to be found out first."""
+        self.facts = facts
+        return self.decision.decide(facts)
+
+
+def measuring(
+    decision: Decision,
+    specs: Sequence[ParameterSpec],
+    around: Surroundings,
+    ready_s: Callable[[], Mapping[str, float]],
+    layout_of: Callable[[Composition], Layout],
+) -> Measuring:
+    """What measures for `decision`; `layout_of` says how parameters would travel under a composition."""
+    if not decision.candidates:
+        return Measuring(decision, specs, around, ready_s)
+    # Loaded by what chooses among recipes.
+    from gradwire.engine.choosing import Choosing
+
+    return Choosing(decision, specs, around, ready_s, layout_of)
 
 
 class Watching:
@@ -140,6 +168,9 @@ class Watching:
 
     def _due(self, step: int) -> bool:
         return self._watch is not None and step % self._watch.every == 0
+
+    def take(self, step: Step, arrival: Arrival) -> None:
+        """Only units are looked at."""
 
     def look(self, step: int, x: Tensor) -> None:
         """Look at one unit, if it is the step for that."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.autograd import profiler
 
 from gradwire.arena import ParameterSpec, Unit
 from gradwire.engine.arrival import Arrival, Run, Share
-from gradwire.engine.decider import Decider, Measuring, Rows, Watching, may_follow, watched_in
+from gradwire.engine.decider import Decider, Rows, Watching, may_follow, measuring, watched_in
 from gradwire.engine.layout import Layout, build, only_compresses, uncompressed
 from gradwire.engine.runner import Runner
 from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
@@ -86,7 +87,8 @@ class Engine:
         if decision is None or layout.alone:
             self._decider = Watching(layout.main.watch, watched_in(layout, self.comm.world), self._hear)
         else:
-            self._decider = Measuring(decision, self.specs, self.around, self.watch.ready_s)
+            imagine = partial(self.layout_of, device=META)
+            self._decider = measuring(decision, self.specs, self.around, self.watch.ready_s, imagine)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
         self.traffic = Traffic(self.comm.world, self.around.control.world)  # another plan sends other sizes
 
@@ -204,6 +206,7 @@ class Engine:
         self._progress(step)
 
     def _take(self, step: Step, arrival: Arrival) -> None:
+        self._decider.take(step, arrival)
         intake = self.layout.intake(arrival.entries)
         for run in intake.runs:
             self._launch_direct(step, arrival, run)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
 from gradwire.planning.costs import Backward, CodecCost, Link, Network
+
+if TYPE_CHECKING:  # which is made of facts
+    from gradwire.planning.forecast import Forecast
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,12 @@ class Facts:
     per weight in a forward pass, by parameter name. `dense_s` is what an ordinary dense step, whose
     communication overlaps with its backward pass, takes from the start of that pass to the verdict on the
     slowest rank. `None` if not measured. `gradient_bytes` is the size of the gradient, and `buckets`
-    are the elements of DDP's buckets in their order; 0 and empty where they are unknown.
+    are the elements of DDP's buckets in their order; 0 and empty where they are unknown. `dense_noise` is the
+    relative standard deviation of those ordinary steps.
+
+    `forecasts` are of the recipes that a decision asks about, by text, with the cost of their codecs where
+    that was measured; `fidelity` is what each was found to keep of this training's gradients
+    (`gradwire.engine.fidelity`). A recipe that was asked about and is in neither could not be examined.
     """
 
     backward_s: float
@@ -36,6 +45,9 @@ class Facts:
     dense_s: float | None = None
     gradient_bytes: float = 0.0
     buckets: tuple[int, ...] = ()
+    dense_noise: float = 0.0
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict, repr=False)
+    fidelity: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ccr(self) -> float:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ from gradwire.exchange.base import Exchange
 from gradwire.planning.cuts import ramped_cuts
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.recipes.catalogue import MODULES
+
+if TYPE_CHECKING:  # loaded by what chooses
+    from gradwire.decide.choice import Considered
 
 Judge = Callable[[Observed], "Composition | None"]
 """Takes what each step has shown, in turn; returns what should run from now on, or `None` to go on."""
@@ -45,7 +48,8 @@ class Composition:
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
     composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
     on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
-    decision is dense: its steps are measured until the decision has what it needs.
+    decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
+    among which it was chosen, for the report.
     """
 
     exchange: Exchange
@@ -56,6 +60,7 @@ class Composition:
     watch: Watch | None = None
     alone: bool = False
     next: Decision | None = None
+    table: tuple[Considered, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,18 @@ class Decision:
     It may need more than the times of such steps. Facts then have the cost of the codec of `about`
     (`Facts.codec`), how often each weight is used (`uses`, `Facts.uses`), or how long `whole_steps` take, in
     which communication overlaps with the backward pass (`Facts.dense_s`).
+
+    One that chooses among other recipes names these `candidates`, and gets their forecasts
+    (`Facts.forecasts`). Those that `examine` picks by the forecasts run on recorded gradients beside further
+    dense steps, until what their codecs cost and what they keep is known (`Facts.fidelity`).
     """
 
     decide: Callable[[Facts], Composition]
     about: Composition | None = None
     uses: bool = False
     whole_steps: bool = False
+    candidates: tuple[str, ...] = ()
+    examine: Callable[[Facts], Sequence[str]] = lambda _facts: ()
 
 
 Builder = Callable[..., Composition]

@@ -1,8 +1,11 @@
-"""A composition on trial against dense: it stays if its steps are faster, otherwise dense comes back.
+"""A recipe on trial: it stays if its steps are as fast as it was chosen for, else the next best is tried.
 
-Both are timed from the start of the backward pass to the verdict, on the slowest rank, while communication
-overlaps with computation. Verdicts carry the times, so all ranks judge the same numbers in the same step.
-Before dense comes back, a lane that sends everything delivers what is unsent: dense has no memory to hold it.
+A trial is timed as dense steps were, from the start of the backward pass to the verdict on the slowest rank.
+What it took replaces what was predicted, and corrects what is predicted of the others
+(`gradwire.decide.choice`). Verdicts carry the times, so all ranks judge the same numbers in the same step.
+
+What is unsent moves along from one recipe to the next. Before one that remembers nothing, such as dense, a
+lane that sends everything delivers it.
 """
 
 import logging
@@ -12,42 +15,57 @@ from functools import partial
 from itertools import count
 from statistics import median
 
+from gradwire.decide.choice import Standing
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import Dense
-from gradwire.memory import Residual
+from gradwire.memory import UNSENT, Residual
 from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
 from gradwire.recipes.local_every import local_every
+from gradwire.recipes.parse import steady
 
 SKIPPED = 2
 """Steps that are not counted: caches are cold, and DDP rebuilds its buckets in the second."""
 COUNTED = 9
-"""Steps whose median is compared with dense."""
+"""Steps whose median is compared."""
+MOST_TRIALS = 3
+"""After which the best of those that were tried runs, or dense."""
 AGAIN = 10
-"""Steps after which dense is proposed again, where something was still unsent."""
+"""Steps after which what remembers nothing is proposed again, where something was still unsent."""
 
 _LOG = logging.getLogger("gradwire")
 
 
-def on_trial(chosen: Composition, dense_s: float) -> Composition:
-    """`chosen`, followed by dense unless its steps take less than `dense_s` (`Facts.dense_s`).
+def on_trial(text: str, standing: Standing, number: int = 1) -> Composition:
+    """The recipe `text`, an option of `standing`, as trial `number`.
 
-    A checkpoint saved during the trial carries the text of `chosen`. A run that resumes from it keeps
-    `chosen` without a trial.
-
-    >>> from gradwire.recipes.int4 import int4
-    >>> on_trial(int4(), dense_s=0.088).text == int4().text
-    True
+    A checkpoint saved during the trial carries that text. A run that resumes from it keeps the recipe without
+    a trial.
     """
-    return replace(chosen, watch=_every_step(partial(_judge_of, chosen, dense_s)))
+    chosen = steady(text, "candidate")
+    judge = partial(_judge_of, chosen, text, standing, number)
+    why = f"trial {number}: {said_of(standing, text)}"
+    return replace(chosen, why=why, table=standing.table(text), watch=_every_step(judge))
+
+
+def said_of(standing: Standing, text: str) -> str:
+    """What is known of the recipe `text`, in a few words."""
+    option = standing.option(text)
+    before_s = standing.before_s
+    took = "" if option.took_s is None else f", on trial it took {_ms(before_s + option.took_s)}"
+    return (
+        f"a step is predicted to take {_ms(before_s + option.predicted_s)}{took}; dense takes "
+        f"{_ms(before_s + standing.dense_s)}, without communication it is "
+        f"{_ms(before_s + standing.backward_s)}; it keeps {option.fidelity:.1%} of the gradient"
+    )
 
 
 def _every_step(judge: Callable[[Watched], Judge]) -> Watch:
     return Watch(judge, every=1, ends=True)
 
 
-def _judge_of(chosen: Composition, dense_s: float, _watched: Watched) -> Judge:
+def _judge_of(running: Composition, text: str, standing: Standing, number: int, _watched: Watched) -> Judge:
     took_s: list[float] = []
 
     def judge(shown: Observed) -> Composition | None:
@@ -55,37 +73,55 @@ def _judge_of(chosen: Composition, dense_s: float, _watched: Watched) -> Judge:
             took_s.append(shown.previous_s)
         if len(took_s) < SKIPPED + COUNTED:
             return None
-        chosen_s = median(took_s[SKIPPED:])
-        told = f"on trial it took {chosen_s * 1e3:.0f} ms"
-        if chosen_s < dense_s:
-            return replace(chosen, why=f"{chosen.why}; {told}")
-        # Not a warning, which a user may have made an error: it would end the step of every rank.
-        dense_took = f"dense took {dense_s * 1e3:.0f} ms"
-        _LOG.warning("back to dense: %s, %s, and %s", chosen.text, told, dense_took)
-        return back_to_dense(chosen, f"{chosen.text} was tried: {chosen.why}; {told}, and {dense_took}")
+        return _after(running, text, standing.after_trial(text, median(took_s[SKIPPED:])), number)
 
     return judge
 
 
-def back_to_dense(running: Composition, why: str) -> Composition:
-    """What follows `running`: dense, at once where nothing can be unsent, else after sending that."""
-    plain = replace(dense(), why=why)
-    if running.exchange.memory is None:
-        return plain
+def _after(running: Composition, text: str, known: Standing, number: int) -> Composition:
+    """What follows trial `number`, in which `running` was tried."""
+    best = known.best(tried_only=number >= MOST_TRIALS)
+    if best is None:
+        # Not a warning, which a user may have made an error: it would end the step of every rank.
+        _LOG.warning("back to dense: %s was tried: %s", text, said_of(known, text))
+        plain = replace(dense(), table=known.table("dense"))
+        return handed_over(running, plain, f"{text} was tried: {said_of(known, text)}")
+    if best.took_s is None:
+        following = on_trial(best.recipe, known, number + 1)
+        return handed_over(running, following, f"{following.why}; before it {text} was tried")
+    settled = replace(steady(best.recipe, "candidate"), table=known.table(best.recipe))
+    return handed_over(running, settled, said_of(known, best.recipe))
+
+
+def handed_over(running: Composition, following: Composition, why: str) -> Composition:
+    """`following` after `running`: at once where what is unsent has a place, else after sending it."""
+    following = replace(following, why=why)
+    if not _remembers(running) or _remembers(following):
+        return following
     # Everything travels in every step, as the text says. Whole: 16-bit types would leave what they round off.
     return replace(
         local_every(interval=1),
         exchange=remember(Dense(), Residual(whole=True)),
         why=f"{why}; sending what is unsent",
-        watch=_every_step(partial(_proposing, plain)),
+        table=following.table,
+        watch=_every_step(partial(_proposing, following)),
     )
 
 
-def _proposing(plain: Composition, _watched: Watched) -> Judge:
-    """Proposes `plain` after the first step and then every `AGAIN` steps.
+def _remembers(composition: Composition) -> bool:
+    memory = composition.exchange.memory
+    return memory is not None and UNSENT in memory.planes
+
+
+def _proposing(following: Composition, _watched: Watched) -> Judge:
+    """Proposes `following` after the first step and then every `AGAIN` steps.
 
     The engine installs it once nothing is unsent. That may take longer, because a parameter whose gradient is
     zero on a rank keeps its memory there.
     """
     steps = count()
-    return lambda _shown: plain if next(steps) % AGAIN == 0 else None
+    return lambda _shown: following if next(steps) % AGAIN == 0 else None
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"

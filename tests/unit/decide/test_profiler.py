@@ -10,6 +10,7 @@ import pytest
 from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY, WarmupProfiler
 from gradwire.planning.costs import Backward
 from gradwire.planning.facts import Facts, Times
+from gradwire.planning.spread import noise_of
 
 
 def _facts(
@@ -49,7 +50,9 @@ def test_ready_times_are_those_of_the_typical_step_and_what_precedes_it_the_medi
 def test_ordinary_steps_are_timed_whole_by_the_slowest_rank_before_any_is_taken_apart() -> None:
     """A step's time rides on the verdict of the next one."""
     ranks = [WarmupProfiler(ordinary=ORDINARY) for _ in range(2)]
-    took_s = [90.0, 80.0, 1.0, 7.0, 3.0, 2.0, 60.0, 50.0, 50.0, 50.0]
+    ordinary_s = 2 * [1.0, 7.0, 3.0, 2.0, 60.0] + 3 * [3.0]
+    assert len(ordinary_s) == ORDINARY
+    took_s = [90.0, 80.0, *ordinary_s, 50.0, 50.0, 50.0]
     apart, facts = [], []
     for step_s in took_s:
         apart.append([each.apart for each in ranks])
@@ -58,8 +61,9 @@ def test_ordinary_steps_are_timed_whole_by_the_slowest_rank_before_any_is_taken_
     ordinary = DISCARDED + ORDINARY
     assert apart == [[False] * 2] * ordinary + [[True] * 2] * MEASURED
     assert facts[:-1] == [[None] * 2] * (ordinary + MEASURED - 1)
-    # The median of 1, 7, 3, 2 and 60, by the rank that takes a second more.
-    assert facts[-1] == [Facts(1.0, 2.0, 2, collectives_s=(2.0,), dense_s=4.0)] * 2
+    # By the rank that takes a second more: the median of 1, 7, 3, 2 and 60.
+    noise = noise_of([each + 1.0 for each in ordinary_s])
+    assert facts[-1] == [Facts(1.0, 2.0, 2, collectives_s=(2.0,), dense_s=4.0, dense_noise=noise)] * 2
 
 
 def test_rows_of_ordinary_steps_are_short() -> None:

@@ -1,4 +1,4 @@
-"""A composition on trial against dense: what is judged, what follows, and what becomes of the unsent."""
+"""Trials on all ranks: what is judged, what follows, and what becomes of the unsent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,30 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.decide.choice import Option, Standing
 from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.engine import state
+from gradwire.engine.examining import Found
 from gradwire.engine.layout import build
 from gradwire.engine.preparing import kernels_for
 from gradwire.engine.step import Step
-from gradwire.planning.costs import Backward, Link, Network
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.recipes import Composition, recipe
+from gradwire.recipes.auto import CANDIDATES
 from gradwire.recipes.base import Judge
-from gradwire.recipes.trial import AGAIN, COUNTED, SKIPPED, back_to_dense, on_trial
+from gradwire.recipes.dense import dense
+from gradwire.recipes.trial import AGAIN, COUNTED, MOST_TRIALS, SKIPPED, handed_over, on_trial
 from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
+OPTIONS = (
+    Option("int4", 0.06, 0.001, 1e3, 0.96),
+    Option("fp16", 0.08, 0.001, 1e3, 0.99),
+    Option("topk(ratio=0.1)", 0.07, 0.0001, 1e3, 0.9),
+    Option("leader_topk(ratio=0.1)", 0.075, 0.001, 1e3, 0.8),
+)
+STANDING = Standing(OPTIONS, 0.0, 0.01, DENSE_S, 4e3)
 
 
 def _fixed(text: str) -> Composition:
@@ -35,41 +46,68 @@ def _judge(composition: Composition) -> Judge:
     return composition.watch.judge(Watched(2, (10,)))
 
 
-def _follows(text: str, steps_s: list[float]) -> list[Composition | None]:
-    judge = _judge(on_trial(replace(_fixed(text), why="CCR 4"), DENSE_S))
-    return [judge(Observed(step, previous_s, 0.0)) for step, previous_s in enumerate([0.0, *steps_s])]
+def _follows(running: Composition, took_s: float) -> Composition:
+    """What comes after a trial, in which the steps that are not counted and four others are odd ones out."""
+    judge = _judge(running)
+    steps_s = [0.0, *SKIPPED * [9.0], *4 * [5.0], *5 * [took_s]]
+    *before, following = [judge(Observed(step, each, 0.0)) for step, each in enumerate(steps_s)]
+    assert len(before) == SKIPPED + COUNTED
+    assert not any(before)
+    assert following is not None
+    return following
 
 
-def test_a_composition_whose_steps_are_faster_stays_and_is_not_judged_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    *before, stays = _follows("int4", SKIPPED * [9.0] + 4 * [5.0] + 5 * [0.0999])
-    assert before == [None] * (SKIPPED + COUNTED)
-    assert stays is not None
+def _is_settled(composition: Composition) -> bool:
+    return composition.watch is None
+
+
+def test_a_recipe_whose_steps_are_as_predicted_stays(caplog: pytest.LogCaptureFixture) -> None:
+    stays = _follows(on_trial("int4", STANDING), 0.06)
+    assert _is_settled(stays)
     assert stays.text == _fixed("int4").text
-    assert stays.watch is None
-    assert stays.why == "CCR 4; on trial it took 100 ms"
+    assert "predicted to take 60 ms, on trial it took 60 ms; dense takes 100 ms" in stays.why
+    [row] = [row for row in stays.table if row.verdict == "runs"]
+    assert (row.recipe, row.predicted_step_s, row.measured_step_s) == ("int4", 0.06, 0.06)
     assert not caplog.records
 
 
-@pytest.mark.parametrize("slow_s", [DENSE_S, 0.116])
-def test_dense_comes_back_where_steps_are_not_faster_and_a_log_line_says_so(
-    slow_s: float, caplog: pytest.LogCaptureFixture
+def test_the_next_best_is_tried_where_the_first_is_slower_than_it_would_be() -> None:
+    """30 ms beyond the prediction for 1 ms of work: a tenth of the work takes 3 ms more."""
+    second = _follows(on_trial("int4", STANDING), 0.09)
+    assert second.text == _fixed("topk(ratio=0.1)").text
+    assert not _is_settled(second)
+    assert second.why.startswith("trial 2: ")
+    assert [row.predicted_step_s for row in second.table if row.verdict == "runs"] == [pytest.approx(0.073)]
+
+
+def test_dense_comes_back_where_nothing_beats_it_and_a_log_line_says_so(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    *before, back = _follows("fp16", SKIPPED * [0.0] + SKIPPED * [9.0] + 4 * [0.01] + 5 * [slow_s])
-    assert not any(before)
-    assert back is not None
+    back = _follows(on_trial("fp16", STANDING), 0.6)
     assert back.text == "dense"
-    assert back.watch is None
-    told = f"on trial it took {slow_s * 1e3:.0f} ms, and dense took 100 ms"
-    assert back.why == f"fp16 was tried: CCR 4; {told}"
+    assert _is_settled(back)
+    assert "on trial it took 600 ms" in back.why
+    assert [row.verdict for row in back.table if row.recipe == "dense"] == ["runs"]
     assert [(each.name, each.levelno) for each in caplog.records] == [("gradwire", logging.WARNING)]
-    assert caplog.messages == [f"back to dense: fp16, {told}"]
+    assert caplog.messages[0].startswith("back to dense: fp16 was tried")
 
 
-def test_what_remembers_is_followed_by_what_sends_everything_and_then_by_dense() -> None:
-    *_, back = _follows("leader_topk", (SKIPPED + COUNTED) * [0.116])
-    assert back is not None
+def test_after_the_last_trial_the_best_of_those_tried_runs() -> None:
+    """It came with the first trial; what was not tried is predicted to be faster still, and is not asked."""
+    known = STANDING.after_trial("int4", 0.062).after_trial("topk(ratio=0.1)", 0.08)
+    cheap = tuple(
+        replace(each, predicted_s=0.02) if each.recipe == "fp16" else each for each in known.options
+    )
+    last = on_trial("leader_topk(ratio=0.1)", replace(known, options=cheap), MOST_TRIALS)
+    best = _follows(last, 0.09)
+    assert _is_settled(best)
+    assert best.text == _fixed("int4").text
+    earlier = on_trial("leader_topk(ratio=0.1)", replace(known, options=cheap), MOST_TRIALS - 1)
+    assert _judge(_follows(earlier, 0.075)), "then fp16 is tried, once what is unsent has been sent"
+
+
+def test_what_remembers_is_followed_by_what_sends_everything_and_then_by_what_does_not() -> None:
+    back = _follows(on_trial("leader_topk(ratio=0.1)", STANDING, MOST_TRIALS), 0.116)
     assert "sending what is unsent" in back.why
     judge = _judge(back)
     proposals = [judge(Observed(step, 0.1, 0.0)) for step in range(2 * AGAIN + 1)]
@@ -79,30 +117,39 @@ def test_what_remembers_is_followed_by_what_sends_everything_and_then_by_dense()
     assert (last.text, last.watch) == ("dense", None)
 
 
+@pytest.mark.parametrize(
+    ("running", "following", "at_once"),
+    [("fp16", "dense", True), ("fp16", "int4", True), ("int4", "topk", True), ("int4", "fp16", False)],
+)
+def test_only_what_would_lose_its_place_is_sent_first(running: str, following: str, at_once: bool) -> None:
+    assert (handed_over(_fixed(running), _fixed(following), "why").text == _fixed(following).text) == at_once
+
+
 def test_a_trial_asks_for_no_kernels_but_those_that_run_in_it() -> None:
     def asked(composition: Composition) -> frozenset[str]:
         return kernels_for(build(specs(), composition, None, torch.device("meta")))
 
-    for text in ("int4", "fp16", "leader_topk"):
-        alone = asked(_fixed(text))
-        assert asked(on_trial(_fixed(text), DENSE_S)) <= alone | {"folding"}
+    for text in ("int4", "fp16", "topk(ratio=0.1)"):
+        assert asked(on_trial(text, STANDING)) <= asked(_fixed(text)) | {"folding"}
 
 
 LINK = Network(Link(6e-3, 1e-9))
-"""On which three ranks expect 130 ms of a leader's choice, and 82 of int4."""
-CHOSEN = {2: "topk", 3: "int4"}
-"""By world."""
-MEASURING = DISCARDED + ORDINARY + MEASURED
+"""On which latency is all, so that of few bits and gathered choices those with fewer rounds are predicted to
+take less."""
+MEASURING = DISCARDED + ORDINARY + MEASURED + 1
+"""What is examined at once is known with the next verdict."""
 TRIAL = SKIPPED + COUNTED + 1
 """A step's time is known at the next verdict."""
 STEPS = MEASURING + TRIAL + 3
 """The trial, and some beyond."""
+FIRST = "efsignsgd"
+"""The fastest on that link, and then the one that keeps most, by what is said to be kept here."""
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds that steps take by the name of what runs; a tenth more on the second rank."""
-    takes = {"dense": 0.1, "local_every": 0.1}
+    takes = {"dense": 0.2, "local_every": 0.2}
 
     def lasted_s(step: Step) -> float:
         return takes[step.plan.split("(")[0]] * (1.1 if step.small[-1].comm.rank == 1 else 1.0)
@@ -113,8 +160,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         measured = replace(facts, backward_s=0.01, allreduce_s=0.08, gradient_bytes=4.0 * sum(numel))
         return replace(measured, backward=Backward(0.0, ready_s, numel, 0.01), network=LINK)
 
+    def examined(composition: Composition, *_: object) -> Found:
+        is_first = composition.text == _fixed(FIRST).text
+        encode_s = 4e-4 if is_first else 1e-5
+        return Found(0.9 if is_first else 0.6, CodecCost(Line(encode_s, 0.0), Line(0.0, 0.0)))
+
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
     monkeypatch.setattr("gradwire.engine.decider.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.engine.examining._examined", examined)
+    monkeypatch.setattr("gradwire.engine.examining.in_background", lambda job: job())
     return takes
 
 
@@ -125,16 +179,16 @@ class Ran(NamedTuple):
     missing: dict[str, Tensor]
     memory: dict[str, Tensor]
     why: str
-    dense_s: float | None
+    facts: Facts
 
 
-def _run(world: int, idle: int = 0) -> list[Ran]:
+def _run(world: int, steps: int = STEPS, idle: int = 0) -> list[Ran]:
     """By rank. In the first `idle` steps after the trial the last one has no gradient of the first weight."""
 
     def rank(comm: Comm) -> Ran:
         rig, plans = Rig(comm, "auto"), []
         missing = {name: torch.zeros_like(each).double() for name, each in gradients(0, 0).items()}
-        for step in range(STEPS + idle + AGAIN * (idle > 0)):
+        for step in range(steps + idle + AGAIN * (idle > 0)):
             grads = gradients(comm.rank, step)
             if 0 <= step - MEASURING - TRIAL < idle and comm.rank == comm.world - 1:
                 grads["first.weight"].zero_()
@@ -145,7 +199,7 @@ def _run(world: int, idle: int = 0) -> list[Ran]:
                 missing[name] += grads[name].double() - outcome.mean[name].double()
         facts = rig.engine.facts
         assert facts is not None
-        return Ran(plans, missing, rig.memory, rig.engine.layout.main.why, facts.dense_s)
+        return Ran(plans, missing, rig.memory, rig.engine.layout.main.why, facts)
 
     return run_ranks(world, rank)
 
@@ -172,36 +226,54 @@ ROUNDING = STEPS * 4 * 32 * torch.finfo(torch.float32).eps
 def test_slower_steps_bring_dense_back_on_all_ranks_with_all_that_was_unsent(
     world: int, clock: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    chosen = CHOSEN[world]
-    clock[chosen] = 0.101
+    clock[FIRST] = 0.3
     ranks = _run(world)
-    tried = MEASURING * ["dense"] + TRIAL * [chosen] + ["local_every"]
+    tried = MEASURING * ["dense"] + TRIAL * [FIRST] + ["local_every"]
     assert all(ran.plans == tried + (STEPS - len(tried)) * ["dense"] for ran in ranks)
-    assert len({(ran.why, ran.dense_s) for ran in ranks}) == 1
-    assert f"on trial it took {101 * 1.1:.0f} ms, and dense took 110 ms" in ranks[0].why
+    assert len({(ran.why, ran.facts.dense_s) for ran in ranks}) == 1
+    assert f"on trial it took {300 * 1.1:.0f} ms; dense takes 220 ms" in ranks[0].why
     assert not any(ran.memory for ran in ranks), "dense remembers nothing"
     assert _lost(ranks) < ROUNDING
     assert len(caplog.records) == world
 
 
 def test_faster_steps_keep_what_was_chosen(clock: dict[str, float], caplog: pytest.LogCaptureFixture) -> None:
-    clock["int4"] = 0.099
+    clock[FIRST] = 0.01
     ranks = _run(3)
-    assert all(ran.plans[MEASURING:] == (STEPS - MEASURING) * ["int4"] for ran in ranks)
+    assert all(ran.plans[MEASURING:] == (STEPS - MEASURING) * [FIRST] for ran in ranks)
     assert all(ran.memory for ran in ranks)
-    assert ranks[0].why.endswith("on trial it took 109 ms")
+    assert "on trial it took 11 ms" in ranks[0].why
     assert _lost(ranks) < ROUNDING
     assert not caplog.records
 
 
+def test_one_recipe_follows_another_with_all_that_was_unsent(clock: dict[str, float]) -> None:
+    """The first takes longer than predicted, and by its work another should be faster: that is tried."""
+    clock |= {text.split("(")[0]: 0.12 for text in CANDIDATES} | {FIRST: 0.16}
+    ranks = _run(3, steps=STEPS + TRIAL)
+    assert len({tuple(ran.plans) for ran in ranks}) == 1
+    names = list(dict.fromkeys(ranks[0].plans))
+    assert names[:2] == ["dense", FIRST]
+    assert len(names) > 2
+    assert _lost(ranks) < 2 * ROUNDING
+
+
 def test_dense_waits_for_a_parameter_that_is_idle_on_some_rank(clock: dict[str, float]) -> None:
     """Its memory would be lost: it neither sends nor changes while the gradient is zero."""
-    clock["int4"] = 0.2
+    clock[FIRST] = 0.3
     ranks = _run(3, idle=4)
     after = ranks[0].plans[MEASURING + TRIAL :]
     assert all(ran.plans == ranks[0].plans for ran in ranks)
     assert after == (AGAIN + 1) * ["local_every"] + (len(after) - AGAIN - 1) * ["dense"]
     assert _lost(ranks) < 2 * ROUNDING
+
+
+def test_what_is_examined_rides_in_verdicts_and_is_the_same_on_all_ranks(clock: dict[str, float]) -> None:
+    clock[FIRST] = 0.01
+    ranks = _run(3, steps=MEASURING)
+    assert ranks[0].facts == ranks[1].facts == ranks[2].facts
+    assert ranks[0].facts.fidelity[FIRST] == pytest.approx(0.9, rel=1e-6)
+    assert set(ranks[0].facts.fidelity) == set(ranks[0].facts.forecasts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -211,7 +283,7 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
         rig.engine.install(recipe("int4").build())
         for step in range(3):
             rig.step(gradients(comm.rank, step, dtype))
-        rig.engine.install(back_to_dense(recipe("int4").build(), "a test"))
+        rig.engine.install(handed_over(recipe("int4").build(), dense(), "a test"))
         plans = [rig.step(gradients(comm.rank, step, dtype)).step.plan for step in range(3, 6)]
         assert not rig.memory
         return plans
@@ -219,12 +291,10 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
     assert run_ranks(2, rank) == [["local_every(interval=1)", "dense", "dense"]] * 2
 
 
-def test_back_to_dense_from_what_remembers_nothing_is_dense_at_once() -> None:
-    assert back_to_dense(_fixed("fp16"), "why").text == "dense"
-
-
 @pytest.mark.parametrize(
-    "running", [on_trial(_fixed("int4"), DENSE_S), back_to_dense(_fixed("int4"), "why")], ids=lambda c: c.text
+    "running",
+    [on_trial("int4", STANDING), handed_over(_fixed("int4"), dense(), "why")],
+    ids=lambda c: c.text,
 )
 def test_a_checkpoint_goes_on_with_what_ran_and_without_a_trial(running: Composition) -> None:
     def rank(comm: Comm) -> tuple[str, bool, bool]:

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradwire.engine.forecast import forecast, specs_of_profile
 from gradwire.engine.layout import build
+from gradwire.engine.predicted import predicted_step_s
 from gradwire.exchange.base import STEADY
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
+from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import load, ready_of
 from gradwire.recipes import recipe
-from gradwire.tools.forecast import Forecast, forecast, specs_of_profile
-from gradwire.tools.predicted import predicted_step_s
 
 PROFILE = load("resnet50")
 SPECS = specs_of_profile(PROFILE)

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
+from gradwire.engine.examining import MOST_STEPS
 from gradwire.engine.layout import build
+from gradwire.engine.predicted import predicted_step_s
 from gradwire.engine.verdict import HEADER
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.planning.predict import UnitWork, predict
 from gradwire.recipes import recipe
-from gradwire.tools.predicted import predicted_step_s
 from tests.support.rig import Rig, gradients, specs
 
 WORLD = 4
@@ -24,6 +26,8 @@ NUMEL = tuple(spec.numel for spec in specs())
 READY_S = tuple(0.01 * (number + 1) for number in range(len(NUMEL)))
 NETWORK = Network(Link(alpha_s=1e-3, beta_s=1e-6))
 FIRST = sum(NUMEL) // 3
+STEPS = DISCARDED + ORDINARY + MEASURED + MOST_STEPS + 2
+"""After which every recipe has decided."""
 FACTS = Facts(
     READY_S[-1],
     0.1,
@@ -81,7 +85,7 @@ def test_without_facts_nothing_is_said(facts: Facts | None) -> None:
 def test_whoever_has_decided_from_facts_says_what_to_expect(text: str) -> None:
     def rank(comm: Comm) -> list[float | None]:
         rig, found = Rig(comm, text), []
-        for step in range(12):
+        for step in range(STEPS):
             assert rig.step(gradients(comm.rank, step)).error is None
             engine = rig.engine
             assert engine.measuring == (engine.facts is None)
@@ -91,4 +95,4 @@ def test_whoever_has_decided_from_facts_says_what_to_expect(text: str) -> None:
     ranks = run_ranks(2, rank)
     assert ranks[0] == ranks[1]
     assert ranks[0][:4] == [None] * 4, "still measuring"
-    assert all(found is not None and found > 0.0 for found in ranks[0][10:])
+    assert all(found is not None and found > 0.0 for found in ranks[0][STEPS - 2 :])

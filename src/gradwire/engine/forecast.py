@@ -1,8 +1,8 @@
-"""The predicted step of a recipe on a cluster, before anything is measured there.
+"""What a step of a recipe should take: on a cluster before anything is measured, or by measured facts.
 
 The layout is the one that the engine would build, the rounds are those that the recipe announces after every
 warm-up, and the step is the cost model's (`gradwire.planning.predict`). Each collective is first turned into
-its seconds on the cluster, so that flat worlds, nodes and late workers differ in nothing else.
+its seconds on the network, so that measured links, clusters, nodes and late workers differ in nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
-from gradwire.engine.layout import build
+from gradwire.engine.layout import Layout, build
+from gradwire.engine.predicted import MainLane, Sent, main_lane
 from gradwire.exchange.base import STEADY, WHOLE, Exchange, parts, steady_moment
 from gradwire.exchange.compose import Every
 from gradwire.exchange.gcomp import Gcomp
@@ -24,12 +25,13 @@ from gradwire.measure.codec import payloads
 from gradwire.moment import Moment
 from gradwire.planning.cluster import Cluster, once
 from gradwire.planning.collectives import Sends, Transfer
-from gradwire.planning.costs import Backward, CodecCost, Link, Network
+from gradwire.planning.costs import Backward, CodecCost
+from gradwire.planning.facts import Facts
+from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
-from gradwire.planning.predict import FREE, Tail, UnitWork, predict, ready_of_element
+from gradwire.planning.predict import FREE, Tail, UnitWork, ready_of_element
 from gradwire.planning.shapes import Profile
 from gradwire.recipes import Composition
-from gradwire.tools.predicted import MainLane, Sent, main_lane
 
 NEAR_LOSSLESS_SHARE = 0.45
 """The share that travels of what near-lossless frames announce at most. It depends on the values: 0.37 to
@@ -37,9 +39,6 @@ NEAR_LOSSLESS_SHARE = 0.45
 
 LOSSLESS_SHARE = 0.88
 """The share that travels of lossless frames, as seen in the same places."""
-
-_SECONDS = Network(Link(alpha_s=0.0, beta_s=1.0))
-"""A link on which n "bytes" take n seconds, for rounds whose time is known already."""
 
 
 _BYTES = 4
@@ -65,46 +64,6 @@ def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """One recipe on one cluster: units of work for each step of its cycle, in seconds.
-
-    `wire_bytes` are sent per rank and step, `node_bytes` over the busiest node's link (0 where there is one
-    node), both in the mean over the cycle. The verdict takes its time, and its bytes are not counted.
-    `memory_bytes` come on top of DDP's: planes, and at most what a step's all-gathers receive. `at_most` says
-    that an announced upper bound is among the bytes.
-    """
-
-    backward: Backward
-    cycle: tuple[tuple[UnitWork, ...], ...]
-    tail: Tail
-    wire_bytes: float
-    node_bytes: float
-    memory_bytes: float
-    at_most: bool
-
-    @property
-    def compute_s(self) -> float:
-        """The step without communication."""
-        return self.backward.before_s + self.backward.total_s
-
-    def step_s(self, slowed: float = 1.0) -> float:
-        """The mean step, where the slowest rank takes `slowed` times as long to compute."""
-        backward_s = slowed * self.backward.total_s
-        before_s = slowed * self.backward.before_s
-        return fmean(
-            predict(
-                [replace(unit, ready_s=slowed * unit.ready_s) for unit in units],
-                backward_s,
-                2,
-                _SECONDS,
-                before_s=before_s,
-                tail=self.tail,
-            ).step_s
-            for units in self.cycle
-        )
-
-
 def forecast(
     composition: Composition,
     specs: Sequence[ParameterSpec],
@@ -125,7 +84,24 @@ def forecast(
     layout = build(specs, composition, None, torch.device("meta"))
     main = main_lane(layout, specs, bucket_cuts(backward.numel))
     way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(exchange))
-    tail, beside = main.tail(cluster.workers), Round("all_reduce", main.beside, torch.float32)
+    return _priced(way, backward, codec)
+
+
+def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> Forecast | None:
+    """`layout` by measured ready times and links; `None` where these were not measured.
+
+    The cost of the codec counts as nothing until it is known (`Forecast.coded`).
+    """
+    if facts.backward is None or facts.network is None:
+        return None
+    cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
+    main = main_lane(layout, specs, facts.bucket_cuts)
+    return _priced(_Flat(cluster, main, _frames(layout.main.exchange)), facts.backward)
+
+
+def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:
+    main, exchange = way.main, way.main.layout.main.exchange
+    tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
     sent = [way.rounds(step) for step in range(STEADY, STEADY + _cycle(exchange))]
     decodes = payloads(exchange, way.share(max(way.sizes)), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
@@ -137,17 +113,17 @@ def forecast(
         )
         for step in sent
     )
-    wire = fmean(sum(map(way.wire_bytes, way.sizes, step)) for step in sent)
-    node = fmean(sum(map(way.node_bytes, step)) for step in sent)
     gathered = max(sum(map(way.gathered_bytes, step)) for step in sent)
     return Forecast(
         backward,
         cycle,
         Tail(_known(way.sum_s(tail.round)), tail.waits),
-        wire + beside.wire_bytes(cluster.workers),
-        node + way.sum_node_bytes(beside),
-        layout.memory_bytes / way.divided + gathered,
-        any(each.at_most for step in sent for rounds in step for each in rounds),
+        wire_bytes=fmean(sum(map(way.wire_bytes, way.sizes, step)) for step in sent)
+        + beside.wire_bytes(way.cluster.workers),
+        node_bytes=fmean(sum(map(way.node_bytes, step)) for step in sent) + way.sum_node_bytes(beside),
+        memory_bytes=main.layout.memory_bytes / way.divided + gathered,
+        at_most=any(each.at_most for step in sent for rounds in step for each in rounds),
+        calls=fmean(sum(map(len, step)) for step in sent) + 1.0,
     )
 
 

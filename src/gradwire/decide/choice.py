@@ -1,0 +1,227 @@
+"""Which recipe, by what each is predicted to take, what it keeps of the gradient, and what trials have shown.
+
+The rule: the highest fidelity among the recipes that are predicted to reach the target; where none does, the
+fastest. Nothing below the fidelity floor counts, and nothing that does not beat dense by more than noise.
+
+A recipe that has run on trial counts with the time that was measured. What the trials took beyond the
+prediction is put down to codecs and calls, which cost more beside a busy computation than alone, and is added
+to the other recipes in proportion to theirs (`Standing.load`).
+
+Seconds of a step count from the start of its backward pass, as in `Facts.dense_s`, unless they are called
+`step_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gradwire.planning.spread import error_of
+
+if TYPE_CHECKING:  # loaded by those who make them
+    from gradwire.planning.forecast import Forecast
+
+LEAD = 0.05
+"""The share by which one recipe must be faster than another to count as faster. Half the bytes on a link that
+is all latency are faster by nothing that could be measured."""
+
+ERRORS = 2.0
+"""The standard errors by which a trial must differ from dense."""
+
+MOST_EXAMINED = 8
+"""Recipes whose codec and fidelity are measured."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One recipe: what is predicted of it, what it keeps, and what it took on trial (`None` before)."""
+
+    recipe: str
+    predicted_s: float
+    work_s: float
+    """Processor time of codecs and calls in a step (`Forecast.work_s`)."""
+    wire_bytes: float
+    fidelity: float
+    took_s: float | None = None
+
+    @classmethod
+    def of(cls, recipe: str, forecast: Forecast, fidelity: float) -> Option:
+        """As the cost model has it."""
+        seconds = forecast.step_s() - forecast.backward.before_s
+        return cls(recipe, seconds, forecast.work_s, forecast.wire_bytes, fidelity)
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A line of the table that explains a choice; `measured_step_s` is `None` where nothing was tried.
+
+    Both times are of a whole step; what is predicted is what the cost model said before this recipe ran.
+    `share_of_linear` is the speed as a share of that without communication.
+    """
+
+    recipe: str
+    predicted_step_s: float
+    share_of_linear: float
+    wire_bytes: float
+    fidelity: float
+    measured_step_s: float | None
+    verdict: str
+    """"runs", or in a few words why not."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The options beside dense, which takes `dense_s` as measured, and what is asked of them.
+
+    A recipe counts as faster than dense from the share `margin` on. A step without communication takes
+    `before_s` and `backward_s`.
+    """
+
+    options: tuple[Option, ...]
+    before_s: float
+    backward_s: float
+    dense_s: float
+    dense_bytes: float
+    dense_predicted_s: float | None = None
+    margin: float = LEAD
+    target: float = 0.95
+    floor: float = 0.5
+
+    @property
+    def load(self) -> float:
+        """How much dearer codecs and calls are than predicted, as a share: 0 before the first trial."""
+        tried = [each for each in self.options if each.took_s is not None]
+        more_s = sum(each.took_s - each.predicted_s for each in tried if each.took_s is not None)
+        work_s = sum(each.work_s for each in tried)
+        return max(more_s / work_s, 0.0) if work_s > 0.0 else 0.0
+
+    def expected_s(self, option: Option) -> float:
+        """As measured on trial, or as predicted with what the trials of others have shown."""
+        if option.took_s is not None:
+            return option.took_s
+        return option.predicted_s + self.load * option.work_s
+
+    def share_of_linear(self, seconds: float) -> float:
+        """The speed of a step as a share of that without communication."""
+        return (self.before_s + self.backward_s) / max(self.before_s + seconds, 1e-12)
+
+    @property
+    def dense_hides(self) -> bool:
+        """Whether dense reaches the target."""
+        return self.share_of_linear(self.dense_s) >= self.target
+
+    def beats_dense(self, seconds: float) -> bool:
+        """Whether a step of so many seconds is faster than dense by more than noise."""
+        return seconds < (1.0 - self.margin) * self.dense_s
+
+    def best(self, *, tried_only: bool = False) -> Option | None:
+        """What should run; `None` is dense."""
+        if self.dense_hides:
+            return None
+        able = [each for each in self.options if each.fidelity >= self.floor]
+        able = [each for each in able if self.beats_dense(self.expected_s(each))]
+        able = [each for each in able if each.took_s is not None or not tried_only]
+        reaching = [each for each in able if self._reaches(each)]
+        if reaching:
+            return max(reaching, key=lambda each: (each.fidelity, -self.expected_s(each)))
+        if not able:
+            return None
+        least_s = min(map(self.expected_s, able))
+        level = [each for each in able if self.expected_s(each) <= (1.0 + LEAD) * least_s]
+        return max(level, key=lambda each: (each.fidelity, -self.expected_s(each)))
+
+    def after_trial(self, recipe: str, took_s: float) -> Standing:
+        """What is known once `recipe` has run."""
+        tried = [replace(each, took_s=took_s) if each.recipe == recipe else each for each in self.options]
+        return replace(self, options=tuple(tried))
+
+    def option(self, recipe: str) -> Option:
+        """The one of that text."""
+        return next(each for each in self.options if each.recipe == recipe)
+
+    def table(self, running: str) -> tuple[Considered, ...]:
+        """What was considered, the fastest first, dense among it; `running` is the recipe that runs."""
+        dense = Considered(
+            "dense",
+            self.before_s + (self.dense_s if self.dense_predicted_s is None else self.dense_predicted_s),
+            self.share_of_linear(self.dense_s),
+            self.dense_bytes,
+            1.0,
+            self.before_s + self.dense_s,
+            "runs" if running == "dense" else "slower",
+        )
+        rows = [
+            Considered(
+                each.recipe,
+                self.before_s + (self.expected_s(each) if each.took_s is None else each.predicted_s),
+                self.share_of_linear(self.expected_s(each)),
+                each.wire_bytes,
+                each.fidelity,
+                None if each.took_s is None else self.before_s + each.took_s,
+                "runs" if each.recipe == running else self.why_not(each, running),
+            )
+            for each in self.options
+        ]
+        return tuple(sorted([dense, *rows], key=lambda row: -row.share_of_linear))
+
+    def why_not(self, option: Option, running: str) -> str:
+        """Why `option` does not run, in a few words."""
+        seconds = self.expected_s(option)
+        if self.dense_hides:
+            return "dense hides as it is"
+        if not self.beats_dense(seconds):
+            return "not faster than dense"
+        if option.fidelity < self.floor:
+            return f"fidelity below {self.floor:g}"
+        if running == "dense":
+            return "no trial was faster than dense"
+        now = self.option(running)
+        if self._reaches(now) and not self._reaches(option):
+            return f"misses {self.target:.0%} of linear"
+        if option.fidelity < now.fidelity:
+            return "lower fidelity"
+        return "slower"
+
+    def _reaches(self, option: Option) -> bool:
+        return self.share_of_linear(self.expected_s(option)) >= self.target
+
+
+def margin_of(noise: float, steps: int) -> float:
+    """The share by which the median of so many steps must lie below dense's, which vary by `noise`.
+
+    >>> margin_of(0.0, 9), round(margin_of(0.12, 9), 3)
+    (0.05, 0.141)
+    """
+    return max(LEAD, ERRORS * error_of(noise, steps))
+
+
+def shortlist(standing: Standing, families: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The recipes worth examining, by forecasts in which codecs are free; the most promising first.
+
+    A family is one method from mild to strong. Of each that can beat dense at all: the mildest that reaches
+    the target, and the next stronger one in case its codec is too dear; where none does, the mildest of those
+    that are as fast as any of the family.
+    """
+    if standing.dense_hides:
+        return ()
+    known: Mapping[str, Option] = {each.recipe: each for each in standing.options}
+    found: list[Option] = []
+    for family in families:
+        able = [known[text] for text in family if text in known]
+        able = [each for each in able if standing.beats_dense(each.predicted_s)]
+        if not able:
+            continue
+        shares = [standing.share_of_linear(each.predicted_s) >= standing.target for each in able]
+        if any(shares):
+            first = shares.index(True)
+            found += able[first : first + 2]
+        else:
+            least_s = min(each.predicted_s for each in able)
+            found.append(next(each for each in able if each.predicted_s <= (1.0 + LEAD) * least_s))
+
+    def promise(each: Option) -> tuple[bool, float]:
+        reaches = standing.share_of_linear(each.predicted_s) >= standing.target
+        return reaches, each.fidelity if reaches else -each.predicted_s
+
+    return tuple(each.recipe for each in sorted(found, key=promise, reverse=True)[:MOST_EXAMINED])

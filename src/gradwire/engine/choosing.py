@@ -1,0 +1,101 @@
+"""Dense steps before a choice among recipes: some are measured and recorded, then recipes are examined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from gradwire.arena import ParameterSpec
+from gradwire.engine.arrival import Arrival
+from gradwire.engine.decider import Measuring, Rows
+from gradwire.engine.examining import Examination, Found, Recording
+from gradwire.engine.forecast import forecast_by
+from gradwire.engine.layout import Layout
+from gradwire.engine.step import Step
+from gradwire.engine.surroundings import Surroundings
+from gradwire.planning.facts import Facts
+from gradwire.recipes import Composition, Decision
+from gradwire.recipes.parse import steady
+
+
+class Choosing(Measuring):
+    """Decides among `decision.candidates` once those worth it are examined (`gradwire.engine.examining`).
+
+    `layout_of` says how parameters would travel under a composition.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        specs: Sequence[ParameterSpec],
+        around: Surroundings,
+        ready_s: Callable[[], Mapping[str, float]],
+        layout_of: Callable[[Composition], Layout],
+    ) -> None:
+        super().__init__(decision, specs, around, ready_s)
+        self._layout_of = layout_of
+        self._recording = Recording(specs, around.comm.world)
+        self._known: Facts | None = None
+        self._examined: tuple[str, ...] = ()
+        self._examination: Examination | None = None
+
+    @property
+    def apart(self) -> bool:
+        """As the profiler says, until it has all facts."""
+        return self._examination is None and self.profiler.apart
+
+    def take(self, step: Step, arrival: Arrival) -> None:
+        """Record some of the gradients."""
+        if self._examination is None:
+            self._recording.take(arrival, step.scale)
+
+    def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
+        """The profiler's row; then what has been found so far."""
+        return super().row(step, link) if self._examination is None else self._examination.row
+
+    def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
+        """As `Measuring`, and then wait for what is examined."""
+        if self._examination is not None:
+            found = self._examination.observe(rows)
+            return None if found is None else self._conclude(found)
+        self._recording.end(committed=committed)
+        return super().observe(step, rows, committed=committed)
+
+    def decide(self, facts: Facts) -> Composition | None:
+        """Forecast all candidates and begin to examine those worth it; the decision where none is."""
+        built = {text: steady(text, "candidate") for text in self.decision.candidates}
+        found = {text: forecast_by(facts, self._layout_of(each), self.specs) for text, each in built.items()}
+        facts = replace(facts, forecasts={text: each for text, each in found.items() if each is not None})
+        self._examined = tuple(self.decision.examine(facts))
+        if not self._examined:
+            return super().decide(facts)
+        self._known = facts
+        recorded = self._recording.gathered(self.around.comm)
+        if not recorded:  # nothing but vectors, or no step that counted
+            return self._conclude(len(self._examined) * [None])
+        self._examination = Examination(
+            [built[text] for text in self._examined],
+            self._recording,
+            recorded,
+            self.around.comm,
+            partial(_prepare, self.around, self._layout_of),
+        )
+        return None
+
+    def _conclude(self, found: Sequence[Found | None]) -> Composition | None:
+        """Decide by what was found. A recipe that could not be examined is left out, unless none could."""
+        assert self._known is not None, "what is examined has been forecast"
+        forecasts = self._known.forecasts
+        known = {text: each for text, each in zip(self._examined, found, strict=True) if each is not None}
+        coded = {text: forecasts[text].coded(each.codec) for text, each in known.items()}
+        kept = {text: each.fidelity for text, each in known.items()}
+        coded = coded or {text: forecasts[text] for text in self._examined}
+        coded |= {text: each for text, each in forecasts.items() if text == "dense"}
+        return super().decide(replace(self._known, forecasts=coded, fidelity=kept))
+
+
+def _prepare(
+    around: Surroundings, layout_of: Callable[[Composition], Layout], composition: Composition
+) -> None:
+    around.prepare(layout_of(composition))

@@ -1,0 +1,73 @@
+"""What a step of one recipe should take: its units of work, priced, and what follows from them.
+
+The engine prices the rounds that a recipe announces (`gradwire.engine.forecast`); all else is numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from gradwire.planning.costs import Backward, CodecCost, Link, Network
+from gradwire.planning.predict import Tail, UnitWork, predict
+
+CALL_S = 1e-3
+"""Processor time of one collective on cores that compute: of a thread that wakes up, and of the library.
+Found where two ranks fill two cores; less where cores are free."""
+
+_SECONDS = Network(Link(alpha_s=0.0, beta_s=1.0))
+"""Where a payload of so many "bytes" takes so many seconds: rounds come here with their time known."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One recipe on one network: units of work for each step of its cycle, rounds in seconds.
+
+    `wire_bytes` are sent per rank and step, `node_bytes` over the busiest node's link (0 where there is one
+    node), and `calls` is the number of collectives, all in the mean over the cycle. The verdict takes its
+    time, and its bytes are not counted. `memory_bytes` come on top of DDP's: planes, and at most what a
+    step's all-gathers receive. `at_most` says that an announced upper bound is among the bytes.
+    """
+
+    backward: Backward
+    cycle: tuple[tuple[UnitWork, ...], ...]
+    tail: Tail
+    wire_bytes: float
+    node_bytes: float
+    memory_bytes: float
+    at_most: bool
+    calls: float = 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """The step without communication."""
+        return self.backward.before_s + self.backward.total_s
+
+    def step_s(self, slowed: float = 1.0) -> float:
+        """The mean step, where the slowest rank takes `slowed` times as long to compute."""
+        backward_s = slowed * self.backward.total_s
+        before_s = slowed * self.backward.before_s
+        return fmean(
+            predict(
+                [replace(unit, ready_s=slowed * unit.ready_s) for unit in units],
+                backward_s,
+                2,
+                _SECONDS,
+                before_s=before_s,
+                tail=self.tail,
+            ).step_s
+            for units in self.cycle
+        )
+
+    @property
+    def work_s(self) -> float:
+        """Processor time beside the computation: encoding, decoding, and `CALL_S` for each collective."""
+        coded_s = fmean(
+            sum(unit.encode_s + unit.decode_s for unit in units if unit.rounds) for units in self.cycle
+        )
+        return coded_s + CALL_S * self.calls
+
+    def coded(self, codec: CodecCost) -> Forecast:
+        """The same where encoding and decoding cost so much."""
+        cycle = tuple(tuple(replace(unit, codec=codec) for unit in units) for units in self.cycle)
+        return replace(self, cycle=cycle)
