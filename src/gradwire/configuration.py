@@ -89,7 +89,7 @@ class Configuration:
                 f"target={target} is outside (0, 1]; 0.95 means 95 % of the no-communication speed"
             )
         if chosen.name == "auto" and "target" not in chosen.options:
-            return recipe(Recipe("auto", {"target": target}))
+            return recipe(Recipe("auto", {"target": target, **chosen.options}))
         if target not in (TARGET, chosen.options.get("target")):
             raise ValueError(f"target={target} is for the recipe auto; {chosen} would ignore it")
         return chosen

@@ -103,6 +103,22 @@ def test_the_page_is_well_formed_and_asks_nobody_for_anything():
     assert page.count('role="img"') == 5
 
 
+def test_the_page_shows_what_was_chosen_and_among_what():
+    considered = {"predicted_step_s": 0.1, "share_of_linear": 0.8, "wire_bytes": 2e6, "fidelity": 0.965}
+    choices = [
+        {**considered, "recipe": "topk", "measured_step_s": None, "verdict": "fidelity < 0.98"},
+        {**considered, "recipe": "int4", "measured_step_s": 0.104, "verdict": "runs"},
+    ]
+    report = {"recipe": "int4", "why": "why", "choices": choices}
+    rows = [row("peer", 0.4), row("recipe", 0.12, report=report, compress_s=0.01)]
+    page = render(document(rows=rows))
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert [page.count(text) for text in ("fidelity &lt; 0.98", "104.0 ms", '"good">runs')] == [1, 1, 1]
+    assert "among what" not in render(document())
+
+
 def test_words_from_outside_are_escaped():
     page = render(document())
     assert "a chip &lt;b&gt;" in page

@@ -66,3 +66,8 @@ def test_equal_arguments_have_equal_fingerprints() -> None:
 def test_checksums_that_cannot_be_are_refused(asked: Configuration, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         asked.validated(Mock(Source), torch.device("cuda"))
+
+
+def test_a_target_leaves_the_other_options_of_auto_as_they_are() -> None:
+    text = fingerprint(Configuration("auto(floor=0.9)", target=0.8))["recipe"]
+    assert text == "auto(target=0.8, floor=0.9)"

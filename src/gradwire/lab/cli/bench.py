@@ -29,7 +29,7 @@ def bench(
     steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds; settings alternate within each.")] = 7,
     warmup: Annotated[
-        int, typer.Option(help="Uncounted first steps; auto needs about 25, mergecomp 30.")
+        int, typer.Option(help="Uncounted first steps; auto needs 40 to 60, mergecomp 30.")
     ] = 25,
     timeout: Annotated[
         float, typer.Option(help="Seconds without a step after which a setting is ended.")
