@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from gradwire.arena import ParameterSpec
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.decider import Measuring, Rows
@@ -31,10 +33,10 @@ class Choosing(Measuring):
         specs: Sequence[ParameterSpec],
         around: Surroundings,
         ready_s: Callable[[], Mapping[str, float]],
-        layout_of: Callable[[Composition], Layout],
+        layout_of: Callable[[Composition, torch.device], Layout],
     ) -> None:
         super().__init__(decision, specs, around, ready_s)
-        self._layout_of = layout_of
+        self._layout_of = partial(_imagined, layout_of)
         self._recording = Recording(specs, around.comm.world)
         self._known: Facts | None = None
         self._examined: tuple[str, ...] = ()
@@ -93,6 +95,10 @@ class Choosing(Measuring):
         coded = coded or {text: forecasts[text] for text in self._examined}
         coded |= {text: each for text, each in forecasts.items() if text == "dense"}
         return super().decide(replace(self._known, forecasts=coded, fidelity=kept))
+
+
+def _imagined(layout_of: Callable[[Composition, torch.device], Layout], composition: Composition) -> Layout:
+    return layout_of(composition, torch.device("meta"))
 
 
 def _prepare(

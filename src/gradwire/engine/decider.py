@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gradwire.arena import ParameterSpec
@@ -127,7 +128,7 @@ def measuring(
     specs: Sequence[ParameterSpec],
     around: Surroundings,
     ready_s: Callable[[], Mapping[str, float]],
-    layout_of: Callable[[Composition], Layout],
+    layout_of: Callable[[Composition, torch.device], Layout],
 ) -> Measuring:
     """What measures for `decision`; `layout_of` says how parameters would travel under a composition."""
     if not decision.candidates:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -87,8 +86,7 @@ class Engine:
         if decision is None or layout.alone:
             self._decider = Watching(layout.main.watch, watched_in(layout, self.comm.world), self._hear)
         else:
-            imagine = partial(self.layout_of, device=META)
-            self._decider = measuring(decision, self.specs, self.around, self.watch.ready_s, imagine)
+            self._decider = measuring(decision, self.specs, self.around, self.watch.ready_s, self.layout_of)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
         self.traffic = Traffic(self.comm.world, self.around.control.world)  # another plan sends other sizes
 
