@@ -68,10 +68,9 @@ class Engine:
             around.placement.post, self._progress, one_by_one=lambda: self.apart, rank=self.rank
         )
         self._policy = around.policy
-        first = recipe.build()
         self._now: Step | None = None
         self._unresolved: Step | None = None
-        self.run(self.here(self.layout_of(first)))
+        self.run(self.here(self.layout_of(recipe.build())))
 
     # -- plans: changed between steps only, on all ranks in the same one
 
