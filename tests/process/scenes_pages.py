@@ -1,0 +1,134 @@
+"""Every Python block of the documents, run on real ranks as its reader would run it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.support.pages import Block, blocks
+from tests.support.ranks import FOLDER
+
+Given = Callable[["Names"], Any]
+
+
+class Names(dict[str, Any]):
+    """What a block has said, and what its page takes for granted, made when the block asks for it."""
+
+    def __init__(self, given: Mapping[str, Given]) -> None:
+        super().__init__()
+        self.given = given
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self.given:
+            raise KeyError(name)
+        self[name] = found = self.given[name](self)
+        return found
+
+
+class Blocks(nn.Module):
+    """A model in blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        for block in self.blocks:
+            batch = block(batch)
+        return self.head(batch)
+
+
+def _optimizer(names: Names) -> torch.optim.Optimizer:
+    return torch.optim.SGD(names["model"].parameters(), lr=0.1)
+
+
+def _step(names: Names) -> Callable[[Tensor], None]:
+    def step(batch: Tensor) -> None:
+        names["optimizer"].zero_grad()
+        names["loss"](names["model"](batch)).backward()
+        names["optimizer"].step()
+
+    return step
+
+
+def _stepped(names: Names) -> gradwire.Wire:
+    wire = gradwire.attach(names["model"], names["optimizer"], "topk(ratio=0.1)")
+    for batch in names["batches"]:
+        names["step"](batch)
+    return wire
+
+
+def _recording(*_: Any, **__: Any) -> None:
+    """Takes what a dashboard's function takes."""
+
+
+ALWAYS: dict[str, Given] = {
+    "gradwire": lambda _: gradwire,
+    "torch": lambda _: torch,
+    "dist": lambda _: dist,
+    "nn": lambda _: nn,
+    "logging": lambda _: logging,
+    "warnings": lambda _: warnings,
+    "DistributedDataParallel": lambda _: DistributedDataParallel,
+    "rank": lambda _: dist.get_rank(),
+    "batches": lambda _: [torch.ones(4, 8) * (dist.get_rank() + step) for step in range(4)],
+    "gradient": lambda names: names["batches"][0],
+    "loader": lambda names: names["batches"],
+    "loss": lambda _: lambda found: (found**2).mean(),
+    "loss_of": lambda names: lambda batch: names["loss"](names["model"](batch)),
+    "model": lambda _: DistributedDataParallel(Blocks()),
+    "optimizer": _optimizer,
+    "step": _step,
+    "wire": _stepped,
+    "ddp": lambda names: names["model"],
+}
+GIVEN: dict[str, dict[str, Given]] = {
+    "": {},
+    "plain": {"model": lambda _: Blocks()},
+    "sharded": {"model": lambda _: Blocks(), "nodes": lambda _: 2, "ranks_per_node": lambda _: 1},
+    "dashboards": {
+        "wandb": lambda _: SimpleNamespace(log=_recording),
+        "mlflow": lambda _: SimpleNamespace(log_metrics=_recording),
+        "train_one_step": lambda names: lambda: names["step"](names["batches"][0]),
+    },
+    "two optimizers": {
+        "optimizer_of_body": lambda names: torch.optim.SGD(names["model"].module.blocks.parameters(), lr=0.1),
+        "optimizer_of_head": lambda names: torch.optim.SGD(names["model"].module.head.parameters(), lr=0.1),
+    },
+}
+"""What blocks find in place instead of `ALWAYS`, or beside it."""
+
+
+def run(block: Block) -> list[str]:
+    """Run it, in a folder that both ranks share; the names that it used of what is given."""
+    folder = Path(os.environ[FOLDER]) / block.page.stem / str(block.line)
+    folder.mkdir(parents=True, exist_ok=True)
+    before = Path.cwd()
+    os.chdir(folder)
+    names = Names(ALWAYS | GIVEN[block.given])
+    try:
+        with warnings.catch_warnings():
+            exec(compile(block.text, str(block), "exec"), names)  # that is what a reader does with it
+        if isinstance(names.get("wire"), gradwire.Wire):
+            names["wire"].detach()
+    finally:
+        os.chdir(before)
+        logging.getLogger().handlers.clear()
+    return sorted(names.given.keys() & names.keys())
+
+
+SCENES = {str(block): partial(run, block) for block in blocks("python") if not block.not_run}
