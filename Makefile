@@ -58,10 +58,17 @@ test-integrations: $(FRAMEWORKS)/.installed
 gpu:
 	PYTHONPATH=src $(PYTHON) -m tests.gpu.run $(ARGS)
 
-# Damaged frames: first as fast as in use, then with bounds checked, for which there are other kernels.
+# Damage to all that is decoded: first as fast as in use, then with bounds checked, for which there are other
+# kernels. The limits of time and memory are those of frames.
+UNLIMITED := --within-s 1e9 --most-mib 1000
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.golden.fuzz $(ARGS)
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --count 100000
+	for what in payloads exchanges states files texts; do \
+		$(BIN)/python -m tests.golden.fuzz --what $$what $(UNLIMITED) $(ARGS) || exit 1; \
+	done
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --what payloads --count 100000 $(UNLIMITED)
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --what exchanges --count 100000 $(UNLIMITED)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

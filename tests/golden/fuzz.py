@@ -1,15 +1,18 @@
-"""Random damage to frames: nothing but `WireError` may come of it, and no memory beyond what was asked for.
+"""Random damage to everything that is decoded: nothing but its typed error may come of it, and no memory
+beyond what was asked for.
 
-Half of the mutated frames get their checksum made right again, so that what lies behind it is reached: the
-header's claims, the directory, the streams, and tables that were damaged on their way. What decodes all the
-same must have decoded to finite work: the test is that it returns.
+    python -m tests.golden.fuzz [--what frames] [--count 1000000] [--seed 0] [--within-s 60] [--most-mib 16]
 
-    python -m tests.golden.fuzz [--count 1000000] [--seed 0] [--within-s 60] [--most-mib 16]
+- `frames`: half of the mutated frames get their checksum made right again, so that what lies after it is
+  reached: the header's claims, the directory, the streams, and tables that were damaged on their way. What
+  decodes all the same must have decoded to finite work: the test is that it returns.
+- `payloads`, `exchanges`: what codecs decode and exchanges receive (`fuzz_payloads`).
+- `states`, `files`, `texts`: what is loaded (`fuzz_files`).
 
-A million must take no more than a minute of CPU time (nothing here waits, and what else runs does not
+A million frames must take no more than a minute of CPU time (nothing here waits, and what else runs does not
 count), after a thousand in which kernels are compiled, and the process no more than 16 MiB beyond what it had
 by then: frames are of a kilobyte, so that this is room for the interpreter's own, and none for a claim that
-was believed. Otherwise the exit code is 1.
+was believed. Otherwise the exit code is 1. Where a mutation takes longer there are fewer (`FEWER`).
 
 To find accesses out of bounds, run it with NUMBA_BOUNDSCHECK=1: an `IndexError` then ends it. `make fuzz`
 runs it with and without.
@@ -23,7 +26,8 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from random import Random
 from typing import NamedTuple
 
@@ -90,17 +94,18 @@ def outcome(data: Tensor, case: Case, tables: dict[int, Table] | None = None) ->
 
 def mutate(bytes_: NDArray[np.uint8], random: Random) -> None:
     """One to four bits flipped; a byte or a 16-bit number replaced; a word; or a stretch copied elsewhere."""
-    below = random.randrange
-    kind, at = below(5), below(bytes_.size - 8)
+    below, size = random.randrange, bytes_.size
+    kind, at = below(5), below(max(1, size - 8))
     if kind <= 1:
         for _ in range(below(1, 5)):
-            bytes_[below(bytes_.size)] ^= 1 << below(8)
+            bytes_[below(size)] ^= 1 << below(8)
     elif kind == 2:
-        bytes_[at // 2 * 2 : at // 2 * 2 + 2] = below(256), below(256)
+        half = bytes_[at // 2 * 2 : at // 2 * 2 + 2]
+        half[:] = [below(256) for _ in half]
     elif kind == 3:
         bytes_[at : at + 8] = random.choice((0, 1, 255, 128))
     else:
-        there = below(bytes_.size - 8)
+        there = below(max(1, size - 8))
         bytes_[at : at + 8] = bytes_[there : there + 8].copy()
 
 
@@ -132,26 +137,42 @@ def run(count: int, seed: int) -> Counter[str]:
     return found
 
 
+FEWER = {"frames": 1, "payloads": 1, "exchanges": 20, "states": 50, "files": 100, "texts": 10}
+"""What can be damaged, and in how many times the time of a frame, roughly."""
+
+
+def runner(what: str) -> Callable[[int, int], Counter[str]]:
+    """What takes count and seed, and counts how mutations came out."""
+    if what == "frames":
+        return run
+    home = "fuzz_payloads" if what in ("payloads", "exchanges") else "fuzz_files"
+    named = {"payloads": "of_codecs", "files": "of_saved_files"}.get(what, f"of_{what}")
+    found: Callable[[int, int], Counter[str]] = getattr(import_module(f"tests.golden.{home}"), named)
+    return found
+
+
 def main() -> None:
     """Damage, count, and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--what", choices=list(FEWER), default="frames")
+    parser.add_argument("--count", type=int, default=1_000_000, help="frames; of all else as many fewer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--within-s", type=float, default=60.0, help="seconds of CPU time")
     parser.add_argument("--most-mib", type=float, default=16.0, help="growth of the largest resident size")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    run(1000, arguments.seed)
+    damage, count = runner(arguments.what), arguments.count // FEWER[arguments.what]
+    damage(min(1000, count), arguments.seed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter(), time.process_time()
-    found = run(arguments.count, arguments.seed + 1)
+    found = damage(count, arguments.seed + 1)
     wall_s, cpu_s = time.perf_counter() - start[0], time.process_time() - start[1]
     more_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     for name, times in found.most_common():
         print(f"{times:>9}  {name}")
-    print(f"{arguments.count} mutations in {wall_s:.1f} s ({cpu_s:.1f} s of CPU), {more_kib} KiB more memory")
+    print(f"{count} mutations in {wall_s:.1f} s ({cpu_s:.1f} s of CPU), {more_kib} KiB more memory")
     if cpu_s > arguments.within_s or more_kib > 1024 * arguments.most_mib:
         sys.exit(f"more than {arguments.within_s:g} s of CPU time or {arguments.most_mib:g} MiB")
 

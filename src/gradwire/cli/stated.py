@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:
     try:
         stated = json.loads(Path(source).read_text(encoding="utf-8"))["codecs"]
         return {name: CodecCost(_line(of["encode"]), _line(of["decode"])) for name, of in stated.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"codec={source!r}: expected free, cached, measured, or a file that "
             "`gradwire probe --codecs … --json` has written"
@@ -102,7 +103,10 @@ def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:
 
 
 def _line(stated: dict[str, Any]) -> Line:
-    return Line(float(stated["base_s"]), float(stated["slope_s"]))
+    line = Line(float(stated["base_s"]), float(stated["slope_s"]))
+    if not (isfinite(line(1.0)) and min(line.base_s, line.slope_s) >= 0.0):
+        raise ValueError(f"{line} is no time")
+    return line
 
 
 def show(text: str, document: dict[str, Any], json_path: Path | None) -> None:

@@ -117,7 +117,10 @@ def _bounds(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
     starts = chosen[parts * count // comm.world] if count else parts * numel // comm.world
     starts[0] = 0
     comm.all_reduce(starts).wait()
-    return [*(starts // comm.world).tolist(), numel]
+    bounds = [*(starts // comm.world).tolist(), numel]
+    if bounds[0] != 0 or any(start > stop for start, stop in pairwise(bounds)):
+        raise WireError(f"the regions that ranks agree on do not ascend from 0 to {numel}: {bounds}")
+    return bounds
 
 
 def _fitting(chosen: Tensor, bounds: Sequence[int], x: Tensor, capacity: int) -> list[Tensor]:

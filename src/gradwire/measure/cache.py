@@ -14,6 +14,7 @@ import platform
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 
 import numba
@@ -71,9 +72,10 @@ def load(key: Key) -> dict[str, float] | None:
         found = json.loads(path_of(key).read_text(encoding="utf-8"))
         if found["key"] != dict(key):
             return None
-        return {name: float(number) for name, number in found["numbers"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        numbers = {name: float(number) for name, number in found["numbers"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError):
         return None
+    return numbers if all(map(isfinite, numbers.values())) else None
 
 
 def store(key: Key, numbers: Numbers) -> bool:

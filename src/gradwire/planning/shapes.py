@@ -75,7 +75,7 @@ def read(path: Path) -> Profile:
         raise ValueError(f"{path}: {error}") from error
     try:
         profile = _of(raw, path.stem)
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
+    except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise ValueError(
             f'{path}: expected {{"layers": [[name, multiply-adds, [shape, …]], …]}} or {{name: shape, …}}'
         ) from error

@@ -1,0 +1,125 @@
+"""Random damage to what codecs decode and exchanges receive: a `WireError`, or a result within its bounds.
+
+A decoder may believe a damaged value, for a format without a checksum cannot tell. It must not write outside
+of its output, hang, take memory for a claim, or raise what callers do not expect.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from random import Random
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.comm import ThreadComm, run_ranks
+from gradwire.errors import RanksDisagree, TransportError, WireError
+from gradwire.exchange.base import run as exchanged
+from gradwire.moment import Moment, Part
+from tests.golden.fuzz import mutate
+from tests.laws.cases import CODECS, EXCHANGES, CodecCase, ExchangeCase
+from tests.support.damage import Damage, DamagingComm
+
+NUMEL, WORLD, UNLUCKY = 210, 2, 1
+AT = Moment(step=3, unit=1, rank=0, world=3, seed=2, parts=(Part("weight", (14, 15), 0, NUMEL),))
+MARGIN, MARK = 64, 123.0
+
+
+def of_codecs(count: int, seed: int) -> Counter[str]:
+    """`count` damaged payloads, shared out among all codecs; how often each came out how."""
+    random, found = Random(seed), Counter[str]()
+    for number in range(count):
+        case = CODECS[number % len(CODECS)]
+        payload = _payload(case).clone()
+        mutate(payload.view(torch.uint8).numpy(), random)
+        found[f"{_kind(case.name)}: {_decoded(case, payload)}"] += 1
+    return found
+
+
+@functools.cache
+def _payload(case: CodecCase) -> Tensor:
+    x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(5))
+    return case.codec.encode(x, AT)
+
+
+def _decoded(case: CodecCase, payload: Tensor) -> str:
+    memory = torch.full((NUMEL + 2 * MARGIN,), MARK)
+    out = memory[MARGIN:-MARGIN].zero_()
+    try:
+        case.codec.add_decoded(payload, out, 0.5, AT)
+        said = "decoded"
+    except WireError as error:
+        said = _short(error)
+    assert bool((memory[:MARGIN] == MARK).all() and (memory[-MARGIN:] == MARK).all()), case.name
+    return said
+
+
+def of_exchanges(count: int, seed: int) -> Counter[str]:
+    """`count` steps in which a message is damaged, shared out among all exchanges."""
+    random, found = Random(seed), Counter[str]()
+    for number in range(count):
+        case = EXCHANGES[number % len(EXCHANGES)]
+        damage = Mutation(random, random.randrange(max(1, _messages(case))))
+        found[f"{_kind(case.name)}: {_received(case, damage)}"] += 1
+    return found
+
+
+class Mutation(Damage):
+    """Changes a message as `mutate` does."""
+
+    def __init__(self, random: Random, message: int) -> None:
+        super().__init__(message)
+        self._random = random
+
+    def strike(self, received: Tensor) -> None:
+        """See `Damage.strike`."""
+        raw = received.view(-1).view(torch.uint8)
+        if len(self.sizes) == self.message and raw.numel():
+            mutate(raw.numpy(), self._random)
+        self.sizes.append(raw.numel())
+
+
+class Landed(NamedTuple):
+    """The mean, and what lies around it."""
+
+    mean: Tensor
+    margins: Tensor
+
+
+def _received(case: ExchangeCase, damage: Damage) -> str:
+    def rank(comm: ThreadComm) -> Landed:
+        damaging = DamagingComm(comm, damage if comm.rank == UNLUCKY else Damage())
+        at = Moment(3, 1, comm.rank, WORLD, seed=2, parts=AT.parts)
+        memory = torch.full((2, NUMEL + 2 * MARGIN), MARK)
+        x, mean = memory[:, MARGIN:-MARGIN]
+        x.copy_(torch.randn(NUMEL, generator=torch.Generator().manual_seed(comm.rank)))
+        exchanged(case.exchange, x, mean, damaging, at)
+        return Landed(mean, torch.cat([memory[:, :MARGIN], memory[:, -MARGIN:]]))
+
+    try:
+        landed = run_ranks(WORLD, rank)
+    except (WireError, TransportError) as error:
+        return _short(error)
+    except RanksDisagree:
+        return "lengths that peers do not share"
+    assert all(bool((each.margins == MARK).all()) for each in landed), case.name
+    return "decoded"
+
+
+@functools.cache
+def _messages(case: ExchangeCase) -> int:
+    """How many messages the unlucky rank receives."""
+    nothing = Damage()
+    assert _received(case, nothing) == "decoded"
+    return len(nothing.sizes)
+
+
+def _kind(name: str) -> str:
+    return name.split()[0]
+
+
+def _short(error: Exception) -> str:
+    return re.sub(r"[^A-Za-z '].*", "…", str(error))[:40]
