@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import warnings
 from collections.abc import Callable
@@ -14,16 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.arena import ParameterSpec
+from gradwire.checks import check_momentum, warn_without_optimizer
 from gradwire.comm import Round
 from gradwire.engine import saving, state
-from gradwire.engine.agree import damage, require_undamaged
 from gradwire.engine.engine import Engine
+from gradwire.engine.layout import Layout
+from gradwire.engine.news import what_runs
 from gradwire.engine.predicted import predicted_step_s
 from gradwire.engine.state import Missing, Saved
+from gradwire.engine.switching import switch, take_unsent
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireWarning
 from gradwire.exchange.state import times_led
-from gradwire.memory import UNSENT
+from gradwire.recipes import Composition, Recipe
 from gradwire.report import Report
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
@@ -48,15 +52,6 @@ class Attached:
     worker: Worker
 
 
-def _account(engine: Engine) -> tuple[str, str]:
-    """The recipe that runs, and why."""
-    if engine.layout.alone:
-        return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
-    if engine.measuring:
-        return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
-    return engine.layout.main.text, engine.layout.main.why
-
-
 def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
     return 1.0 if scaler is None else float(scaler.get_scale())
 
@@ -64,10 +59,10 @@ def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
 class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
-    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `flush` and `detach` are collectives:
-    call them on all ranks, between the same steps. Where some ranks make another call, or are in a step, all
-    of these raise `RanksDisagree`, which names ranks and calls; where some make none, `TransportError` does
-    at the process group's timeout.
+    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `switch`, `flush` and `detach` are
+    collectives: call them on all ranks, between the same steps. Where some ranks make another call, or are in
+    a step, all of these raise `RanksDisagree`, which names ranks and calls; where some make none,
+    `TransportError` does at the process group's timeout.
     """
 
     def __init__(self, attached: Attached) -> None:
@@ -84,6 +79,10 @@ class Wire:
         )
         sends = f", {report.ratio:.0%} of dense".replace("%", " %") if report.wire_bytes_per_step else ""
         return f"Wire({runs}, step {engine.step}{sends})"
+
+    def _repr_html_(self) -> str:
+        """The report, in a notebook."""
+        return f"<pre>{html.escape(str(self.report()))}</pre>"
 
     @property
     def _engine(self) -> Engine:
@@ -169,7 +168,7 @@ class Wire:
         if engine.facts is not None:
             # The forecasts are in the table of choices, and too much to print.
             facts = {**asdict(replace(engine.facts, forecasts={})), "ccr": engine.facts.ccr}
-        recipe, why = _account(engine)
+        recipe, why = what_runs(engine)
         return Report(
             recipe=recipe,
             why=why,
@@ -357,6 +356,45 @@ class Wire:
             f"load(missing={missing!r})", lambda: saving.load(self._engine, Path(folder), missing)
         )
 
+    def switch(self, recipe: str | Recipe | Composition) -> None:
+        """Change the recipe, from the next step on. A collective. What is unsent is kept.
+
+        `recipe` is as for `attach`; the policy stays. Where the new recipe remembers nothing, as `dense`, the
+        next step sends all that is unsent first. Momentum that the old recipe applied is dropped, with a
+        warning: from then on it is the optimizer's business. On a single rank nothing is compressed before or
+        after.
+
+        Raises `ValueError` for a recipe that `attach` would refuse, `PeerFailed` on the other ranks, and
+        `RanksDisagree` where ranks name different ones; then nothing has changed on any rank.
+
+        Example, to compress more once the first thousand steps are done::
+
+            if step == 1000:
+                wire.switch("topk(0.01)")
+        """
+        optimizers = self.attached.optimizers
+
+        def check(layout: Layout) -> None:
+            check_momentum(layout, optimizers)
+            warn_without_optimizer(layout, optimizers)
+
+        covered = self._covers_momentum
+        self._together("switch()", lambda: switch(self._engine, recipe, check))
+        self._backward.news.changed()
+        if covered and not self._covers_momentum:
+            self._warn_of_momentum()
+
+    @property
+    def _covers_momentum(self) -> bool:
+        return any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
+
+    def _warn_of_momentum(self) -> None:
+        warnings.warn(
+            "momentum is no longer applied: set it in the optimizer if training goes on",
+            GradwireWarning,
+            stacklevel=3,
+        )
+
     def flush(self) -> None:
         """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
 
@@ -369,7 +407,11 @@ class Wire:
             wire.flush()
             optimizer.step()
         """
-        self._add(self._together("flush()", self._flush))
+        self._add(self._together("flush()", self._taken))
+
+    def _taken(self) -> list[tuple[ParameterSpec, Tensor]]:
+        # Where the source brings shards itself, a shard is what its optimizer steps.
+        return take_unsent(self._engine, whole=self._source.members is None)
 
     def _add(self, late: list[tuple[ParameterSpec, Tensor]]) -> None:
         """Add to gradients, on the thread that trains, whose stream the optimizer uses."""
@@ -377,27 +419,6 @@ class Wire:
         scale = 1.0 if scaler is None else scaler.get_scale()
         for spec, flat in late:
             self._source.add_to_grad(spec, bringing.give(flat * scale, self._source.device))
-
-    def _flush(self) -> list[tuple[ParameterSpec, Tensor]]:
-        """The unsent gradient by parameter, flat, then forgotten. Tensors are valid until the next step."""
-        engine, found = self._engine, []
-        damaged: list[Exception | None] = []
-        for lane in engine.layout.lanes:
-            if UNSENT not in lane.committed:
-                continue
-            lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
-            damaged.append(damage(engine.comm.all_reduce(lane.x)))
-            for slot in lane.slots:
-                spec, late = slot.spec, lane.x[slot.start : slot.stop]
-                # Where the source brings shards itself, a shard is what its optimizer steps.
-                if engine.around.shard is not None and self._source.members is None:
-                    spec, late = spec.whole, engine.around.shard.gathered(spec, late, damaged)
-                found.append((spec, late))
-        require_undamaged(damaged, engine.around.control)
-        for lane in engine.layout.lanes:
-            if UNSENT in lane.committed:
-                lane.committed[UNSENT].zero_()
-        return found
 
     def detach(self) -> None:
         """Flush, and then run plain all-reduce, because wrappers cannot unregister hooks. A collective.
@@ -411,17 +432,13 @@ class Wire:
             wire.detach()
             optimizer.step()
         """
-        covered = any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
+        covered = self._covers_momentum
         self._add(self._together("detach()", self._detach))
         if covered:
-            warnings.warn(
-                "momentum is no longer applied: set it in the optimizer if training goes on",
-                GradwireWarning,
-                stacklevel=2,
-            )
+            self._warn_of_momentum()
 
     def _detach(self) -> list[tuple[ParameterSpec, Tensor]]:
-        late = self._flush()
+        late = self._taken()
         self._engine.retire()
         self._source.retire()
         return late

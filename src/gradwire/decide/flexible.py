@@ -1,16 +1,17 @@
 """Which ratio and which collective, again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
-sections III-C and III-D. Differences from the paper: the link is what the steps' own collectives find, by
-medians over many steps, and has changed when these have moved by more than they vary; the gain of all
-candidates comes from one histogram of the live gradient and not from ten iterations of each; a choice must
-come out twice in a row before it is followed, because one gradient is not like the next. Ways are compared by
-what is really sent and how: the library's all-gather goes round a ring, which takes N−1 latencies and not
-log N, and places are coded. What a way takes beyond that, such as messages that wait for their announcement,
-or hops in Python on cores that compute, no model knows: whenever steps take another time than they did, every
-way is tried for a few steps, and what it took there is added. And by default the ratio with the most gain per
-second of the step is taken: a knee point scales every objective over the front, so where time rises linearly
-with the ratio, a link half as fast would change nothing.
+sections III-C and III-D. Differences from the paper: the link is what the steps' own collectives find, and
+has changed when their times leave it by more than they vary (`gradwire.planning.spread`); the gain of all
+candidates comes from one histogram of the live gradient and not from ten iterations of each; where one rank
+chooses for all, the gain is a smaller one, by the share that its exchange was found to send. Ways are
+compared by what is really sent and how: the library's all-gather goes round a ring, which takes N−1 latencies
+and not log N, and places are coded. What a way takes beyond that, such as messages that wait for their
+announcement, or hops in Python on cores that compute, no model knows. So every way is tried for a few steps,
+at first and when steps take another time than they did over the same link, and what it took there is added.
+And by default the ratio with the most gain per second of the step is taken: a knee point scales every
+objective over the front, so where time rises linearly with the ratio, a link half as fast would change
+nothing.
 
 Where latencies hide how long the bytes take, the bandwidth is not resolved. Then ways are tried instead of
 compared by a model; no smaller ratio is taken, since bytes are not what takes the time; and a larger one only
@@ -19,8 +20,9 @@ if it pays even on the slowest link on which the bytes of now would be hidden.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -29,7 +31,7 @@ from gradwire.planning.collectives import Sends, fastest, total_time
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import ALL_GATHER, RING, TREE, Candidate, knee, pareto_front
-from gradwire.planning.spread import WINDOW, has_moved
+from gradwire.planning.spread import WINDOW, Level
 
 Rule = Literal["progress", "knee"]
 """The most gain per second of the step; or the knee of compression time, communication time and 1/gain."""
@@ -37,6 +39,8 @@ Rule = Literal["progress", "knee"]
 WAYS = (ALL_GATHER, RING, TREE)
 FEW = 3
 """Steps from which it is told what one takes."""
+LOOKS = 5
+"""Looks from which it is told what is sent of the gradient, or that this has changed."""
 RESOLVED = 0.1
 """The bandwidth is known where bytes take this share of what the collectives of a step take."""
 LEAD = 0.05
@@ -95,35 +99,13 @@ def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> Seen:
     return Seen(Link(link.alpha_s, max(link.beta_s, hidden_s)), link.beta_s > hidden_s)
 
 
-@dataclass(frozen=True)
-class _Basis:
-    """What a plan was made from."""
-
-    link: Link
-    gain: float
-
-    def link_has_changed(self, now: _Basis, by: float) -> bool:
-        latency = _moved(now.link.alpha_s, self.link.alpha_s, by)
-        return latency or _moved(now.link.beta_s, self.link.beta_s, by)
-
-    def gain_has_changed(self, now: _Basis, by: float) -> bool:
-        return _moved(now.gain, self.gain, by)
-
-
-def _moved(now: float, then: float, by: float) -> bool:
-    return abs(now - then) > by * max(then, 1e-12)
-
-
 class Flexible:
     """Sees looks (energy, then what of it each of `ratios` would send), what steps take, and their link.
 
-    `rounds` names what would be sent under each choice, by the algorithms that run. Thresholds are the shares
-    by which latency or bandwidth (`link_change`) or the gain at the ratio in use (`gain_change`) must move
-    before anything is planned anew, and the time of a step (`link_change`) before ways are tried again; the
-    paper searches again at 10 % of the gain, and publishes none for the link.
-
-    What was planned from is compared with what is seen under the same choice only: overheads that no model
-    knows make another choice find another link.
+    `rounds` names what would be sent under each choice, by the algorithms that run. All is planned anew when
+    the link has changed, or when what is sent of the gradient has, by the share `gain_change`; ways are tried
+    again when the time of a step has changed and the link has not. The paper searches again at 10 % of the
+    gain, and publishes no threshold for the link.
     """
 
     def __init__(
@@ -133,50 +115,65 @@ class Flexible:
         ratios: Sequence[float],
         rounds: Rounds,
         rule: Rule = "progress",
-        link_change: float = 0.2,
         gain_change: float = 0.1,
     ) -> None:
         self.now, self._ratios, self._rounds, self._rule = now, tuple(ratios), rounds, rule
-        self._world = watched.world
-        self._link_change, self._gain_change = link_change, gain_change
+        self._world, self._gain_change = watched.world, gain_change
         self.why = ""
         """Of the last choice, with it, in a few words."""
         self._gains: dict[float, float] = {}
+        self._led: deque[float] = deque(maxlen=WINDOW)
         self._compress_s: dict[float, deque[float]] = {}
         self._steps_s: deque[float] = deque(maxlen=WINDOW)
-        self._usual_s: tuple[float, ...] = ()
-        self._basis: _Basis | None = None
-        self._pending: Choice | None = None
+        self._sent = self._level_of_gain()
         self._untried: list[str] = []
         self._took: dict[str, tuple[Choice, float]] = {}
         self._more_s: dict[str, float] = {}
         self._is_due = True
-        self._begin()
+        self._try_all()
 
     def observe(self, shown: Observed) -> Choice | None:
         """Take a step; what is to run from now on, if that or the reason for it is new."""
         if shown.compressed_s > 0.0:
             self._compress_s.setdefault(self.now.ratio, deque(maxlen=WINDOW)).append(shown.compressed_s)
             self._steps_s.append(shown.previous_s)
-            if len(self._steps_s) == WINDOW and not self._usual_s:
-                self._usual_s = tuple(self._steps_s)
-        if shown.looked is None or not shown.looked[0] > 0.0 or self._world == 1:
+        if self._world == 1:
             return None
-        energy, *sent = shown.looked
-        self._gains = {ratio: part / energy for ratio, part in zip(self._ratios, sent, strict=True)}
-        if len(self._steps_s) < FEW:
+        has_another_gain = self._look(shown)
+        if shown.step_change_s is not None or shown.link_change is not None:
+            self._steps_s = deque(list(self._steps_s)[-FEW:], maxlen=WINDOW)  # the others were before that
+        if shown.step_change_s is not None:
+            self._try_all()
+        elif shown.link_change is not None or has_another_gain:
+            self._is_due = True
+        if not (self._is_due and self._gains and len(self._steps_s) >= FEW):
             return None
-        if self._usual_s and has_moved(self._usual_s, self._steps_s, self._link_change):
-            self._begin()
         if self.tries:
-            return self._try()
+            return None if shown.looked is None else self._try()
         # A line through the origin has found no latency, and takes all overhead for bytes.
         if shown.link is None or shown.link.alpha_s == 0.0:
             return None
-        return self._decide(shown.link)
+        return self._decide(shown.link, is_new=shown.link_change is not None)
 
-    def _begin(self) -> None:
-        """What ways took says nothing any more: all are tried."""
+    def _look(self, shown: Observed) -> bool:
+        """Take what a look has found; whether what is sent is another share than it was."""
+        if shown.looked is None or not 0.0 < shown.looked[0] < math.inf:
+            return False
+        energy, *own = shown.looked
+        self._gains = {ratio: part / energy for ratio, part in zip(self._ratios, own, strict=True)}
+        sent = self._gains[self._nearest(self.now.ratio)]
+        if shown.left is not None and shown.left < energy:
+            really = 1.0 - shown.left / energy
+            if self.now.way != ALL_GATHER and sent > 0.0:
+                self._led.append(min(really / sent, 1.0))
+            sent = really
+        return sent > 0.0 and self._sent.add(sent)
+
+    def _level_of_gain(self) -> Level:
+        return Level(self._gain_change, window=LOOKS, soonest=LOOKS)
+
+    def _try_all(self) -> None:
+        """What ways took says nothing any more."""
         self._took, self._more_s, self._is_due = {}, {}, True
         self._untried = [way for way in WAYS if way != self.now.way]
 
@@ -194,79 +191,86 @@ class Flexible:
         best, _took_s = min(self._took.values(), key=lambda took: took[1])
         return self._take(best, f"{best} took the least of all ways; the link is not known yet")
 
-    def _decide(self, link: Link) -> Choice | None:
+    def _decide(self, link: Link, *, is_new: bool) -> Choice | None:
         seen = seen_by(self._rounds(self.now), self._world, link)
-        basis = _Basis(seen.link, self._gain(self.now.ratio))
-        if self._is_due:
-            self._compare(Network(seen.link))
-            choice = self._plan(seen)
-            # A larger ratio may show the bandwidth that a smaller one did not.
-            self._is_due = choice.ratio > self.now.ratio and not seen.resolved
-            return self._take(choice, f"{seen} call for {choice}")
-        if self._basis is None:
-            self._basis = basis
-        another_link = self._basis.link_has_changed(basis, self._link_change)
-        if another_link and not seen.resolved:
-            self._begin()
+        if is_new and not seen.resolved:
+            self._try_all()
             return self._try()
-        if not another_link and not self._basis.gain_has_changed(basis, self._gain_change):
-            self._pending = None
-            return None
+        was_tried = not self._more_s
+        if was_tried:
+            self._more_s = self._compared(Network(seen.link))
         choice = self._plan(seen)
-        if choice == self.now:
-            self._basis, self._pending = basis, None
-            return None
-        if choice != self._pending:
-            self._pending = choice
+        # A larger ratio may show the bandwidth that a smaller one did not.
+        self._is_due = choice.ratio > self.now.ratio and not seen.resolved
+        if choice == self.now and not was_tried:
             return None
         return self._take(choice, f"{seen} call for {choice}")
 
     def _take(self, choice: Choice, why: str) -> Choice:
-        """What steps took, and the link as they found it, were those of the other choice."""
+        """What steps took, and what they sent, was under the other choice."""
         self._steps_s.clear()
-        self._usual_s, self._basis, self._pending = (), None, None
+        self._sent = self._level_of_gain()
         self.now, self.why = choice, why
         return choice
 
-    def _compare(self, network: Network) -> None:
+    def _compared(self, network: Network) -> dict[str, float]:
         """Seconds that each way was found to take beyond its model; all else in a step is the same."""
         rest_s = {
             way: took_s - self._sending(choice, network) for way, (choice, took_s) in self._took.items()
         }
-        self._more_s = {way: seconds - min(rest_s.values()) for way, seconds in rest_s.items()}
+        return {way: seconds - min(rest_s.values()) for way, seconds in rest_s.items()}
 
     def _sending(self, choice: Choice, network: Network) -> float:
         return total_time(self._rounds(choice), self._world, network)
 
-    def _gain(self, ratio: float) -> float:
-        """At the nearest candidate."""
-        return self._gains[min(self._gains, key=lambda known: abs(known - ratio))]
+    def _nearest(self, ratio: float) -> float:
+        return min(self._gains, key=lambda known: abs(known - ratio))
+
+    def _own_gain(self, ratio: float) -> float:
+        """Of what each rank chooses for itself."""
+        return self._gains[self._nearest(ratio)]
+
+    def _share(self, way: str) -> float:
+        """What a way sends of that: a leader's choice is not the best one for the other ranks."""
+        return median(self._led) if self._led and way != ALL_GATHER else 1.0
 
     def _plan(self, seen: Seen) -> Choice:
-        network, way_of, candidates = Network(seen.link), {}, []
-        for ratio in self._ratios:
-            way_of[ratio], seconds = self._fastest(ratio, network)
-            candidates.append(Candidate(ratio, self._compressing(ratio), seconds, self._gains[ratio]))
-        best = knee(pareto_front(candidates)) if self._rule == "knee" else self._progress(candidates, network)
+        network = Network(seen.link)
+        best = self._knee(network) if self._rule == "knee" else self._progress(network)
         if not seen.resolved and best.ratio < self.now.ratio:
-            return Choice(self.now.ratio, self._fastest(self.now.ratio, network)[0])
-        return Choice(best.ratio, way_of[best.ratio])
+            return Choice(self.now.ratio, self._fastest(self.now.ratio, network, self._more_s)[0])
+        return best
 
-    def _progress(self, candidates: Sequence[Candidate], network: Network) -> Candidate:
-        """What else a step takes is what it took without its codec and the wire."""
+    def _knee(self, network: Network) -> Choice:
+        way_of, candidates = {}, []
+        for ratio in self._ratios:
+            way_of[ratio], seconds = self._fastest(ratio, network, self._more_s)
+            gain = self._own_gain(ratio) * self._share(way_of[ratio])
+            candidates.append(Candidate(ratio, self._compressing(ratio), seconds, gain))
+        best = knee(pareto_front(candidates)).ratio
+        return Choice(best, way_of[best])
+
+    def _progress(self, network: Network) -> Choice:
+        """The most gain per second; what sends a part of the gain takes as much longer for all of it."""
         known_s = self._compressing(self.now.ratio) + self._sending(self.now, network)
         rest_s = max(median(self._steps_s) - known_s - self._more_s.get(self.now.way, 0.0), 0.0)
+        found: dict[Choice, float] = {}
+        for ratio in self._ratios:
+            others_s = rest_s + self._compressing(ratio)
+            more_s = {}
+            for way in WAYS:
+                beside_s = self._more_s.get(way, 0.0)
+                step_s = others_s + self._sending(Choice(ratio, way), network) + beside_s
+                more_s[way] = beside_s + (1.0 / self._share(way) - 1.0) * step_s
+            way, seconds = self._fastest(ratio, network, more_s)
+            found[Choice(ratio, way)] = self._own_gain(ratio) / max(others_s + seconds, 1e-12)
+        best = max(found, key=lambda choice: found[choice])
+        now = min(found, key=lambda choice: abs(choice.ratio - self.now.ratio))
+        return now if found[now] > (1.0 - LEAD) * found[best] else best
 
-        def per_second(each: Candidate) -> float:
-            return each.gain / max(rest_s + each.compress_s + each.communicate_s, 1e-12)
-
-        best = max(candidates, key=per_second)
-        now = min(candidates, key=lambda each: abs(each.ratio - self.now.ratio))
-        return now if per_second(now) > (1.0 - LEAD) * per_second(best) else best
-
-    def _fastest(self, ratio: float, network: Network) -> tuple[str, float]:
+    def _fastest(self, ratio: float, network: Network, more_s: Mapping[str, float]) -> tuple[str, float]:
         possible = {way: self._rounds(Choice(ratio, way)) for way in WAYS}
-        return fastest(possible, self._world, network, LEAD, self.now.way, self._more_s)
+        return fastest(possible, self._world, network, LEAD, self.now.way, more_s)
 
     def _compressing(self, ratio: float) -> float:
         """As measured at the nearest ratio that has been used: most of it is looking through all elements."""

@@ -9,12 +9,12 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire.arena import ParameterSpec
+from gradwire.arena import Lane, ParameterSpec
 from gradwire.comm import Comm
 from gradwire.decide.profiler import ORDINARY, WarmupProfiler
 from gradwire.engine.arrival import Arrival
@@ -23,12 +23,13 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.exchange.base import steady_rounds
 from gradwire.measure.codec import codec_cost, payloads
+from gradwire.measure.link import Traffic
 from gradwire.measure.probe import name_of, network_of, probe, slowest
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.spread import THRESHOLD, StepWatch
 from gradwire.recipes import Composition, Decision
-from gradwire.recipes.base import Watch
 
 _LOG = logging.getLogger("gradwire")
 
@@ -51,18 +52,17 @@ class Decider(Protocol):
         """Whether the current step takes computation and communication apart, so that they do not overlap."""
 
     @property
-    def looks(self) -> bool:
-        """Whether `look` wants to see the units."""
-
-    @property
     def facts(self) -> Facts | None:
         """The measured facts, once they are known."""
 
     def take(self, step: Step, arrival: Arrival) -> None:
         """See a buffer before any of it is exchanged."""
 
-    def look(self, step: int, x: Tensor) -> None:
-        """Look at one unit, `x` (numel,), before its exchange."""
+    def looks(self, step: int) -> bool:
+        """Whether `look` wants to see the units of this step."""
+
+    def look(self, x: Tensor) -> None:
+        """Look at one unit of the current step, `x` (numel,), before its exchange."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """This rank's facts. `link` is what the previous step's rounds say of the link."""
@@ -77,7 +77,7 @@ class Measuring:
     `ready_s` tells when the gradients of the current step were ready, by name.
     """
 
-    measuring, looks = True, False
+    measuring = True
 
     def __init__(
         self,
@@ -101,8 +101,12 @@ class Measuring:
     def take(self, step: Step, arrival: Arrival) -> None:
         """Times are all that is needed of gradients."""
 
-    def look(self, step: int, x: Tensor) -> None:
+    def looks(self, step: int) -> bool:
         """Dense gradients are nothing to look at."""
+        return False
+
+    def look(self, x: Tensor) -> None:
+        """As said."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """The profiler's row. Nothing is said of the link, which is probed in the end."""
@@ -139,43 +143,46 @@ def measuring(
     return Choosing(decision, specs, around, ready_s, layout_of)
 
 
+Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
+"""What the link is taken to be, and what it was and is where that has just changed."""
+
+
 class Watching:
     """What runs is watched by the judge of its composition, if it has one.
 
-    The judge's numbers are how long the last step took and its codec, then what was looked at in this one.
-    `hear(step, rows)` takes what all ranks said of the link, and returns what they take it to be.
+    The judge's numbers are how long the last step took and its codec; where units were looked at, what that
+    came to, and the energy of what their exchanges have left. `hear(step, rows)` takes what all ranks said of
+    the link.
     """
 
     measuring, apart = False, False
     facts: Facts | None = None
 
-    def __init__(
-        self, watch: Watch | None, watched: Watched, hear: Callable[[int, Rows], Link | None]
-    ) -> None:
-        self._watch, self._hear = watch, hear
-        self._judge = None if watch is None else watch.judge(watched)
+    def __init__(self, layout: Layout, world: int, hear: Callable[[int, Rows], Heard]) -> None:
+        self._hear, self._watch = hear, layout.main.watch
+        self._judge = None if self._watch is None else self._watch.judge(watched_in(layout, world))
+        self._lanes = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
+        self._link_change: tuple[Link, Link] | None = None
         self._looked = self._nothing
         self._previous_s = (0.0, 0.0)
+        self._steps = StepWatch(THRESHOLD if self._watch is None else self._watch.link_change)
         self._link_numbers = 0
-
-    @property
-    def looks(self) -> bool:
-        """Whether a judge sees the steps."""
-        return self._judge is not None
 
     @property
     def _nothing(self) -> list[float]:
         return [0.0] * (0 if self._watch is None else self._watch.looks)
 
-    def _due(self, step: int) -> bool:
-        return self._watch is not None and step % self._watch.every == 0
+    def looks(self, step: int) -> bool:
+        """As the watch says."""
+        watch = self._watch
+        return watch is not None and watch.look is not None and step % watch.every == 0
 
     def take(self, step: Step, arrival: Arrival) -> None:
         """Only units are looked at."""
 
-    def look(self, step: int, x: Tensor) -> None:
-        """Look at one unit, if it is the step for that."""
-        if self._watch is not None and self._watch.look is not None and self._due(step):
+    def look(self, x: Tensor) -> None:
+        """As the watch does."""
+        if self._watch is not None and self._watch.look is not None:
             seen = self._watch.look(x)
             self._looked = [total + more for total, more in zip(self._looked, seen, strict=True)]
 
@@ -184,22 +191,53 @@ class Watching:
         self._link_numbers = len(link)
         if self._judge is None:
             return link
-        looked = self._looked if self._due(step.number) else []
+        looked = [*self._looked, _energy(self._lanes)] if self.looks(step.number) else []
         self._looked = self._nothing
         return (*link, *self._previous_s, *looked)
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
         """Hand what all ranks said to the judge. A step that was not committed says nothing to it."""
-        link = self._hear(step.number, [row[: self._link_numbers] for row in rows])
-        if self._watch is None or self._judge is None:
+        link, link_change = self._hear(step.number, [row[: self._link_numbers] for row in rows])
+        if self._judge is None:
             return None
-        columns = list(zip(*(row[self._link_numbers :] for row in rows), strict=True))
-        looks = self._watch.looks and self._due(step.number)
-        looked = tuple(map(sum, columns[2:])) if looks else None
+        took, compressed, *looked = zip(*(row[self._link_numbers :] for row in rows), strict=True)
         self._previous_s = step.lasted_s(), step.trace.compress_s
+        self._link_change = link_change or self._link_change
         if not committed:
             return None
-        return self._judge(Observed(step.number, max(columns[0]), max(columns[1]), looked, link))
+        link_change, self._link_change = self._link_change, None
+        step_change_s = self._steps.change_s(max(took), link_has_changed=link_change is not None)
+        shown = Observed(
+            step.number,
+            max(took),
+            max(compressed),
+            link=link,
+            link_change=link_change,
+            step_change_s=step_change_s,
+        )
+        if self.looks(step.number):
+            *sums, left = map(sum, looked)
+            shown = replace(shown, looked=tuple(sums), left=left)
+        return self._judge(shown)
+
+
+def _energy(lanes: Sequence[Lane]) -> float:
+    """The sum of squares of what is in the current step's units now, in float64."""
+    return sum(float(torch.linalg.vector_norm(lane.x, dtype=torch.float64)) ** 2 for lane in lanes)
+
+
+def decider_for(
+    layout: Layout,
+    around: Surroundings,
+    ready_s: Callable[[], Mapping[str, float]],
+    hear: Callable[[int, Rows], Heard],
+    layout_of: Callable[[Composition, torch.device], Layout],
+) -> Decider:
+    """What decides while `layout` runs; a rank alone has nothing to decide."""
+    decision = layout.main.next
+    if decision is None or layout.alone:
+        return Watching(layout, around.comm.world, hear)
+    return measuring(decision, layout.specs, around, ready_s, layout_of)
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
@@ -214,6 +252,25 @@ def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:
     homeless = now.homeless_in(following)
     left = any(bool(now.memory(name).any()) for name in homeless)
     return not homeless or slowest(comm, [float(left)]) == [0.0]
+
+
+def handed_over(now: Layout, asked: Layout, comm: Comm) -> Composition | None:
+    """What follows `now` where `asked` shall: that, or first what sends all that is unsent.
+
+    `None` where that is running already. A collective where a place is lost.
+    """
+    if may_follow(now, asked, comm):
+        return asked.main
+    from gradwire.recipes.handover import sending_unsent  # few runs need it
+
+    first = sending_unsent(asked.main)
+    return None if first == now.main else first
+
+
+def traffic_for(layout: Layout, around: Surroundings) -> Traffic:
+    """What tells of the link while `layout` runs: what another one has sent was of other sizes."""
+    threshold = THRESHOLD if layout.main.watch is None else layout.main.watch.link_change
+    return Traffic(around.comm.world, around.control.world, threshold)
 
 
 PROBED = ("all_reduce", "all_gather")

@@ -16,7 +16,7 @@ from torch.autograd import profiler
 
 from gradwire.arena import ParameterSpec, Unit
 from gradwire.engine.arrival import Arrival, Run, Share
-from gradwire.engine.decider import Decider, Rows, Watching, may_follow, measuring, watched_in
+from gradwire.engine.decider import Decider, Heard, Rows, decider_for, handed_over, traffic_for
 from gradwire.engine.layout import Layout, build, only_compresses, uncompressed
 from gradwire.engine.runner import Runner
 from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
@@ -24,12 +24,11 @@ from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import DAMAGED, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, stopwatch_for
-from gradwire.measure.link import Change, Traffic
+from gradwire.measure.link import Change
 from gradwire.measure.observed import Observed
 from gradwire.measure.ranges import RangedTrace
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
-from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
@@ -62,7 +61,6 @@ class Engine:
         self.step = 0
         self.facts: Facts | None = None
         self.watch = BackwardWatch(stopwatch_for(around.placement.device))
-        self.traffic = Traffic(self.comm.world, self.around.control.world)
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(
             around.placement.post, self._progress, one_by_one=lambda: self.apart, rank=self.rank
@@ -81,13 +79,9 @@ class Engine:
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
             self.around.prepare(self.layout_of(decision.about, META))
-        self._decider: Decider
-        if decision is None or layout.alone:
-            self._decider = Watching(layout.main.watch, watched_in(layout, self.comm.world), self._hear)
-        else:
-            self._decider = measuring(decision, self.specs, self.around, self.watch.ready_s, self.layout_of)
+        self._decider = decider_for(layout, self.around, self.watch.ready_s, self._hear, self.layout_of)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
-        self.traffic = Traffic(self.comm.world, self.around.control.world)  # another plan sends other sizes
+        self.traffic = traffic_for(self.layout, self.around)
 
     def resume(self, layout: Layout, step: int) -> None:
         """Go on with `step`, on `layout` and the memory that it has."""
@@ -117,6 +111,12 @@ class Engine:
         layout.take_over(self.layout)
         self.run(layout)
 
+    def follow(self, following: Composition) -> None:
+        """Change what runs; where what is unsent would lose its place, that is sent first (a collective)."""
+        asked = self.layout_of(following, META)
+        if (first := handed_over(self.layout, asked, self.around.control)) is not None:
+            self.install(first)
+
     def retire(self) -> None:
         """Run plain all-reduce from the next step on, whatever the policy. Flush first."""
         self._policy = None
@@ -130,7 +130,7 @@ class Engine:
         """Go on as if nothing had run since `snapshot`."""
         self.layout, self.step, self.plan = saved.layout, saved.step, saved.plan
         self._decider = saved.decider
-        self.traffic = Traffic(self.comm.world, self.around.control.world)
+        self.traffic = traffic_for(self.layout, self.around)
 
     @property
     def measuring(self) -> bool:
@@ -250,7 +250,7 @@ class Engine:
             see=step.hear,
         )
         self.around.inspect(lane, unit, x, at)
-        if self._decider.looks and lane.exchange is self.layout.main.exchange:
+        if self._decider.looks(step.number) and lane.exchange is self.layout.main.exchange:
             self._look(step, unit, x)
         if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
             step.rest(unit)
@@ -264,7 +264,7 @@ class Engine:
     def _look(self, step: Step, unit: Unit, x: Tensor) -> None:
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
-                self._decider.look(step.number, x)
+                self._decider.look(x)
         except BaseException as error:
             step.fail(error, f"look at {unit}", self.rank)
 
@@ -405,18 +405,15 @@ class Engine:
         rows = [row.facts[len(step.guard) :] for row in verdict.rows]
         following = self._decider.observe(step, rows, committed=committed)
         self.facts = self._decider.facts or self.facts
-        if following is not None and may_follow(
-            self.layout, self.layout_of(following, META), self.around.control
-        ):
-            self.install(following)
+        if following is not None:
+            self.follow(following)
 
-    def _hear(self, step: int, rows: Rows) -> Link | None:
-        """Take what all ranks said of the link; what it is taken to be."""
+    def _hear(self, step: int, rows: Rows) -> Heard:
+        """Take what all ranks said of the link; what it is taken to be, and its change."""
         changes = self.traffic.hear(rows)
         self.link_changes.extend((step, change) for change in changes)
-        link = self.traffic.link
-        self.around.link_seen(link)
-        return link
+        self.around.link_seen(link := self.traffic.link)
+        return link, next(((change.before, change.after) for change in changes), None)
 
     def crash(self, error: BaseException) -> None:
         """An error of our own outside any exchange: the order is lost, so nothing can go on."""

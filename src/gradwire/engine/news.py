@@ -47,6 +47,15 @@ class News:
             )
 
 
+def what_runs(engine: Engine) -> tuple[str, str]:
+    """The recipe that runs, and why."""
+    if engine.layout.alone:
+        return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
+    if engine.measuring:
+        return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
+    return engine.layout.main.text, engine.layout.main.why
+
+
 def account(engine: Engine) -> str:
     """The running recipe, its number of units, its share of the gradient's bytes, and its memory.
 

@@ -9,8 +9,9 @@ as an all-reduce, and two rounds in a row have those of both.
 
 `LinkMonitor` is fed once per step with (verb, payload, seconds), the same on all ranks, so all come to the
 same answer in the same step. Sizes fall into classes, a class keeps its last 15 steps, and a line through the
-classes' medians gives latency and bandwidth as in `gradwire.measure.probe`. What the link was is a line like
-that from 15 steps; the medians follow a change after eight.
+classes' medians gives latency and bandwidth as in `gradwire.measure.probe`. A class whose times leave that
+line, by more than they vary (`gradwire.planning.spread`), is a change; the new line goes through the steps
+that have shown it, at first six.
 
 It replaces iperf and traceroute beside the training (Tyagi and Swany 2024, "Flexible communication",
 section III-E), which send traffic of their own and see other paths than collectives do.
@@ -21,8 +22,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean, median
+from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from gradwire.comm.base import Verb
@@ -30,11 +31,7 @@ from gradwire.measure.clock import RoundTime
 from gradwire.measure.probe import Point, straight_line
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Line, Link
-from gradwire.planning.spread import CERTAIN, WINDOW, error_of, noise_of
-
-THRESHOLD = 0.2
-VISIBLE = 0.3
-"""A latency, or a bandwidth, is judged only where it makes up this share of some observed time."""
+from gradwire.planning.spread import THRESHOLD, WINDOW, Level
 
 
 class Sample(NamedTuple):
@@ -54,73 +51,74 @@ class Change:
     after: Link
 
 
-@dataclass(frozen=True)
-class _Reference:
-    line: Line
-    noise: float
-
-
-@dataclass
 class _Tracker:
-    """One verb; `classes` hold (serial bytes, seconds) by half octaves of size, newest last."""
+    """One verb. `classes` hold (serial bytes, seconds) by half octaves of size, newest last.
 
-    classes: dict[int, deque[Point]] = field(default_factory=dict)
-    reference: _Reference | None = None
+    `line` goes through their medians. `levels` are of each class's seconds over that line's; they are empty
+    while the line goes through fewer than 15 steps.
+    """
 
-    def add(self, points: list[Point]) -> bool:
-        """One step's collectives: several of a class count as one. Says whether all of them fill a window."""
+    def __init__(self, threshold: float) -> None:
+        self.line: Line | None = None
+        self._threshold = threshold
+        self._classes: dict[int, deque[Point]] = {}
+        self._levels: dict[int, Level] = {}
+
+    def observe(self, points: list[Point]) -> tuple[Line, Line] | None:
+        """Take one step's collectives; the line until now and from now on, if it has changed."""
         found: dict[int, list[Point]] = {}
         for point in points:
             found.setdefault(round(2 * math.log2(point[0])), []).append(point)
-        for name, members in found.items():
-            self.classes.setdefault(name, deque(maxlen=WINDOW)).append(_middle(members))
-        return all(len(self.classes[name]) == WINDOW for name in found)
+        middles = {name: _middle(members) for name, members in found.items()}
+        for name, point in middles.items():
+            self._classes.setdefault(name, deque(maxlen=WINDOW)).append(point)
+        if self.line is None or not self._levels:
+            # A line through small ones alone would take their latency for bandwidth.
+            if all(len(self._classes[name]) == WINDOW for name in middles):
+                self._refer()
+            return None
+        moved = [name for name, point in middles.items() if self._level_of(name).add(self._off(point))]
+        if not moved:
+            return None
+        before, since = self.line, max(self._levels[name].since for name in moved)
+        for name, each in self._classes.items():
+            self._classes[name] = deque(list(each)[-since:], maxlen=WINDOW)
+        self._levels.clear()
+        self.line = straight_line([_middle(list(each)) for each in self._classes.values()]).line
+        return before, self.line
 
-    @property
-    def full(self) -> list[deque[Point]]:
-        """Classes that have seen a whole window."""
-        return [points for points in self.classes.values() if len(points) == WINDOW]
-
-    @property
-    def medians(self) -> list[Point]:
-        """The middle of every class."""
-        return [_middle(list(points)) for points in self.classes.values()]
-
-    @property
-    def noise(self) -> float:
-        """Relative spread of a class from step to step, as a standard deviation."""
-        return median(noise_of([seconds for _, seconds in points]) for points in self.full)
-
-    def refer(self) -> None:
+    def _refer(self) -> None:
         """Take what is seen now for what the link is."""
-        points = [_middle(list(each)) for each in self.full]
-        self.reference = _Reference(straight_line(points).line, self.noise)
+        full = {name: each for name, each in self._classes.items() if len(each) == WINDOW}
+        self.line = straight_line([_middle(list(each)) for each in full.values()]).line
+        for name, each in full.items():
+            for point in each:
+                self._level_of(name).add(self._off(point))
 
-    def keep_last(self, steps: int) -> None:
-        """Forget what was before, and what the link was."""
-        self.reference = None
-        for name, points in self.classes.items():
-            self.classes[name] = deque(list(points)[-steps:], maxlen=WINDOW)
+    def _level_of(self, name: int) -> Level:
+        return self._levels.setdefault(name, Level(self._threshold))
+
+    def _off(self, point: Point) -> float:
+        assert self.line is not None, "there is one before there are levels"
+        return point[1] / self.line(point[0])
 
 
 class LinkMonitor:
-    """Notices when latency or bandwidth differ from what they were by more than `threshold`.
+    """Notices when collectives take another time than they did, by more than `threshold`.
 
-    A change that doubles a time is seen after 8 steps that have all sizes in them; 15 steps after it there is
-    a new reference. Where all payloads of a verb have one size, all of its time counts as bandwidth. Of what
-    makes up less than 30 % of every observed time nothing is said.
+    A change that doubles a time is seen after 6 steps that have the size in them; 15 steps after it began the
+    next one can be seen. Where all payloads of a verb have one size, all of its time counts as bandwidth.
 
     >>> monitor = LinkMonitor(world=2)
     >>> seen = [monitor.observe([Sample("shift", 1e6, seconds)]) for seconds in [0.1] * 20 + [0.2] * 8]
     >>> [step for step, changes in enumerate(seen) if changes]
-    [27]
-    >>> seen[27][0].after.beta_s / seen[27][0].before.beta_s
+    [25]
+    >>> round(seen[25][0].after.beta_s / seen[25][0].before.beta_s, 6)
     2.0
     """
 
     def __init__(self, world: int, threshold: float = THRESHOLD) -> None:
-        if not threshold > 0.0:
-            raise ValueError(f"threshold={threshold} must be above 0; 0.2 is a fifth more or less")
+        Level(threshold)  # refuses what is no share
         self._world, self._threshold = world, threshold
         self._trackers: dict[Verb, _Tracker] = {}
 
@@ -131,55 +129,21 @@ class LinkMonitor:
             x = serial_bytes(verb, payload_bytes, self._world)
             if x > 0.0 and seconds > 0.0:
                 by_verb.setdefault(verb, []).append((x, seconds))
-        changes = (self._step(verb, points) for verb, points in by_verb.items())
-        return tuple(change for change in changes if change is not None)
+        changes = []
+        for verb, points in by_verb.items():
+            lines = self._trackers.setdefault(verb, _Tracker(self._threshold)).observe(points)
+            if lines is not None:
+                changes.append(Change(verb, *(self._link(verb, line) for line in lines)))
+        return tuple(changes)
 
     @property
     def links(self) -> dict[Verb, Link]:
         """The estimated links by verb, of verbs that have been seen for 15 steps."""
         return {
-            verb: self._link(verb, tracker.reference.line)
+            verb: self._link(verb, tracker.line)
             for verb, tracker in self._trackers.items()
-            if tracker.reference is not None
+            if tracker.line is not None
         }
-
-    def _step(self, verb: Verb, points: list[Point]) -> Change | None:
-        tracker = self._trackers.setdefault(verb, _Tracker())
-        are_full = tracker.add(points)
-        if tracker.reference is None:
-            # A line through small ones alone would take their latency for bandwidth.
-            if are_full:
-                tracker.refer()
-            return None
-        full = tracker.full
-        medians = [_middle(list(each)) for each in full]
-        if not self._differ(tracker.reference, medians):
-            return None
-        before = tracker.reference.line
-        noise = max(tracker.reference.noise, tracker.noise)
-        if not self._changed(tracker.reference.line, straight_line(medians).line, medians, noise):
-            return None
-        # Medians turn one by one: what the link is now is seen in what has turned them.
-        tracker.keep_last(WINDOW // 2 + 1)
-        after = straight_line(tracker.medians).line
-        return Change(verb, self._link(verb, before), self._link(verb, after))
-
-    def _differ(self, reference: _Reference, medians: list[Point]) -> bool:
-        """Whether a fit is worth its time: what is visible moves some time by its share of the threshold."""
-        least = self._threshold * VISIBLE
-        return any(abs(seconds / reference.line(x) - 1.0) > least for x, seconds in medians)
-
-    def _changed(self, was: Line, now: Line, medians: list[Point], noise: float) -> bool:
-        smallest, largest = min(medians)[0], max(medians)[0]
-        latency = max(line.base_s / line(smallest) for line in (was, now))
-        bandwidth = max(line.slope_s * largest / line(largest) for line in (was, now))
-
-        def moved(before: float, after: float, share: float) -> bool:
-            # What makes up a part of a time is known less well than the whole.
-            least = max(self._threshold, CERTAIN * error_of(noise) / max(share, VISIBLE))
-            return share >= VISIBLE and abs(after - before) > least * before
-
-        return moved(was.base_s, now.base_s, latency) or moved(was.slope_s, now.slope_s, bandwidth)
 
     def _link(self, verb: Verb, line: Line) -> Link:
         return Link(line.base_s / hops(verb, self._world), line.slope_s)
@@ -201,10 +165,11 @@ class Traffic:
     """One rank's view of its step, and what all of them make of it. Call `note`, then `row` and `hear`.
 
     `world` ranks exchange gradients, and `agreeing` ranks the tail, which are more where ranks hold shards.
+    The link has changed when collectives take another time by the share `threshold`.
     """
 
-    def __init__(self, world: int, agreeing: int | None = None) -> None:
-        self.monitor = LinkMonitor(world)
+    def __init__(self, world: int, agreeing: int | None = None, threshold: float = THRESHOLD) -> None:
+        self.monitor = LinkMonitor(world, threshold)
         self._world = world
         among = max(hops("all_reduce", agreeing or world), 1)
         self._fewer = hops("all_reduce", world) / among  # latencies of a tail of `world` ranks

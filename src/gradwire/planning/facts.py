@@ -138,13 +138,16 @@ class Watched:
 
 @dataclass(frozen=True)
 class Observed:
-    """Of one verdict: `step` that has been judged, and whether it was committed.
+    """Of one verdict of a step that was committed: its number, and what all ranks agree on.
 
     `previous_s` is how long the step before took from the start of backward to its verdict, `compressed_s`
     what of that went into encoding and decoding, each on the slowest rank; 0 when there was none under this
-    plan. `looked` are sums over units and ranks; `None` in steps that did not look. `link` is the line
-    through what steps' own collectives took under this plan, as `gradwire.measure.link` draws it; `None`
-    in the first 15 of them.
+    plan. `looked` are sums over units and ranks, and `left` is the energy (sum of squares) of what the
+    exchanges have not sent; `None` in steps that did not look. `link` is the line through what steps' own
+    collectives took under this plan, as `gradwire.measure.link` draws it; `None` in the first 15 of them.
+
+    `link_change` and `step_change_s` are what link and steps were, and what they are, where that has just
+    been found to have changed. A change of the link is not told once more as one of the steps.
     """
 
     step: int
@@ -152,3 +155,6 @@ class Observed:
     compressed_s: float
     looked: tuple[float, ...] | None = None
     link: Link | None = None
+    left: float | None = None
+    link_change: tuple[Link, Link] | None = None
+    step_change_s: tuple[float, float] | None = None

@@ -1,26 +1,130 @@
-"""Whether a time has changed or only varies, by the medians of repeated measurements."""
+"""Whether a level has moved or only varies: one test for links, steps and gains.
+
+Values are compared in logarithms, so that twice as much and half as much are equally far. A cumulative sum
+adds up by how much they exceed what they may deviate by (Page 1954, "Continuous inspection schemes"): a
+change is found as soon as there is enough of it, a small one later than a large one.
+
+Differences from the paper: level and spread are measured, by medians, and one value adds a limited amount, so
+that a few disturbed ones are not taken for a change.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from statistics import median
 
+THRESHOLD = 0.2
 WINDOW = 15
-"""Steps in a median; eight of them have to change before it does."""
+"""Values from which a level is told."""
+SOONEST = 6
+"""Values that a change takes at least: if one in ten is disturbed, six in a row are one in a million."""
 CERTAIN = 5.0
-"""Standard errors that a difference must have. They are many because a long run compares often."""
+"""Standard deviations that must add up, beyond those that are allowed: the test is made again and again."""
+_LONG = 64
+"""Values from which it is told how much they vary."""
+
+
+class Level:
+    """The level of positive numbers, and whether it has moved by more than the share `threshold`.
+
+    The first `window` values tell the level. A change takes at least `soonest` values; after it, the level is
+    told anew, beginning with those values. What deviates by less than the values vary is no change either.
+
+    >>> level = Level()
+    >>> [step for step, value in enumerate([1.0] * 20 + [2.0] * 30 + [1.0] * 30) if level.add(value)]
+    [25, 55]
+    """
+
+    def __init__(self, threshold: float = THRESHOLD, window: int = WINDOW, soonest: int = SOONEST) -> None:
+        if not threshold > 0.0:
+            raise ValueError(f"threshold={threshold} must be above 0; 0.2 is a fifth more or less")
+        self._least, self._window, self._soonest = math.log1p(threshold), window, soonest
+        self._values: deque[float] = deque(maxlen=max(_LONG, window))
+        self._centre: float | None = None
+        self._sums, self._runs = [0.0, 0.0], [0, 0]
+        self.before = self.now = 0.0
+        """What the level was before the last change, and what it is; 0 while it is not known."""
+        self.since = 0
+        """How many values the last change has been told from."""
+
+    def add(self, value: float) -> bool:
+        """Take the next value; whether the level has just moved."""
+        here = math.log(value)
+        self._values.append(here)
+        if self._centre is None:
+            if len(self._values) >= self._window:
+                self._centre = median(self._values)
+                self.now = math.exp(self._centre)
+            return False
+        deviation = here - self._centre
+        if not any(self._sums) and abs(deviation) <= self._least:
+            return False
+        return self._exceeds(0, deviation) or self._exceeds(1, -deviation)
+
+    def _exceeds(self, side: int, deviation: float) -> bool:
+        assert self._centre is not None, "only what is known can move"
+        run = self._runs[side] + 1
+        noise = _noise(list(islice(self._values, max(len(self._values) - run, self._window))))
+        allowed, scale = max(self._least, noise), max(self._least, CERTAIN * noise)
+        most = 1.0 / self._soonest
+        total = self._sums[side] + max(-2.0 * most, min((deviation - allowed) / scale, most))
+        self._sums[side], self._runs[side] = (total, run) if total > 0.0 else (0.0, 0)
+        if total < 1.0 - 1e-9:  # so many equal parts need not add up to 1
+            return False
+        self._move(run)
+        return True
+
+    def _move(self, run: int) -> None:
+        kept = list(self._values)[-run:]
+        self.before, self.since = math.exp(self._centre or 0.0), run
+        self.now = math.exp(median(kept))
+        self._values.clear()
+        self._values.extend(kept)
+        self._centre, self._sums, self._runs = None, [0.0, 0.0], [0, 0]
+
+
+class StepWatch:
+    """Whether steps take another time although their link is what it was.
+
+    A link that has changed says more, and is found before the steps are: they need twice as many values.
+    """
+
+    def __init__(self, threshold: float = THRESHOLD) -> None:
+        self._threshold = threshold
+        self._level = self._anew()
+
+    def _anew(self) -> Level:
+        return Level(self._threshold, soonest=2 * SOONEST)
+
+    def change_s(self, step_s: float, *, link_has_changed: bool) -> tuple[float, float] | None:
+        """Take what a step took, 0 if that is not known; what they took and take now, if that has changed."""
+        if link_has_changed:
+            self._level = self._anew()
+        elif step_s > 0.0 and self._level.add(step_s):
+            return self._level.before, self._level.now
+        return None
+
+
+def _noise(logarithms: Sequence[float]) -> float:
+    """The most that their standard deviation may be.
+
+    >>> round(_noise([1.0, 1.1, 0.9, 50.0]), 3)
+    0.296
+    """
+    # n values tell it to about 1/√n of itself; two such errors are allowed for.
+    return _deviation(logarithms) * (1.0 + 2.0 / math.sqrt(len(logarithms)))
 
 
 def noise_of(values: Sequence[float]) -> float:
-    """The relative standard deviation, from deviations from the median: a few disturbed ones do not count.
+    """The relative standard deviation of positive values: a few disturbed ones do not count.
 
     >>> round(noise_of([1.0, 1.1, 0.9, 1.2, 50.0]), 3)
     0.135
     """
-    middle = median(values)
-    # A normal's standard deviation is 1.48 times its median absolute deviation.
-    return 1.48 * median(abs(value - middle) for value in values) / middle
+    return _deviation(values) / median(values)
 
 
 def error_of(noise: float, number: int = WINDOW) -> float:
@@ -28,14 +132,7 @@ def error_of(noise: float, number: int = WINDOW) -> float:
     return 1.25 * math.sqrt(2 / number) * noise
 
 
-def has_moved(before: Sequence[float], after: Sequence[float], least: float) -> bool:
-    """Whether the median of as many values has moved by the share `least`, and by more than they vary.
-
-    >>> steady, rising = [1.0, 1.01, 0.99], [1.5, 1.51, 1.49]
-    >>> has_moved(steady, rising, least=0.2), has_moved(steady, rising, least=0.6)
-    (True, False)
-    >>> has_moved([1.0, 1.3, 0.7], [1.5, 1.8, 1.2], least=0.2)
-    False
-    """
-    error = error_of(max(noise_of(before), noise_of(after)), len(after))
-    return abs(median(after) / median(before) - 1.0) > max(least, CERTAIN * error)
+def _deviation(values: Sequence[float]) -> float:
+    middle = median(values)
+    # A normal's standard deviation is 1.48 times its median absolute deviation.
+    return 1.48 * median(abs(value - middle) for value in values)

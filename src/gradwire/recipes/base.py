@@ -15,6 +15,7 @@ from gradwire.arena import Cutter
 from gradwire.exchange.base import Exchange
 from gradwire.planning.cuts import ramped_cuts
 from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.spread import THRESHOLD
 from gradwire.recipes.catalogue import MODULES
 
 if TYPE_CHECKING:  # loaded by what chooses
@@ -30,7 +31,8 @@ class Watch:
 
     Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient.
     `judge(watched)` makes a judge, which sees only what all ranks have agreed on and must be a function of
-    that alone. One that `ends` tries things out, and what runs is not decided before it is done.
+    that alone. It is told when link or steps take another time, by the share `link_change`. One that `ends`
+    tries things out, and what runs is not decided before it is done.
     """
 
     judge: Callable[[Watched], Judge]
@@ -38,6 +40,7 @@ class Watch:
     look: Callable[[Tensor], Sequence[float]] | None = None
     looks: int = 0
     ends: bool = False
+    link_change: float = THRESHOLD
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,10 @@ def flexible(
     `elect` tells who leads in ring and tree: the ranks in turn ("round_robin", the paper's STAR), the one
     with the largest choice ("variance", its VAR) or whichever serves better ("auto").
 
-    All is planned anew when α or β has moved by the share `link_change` (no value is published), or the gain
-    by `gain_change` (the paper's 10 %). At first, and when the time of a step has moved by `link_change`,
-    every collective is tried for `every` steps or a few more. The link is what the steps' own collectives
-    find in 15 steps; less than a fifth is no change to it, nor what they vary by anyhow.
+    All is planned anew when the steps' own collectives take another time by the share `link_change` (no value
+    is published), or when another share of the gradient is sent, by `gain_change` (the paper's 10 %). At
+    first, and when a step takes another time by `link_change` over the same link, every collective is tried
+    for `every` steps. What these numbers vary by anyhow is no change. Every `every`-th step is looked at.
     """
     for name, given, known in (
         ("way", way, WAYS),
@@ -88,13 +88,14 @@ def flexible(
 
     def controller(watched: Watched) -> Flexible:
         rounds = rounds_of(watched, cutter, elect)
-        return Flexible(Choice(ratio, way), watched, ratios, rounds, rule, link_change, gain_change)
+        return Flexible(Choice(ratio, way), watched, ratios, rounds, rule, gain_change)
 
     watch = Watch(
         judge=partial(_judge, controller, compose),
         every=every,
         look=partial(energies, ratios=ratios),
         looks=1 + len(ratios),
+        link_change=link_change,
     )
     return Composition(exchange_of(ratio, way, elect), cutter, watch=watch)
 

@@ -12,17 +12,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from statistics import median
 
 from gradwire.decide.choice import Standing
-from gradwire.exchange.compose import remember
-from gradwire.exchange.dense import Dense
-from gradwire.memory import UNSENT, Residual
+from gradwire.memory import UNSENT
 from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
-from gradwire.recipes.local_every import local_every
+from gradwire.recipes.handover import sending_unsent
 from gradwire.recipes.parse import steady
 
 SKIPPED = 2
@@ -31,8 +28,6 @@ COUNTED = 9
 """Steps whose median is compared."""
 MOST_TRIALS = 3
 """After which the best of those that were tried runs, or dense."""
-AGAIN = 10
-"""Steps after which what remembers nothing is proposed again, where something was still unsent."""
 
 _LOG = logging.getLogger("gradwire")
 
@@ -96,31 +91,12 @@ def _after(running: Composition, text: str, known: Standing, number: int) -> Com
 def handed_over(running: Composition, following: Composition, why: str) -> Composition:
     """`following` after `running`: at once where what is unsent has a place, else after sending it."""
     following = replace(following, why=why)
-    if not _remembers(running) or _remembers(following):
-        return following
-    # Everything travels in every step, as the text says. Whole: 16-bit types would leave what they round off.
-    return replace(
-        local_every(interval=1),
-        exchange=remember(Dense(), Residual(whole=True)),
-        why=f"{why}; sending what is unsent",
-        table=following.table,
-        watch=_every_step(partial(_proposing, following)),
-    )
+    return following if not _remembers(running) or _remembers(following) else sending_unsent(following)
 
 
 def _remembers(composition: Composition) -> bool:
     memory = composition.exchange.memory
     return memory is not None and UNSENT in memory.planes
-
-
-def _proposing(following: Composition, _watched: Watched) -> Judge:
-    """Proposes `following` after the first step and then every `AGAIN` steps.
-
-    The engine installs it once nothing is unsent. That may take longer, because a parameter whose gradient is
-    zero on a rank keeps its memory there.
-    """
-    steps = count()
-    return lambda _shown: following if next(steps) % AGAIN == 0 else None
 
 
 def _ms(seconds: float) -> str:

@@ -7,8 +7,9 @@ from itertools import cycle
 import pytest
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.measure.link import WINDOW, Traffic
+from gradwire.measure.link import Traffic
 from gradwire.planning.costs import Link
+from gradwire.planning.spread import WINDOW
 from tests.support.rig import Rig, gradients
 
 

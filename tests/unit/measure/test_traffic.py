@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.link import WINDOW, Traffic, under_way
+from gradwire.measure.link import Traffic, under_way
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
+from gradwire.planning.spread import SOONEST, WINDOW
 
 WORLD, UNIT_BYTES, TAIL_BYTES = 3, 600_000, 120
 
@@ -35,8 +36,8 @@ def test_a_change_is_seen_by_all_ranks_in_the_same_step() -> None:
         for rank, found in zip(ranks, seen, strict=True):
             found += [step] * len(rank.hear(rows))
             rank.note(_step(before if step < 2 * WINDOW else after, late_s=0.5 * (rank is ranks[1])))
-    # A step's times ride on the next one's verdict, and eight steps turn the medians.
-    assert seen == 2 * [[2 * WINDOW + WINDOW // 2 + 1]]
+    # A step's times ride on the next one's verdict.
+    assert seen == 2 * [[2 * WINDOW + SOONEST]]
     link = ranks[0].monitor.links["all_reduce"]
     assert link == ranks[1].monitor.links["all_reduce"]
     # The tail's 160 bytes take 6.4 µs of its 4 ms.

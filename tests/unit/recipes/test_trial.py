@@ -24,7 +24,8 @@ from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import CANDIDATES
 from gradwire.recipes.base import Judge
 from gradwire.recipes.dense import dense
-from gradwire.recipes.trial import AGAIN, COUNTED, MOST_TRIALS, SKIPPED, handed_over, on_trial
+from gradwire.recipes.handover import AGAIN
+from gradwire.recipes.trial import COUNTED, MOST_TRIALS, SKIPPED, handed_over, on_trial
 from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1

@@ -77,7 +77,7 @@ def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
 
 
 def fit_buckets(engine: Engine, total_bytes: int) -> Callable[..., None]:
-    """A hook before the forward pass, for adaptive recipes: finer buckets once there is something to hide.
+    """A hook before the forward pass: finer buckets while there is something to hide, as recipes come and go.
 
     On all ranks the same, for parameters of `total_bytes`. Where dense travels, before or after, DDP has its
     own buckets. Not under `join()`: a finished rank runs no forward pass, and would keep buckets that differ

@@ -20,7 +20,7 @@ from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.step import Passenger, Step
 from gradwire.sources.backward import Backward
 from gradwire.sources.ddp.buffers import Buffers, joins
-from gradwire.sources.ddp.finer import fit_buckets, refine_buckets
+from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import leave_out_of_copies, observe, untraced
 from gradwire.sources.source import Source
 from gradwire.unwrapping import Optimizers
@@ -145,11 +145,10 @@ class DDPBuckets(Source):
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]
-        if engine.measuring:
-            hooks.append(ddp.register_forward_pre_hook(untraced(fit_buckets(engine, total_bytes))))
+        fit = fit_buckets(engine, total_bytes)
+        hooks.append(ddp.register_forward_pre_hook(untraced(fit)))
         leave_out_of_copies(ddp, hooks, _comm_hooks=[])
-        if not (engine.measuring or engine.layout.is_plain):
-            refine_buckets(ddp, total_bytes)
+        fit(ddp, ())
         ddp.register_comm_hook(backward, self.take)
 
     def take(self, backward: Backward, bucket: GradBucket) -> _Future:

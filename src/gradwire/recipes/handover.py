@@ -1,0 +1,48 @@
+"""What runs between two compositions of which the second has no memory for what the first has not sent."""
+
+from dataclasses import dataclass, replace
+from itertools import count
+
+from gradwire.exchange.compose import remember
+from gradwire.exchange.dense import Dense
+from gradwire.memory import Residual
+from gradwire.planning.facts import Watched
+from gradwire.recipes.base import Composition, Judge, Watch
+from gradwire.recipes.local_every import local_every
+
+AGAIN = 10
+"""Steps after which the second is proposed again, where something was still unsent."""
+
+
+def sending_unsent(following: Composition) -> Composition:
+    """Dense gradients that take all that is unsent along, and then `following`.
+
+    One step suffices, unless the gradient of a parameter is zero on a rank: that keeps its memory there. A
+    checkpoint saved meanwhile goes on with `local_every(interval=1)`, which sends the same.
+
+    >>> from gradwire.recipes.dense import dense
+    >>> sending_unsent(dense()).text
+    'local_every(interval=1)'
+    """
+    return replace(
+        local_every(interval=1),
+        # Whole: 16-bit types would leave what they round off.
+        exchange=remember(Dense(), Residual(whole=True)),
+        why=f"{following.why}; sending what is unsent",
+        table=following.table,
+        watch=Watch(_Proposing(following), every=1, ends=True),
+    )
+
+
+@dataclass(frozen=True)
+class _Proposing:
+    """Proposes `following` after the first step and then every `AGAIN` steps; the engine waits for all ranks.
+
+    A value, so that the engine can tell whether this is what runs already.
+    """
+
+    following: Composition
+
+    def __call__(self, _watched: Watched) -> Judge:
+        steps = count()
+        return lambda _shown: self.following if next(steps) % AGAIN == 0 else None
