@@ -1,4 +1,4 @@
-"""Scenes that end when a rank is killed or stopped from outside."""
+"""Scenes that end when a rank is killed or stopped from outside, for every source of gradients."""
 
 from __future__ import annotations
 
@@ -8,29 +8,54 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from tests.process import scenes_sharded
 from tests.support.models import batch, optimizer_of, perceptron
 from tests.support.states import own_state
 
+NODES = ((0, 1), (2, 3))
+Made = tuple[nn.Module, torch.optim.Optimizer, gradwire.Wire]
 
-def until_it_breaks(recipe: str, nodes: Any = None) -> dict[str, Any]:
-    """Train and say so, until `backward()` raises; then look at what is left."""
-    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
-    optimizer = optimizer_of(ddp)
-    wire = gradwire.attach(ddp, optimizer, recipe, nodes=nodes)
+
+def ddp(recipe: str, **options: Any) -> Made:
+    model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    optimizer = optimizer_of(model)
+    return model, optimizer, gradwire.attach(model, optimizer, recipe, **options)
+
+
+def plain(recipe: str, **options: Any) -> Made:
+    model = perceptron()
+    optimizer, replicas = optimizer_of(model), dist.group.WORLD
+    return model, optimizer, gradwire.attach(model, optimizer, recipe, replicas=replicas, **options)
+
+
+def hsdp(recipe: str, **options: Any) -> Made:
+    model = scenes_sharded.sharded()
+    return model, *scenes_sharded.attached(model, recipe, **options)
+
+
+def until_it_breaks(
+    made: Callable[[str], Made], recipe: str = "topk(ratio=0.05)", tries_again: bool = True
+) -> dict[str, Any]:
+    """Train and say so, until `backward()` raises; then look at what is left.
+
+    Under FSDP no rank tries again: its own collectives, inside a node, would wait for the timeout.
+    """
+    model, optimizer, wire = made(recipe)
     for step in range(1_000_000):
         state, good_s = own_state(wire), time.monotonic()
-        error = _step(ddp, optimizer, step)
+        error = _step(model, optimizer, step)
         if error is not None:
             break
-        print(step, flush=True)  # whoever watches knows that training is under way
+        print(step, flush=True)  # the test waits until training is under way
     raised_s = time.monotonic()
     left = own_state(wire)
     again_s = time.monotonic()
-    again = _step(ddp, optimizer, step)
+    again = _step(model, optimizer, step) if tries_again else error
     return {
         "error": type(error).__name__,
         "text": str(error),
@@ -42,23 +67,25 @@ def until_it_breaks(recipe: str, nodes: Any = None) -> dict[str, Any]:
     }
 
 
-def _step(ddp: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Exception | None:
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Exception | None:
     inputs, targets = batch(step)
     optimizer.zero_grad()
     try:
-        nn.functional.mse_loss(ddp(inputs), targets).backward()
+        nn.functional.mse_loss(model(inputs), targets).backward()
     except Exception as error:
         return error
     optimizer.step()
     return None
 
 
-def _equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
+def _equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return all(torch.equal(left[name], right[name]) for name in left | right)
 
 
 SCENES: dict[str, Callable[[], Any]] = {
-    "topk": partial(until_it_breaks, "topk(ratio=0.05)"),
-    "dense": partial(until_it_breaks, "dense"),
-    "nodes": partial(until_it_breaks, "topk(ratio=0.05)", ((0, 1), (2, 3))),
+    "topk": partial(until_it_breaks, ddp),
+    "dense": partial(until_it_breaks, ddp, "dense"),
+    "nodes": partial(until_it_breaks, partial(ddp, nodes=NODES)),
+    "plain": partial(until_it_breaks, plain),
+    "hsdp": partial(until_it_breaks, hsdp, tries_again=False),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -43,7 +44,7 @@ def _survive(
 
 
 def _wait_for_training(folder: Path) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 100
     while len((folder / "0.out").read_text().splitlines()) < 20:
         assert time.monotonic() < deadline_s, "training never began"
         time.sleep(0.05)
@@ -87,7 +88,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
     accidents: dict[str, Callable[[Path], Any]] = {
         "topk": partial(_killed, "topk"),
         "dense": partial(_killed, "dense"),
+        "plain": partial(_killed, "plain"),
         "nodes": partial(_killed, "nodes", world=4),
+        "hsdp": partial(_killed, "hsdp", world=4),
         "stopped": _stopped,
         "interrupted": _interrupted,
     }
@@ -95,13 +98,16 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
         yield {name: pool.submit(happen, tmp_path_factory.mktemp(name)) for name, happen in accidents.items()}
 
 
-@pytest.mark.parametrize("recipe", ["topk", "dense", "nodes"])
+@pytest.mark.parametrize("recipe", ["topk", "dense", "plain", "nodes", "hsdp"])
 def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(
     stage: dict[str, Future[Any]], recipe: str
 ) -> None:
+    # The neighbour inside a node may be in a collective of FSDP's, whose errors are torch's.
+    kinds = {"TransportError"} | ({"RuntimeError"} if recipe == "hsdp" else set())
     for seen in stage[recipe].result():
-        assert seen["error"] == "TransportError"
-        assert seen["again"] == "TransportError", "and it stays so"
+        assert seen["error"] in kinds
+        assert re.search(r"\[127\.0\.0\.1\]:\d+", seen["text"]), "the peer's address"
+        assert seen["again"] in kinds, "and it stays so"
         assert seen["after_s"] + seen["again_after_s"] < KILLED_TIMEOUT_S / 2
         # Means are gathered inside a node once all have agreed on the step, and its neighbour may die then.
         assert seen["intact"] or recipe == "nodes"
