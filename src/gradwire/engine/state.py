@@ -285,8 +285,8 @@ def _choose(
     dropped = sorted(set(range(world)) - set(ranks))
     if len(states) != len(set(ranks)) or (dropped and missing == "refuse"):
         raise ValueError(
-            f"need the states of all {world} old ranks, got ranks {ranks}; missing='drop' goes on without "
-            "what the others had not sent"
+            f"need the states of all {world} old ranks, got ranks {ranks}. Find the others, or decide that "
+            "what their ranks had not sent is lost: missing='drop' goes on without it"
         )
     if world == here.world and not (dropped or mean) and is_of_our_shard(engine, states[here.rank]):
         return states[here.rank], ()

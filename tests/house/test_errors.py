@@ -1,0 +1,89 @@
+"""The catalogue of errors in docs/reliability.md has what the source raises, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.support.source import MODULES, ROOT, Module
+
+OURS = {"GradwireError", "GradwireWarning", "PeerFailed", "RanksDisagree", "TransportError", "WireError"}
+WITHIN = ("gradwire.lab", "gradwire.comm.threads")
+"""A laboratory, and ranks that are threads of one process: no training meets their errors."""
+
+
+def template(node: ast.expr, constants: dict[str, str]) -> str:
+    """A text as the source spells it, "…" for what is put in; "" for one that comes from elsewhere.
+
+    >>> template(ast.parse('f"rank {rank} is" " late"', mode="eval").body, {})
+    'rank … is late'
+    """
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            parts = [each.value if isinstance(each, ast.Constant) else "…" for each in values]
+            return "".join(map(str, parts))
+        case ast.Name(id=name):
+            return constants.get(name, "")
+    return ""
+
+
+def constants_of(module: Module) -> dict[str, str]:
+    """The texts that are named in a module, or in a function of it."""
+    return {
+        name.id: template(node.value, {})
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Assign)
+        for name in node.targets
+        if isinstance(name, ast.Name)
+    }
+
+
+def raised(module: Module) -> Iterator[tuple[str, str]]:
+    """(class, template) of each error and warning of our own that the module makes."""
+    constants = constants_of(module)
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        named = {each.id for each in (node.func, *node.args[1:]) if isinstance(each, ast.Name)}
+        if kind := named & OURS:
+            yield kind.pop(), template(node.args[0], constants)
+
+
+def texts(module: Module) -> Iterator[str]:
+    """All templates of a module, whatever they are for."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.expr) and (found := template(node, {})):
+            yield found
+
+
+def catalogue() -> list[tuple[str, str]]:
+    """(class, beginning of the message) of every row; a row may have several beginnings."""
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| message begins with | class |")
+    rows = [line.split(" | ") for line in table.split("\n\n")[0].splitlines()[2:]]
+    return [(kind, each) for said, kind, *_ in rows for each in re.findall("`([^`]+)`", said)]
+
+
+def test_every_error_of_ours_is_in_the_catalogue() -> None:
+    known = [(kind, said) for kind, said in catalogue()]
+    missing = [
+        f"{module.name}: {kind}: {text}"
+        for module in MODULES
+        if not module.name.startswith(WITHIN)
+        for kind, text in raised(module)
+        if text and not any(kind in of and text.startswith(said) for of, said in known)
+    ]
+    assert missing == []
+
+
+def test_the_catalogue_has_nothing_that_the_source_does_not_say() -> None:
+    said = {text for module in MODULES for text in texts(module)}
+    assert [each for _, each in catalogue() if not any(text.startswith(each) for text in said)] == []
+
+
+def test_all_classes_are_in_the_catalogue() -> None:
+    words = {word for kind, _ in catalogue() for word in re.findall(r"\w+", kind)}
+    assert OURS - words == set()
