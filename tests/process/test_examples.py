@@ -130,6 +130,7 @@ def test_every_example_is_run() -> None:
         "accumulation.py",
         "ddp.py",
         "gpu.py",
+        "elastic.py",
         "hsdp.py",
         "mixed_precision.py",
         "plain_loop.py",
