@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c co
 # Has wheels for Linux on x86-64 alone; elsewhere the tests of kernels for devices are skipped, and say so.
 TRITON := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),triton)
 # What starts processes of its own runs alone, the rest on all cores.
-ALONE := tests/faults tests/process
+ALONE := tests/faults tests/process tests/soak
 BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/device tests/golden tests/house tests/laws tests/papers tests/unit
 
 # Dozens of processes import the same modules, which would each compile them anew.
@@ -20,7 +20,7 @@ FRAMEWORKS := .venv-integrations
 # What checks packages has no place among what they need.
 TOOLS := .venv-release
 
-.PHONY: install demo test test-full test-integrations gpu fuzz lint format dist clean
+.PHONY: install demo test test-full test-integrations gpu fuzz soak lint format dist clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -69,6 +69,12 @@ fuzz: $(STAMP)
 	done
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --what payloads --count 100000 $(UNLIMITED)
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --what exchanges --count 100000 $(UNLIMITED)
+
+# Kills, pauses, exceptions and NaN from seed to seed, then many steps of one run. Writes a dated report to
+# benchmarks/results. SECONDS of chaos; in ARGS `--endurance STEPS` and others.
+SECONDS ?= 600
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -129,8 +129,8 @@ def test_every_example_is_run() -> None:
     assert EXAMPLES == [
         "accumulation.py",
         "ddp.py",
-        "gpu.py",
         "elastic.py",
+        "gpu.py",
         "hsdp.py",
         "mixed_precision.py",
         "plain_loop.py",

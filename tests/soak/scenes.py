@@ -1,0 +1,291 @@
+"""Ranks of a chaos run: each trains by the plan, notes what befalls it, and goes on from the newest save."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.comm.checked import Sealed
+from gradwire.engine.engine import Engine
+from gradwire.errors import DAMAGED
+from gradwire.exchange.base import Finish
+from gradwire.memory import UNSENT, Residual
+from tests.faults import scenes_ranks
+from tests.faults.scenes_ranks import Made
+from tests.soak.plans import Plan
+from tests.support.models import batch
+from tests.support.ranks import FOLDER
+
+GUARD_EVERY = 20
+
+
+class Accident(Exception):
+    """What an exchange or a memory may raise."""
+
+
+MADE: dict[str, Callable[..., Made]] = {
+    "ddp": partial(scenes_ranks.ddp, guard_every=GUARD_EVERY),
+    "plain": partial(scenes_ranks.plain, guard_every=GUARD_EVERY),
+    "nodes": partial(scenes_ranks.ddp, nodes=scenes_ranks.NODES),
+    "hsdp": scenes_ranks.hsdp,
+}
+
+
+class Run:
+    """A model with its wire, and books of what was brought, delivered and remembered."""
+
+    def __init__(self, plan: Plan, place: Path) -> None:
+        self.plan, self.place, self.rank = plan, place, dist.get_rank()
+        self.model, self.optimizer, self.wire = MADE[plan.source](plan.recipe, checksums=plan.checksums)
+        self.parameters = list(self.model.parameters())
+        self.whole = plan.source != "hsdp"  # else FSDP adds gradients up before a rank has its own
+        self.brought = [torch.zeros_like(each, dtype=torch.float64) for each in self._local()]
+        self.delivered = [each.clone() for each in self.brought]
+        self.largest = 0.0  # norm of what a rank brought to a step together with what it remembered
+        self._fresh = [torch.zeros(()) for _ in self.parameters]
+        if self.whole:
+            for number, parameter in enumerate(self.parameters):
+                parameter.register_hook(partial(self._fresh.__setitem__, number))
+
+    def _local(self) -> list[Tensor]:
+        return [_local(each) for each in self.parameters]
+
+    @property
+    def engine(self) -> Engine:
+        return self.wire.attached.backward.engine
+
+    def memory(self) -> list[Tensor]:
+        """Copies of what is committed."""
+        lanes = [lane for lane in self.engine.layout.lanes if UNSENT in lane.committed]
+        return [lane.committed[UNSENT].clone() for lane in lanes]
+
+    def note(self, before: list[Tensor]) -> None:
+        """A step has counted; `before` is what was remembered when it began."""
+        if self.whole:
+            norm = torch.cat([each.flatten() for each in self._fresh]).double().norm()
+            self.largest = max(self.largest, float(norm) + sum(float(each.norm()) for each in before))
+            for parameter, fresh, brought, delivered in zip(
+                self.parameters, self._fresh, self.brought, self.delivered, strict=True
+            ):
+                assert parameter.grad is not None
+                brought += fresh.double()
+                delivered += parameter.grad.double()
+
+    def save(self) -> None:
+        """This rank's parameters and books under the step's name, and then the wire."""
+        path = self.place / f"rank-{self.rank}-{self.engine.step}.pt"
+        part = path.with_suffix(".part")
+        books = {"brought": self.brought, "delivered": self.delivered, "largest": self.largest}
+        torch.save({"parameters": self._local(), **books}, part)
+        part.rename(path)
+        self.wire.save(self.place / "saved")
+        for older in set(self.place.glob(f"rank-{self.rank}-*.pt")) - {path}:
+            older.unlink()
+
+    def load(self) -> None:
+        """Go on from the newest save, if there is one."""
+        step = self.wire.load(self.place / "saved")
+        if step is None:
+            return
+        saved = torch.load(self.place / f"rank-{self.rank}-{step}.pt")
+        for mine, theirs in zip(self._local(), saved["parameters"], strict=True):
+            mine.copy_(theirs)
+        self.brought, self.delivered = saved["brought"], saved["delivered"]
+        self.largest = saved["largest"]
+
+    def lost(self) -> dict[str, float] | None:
+        """How far what was brought is from what was delivered or is unsent, and the law's tolerance for it.
+
+        `None` where a memory does not keep everything, on purpose. A collective.
+        """
+        memories = [lane.memory for lane in self.engine.layout.lanes]
+        if not self.whole or any(each != Residual(whole=each.whole) for each in memories):
+            return None
+        unsent = gradwire_mean(self.wire)
+        gap = [(b, d, unsent.get(n)) for n, b, d in self._named()]
+        apart = torch.zeros((), dtype=torch.float64)
+        for brought, delivered, left in gap:
+            total = brought.clone()
+            dist.all_reduce(total)
+            total = total / dist.get_world_size() - delivered
+            apart += ((total if left is None else total - left.double()) ** 2).sum()
+        largest = torch.tensor(self.largest, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return {"apart": float(apart.sqrt()), "largest": float(largest)}
+
+    def _named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        module = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        names = [name for name, _ in module.named_parameters()]
+        yield from zip(names, self.brought, self.delivered, strict=True)
+
+    def digest(self) -> str:
+        """A fingerprint of every bit of this rank's parameters."""
+        hashed = hashlib.sha256()
+        for each in self._local():
+            hashed.update(each.contiguous().view(torch.uint8).numpy().tobytes())
+        return hashed.hexdigest()[:16]
+
+
+def gradwire_mean(wire: gradwire.Wire) -> dict[str, Tensor]:
+    """The mean of all ranks' unsent gradient, by name. A collective."""
+    found: dict[str, Tensor] = wire.mean_state_dict()["mean"]["memory"]
+    return found
+
+
+@contextmanager
+def flipped(number: int) -> Iterator[None]:
+    """Within it, one bit is flipped in the message with that number that this rank receives."""
+    honest, left = Sealed.open, [number]
+
+    def struck(how: Sealed, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
+        message[0] ^= left[0] == 0
+        left[0] -= 1
+        return honest(how, message, *arguments)
+
+    with mock.patch.object(Sealed, "open", struck):
+        yield
+
+
+@contextmanager
+def accident(engine: Engine, where: str) -> Iterator[None]:
+    """Within it, the first lane's exchange or memory raises at that place, on this rank."""
+    lane = engine.layout.lanes[0]
+    kind: type = type(lane.memory if where == "fold" else lane.exchange)
+    honest = kind.start if where != "fold" else None  # type: ignore[attr-defined]
+
+    def broken(self: Any, *args: Any) -> Finish:
+        if where != "decode":
+            raise Accident(where)
+        finish = honest(self, *args)
+
+        def badly() -> None:
+            finish()
+            raise Accident(where)
+
+        return badly
+
+    with mock.patch.object(kind, "fold" if where == "fold" else "start", broken):
+        yield
+
+
+def misfortune(engine: Engine, fault: str | None) -> AbstractContextManager[None]:
+    """What befalls this rank in a backward pass."""
+    if fault == "flip":
+        return flipped(engine.step % 4)
+    return accident(engine, fault) if fault in ("fold", "encode", "decode") else nullcontext()
+
+
+def train() -> dict[str, Any]:
+    """To the end of the plan, or until the transport breaks: then how, when, and what is remembered."""
+    place = Path(os.environ[FOLDER]).parent
+    plan = Plan.read(place / "plan.json")
+    seen: list[tuple[int, str, str]] = []
+    run, before, tried = None, [], -1
+    intact = True
+    try:
+        run = Run(plan, place)
+        run.load()
+        print(run.engine.step, flush=True)
+        while run.engine.step < plan.steps:
+            before, step = run.memory(), run.engine.step
+            befalls = [
+                each.kind for each in plan.inner if each.step == step > tried and each.rank == run.rank
+            ]
+            tried = max(tried, step)
+            outcome = _step(run, befalls[0] if befalls else None)
+            if outcome is not None:
+                seen.append((step, *outcome))
+                intact &= _same(before, run.memory()) and run.engine.step == step
+                continue
+            run.note(before)
+            run.optimizer.step()
+            print(run.engine.step, flush=True)
+            if run.engine.step % plan.save_every == 0:
+                before = []  # of a save that fails, nothing is said
+                run.save()
+        books = run.lost()
+        return {"ended": "well", "seen": seen, "intact": intact, "digest": run.digest(), "lost": books}
+    except RuntimeError as error:
+        raised_s = time.monotonic()
+        if before and run is not None:
+            intact &= _same(before, run.memory())
+        seen.append((tried, type(error).__name__, str(error)))
+        return {"ended": "lost", "seen": seen, "intact": intact, "raised_s": raised_s}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _step(run: Run, fault: str | None) -> tuple[str, str] | None:
+    """One forward and backward pass; why it does not count, if it does not."""
+    inputs, targets = batch(run.engine.step)
+    factor = {"nan": torch.nan, "inf": torch.inf}.get(fault or "", 1.0)
+    step = run.engine.step
+    run.optimizer.zero_grad()
+    loss = nn.functional.mse_loss(run.model(inputs), targets) * factor
+    try:
+        with misfortune(run.engine, fault):
+            loss.backward()
+    except (Accident, *DAMAGED) as error:
+        return type(error).__name__, str(error)
+    if run.engine.step == step:
+        grads = [_local(each.grad) for each in run.parameters if each.grad is not None]
+        finite = any(bool(each.isfinite().any()) for each in grads)
+        return "skipped", "a gradient is finite" if finite else "no gradient is finite"
+    return None
+
+
+def _same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def endure() -> dict[str, Any]:
+    """Train for long, save and report now and then, and look at what this process holds."""
+    place = Path(os.environ[FOLDER]).parent
+    plan = Plan.read(place / "plan.json")
+    run = Run(plan, place)
+    run.wire.log_to(lambda metrics, step: None, every=10)
+    samples = []
+    for step in range(plan.steps + 1):
+        if step % (plan.steps // 40) == 0:
+            samples.append(_held(run.engine.step))
+            print(step, flush=True)
+        if step % plan.save_every == 0:
+            run.wire.save(place / "saved")
+            str(run.wire.report())
+        _step(run, None)
+        run.optimizer.step()
+    return {"samples": samples, "digest": run.digest()}
+
+
+def _held(step: int) -> dict[str, float]:
+    """Resident memory, threads, open descriptors, and objects that the garbage collector knows."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "step": step,
+        "at_s": time.monotonic(),
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "objects": len(gc.get_objects()),
+    }
+
+
+SCENES: dict[str, Callable[[], Any]] = {"train": train, "endure": endure}
