@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from gradwire.engine.surroundings import Surroundings
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import steady
+
+_LOG = logging.getLogger("gradwire")
 
 
 class Choosing(Measuring):
@@ -66,7 +69,7 @@ class Choosing(Measuring):
 
     def decide(self, facts: Facts) -> Composition | None:
         """Forecast all candidates and begin to examine those worth it; the decision where none is."""
-        built = {text: steady(text, "candidate") for text in self.decision.candidates}
+        built = _built(self.decision.candidates)
         found = {text: forecast_by(facts, self._layout_of(each), self.specs) for text, each in built.items()}
         facts = replace(facts, forecasts={text: each for text, each in found.items() if each is not None})
         self._examined = tuple(self.decision.examine(facts))
@@ -95,6 +98,17 @@ class Choosing(Measuring):
         coded = coded or {text: forecasts[text] for text in self._examined}
         coded |= {text: each for text, each in forecasts.items() if text == "dense"}
         return super().decide(replace(self._known, forecasts=coded, fidelity=kept))
+
+
+def _built(texts: Sequence[str]) -> dict[str, Composition]:
+    """Those that can be built: a user's recipe may have taken the name of one of ours."""
+    found = {}
+    for text in texts:
+        try:
+            found[text] = steady(text, "candidate")
+        except ValueError as error:
+            _LOG.warning("not considered: %s", error)
+    return found
 
 
 def _imagined(layout_of: Callable[[Composition, torch.device], Layout], composition: Composition) -> Layout:

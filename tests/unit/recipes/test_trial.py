@@ -277,6 +277,16 @@ def test_what_is_examined_rides_in_verdicts_and_is_the_same_on_all_ranks(clock: 
     assert {"dense", *ranks[0].facts.fidelity} == set(ranks[0].facts.forecasts)
 
 
+def test_a_candidate_that_cannot_be_built_is_not_considered(
+    clock: dict[str, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {"topk(size=3)": 1.0, FIRST: 0.9})
+    clock[FIRST] = 0.01
+    ranks = _run(2, steps=MEASURING + 1)
+    assert [ran.plans[-1] for ran in ranks] == [FIRST, FIRST]
+    assert "recipe 'topk' has no option 'size'" in caplog.messages[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> None:
     def rank(comm: Comm) -> list[str]:
