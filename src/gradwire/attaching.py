@@ -16,13 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.checks import check_momentum, check_optimizers, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.board import Board
-from gradwire.comm.groups import (
-    borrow,
-    borrow_parts,
-    carries_cpu,
-    give_back,
-    given_back_if_refused,
-)
+from gradwire.comm.groups import borrow_parts, give_back, given_back_if_refused
 from gradwire.configuration import TARGET, Configuration, Place
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.engine.calls import Calls
@@ -35,7 +29,9 @@ from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
 from gradwire.moment import Replicas, Replicated, read_by
-from gradwire.placement import Bringing, Device, device_at, host
+from gradwire.placement import Bringing, device_at
+from gradwire.placing import Lines, connect, placements, with_streams
+from gradwire.planning.costs import Link
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
@@ -47,10 +43,6 @@ from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
 from gradwire.wire import Attached, Wire
 
 _LOG = logging.getLogger("gradwire")
-_UNTRIED = (
-    "gradients on %s are carried by way of the host. That is experimental: it has run on a simulated device "
-    "only. Compare with plain training before you rely on it"
-)
 
 
 def attach(
@@ -98,8 +90,9 @@ def attach(
       one rank per node, or nodes that differ in size, it changes nothing. `None` knows no nodes.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
-      memory and the means back, and sends over gloo, whatever the model's own group is. "device" is not there
-      yet, and "auto" is "host". On the CPU nothing is copied.
+      memory and the means back, and sends over gloo, whatever the model's own group is. "device" leaves them
+      there: over NCCL nothing comes to the host, over gloo payloads do. A recipe that reads numbers on the
+      host is carried there, which a warning says. "auto" is "device" for now. On the CPU nothing is copied.
     - `checksums`: everything that gradwire sends carries a checksum (`docs/reliability.md`). Where bytes come
       damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then go by hops
       of gradwire's own. Not with `placement="device"` on NCCL.
@@ -123,29 +116,27 @@ def attach(
     asked = Configuration(
         recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every, checksums
     )
-    device = device_at(source.device)
-    on_host = device.where.type == "cpu"
-    if process_group is None:
-        group = borrow(source.group, beside=None if on_host else source.device)
-    else:
-        group = _same_ranks(process_group, source.group, on_host)
-    comm = ProcessGroupComm(group)
-    with given_back_if_refused(group):
-        mine = partial(neighbours, nodes, dist.get_process_group_ranks(group), comm.rank)
-        chosen, optimizers = _agreed_recipe(asked, source, optimizer, comm, device.where, also=mine)
-        require_agreement(asked.fingerprint(chosen, source, device.where), comm)
-        require_same_optimizer(OptimizerText.of(optimizers), comm)
-        parts = _parts(source, comm)
+    device, where = device_at(source.device), source.device
+    lines = connect(asked, source.group, process_group, device, where)
+    everyone = lines.everyone
+    with given_back_if_refused(*lines.groups):
+        mine = partial(neighbours, nodes, dist.get_process_group_ranks(lines.groups[0]), everyone.rank)
+        chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
+        require_agreement(asked.fingerprint(chosen, source, device.where), everyone)
+        require_same_optimizer(OptimizerText.of(optimizers), everyone)
+        parts = _parts(source, lines)
         if source.members is None and nodes is not None:
-            parts = _on_nodes(nodes, agreed(kind_of(nodes), mine(), comm), comm)
-    if not on_host and comm.rank == 0:
-        _LOG.warning(_UNTRIED, device.where.type)
-    return _assemble(asked, chosen, source, optimizers, comm, parts, device)
+            parts = _on_nodes(nodes, agreed(kind_of(nodes), mine(), everyone), lines)
+        if not parts:
+            lines = with_streams(asked, lines, source.group, process_group, where)
+    return _assemble(asked, chosen, source, optimizers, lines, parts)
 
 
-def _split(everyone: ProcessGroupComm, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
+def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
     """A comm over each of `members`. Raises `ValueError` on all ranks where torch cannot make the groups."""
-    groups = borrow_parts(everyone.group, *members)
+    if lines.cpu is None:
+        raise ValueError("nodes and shards take process groups for tensors on the CPU, and there are none")
+    groups = borrow_parts(lines.cpu.group, *members)
     if groups is None:
         raise ValueError(
             "ranks are in different numbers of process groups, so torch cannot make one per node; create "
@@ -154,12 +145,13 @@ def _split(everyone: ProcessGroupComm, *members: Sequence[int]) -> tuple[Process
     return tuple(ProcessGroupComm(each) for each in groups)
 
 
-def _on_nodes(nodes: Nodes, table: Table | None, everyone: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
+def _on_nodes(nodes: Nodes, table: Table | None, lines: Lines) -> tuple[ProcessGroupComm, ...]:
     """The comm inside this rank's node, and the one between nodes; none in a flat world."""
     if table is None:
         return ()
     try:
-        return _split(everyone, table.inside(everyone.rank), table.between(everyone.rank))
+        rank = lines.everyone.rank
+        return _split(lines, table.inside(rank), table.between(rank))
     except ValueError as error:
         if kind_of(nodes) == "given":
             raise
@@ -167,14 +159,14 @@ def _on_nodes(nodes: Nodes, table: Table | None, everyone: ProcessGroupComm) -> 
         return ()
 
 
-def _parts(source: Source, everyone: ProcessGroupComm) -> tuple[ProcessGroupComm, ...]:
+def _parts(source: Source, lines: Lines) -> tuple[ProcessGroupComm, ...]:
     """Where ranks hold shards, the comm inside this rank's replica, and the one between replicas.
 
     A collective. Raises `ValueError`, on all ranks, where ranks of one shard do not agree on which it is.
     """
     if (members := source.members) is None:
         return ()
-    inside, between = members
+    everyone, (inside, between) = lines.everyone, members
     shape = f"{len(inside)} ranks in each of {len(between)} replicas"
     require_agreement({"shards": shape}, everyone)
     mine = torch.tensor([list(inside).index(everyone.rank), *between], device="cpu")
@@ -185,7 +177,7 @@ def _parts(source: Source, everyone: ProcessGroupComm) -> tuple[ProcessGroupComm
             "replicas= joins ranks with different shards: it must hold the ranks that have the same place in "
             "fully_shard's meshes"
         )
-    return _split(everyone, *members)
+    return _split(lines, *members)
 
 
 def _assemble(
@@ -193,57 +185,54 @@ def _assemble(
     chosen: Recipe,
     source: Source,
     optimizers: Optimizers,
-    everyone: ProcessGroupComm,
+    lines: Lines,
     parts: tuple[ProcessGroupComm, ...],
-    device: Device,
 ) -> Wire:
     def ended() -> None:
-        for each in (everyone, *parts):
+        for each in (*lines.comms, *parts):
             each.close()
             if backward.is_sound and worker.is_connected:
                 give_back(each.group)
 
     worker = Worker(crashed=lambda error: backward.engine.crash(error), ended=ended)
-    decision = chosen.build().next
     uses: dict[str, float] = {}
     level, replicas = None, source.replicas_of(optimizers)
-    carry = _carriers(everyone, *parts, checksums=asked.checksums)
-    control, comm, between = carry[0], carry[-1], (everyone, *parts)[-1]
+    carry: Sequence[Comm] = (lines.everyone,)
+    if lines.cpu is not None:
+        carry = _carriers(lines.cpu, *parts, checksums=asked.checksums)
     shard = Shard(carry[1]) if parts else None
     if shard is not None and source.members is None:
         level = NodeLevel(shard, source.specs, worker.post)
         replicas = shard.replicas(replicas, source.specs)
-    placement = host(comm, worker.post, device, control=control)
+    placement, elsewhere = placements(asked.placement, lines, carry[0], carry[-1], worker, flat=not parts)
     around = Surroundings(
         placement,
+        elsewhere=elsewhere,
         policy=asked.policy,
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
-        alone=is_alone(comm),
-        loss_scale=_scale_of(asked.scaler, placement.bringing),
-        replicas=read_by(placement.bringing.read, partial(_landing, placement.bringing, replicas)),
+        alone=is_alone(carry[-1]),
+        loss_scale=(lambda: 1.0) if asked.scaler is None else asked.scaler.get_scale,
+        replicas=_brought(replicas, lambda: backward.placement.bringing),
         uses=lambda: uses,
         shard=shard,
         buffers=source.passenger,
         check=partial(check_momentum, optimizers=optimizers),
-        prepare=partial(prepare_for, rank=everyone.rank),
-        link_seen=lambda link: None if link is None else between.expect(link.beta_s),
-        guard=Guard(
-            {spec.name: source.parameters[spec.name] for spec in source.specs},
-            asked.guard_every,
-            source.is_uneven,
-        ),
+        prepare=partial(prepare_for, rank=lines.everyone.rank),
+        link_seen=partial(_expect, parts[1] if parts else lines.cpu),
+        guard=_guard(source, asked.guard_every),
         inspect=(watch := Watch()),
     )
-    specs = source.specs if level is None else level.specs
 
     def engine(concluded: Hear, resolved: Hear) -> Engine:
+        specs = source.specs if level is None else level.specs
         return Engine(specs, chosen, replace(around, concluded=concluded, resolved=resolved))
 
-    calls = Calls(Board.of(everyone.group) if everyone.world > 1 else None)
+    calls = Calls(Board.of(lines.groups[0]) if lines.everyone.world > 1 else None)
     backward = Backward(source, worker, engine, calls, level)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
+    decision = chosen.build().next
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, optimizers, counted, scaled=asked.scaler is not None)
     backward.news.attached()
@@ -259,23 +248,24 @@ def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
     return [CheckedComm(each) for each in comms]
 
 
-def _landing(bringing: Bringing, replicas: Replicas, name: str) -> Replicated | None:
-    """`replicas(name)`, of which what is cut or filled up is made in the stream that it is read in."""
-    with bringing.landing():
-        return replicas(name)
+def _guard(source: Source, every: int) -> Guard:
+    return Guard({spec.name: source.parameters[spec.name] for spec in source.specs}, every, source.is_uneven)
 
 
-def _scale_of(scaler: torch.amp.GradScaler | None, bringing: Bringing) -> Callable[[], float]:
-    """For the engine's thread, once gradients have been brought."""
-    if scaler is None:
-        return lambda: 1.0
+def _brought(replicas: Replicas, bringing: Callable[[], Bringing]) -> Replicas:
+    """`replicas` where the engine reads; what is cut or filled up is made in the stream of those reads."""
 
-    def scale() -> float:
-        # It waits for a stream, and in that of the computation it would wait for the whole backward pass.
-        with bringing.landing():
-            return scaler.get_scale()
+    def landing(name: str) -> Replicated | None:
+        with bringing().landing():
+            return replicas(name)
 
-    return scale
+    return read_by(lambda tensor: bringing().read(tensor), landing)
+
+
+def _expect(carrier: ProcessGroupComm | None, link: Link | None) -> None:
+    """Suit messages on the CPU to the link between the ranks that exchange gradients."""
+    if carrier is not None and link is not None:
+        carrier.expect(link.beta_s)
 
 
 def _agreed_recipe(
@@ -283,7 +273,6 @@ def _agreed_recipe(
     source: Source,
     optimizer: object,
     comm: Comm,
-    device: torch.device,
     also: Callable[[], object],
 ) -> tuple[Recipe, Optimizers]:
     """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
@@ -292,7 +281,7 @@ def _agreed_recipe(
         source.check()
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)
-        chosen = asked.validated(source, device)
+        chosen = asked.validated(source)
         layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"))
         check_momentum(layout, optimizers)
         warn_without_optimizer(layout, optimizers)
@@ -309,20 +298,3 @@ def _agreed_recipe(
     if refusal is not None:
         raise refusal
     return chosen, optimizers
-
-
-def _same_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup, on_host: bool) -> dist.ProcessGroup:
-    mine, theirs = dist.get_process_group_ranks(group), dist.get_process_group_ranks(models)
-    if mine != theirs:
-        raise ValueError(f"process_group has ranks {mine}, the model's has {theirs}; they must be the same")
-    if group is models:
-        raise ValueError(
-            "process_group is the model's own: its collectives and gradwire's would mix. Create another "
-            "with torch.distributed.new_group, or leave it out"
-        )
-    if not on_host and not carries_cpu(group):
-        raise ValueError(
-            "process_group carries no tensors on the CPU, where gradients are copied to: create one with "
-            "torch.distributed.new_group(backend='gloo'), or leave it out"
-        )
-    return group

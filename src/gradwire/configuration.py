@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -38,13 +38,12 @@ class Configuration:
     guard_every: int = 0
     checksums: bool = False
 
-    def validated(self, source: Source, device: torch.device) -> Recipe:
-        """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`.
-
-        `device` is where gradients are.
-        """
-        self._check_checksums(device)
-        self._check_placement(device)
+    def validated(self, source: Source) -> Recipe:
+        """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`."""
+        if not isinstance(self.checksums, bool):
+            raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
+        if self.placement not in get_args(Place):
+            raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
         if source.members is not None and kind_of(self.nodes) == "given":
             raise ValueError(
                 "nodes= is for whole parameters; fully_shard shares them within a node already: leave it out"
@@ -93,21 +92,3 @@ class Configuration:
         if target not in (TARGET, chosen.options.get("target")):
             raise ValueError(f"target={target} is for the recipe auto; {chosen} would ignore it")
         return chosen
-
-    def _check_checksums(self, device: torch.device) -> None:
-        if not isinstance(self.checksums, bool):
-            raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
-        if self.checksums and self.placement == "device" and device.type != "cpu":
-            raise ValueError(
-                "checksums=True checks what the host sends, and with placement='device' NCCL sends from the "
-                "device: leave one of the two out"
-            )
-
-    def _check_placement(self, device: torch.device) -> None:
-        if self.placement not in ("auto", "host", "device"):
-            raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
-        if self.placement == "device" and device.type != "cpu":
-            raise ValueError(
-                f"placement='device' is not there yet for gradients on {device.type}: leave it out, or say "
-                "'host'"
-            )

@@ -86,7 +86,7 @@ def explore(
     said["optimizer"] = "attached" if attached.optimizers else "none"
     attached.backward.rest()
     attached.backward.calls.begin("explore()", engine.step)
-    attached.worker.call(lambda: require_agreement(said, engine.around.control))
+    attached.backward.call(lambda: require_agreement(said, engine.around.control))
     if not rows or not candidates:
         raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
     if not attached.optimizers:
@@ -117,7 +117,7 @@ def _fit(engine: Engine, text: str) -> Composition:
 @contextmanager
 def _as_it_was(attached: Attached) -> Iterator[None]:
     """The engine's side of rewinding: a layout that is put aside keeps its planes as they are."""
-    backward, call = attached.backward, attached.worker.call
+    backward, call = attached.backward, attached.backward.call
     saved = call(backward.engine.snapshot)
     history, compressed = backward.history, backward.compressed
     backward.history = History()
@@ -137,7 +137,7 @@ def _try(
     step: Callable[[Batch], Any],
     batches: Sequence[Batch],
 ) -> Trial:
-    engine, call = attached.backward.engine, attached.worker.call
+    engine, call = attached.backward.engine, attached.backward.call
     energies: list[tuple[float, float]] = []
     took_s: list[float] = []
     unsent = _Unsent()

@@ -56,6 +56,7 @@ class Memory(Protocol):
     - `covers_momentum`: it applies momentum itself, so the optimizer must not.
     - `as_arrived`: its planes have the gradient's own type, and a loss scale stays in. All others add up in
       float32 or float64, without it.
+    - `stays_on_device`: where planes are on a device, neither `fold` nor `settle` makes the host wait for it.
     - `whole`: values travel in the type of the planes, not in a shorter one that parameters have: nothing of
       what is sent stays.
     """
@@ -68,6 +69,8 @@ class Memory(Protocol):
     def covers_momentum(self) -> bool: ...
     @property
     def as_arrived(self) -> bool: ...
+    @property
+    def stays_on_device(self) -> bool: ...
     @property
     def whole(self) -> bool: ...
 
@@ -99,6 +102,7 @@ class Residual:
     weight = 1.0
     covers_momentum = False
     as_arrived = False
+    stays_on_device = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.start <= 1.0:
@@ -135,6 +139,7 @@ class LowPass:
     planes = (UNSENT,)
     covers_momentum = False
     as_arrived = False
+    stays_on_device = True
     whole = False
 
     def __post_init__(self) -> None:
@@ -165,6 +170,7 @@ class Forgetful:
     planes = ()
     weight = 1.0
     covers_momentum = False
+    stays_on_device = True
     whole = False
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:

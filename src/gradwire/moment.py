@@ -67,11 +67,11 @@ class ExchangeState:
             self.committed.setdefault(kind, {}).update(tensors)
         self.discard()
 
-    def adopt(self, name: str, other: ExchangeState) -> None:
-        """Take over at once what another has committed for the parameter `name`."""
+    def adopt(self, name: str, other: ExchangeState, where: torch.device) -> None:
+        """Take over at once what another has committed for the parameter `name`, to the device `where`."""
         for kind, tensors in other.committed.items():
             if name in tensors:
-                self.committed.setdefault(kind, {})[name] = tensors[name]
+                self.committed.setdefault(kind, {})[name] = tensors[name].to(where)
 
     def discard(self) -> None:
         """Forget what was put since the last commit."""

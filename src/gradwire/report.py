@@ -27,9 +27,10 @@ class Report:
     step should take by the facts (`None` where there are none) and `step_s` the median of what they took,
     with all that precedes their backward pass. `compile_s` is how long this rank compiled kernels within
     steps, all together: `gradwire warmup` does that beforehand. `placement` says where memory and codecs
-    are. If that is not where gradients are, `pinned_bytes` are what copies take on the host, and `copied_s`
-    is how long the device copied in the last step, both ways, beside its computation. Where `per_node` ranks
-    add up inside their node first, `inside_bytes_per_step` are those inside, and all others between nodes.
+    are, and `placement_why`, if there is more to say, why there. If that is not where gradients are,
+    `pinned_bytes` are what copies take on the host, and `copied_s` is how long the device copied in the last
+    step, both ways, beside its computation. Where `per_node` ranks add up inside their node first,
+    `inside_bytes_per_step` are those inside, and all others between nodes.
     `checksum_bytes` are what `attach(checksums=True)` has added to all bytes so far.
     `computing_by_rank_s` are the median seconds that each rank took from the end of a step to its last
     gradient of the next one. All wait for the slowest.
@@ -59,6 +60,7 @@ class Report:
     step_s: float = 0.0
     compile_s: float = 0.0
     placement: str = "host"
+    placement_why: str = ""
     pinned_bytes: int = 0
     copied_s: float = 0.0
     per_node: int = 1
@@ -100,9 +102,11 @@ class Report:
                 f"  by rank      {_ms(middle_s)} of computing per step in the median, "
                 f"{_ms(slowest_s)} on rank {self.slowest_rank}",
             )
-        if self.pinned_bytes:
+        if self.pinned_bytes or self.placement != "host":
             copies = f"{_mib(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
-            lines.append(f"  placement    {self.placement}: {copies}")
+            said = copies if self.pinned_bytes else "gradients stay on their device"
+            why = f"; {self.placement_why}" if self.placement_why else ""
+            lines.append(f"  placement    {self.placement}: {said}{why}")
         if self.per_node > 1 and self.inside_bytes_per_step:
             lines.insert(
                 3, f"  in nodes     {_mib(self.inside_bytes_per_step)} per rank and step, beside that"

@@ -20,7 +20,7 @@ from gradwire.comm import Round
 from gradwire.engine import saving, state
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
-from gradwire.engine.news import what_runs
+from gradwire.engine.news import what_runs, why_placed
 from gradwire.engine.predicted import predicted_step_s
 from gradwire.engine.state import Missing, Saved
 from gradwire.engine.switching import switch, take_unsent
@@ -67,7 +67,7 @@ class Wire:
 
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
-        self._source, self._backward, self._worker = attached.source, attached.backward, attached.worker
+        self._source, self._backward = attached.source, attached.backward
         self._watch = attached.watch
         self._diagnosis: Diagnosis | None = None
 
@@ -92,7 +92,7 @@ class Wire:
         """Run `function` on the engine's thread once all ranks have come to the same call."""
         self._backward.rest()
         self._backward.calls.begin(what, self._engine.step)
-        return self._worker.call(function)
+        return self._backward.call(function)
 
     @property
     def overlap(self) -> bool:
@@ -196,6 +196,7 @@ class Wire:
             step_s=history.median("step_s"),
             compile_s=history.compile_s,
             placement=engine.around.placement.name,
+            placement_why=why_placed(engine),
             pinned_bytes=engine.around.placement.bringing.pinned_bytes,
             copied_s=engine.around.placement.bringing.copied_s(),
             checksum_bytes=engine.around.checksum_bytes,
@@ -283,7 +284,7 @@ class Wire:
                 "state_dict('mean') will go: call mean_state_dict()", DeprecationWarning, stacklevel=2
             )
             return self.mean_state_dict()
-        return state.keyed(self._worker.call(lambda: state.save(self._engine)))
+        return state.keyed(self._backward.call(lambda: state.save(self._engine)))
 
     def mean_state_dict(self) -> dict[str, Any]:
         """The mean of all ranks' states, the same on all ranks, under the key "mean". A collective.

@@ -1,4 +1,8 @@
-"""Scenes of host placement: models on a simulated device, ranks over gloo."""
+"""Scenes of placements: models on a simulated device, ranks over gloo.
+
+Where gloo stands for a backend whose collectives are work in streams, they are done before they are waited
+for all the same, which no order that is missing can change; the race finder sees that it is missing.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.configuration import Place
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.recipes import EVERY_RECIPE
-from tests.support.simulated import Simulated
+from tests.support.simulated import Home, Near, Simulated
 
 STEPS, BAD = 8, 4
 
@@ -37,18 +42,22 @@ class Branches(nn.Module):
 
 
 @contextmanager
-def on(device: Simulated) -> Iterator[None]:
-    """Models that are attached here have their gradients on `device`."""
-    with patch("gradwire.attaching.device_at", lambda _where: device):
+def on(device: Simulated, *, streams: bool = False) -> Iterator[None]:
+    """Models that are attached here have their gradients on `device`; groups may pass for NCCL's."""
+    streamed = frozenset({"gloo"} if streams else ())
+    with (
+        patch("gradwire.attaching.device_at", lambda _where: device),
+        patch("gradwire.comm.groups.STREAMED", streamed),
+    ):
         yield
 
 
 @contextmanager
 def watched(device: Simulated, wire: gradwire.Wire) -> Iterator[None]:
-    """The training thread computes on the device, and the engine's on the host."""
-    held = ExitStack()
-    worker = wire.attached.worker
-    worker.call(lambda: held.enter_context(device.watching("host")))
+    """The training thread computes on the device, and the engine's where the memory is."""
+    held, worker = ExitStack(), wire.attached.worker
+    home: Home = "host" if wire.report().placement == "host" else "device"
+    worker.call(lambda: held.enter_context(device.watching(home)))
     try:
         with device.watching("device"):
             yield
@@ -56,15 +65,17 @@ def watched(device: Simulated, wire: gradwire.Wire) -> Iterator[None]:
         worker.call(held.close)
 
 
-def run(recipe: str, device: Simulated | None) -> dict[str, Any]:
+def run(
+    recipe: str, device: Simulated | None, asked: Place = "auto", *, streams: bool = False
+) -> dict[str, Any]:
     """Train; in step `BAD` a gradient is NaN on rank 1, and the scaler skips."""
     ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
     optimizer = optimizer_of(ddp, lr=0.1)
     with ExitStack() as held:
         if device is not None:
-            held.enter_context(on(device))
+            held.enter_context(on(device, streams=streams))
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler)
+        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler, placement=asked)
         if device is not None:
             held.enter_context(watched(device, wire))
         for step in range(STEPS):
@@ -87,13 +98,14 @@ def run(recipe: str, device: Simulated | None) -> dict[str, Any]:
         "pinned": report.pinned_bytes,
         "copied_s": report.copied_s,
         "placement": report.placement,
+        "why": report.placement_why,
     }
 
 
-def trains(recipe: str) -> dict[str, Any]:
+def trains(recipe: str, asked: Place = "host", *, streams: bool = False) -> dict[str, Any]:
     """On the device and on the CPU, with what the race finder has found."""
-    device = Simulated()
-    there = run(recipe, device)
+    device = Simulated() if asked == "host" else Near()
+    there = run(recipe, device, asked, streams=streams)
     here = run(recipe, None)
     parameters = sum(p.numel() for p in Branches().parameters())
     return {
@@ -105,10 +117,19 @@ def trains(recipe: str) -> dict[str, Any]:
     }
 
 
-def deaf(*calls: str) -> dict[str, Any]:
-    """The same without what some calls order."""
-    device = Simulated(*calls)
-    run("topk(ratio=0.1)", device)
+def deaf(*calls: str, asked: Place = "host", streams: bool = False) -> dict[str, Any]:
+    """A training without what some calls order, in which neither DDP nor a scaler waits for the device."""
+    device = Simulated(*calls) if asked == "host" else Near(*calls)
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp, lr=0.1)
+    with on(device, streams=streams):
+        wire = gradwire.attach(ddp, optimizer, "topk(ratio=0.1)", placement=asked)
+    with watched(device, wire):
+        for step in range(3):
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(ddp(inputs), targets).backward()
+            optimizer.step()
     return {"races": len(device.races)}
 
 
@@ -120,11 +141,11 @@ def _error_of(act: Callable[[], object]) -> dict[str, str]:
     return {"kind": "none", "text": ""}
 
 
-def captured() -> dict[str, Any]:
+def captured(*, streams: bool) -> dict[str, Any]:
     """Rank 1 captures its second backward pass into a graph; after that training goes on."""
-    device = Simulated()
+    device = Near()
     ddp = DistributedDataParallel(perceptron())
-    with on(device):
+    with on(device, streams=streams):
         wire = gradwire.attach(ddp, recipe="int8")
 
     def step(number: int) -> None:
@@ -174,23 +195,60 @@ def unreachable() -> dict[str, Any]:
     ):
         with (
             patch("torch.distributed.new_group", refused),
-            patch("gradwire.comm.groups._known", lambda _terms: []),
+            patch("gradwire.comm.groups._known", lambda *_terms: []),
         ):
             error = _error_of(lambda: gradwire.attach(ddp, recipe="int8"))
-        wire = gradwire.attach(ddp, recipe="int8")
+        wire = gradwire.attach(ddp, recipe="int8", placement="host")
     inputs, targets = batch(0)
     nn.functional.mse_loss(ddp(inputs), targets).backward()
     return {**error, "step": wire.report().step}
 
 
+def without_gloo() -> dict[str, Any]:
+    """As `unreachable`, but the model's group carries tensors of the device: then it carries all."""
+    new_group, made = dist.new_group, []
+
+    def refused_once(*args: Any, **options: Any) -> dist.ProcessGroup:
+        group = new_group(*args, **options)
+        assert isinstance(group, dist.ProcessGroup)
+        made.append(group)
+        if len(made) == 1 and dist.get_rank() == 1:
+            raise RuntimeError("connectFullMesh failed")
+        return group
+
+    def trained(asked: Place) -> dict[str, Any]:
+        made.clear()
+        with patch("torch.distributed.new_group", refused_once):
+            return run("topk(ratio=0.1)", Near(), asked, streams=True)
+
+    with (
+        patch("gradwire.comm.groups.carries_cpu", lambda _group: False),
+        patch("gradwire.comm.groups._known", lambda *_terms: []),
+    ):
+        error = _error_of(lambda: trained("host"))
+        there = trained("auto")
+    return {**error, "there": there, "here": run("topk(ratio=0.1)", None)}
+
+
 TRAINED = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "dgc", "efsignsgd", "gcomp", "threshold")
+STAGED = ("dense", "topk", "int8", "powersgd", "threshold")
+STREAMED = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "gcomp")
 CALLS = (("wait_event",), ("synchronize",), ("set_result", "join"))
 """Either of the last two is enough for DDP, which waits for futures in the stream that has joined."""
 
 SCENES: dict[str, Callable[[], Any]] = {
     **{f"trains {name}": partial(trains, EVERY_RECIPE[name]) for name in TRAINED},
+    **{f"stages {name}": partial(trains, EVERY_RECIPE[name], "device") for name in STAGED},
+    **{f"streams {name}": partial(trains, EVERY_RECIPE[name], "auto", streams=True) for name in STREAMED},
     **{f"deaf to {' and '.join(calls)}": partial(deaf, *calls) for calls in CALLS},
-    "captured": captured,
+    **{f"staged, deaf to {' and '.join(calls)}": partial(deaf, *calls, asked="auto") for calls in CALLS},
+    **{
+        f"streamed, deaf to {' and '.join(calls)}": partial(deaf, *calls, asked="auto", streams=True)
+        for calls in CALLS
+    },
+    "staged, captured": partial(captured, streams=False),
+    "streamed, captured": partial(captured, streams=True),
+    "without gloo": without_gloo,
     "mixed world": mixed_world,
     "mixed placements": mixed_placements,
     "unreachable": unreachable,

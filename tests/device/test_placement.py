@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.placement import Accelerator, Copies, HostDevice, InPlace, Placement, device_at, host
-from tests.support.simulated import Simulated
+from tests.support.simulated import Near, Simulated
 
 
 def nothing(job: Any) -> None:
@@ -101,9 +101,12 @@ def test_a_placement_that_nobody_knows_is_refused(ddp: DistributedDataParallel) 
         gradwire.attach(ddp, placement=wrong)
 
 
-def on_a_device(monkeypatch: pytest.MonkeyPatch) -> Simulated:
-    device = Simulated()
+def on_a_device(
+    monkeypatch: pytest.MonkeyPatch, device: Simulated | None = None, *, streams: bool = False
+) -> Simulated:
+    device = Simulated() if device is None else device
     monkeypatch.setattr("gradwire.attaching.device_at", lambda _where: device)
+    monkeypatch.setattr("gradwire.comm.groups.STREAMED", frozenset({"gloo"} if streams else ()))
     return device
 
 
@@ -120,12 +123,72 @@ def test_by_way_of_the_host_is_said_once_with_what_it_costs(
     assert "placement    host: 0.02 MiB pinned, " in str(report)
 
 
-def test_the_device_is_no_placement_yet(
+@pytest.mark.parametrize(
+    ("recipe", "streams", "placement"),
+    [
+        ("int8", False, "staged"),
+        ("int8", True, "stream"),
+        ("dgc", True, "stream"),
+        ("dgc(clip=1.0)", True, "host"),
+        ("gcomp", True, "host"),
+        ("gcomp", False, "host"),
+        ("auto", False, "staged"),
+        ("flexible", True, "host"),  # it looks at gradients
+    ],
+)
+@pytest.mark.parametrize("asked", ["auto", "device"])
+def test_recipe_and_backend_choose(
+    ddp: DistributedDataParallel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    recipe: str,
+    streams: bool,
+    placement: str,
+    asked: Any,
+) -> None:
+    on_a_device(monkeypatch, Near(), streams=streams)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    wire = gradwire.attach(ddp, optimizer, recipe, placement=asked)
+    for _ in range(2):
+        ddp(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+    report = wire.report()
+    assert (report.placement, report.step) == (placement, 2)
+    assert f"placement    {placement}: " in str(report)
+    said = [record.levelname for record in caplog.records if "reads numbers on the host" in record.message]
+    assert said == (["WARNING"] if placement == "host" else [])
+    assert ("reads numbers on the host" in report.placement_why) == (placement == "host")
+    [untried] = [record.getMessage() for record in caplog.records if "experimental" in record.message]
+    assert f"by the placement {placement!r}" in untried
+
+
+def test_checksums_are_of_what_the_host_sends(
     ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_device(monkeypatch)
-    with pytest.raises(ValueError, match="placement='device' is not there yet for gradients on cuda"):
-        gradwire.attach(ddp, placement="device")
+    on_a_device(monkeypatch, Near(), streams=True)
+    with pytest.raises(ValueError, match="with placement='device' NCCL sends from the device"):
+        gradwire.attach(ddp, recipe="int8", placement="device", checksums=True)
+    wire = gradwire.attach(ddp, recipe="int8", checksums=True)
+    ddp(torch.ones(2, 64)).sum().backward()
+    assert (wire.report().placement, wire.report().step) == ("staged", 1)
+
+
+def test_what_runs_next_may_run_elsewhere_and_memory_goes_along(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_a_device(monkeypatch, Near(), streams=True)
+    wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)")
+    backward = wire.attached.backward
+    seen = []
+    for text in ("topk(ratio=0.1)", "threshold(threshold=0.01)", "topk(ratio=0.2)"):
+        before = wire.state_dict()["rank0"]["memory"]
+        backward.call(lambda text=text: backward.engine.install(gradwire.recipe(text).build()))
+        after = wire.state_dict()["rank0"]["memory"]
+        assert all(torch.equal(after[name], values) for name, values in before.items())
+        ddp(torch.ones(2, 64)).sum().backward()
+        seen.append((wire.report().placement, wire.report().step))
+    assert any(bool(values.any()) for values in after.values())
+    assert seen == [("stream", 1), ("host", 2), ("stream", 3)]
 
 
 def test_a_group_of_the_users_has_to_carry_tensors_on_the_cpu(
@@ -133,7 +196,7 @@ def test_a_group_of_the_users_has_to_carry_tensors_on_the_cpu(
 ) -> None:
     on_a_device(monkeypatch)
     group = dist.new_group([0])
-    monkeypatch.setattr("gradwire.attaching.carries_cpu", lambda each: each is not group)
+    monkeypatch.setattr("gradwire.comm.groups.carries_cpu", lambda each: each is not group)
     with pytest.raises(ValueError, match="carries no tensors on the CPU"):
         gradwire.attach(ddp, process_group=group)
 

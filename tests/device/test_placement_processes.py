@@ -1,4 +1,4 @@
-"""Host placement on real ranks: trainings on a simulated device, and errors that all ranks hear of."""
+"""Placements on real ranks: trainings on a simulated device, and errors that all ranks hear of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.device.scenes_placed import CALLS, STEPS, TRAINED
+from tests.device.scenes_placed import CALLS, STAGED, STEPS, STREAMED, TRAINED
 from tests.support.ranks import Results, perform, value
 
 
@@ -31,13 +31,52 @@ def test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit(results: Results,
         assert rank["here"]["pinned"] == rank["here"]["copied_s"] == 0
 
 
+ON_DEVICE = [("stages", "staged", name) for name in STAGED] + [
+    ("streams", "stream", name) for name in STREAMED
+]
+READ_HOST = {"threshold", "gcomp"}
+
+
+@pytest.mark.parametrize(("scene", "placement", "name"), ON_DEVICE)
+def test_a_training_on_the_device_is_the_cpus_bit_for_bit(
+    results: Results, scene: str, placement: str, name: str
+) -> None:
+    ranks = value(results, f"{scene} {name}")
+    assert len({rank["there"]["digest"] for rank in ranks}) == 1
+    for rank in ranks:
+        there, here = rank["there"], rank["here"]
+        assert rank["races"] == []
+        assert rank["operators"] > 100 * STEPS, "somebody has watched"
+        assert there["placement"] == ("host" if name in READ_HOST else placement)
+        assert ("reads numbers on the host" in there["why"]) == (name in READ_HOST)
+        assert bool(there["pinned"]) == (name in READ_HOST)
+        same = ("digest", "buffers", "step", "skipped")
+        assert {key: there[key] for key in same} == {key: here[key] for key in same}
+        assert (there["step"], there["skipped"]) == (STEPS - 1, 1)
+
+
 @pytest.mark.parametrize("calls", CALLS, ids=str)
-def test_each_order_that_a_training_relies_on_is_missed(results: Results, calls: tuple[str, ...]) -> None:
-    assert all(rank["races"] for rank in value(results, f"deaf to {' and '.join(calls)}"))
+@pytest.mark.parametrize("placed", ["", "staged, ", "streamed, "])
+def test_each_order_that_a_training_relies_on_is_missed(
+    results: Results, placed: str, calls: tuple[str, ...]
+) -> None:
+    assert all(rank["races"] for rank in value(results, f"{placed}deaf to {' and '.join(calls)}"))
 
 
-def test_a_backward_pass_that_is_captured_fails_on_all_ranks_and_training_goes_on(results: Results) -> None:
-    other, own = value(results, "captured")
+def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(results: Results) -> None:
+    for rank in value(results, "without gloo"):
+        assert rank["kind"] == "TransportError", "by way of the host nothing can be sent"
+        assert "could not connect ranks [1]" in rank["text"]
+        assert rank["there"]["placement"] == "stream"
+        assert rank["there"]["digest"] == rank["here"]["digest"]
+        assert rank["there"]["step"] == STEPS - 1
+
+
+@pytest.mark.parametrize("placed", ["staged", "streamed"])
+def test_a_backward_pass_that_is_captured_fails_on_all_ranks_and_training_goes_on(
+    results: Results, placed: str
+) -> None:
+    other, own = value(results, f"{placed}, captured")
     assert own["kind"] == "GradwireError"
     assert "captured into a graph" in own["text"]
     assert other["kind"] == "PeerFailed"

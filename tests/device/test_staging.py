@@ -11,16 +11,10 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.errors import GradwireError
 from gradwire.placement import OnStream, Placement, Post, StagedComm, host, staged
 from tests.support.rig import Rig, flat, gradients
-from tests.support.simulated import Simulated
+from tests.support.simulated import Near, Simulated
 from tests.support.verbs import CALLS, Call
 
 WORLD, STEPS = 2, 3
-
-
-class Near(Simulated):
-    """A simulated device whose tensors may be made here: they say that they are on the CPU, as they are."""
-
-    where = torch.device("cpu")
 
 
 class Transport(Comm):

@@ -11,9 +11,9 @@ from torch import Tensor
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.placement import Inline, StreamComm, stream
-from tests.device.test_staging import Near
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
 from tests.support.rig import Rig, flat, gradients
+from tests.support.simulated import Near
 
 WORLD, STEPS = 2, 4
 

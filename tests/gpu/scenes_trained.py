@@ -52,7 +52,7 @@ def run(text: str, where: torch.device) -> dict[str, Any]:
     """Train; a step whose means are not finite is skipped, as a `GradScaler` would."""
     ddp = DistributedDataParallel(Products().to(where), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.125)
-    wire = gradwire.attach(ddp, optimizer, text)
+    wire = gradwire.attach(ddp, optimizer, text, placement="host")
     skipped = 0
     for step in range(STEPS):
         optimizer.zero_grad()

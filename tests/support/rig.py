@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -141,7 +142,8 @@ class Rig:
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
         self._concluded: list[Step] = []
-        post, concluded = self._jobs.append, self._concluded.append
+        self._ended = threading.Event()
+        post, concluded = self._jobs.append, self._conclude
         known, everyone = specs(dtype, shapes), comm
         self.level: NodeLevel | None = None
         if per_node > 1:
@@ -154,7 +156,7 @@ class Rig:
         device = device_at(WHERE)
         here = Placement("rig", comm, control, post, device, device, resolve=resolve)
         placement = here if place is None else place(post)
-        self._post = placement.post
+        self._placement = placement
         around = Surroundings(placement, concluded=concluded, **options)
         self.engine = Engine(known, recipe(text), around)
         if self.level is not None:
@@ -204,16 +206,25 @@ class Rig:
             for index, names in enumerate(buckets)
         ]
         *early, last = range(len(buckets)) if order is None else order
+        self._ended.clear()
+        self._placement.bringing.follow()
         self._run(partial(self._taker.open, now_s()))
         for index in early:
             self._run(partial(self._taker.arrive, arrivals[index]))
         self._run(partial(self._taker.arrive, arrivals[last]), self._taker.close)
+        if self._placement.wait is not None:
+            self._placement.wait(self._ended, lambda: None)
+        self._placement.bringing.join()
         assert len(self._concluded) == 1, "a step must be concluded exactly once"
         return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
 
+    def _conclude(self, step: Step) -> None:
+        self._concluded.append(step)
+        self._ended.set()
+
     def _run(self, *jobs: Callable[[], None]) -> None:
         for job in jobs:
-            self._post(partial(self._perform, job))
+            self._placement.post(partial(self._perform, job))
         while self._jobs:
             self._perform(self._jobs.popleft())
 

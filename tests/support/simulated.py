@@ -114,6 +114,7 @@ class Simulated:
     """
 
     where = torch.device("cuda", 0)
+    is_host = False
 
     def __init__(self, *deaf: str) -> None:
         self.races: list[str] = []
@@ -271,6 +272,12 @@ class Simulated:
         return number
 
 
+class Near(Simulated):
+    """A simulated device whose tensors may be made here: they say that they are on the CPU, as they are."""
+
+    where = torch.device("cpu")
+
+
 def _join(clock: Clock, other: Clock) -> None:
     for actor, time_ in other.items():
         clock[actor] = max(clock.get(actor, 0), time_)
@@ -310,7 +317,11 @@ class _Operators(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Of what is no operator: `tolist` reads on the host, and what `numpy` is asked for may write, too."""
+    """Of what is no operator: `tolist` reads on the host, and what `numpy` is asked for may write, too.
+
+    In a stream, `numpy` is asked by a kernel for the CPU, which stands for one of the device: the host does
+    not wait for it.
+    """
 
     def __init__(self, device: Simulated) -> None:
         super().__init__()
@@ -320,6 +331,8 @@ class _Functions(TorchFunctionMode):
         self, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function in (Tensor.numpy, Tensor.tolist):
-            written = [args[0]] if function is Tensor.numpy else []
-            self._device.operate(function.__name__, [args[0]], written, waits=True)
+            is_kernel = function is Tensor.numpy
+            waits = not (is_kernel and self._device.entered)
+            written = [args[0]] if is_kernel else []
+            self._device.operate(function.__name__, [args[0]], written, waits)
         return function(*args, **(kwargs or {}))

@@ -27,7 +27,7 @@ def test_another_lane_adopts_what_belongs_to_the_parameter() -> None:
     for name in ("a", "b"):
         old.put("Q", name, torch.ones(1))
     old.commit()
-    new.adopt("a", old)
+    new.adopt("a", old, torch.device("cpu"))
     assert new.committed.keys() == {"Q"}
     assert new.committed["Q"].keys() == {"a"}
 

@@ -30,25 +30,22 @@ _Terms = tuple[list[int], str, Any]
 """Ranks, backend, and the timeout as torch has it."""
 
 
-def borrow(like: dist.ProcessGroup, beside: torch.device | None = None) -> dist.ProcessGroup:
+def borrow(
+    like: dist.ProcessGroup, where: torch.device = _CPU, backend: str | None = None
+) -> dist.ProcessGroup:
     """A group with the ranks, backend and timeout of `like` that no other model uses on any rank.
 
-    `like` may carry only tensors of another device, `beside`; the group is one of gloo then, which carries
-    tensors on the CPU.
+    `like` carries tensors at `where`. With another `backend`, such as gloo's, the group carries others.
 
     A collective over `like`: one all-gather of 128 bytes per rank, and none for the first such group. A group
     of another backend than `like` takes one number more. Raises `TransportError` where torch cannot create a
     group; on all ranks if the backend is another.
     """
-    if beside is not None and carries_cpu(like):
-        beside = None
-    where = _CPU if beside is None else beside
-    terms = _terms(like, where)
-    if beside is not None:
-        terms = (terms[0], "gloo", terms[2])
-    known = _known(terms)
+    ranks, own, timeout = _terms(like, where)
+    terms = ranks, backend or own, timeout
+    known = _known(terms, _CPU if backend else where)
     free = _free_everywhere(_free(known), like, range(like.size()), where) if known else None
-    if free is None and beside is not None:
+    if free is None and backend is not None:
         free = _new_everywhere(terms, like, where)
     return _lend(free, terms)
 
@@ -122,21 +119,32 @@ def give_back(group: dist.ProcessGroup) -> None:
 
 
 @contextmanager
-def given_back_if_refused(group: dist.ProcessGroup) -> Iterator[None]:
+def given_back_if_refused(*groups: dist.ProcessGroup) -> Iterator[None]:
     """`attach` refuses on all ranks at once, so nothing is under way; a broken transport stays broken."""
     try:
         yield
     except TransportError:
         raise
     except Exception:
-        give_back(group)
+        for group in groups:
+            give_back(group)
         raise
 
 
-def carries_cpu(group: dist.ProcessGroup) -> bool:
-    """Whether a group has a backend for tensors on the CPU, as far as torch knows."""
+STREAMED = frozenset({"nccl", "xccl"})
+"""Backends whose collectives are work in a stream."""
+
+
+def backend_at(group: dist.ProcessGroup, where: torch.device) -> str | None:
+    """What carries tensors at `where`, as far as torch knows; `None` if nothing does."""
     configured: str = str(dist.get_backend_config(group))
-    return any(each.split(":")[0] == "cpu" for each in configured.split(","))
+    backends = dict(each.split(":", 1) for each in configured.split(",") if ":" in each)
+    return backends.get(where.type)
+
+
+def carries_cpu(group: dist.ProcessGroup) -> bool:
+    """Whether a group carries tensors on the CPU."""
+    return backend_at(group, _CPU) is not None
 
 
 def _terms(group: dist.ProcessGroup, where: torch.device = _CPU) -> _Terms:
@@ -152,12 +160,15 @@ def _terms(group: dist.ProcessGroup, where: torch.device = _CPU) -> _Terms:
     return ranks, dist.get_backend(group), timeout
 
 
-def _known(terms: _Terms) -> list[dist.ProcessGroup]:
-    """The groups made here with these terms: the same on all ranks, but for which of them are lent."""
+def _known(terms: _Terms, where: torch.device = _CPU) -> list[dist.ProcessGroup]:
+    """The groups made here with these terms: the same on all ranks, but for which of them are lent.
+
+    Their timeout is that of the backend for tensors at `where`.
+    """
     found = []
     for group in list(_lent):
         with suppress(KeyError):
-            if _terms(group) == terms:
+            if _terms(group, where) == terms:
                 found.append(group)
     return found
 

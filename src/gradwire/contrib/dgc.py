@@ -78,6 +78,10 @@ class MomentumCorrection:
     def whole(self) -> bool:
         return self.masking
 
+    @property
+    def stays_on_device(self) -> bool:
+        return self.clip is None  # which bounds a norm that the host computes with
+
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         return fold_momentum(
             (working[UNSENT], working[MOMENTUM]),

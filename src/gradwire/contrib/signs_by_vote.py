@@ -165,6 +165,7 @@ class Signum:
     planes = (MOMENTUM,)
     weight = 1.0
     as_arrived = False
+    stays_on_device = True
     whole = False
 
     def __post_init__(self) -> None:

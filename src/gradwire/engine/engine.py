@@ -44,6 +44,7 @@ class Snapshot:
     step: int
     plan: str | None
     decider: Decider
+    around: Surroundings
 
 
 class Engine:
@@ -55,7 +56,6 @@ class Engine:
 
     def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, around: Surroundings) -> None:
         self.specs, self.recipe, self.around = tuple(specs), recipe, around
-        self.comm = around.comm
         self.rank = around.control.rank
         """The number that names this rank in messages."""
         self.step = 0
@@ -63,7 +63,7 @@ class Engine:
         self.watch = BackwardWatch(stopwatch_for(around.placement.device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(
-            around.placement.post, self._progress, one_by_one=lambda: self.apart, rank=self.rank
+            lambda job: self.around.placement.post(job), self._progress, lambda: self.apart, self.rank
         )
         self._policy = around.policy
         self._now: Step | None = None
@@ -75,11 +75,13 @@ class Engine:
     def run(self, layout: Layout) -> None:
         """Run `layout` from the next step on, with the memory that it has."""
         decision = layout.main.next
-        self.around.prepare(layout)
+        around = self.around = self.around.suited(stays=layout.stays_on_device)
+        self.comm = around.comm
+        around.prepare(layout)
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
-            self.around.prepare(self.layout_of(decision.about, META))
-        self._decider = decider_for(layout, self.around, self.watch.ready_s, self._hear, self.layout_of)
+            around.prepare(self.layout_of(decision.about, META))
+        self._decider = decider_for(layout, around, self.watch.ready_s, self._hear, self.layout_of)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
         self.traffic = traffic_for(self.layout, self.around)
 
@@ -90,8 +92,10 @@ class Engine:
         self.step = step
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
-        """How parameters would travel under another composition, by default on our device."""
-        device = self.around.device if device is None else device
+        """How parameters would travel under another composition, by default where that would run."""
+        if device is None:
+            stays = self.around.elsewhere is None or self.layout_of(composition, META).stays_on_device
+            device = self.around.suited(stays=stays).device
         return build(self.specs, composition, self._policy, device, self.around.memory_dtype)
 
     def here(self, asked: Layout, *, owing: bool = False) -> Layout:
@@ -102,7 +106,8 @@ class Engine:
         following = asked.main.next
         aim = asked if following is None or following.about is None else self.layout_of(following.about, META)
         if self.around.alone and only_compresses(aim):
-            return uncompressed(asked, self.around.device, self.around.memory_dtype, owing=owing)
+            device = self.around.suited(stays=True).device
+            return uncompressed(asked, device, self.around.memory_dtype, owing=owing)
         return asked
 
     def install(self, composition: Composition) -> None:
@@ -124,12 +129,13 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """What runs now, for `restore`; what is installed in between has planes of its own."""
-        return Snapshot(self.layout, self.step, self.plan, self._decider)
+        return Snapshot(self.layout, self.step, self.plan, self._decider, self.around)
 
     def restore(self, saved: Snapshot) -> None:
         """Go on as if nothing had run since `snapshot`."""
         self.layout, self.step, self.plan = saved.layout, saved.step, saved.plan
-        self._decider = saved.decider
+        self._decider, self.around = saved.decider, saved.around
+        self.comm = self.around.comm
         self.traffic = traffic_for(self.layout, self.around)
 
     @property
@@ -154,19 +160,13 @@ class Engine:
 
         Neither this nor the two below raise for what goes wrong in a step: `concluded` delivers it.
         """
-        try:
-            self.resolve()
-        except TransportError as error:
-            self.runner.broken = error
-        except BaseException as error:  # of the device: no step can end any more
-            self.crash(error)
-        # A device's doubts are summed over the data's comm, which ranks with other shards do not share.
-        may_wait = self.around.placement.resolve == "late" and not self.around.sharded
-        is_late = may_wait and not self.measuring
+        self.catch_up()
+        is_late = self.around.resolves_late and not self.measuring
         step = self._now = Step(self.step, self.layout.main.text, is_late=is_late)
         if profiler._is_profiler_enabled:
             step.trace = RangedTrace(recipe=step.plan.partition("(")[0])
-        step.scale = self.around.loss_scale()
+        with self.around.placement.bringing.landing():
+            step.scale = self.around.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), at_s)
         step.before_s = self.watch.before_s(step.started_s)
         step.guard = self.around.guard.numbers(step.number)
@@ -199,7 +199,7 @@ class Engine:
         assert step is not None, "open the step first"
         step.all_arrived = True
         if self.around.sharded:
-            self._send_small(step, self._left_in(step))
+            self._send_small(step, step.late_small(self.layout.early))
         self._progress(step)
 
     def _take(self, step: Step, arrival: Arrival) -> None:
@@ -308,15 +308,11 @@ class Engine:
             self.runner.issue(small.send)
         return bool(regions)
 
-    def _left_in(self, step: Step) -> Set[str]:
-        """The small gradients that did not travel early."""
-        return step.tail_regions.keys() - (self.layout.early if step.sent_early else frozenset())
-
     def _send_tail(self, step: Step) -> None:
         facts = (*step.guard, *self._decider.row(step, self.traffic.row))
         step.require_all_units(self.layout.lanes, self.rank)
         stale = step.buffers is not None and step.buffers.is_stale
-        sound, finite, left = step.is_late or step.is_finite(), None, self._left_in(step)
+        sound, finite, left = step.is_late or step.is_finite(), None, step.late_small(self.layout.early)
         if self.around.sharded:
             sound, left = step.small_are_finite(self.rank) and sound, frozenset()
         if step.is_late:
@@ -400,6 +396,13 @@ class Engine:
             finite = bool(step.outcome.finite())
             self._settle(step, self._outcome(step, step.outcome.verdict, finite))
 
+    def catch_up(self) -> None:
+        """`resolve`, of which an error ends all steps from now on."""
+        try:
+            self.resolve()
+        except BaseException as error:  # of the device, for instance
+            self.crash(error)
+
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
         """Let the decider see the facts of a step, and run what it wants to follow."""
         rows = [row.facts[len(step.guard) :] for row in verdict.rows]
@@ -417,8 +420,8 @@ class Engine:
 
     def crash(self, error: BaseException) -> None:
         """An error of our own outside any exchange: the order is lost, so nothing can go on."""
-        broken = TransportError(f"internal error: {error!r}")
-        broken.__cause__ = error
+        broken = error if isinstance(error, TransportError) else TransportError(f"internal error: {error!r}")
+        broken.__cause__ = error.__cause__ if broken is error else error
         self.lose(broken)
 
     def lose(self, error: TransportError) -> None:

@@ -104,6 +104,15 @@ class Layout:
         return self.is_plain and all(isinstance(exchange, Dense) for exchange in self.direct.values())
 
     @property
+    def stays_on_device(self) -> bool:
+        """Whether nothing in it makes the host wait for a device on which gradients and memory are."""
+        exchanges = {
+            id(each): each for each in (*(lane.exchange for lane in self.lanes), *self.direct.values())
+        }
+        looks = self.main.watch is not None and self.main.watch.look is not None
+        return not looks and all(each.laws.stays_on_device for each in exchanges.values())
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of all planes."""
         return sum(lane.memory_bytes for lane in self.lanes)
@@ -145,7 +154,10 @@ class Layout:
         return frozenset(spec.name for spec in ahead if large_enough)
 
     def take_over(self, old: Layout) -> None:
-        """Fill the memory from another layout's, by parameter name; what is unsent may not be dropped."""
+        """Fill the memory from another layout's, by parameter name; what is unsent may not be dropped.
+
+        The other may have its memory on another device.
+        """
         for name, (lane, _slot) in old.slots.items():
             planes = self.planes_of(name)
             for plane in planes:
@@ -156,7 +168,8 @@ class Layout:
             elif UNSENT in lane.memory.planes:
                 assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
             if name in self.slots:
-                self.slots[name][0].kept.adopt(name, lane.kept)
+                here = self.slots[name][0]
+                here.kept.adopt(name, lane.kept, here.x.device)
 
     def planes_of(self, name: str) -> tuple[str, ...]:
         """Which planes a parameter has; none when nothing is remembered of it."""

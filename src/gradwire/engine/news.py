@@ -11,6 +11,10 @@ from gradwire.moment import Moment
 from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")
+_UNTRIED = (
+    "gradients on %s are carried by the placement %r. That is experimental: it has run on a simulated device "
+    "only. Compare with plain training before you rely on it"
+)
 _STEPS = 24
 """What is sent may depend on the step: the mean is over as many as hold every interval up to 4, 6 and 8."""
 
@@ -24,9 +28,14 @@ class News:
     def __init__(self, engine: Engine) -> None:
         self._engine, self.plan = engine, engine.plan
         self._speaks = engine.around.control.rank == 0
+        self._has_warned = False
 
     def attached(self) -> None:
         """A model has been attached."""
+        placement = self._engine.around.placement
+        if self._speaks and not placement.device.is_host:
+            _LOG.warning(_UNTRIED, placement.device.where.type, placement.name)
+        self._placed()
         if self._speaks and _LOG.isEnabledFor(logging.INFO):
             _LOG.info("gradwire %s: %s", __version__, account(self._engine))
 
@@ -36,6 +45,15 @@ class News:
         if self._speaks:
             main = engine.layout.main
             _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, main.why)
+        self._placed()
+
+    def _placed(self) -> None:
+        """Warn once that gradients are carried on the host although they could stay on their device."""
+        around = self._engine.around
+        if around.elsewhere is not None and around.placement.memory.is_host and not self._has_warned:
+            self._has_warned = True
+            if self._speaks:
+                _LOG.warning("%s", why_placed(self._engine))
 
     def skipped(self, step: int, skipped: int) -> None:
         """A step did not count on any rank; `skipped` are those so far."""
@@ -54,6 +72,14 @@ def what_runs(engine: Engine) -> tuple[str, str]:
     if engine.measuring:
         return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
     return engine.layout.main.text, engine.layout.main.why
+
+
+def why_placed(engine: Engine) -> str:
+    """Why memory and codecs are where they are; empty where nothing else is asked for."""
+    around = engine.around
+    if around.elsewhere is None or not around.placement.memory.is_host:
+        return around.placement.why
+    return f"{engine.layout.main.text} reads numbers on the host, so gradients are carried there"
 
 
 def account(engine: Engine) -> str:

@@ -55,7 +55,22 @@ def single(saved: Saved) -> list[State]:
 
 
 def save(engine: Engine) -> dict[str, Any]:
-    """This rank's state; the tensors are copies."""
+    """This rank's state; the tensors are copies on the CPU, wherever the memory is."""
+    return _on_host(_copied(engine))
+
+
+def _on_host(state: dict[str, Any]) -> dict[str, Any]:
+    def moved(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {key: moved(value) for key, value in each.items()}
+        return each.cpu() if isinstance(each, Tensor) else each
+
+    found: dict[str, Any] = moved(state)
+    return found
+
+
+def _copied(engine: Engine) -> dict[str, Any]:
+    """The same where the memory is."""
     engine.resolve()
     layout = engine.layout
     if layout.alone:
@@ -98,7 +113,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
 
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
     """
-    state, shard = save(engine), engine.around.shard
+    state, shard = _copied(engine), engine.around.shard
     specs = {spec.name: spec for spec in engine.specs}
     found: list[Exception | None] = []
     for plane in (state["memory"], *state["planes"].values()):
@@ -111,7 +126,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     require_undamaged(found, engine.around.control)
     if shard is not None:
         state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
-    return {**state, "rank": None, "world": None}
+    return _on_host({**state, "rank": None, "world": None})
 
 
 @dataclass(frozen=True)
@@ -201,7 +216,8 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
                 spec.shaped(layout.memory(name, plane)).copy_(memory.detach())
     for kind, tensors in state["kept"].items():
         for name, tensor in tensors.items():
-            layout.slots[name][0].kept.put(kind, name, tensor.detach().clone())
+            lane = layout.slots[name][0]
+            lane.kept.put(kind, name, tensor.detach().to(lane.x.device, copy=True))
     for lane in layout.lanes:
         lane.kept.commit()
     owing = any(lane.committed[UNSENT].any() for lane in layout.lanes if UNSENT in lane.committed)

@@ -357,6 +357,10 @@ class Step:
         here = names & self.tail_regions.keys()
         return [self.tail_regions[spec.name] for spec in order if spec.name in here]
 
+    def late_small(self, early: Set[str]) -> Set[str]:
+        """The small gradients that did not travel with the `early` ones."""
+        return self.tail_regions.keys() - (early if self.sent_early else frozenset())
+
     def receive_small(self, rank: int) -> None:
         """Block until all small means are here; where they are damaged, the step fails on all ranks."""
         for small in self.small:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -39,11 +39,14 @@ class Surroundings:
     """Called once per step, when its means are on their way into the buffers, or with its error."""
     resolved: Callable[[Step], None] = lambda _step: None
     """Called once per step that has no error, when it is known whether it counts: at most one step later."""
+    elsewhere: Placement | None = None
+    """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
     alone: bool = False
     loss_scale: Callable[[], float] = lambda: 1.0
+    """Of the current step; read in the stream in which means land."""
     replicas: Replicas = lambda _name: None
     """Parameters and optimizer state that all ranks hold alike, by name."""
     uses: Callable[[], Mapping[str, float]] = dict
@@ -62,6 +65,15 @@ class Surroundings:
     """Sees every unit before its exchange."""
     shard: Shard | None = None
     """This rank's share of every parameter; `None` where parameters are whole."""
+
+    def suited(self, *, stays: bool) -> Surroundings:
+        """These, with the placement for a layout that stays on a device, or does not.
+
+        It follows from the layout alone, and so is the same on all ranks.
+        """
+        if self.elsewhere is None or stays != self.placement.memory.is_host:
+            return self
+        return replace(self, placement=self.elsewhere, elsewhere=self.placement)
 
     @property
     def comm(self) -> Comm:
@@ -84,6 +96,14 @@ class Surroundings:
     def device(self) -> torch.device:
         """Where the memory is, and what the engine is handed of the gradients."""
         return self.placement.memory.where
+
+    @property
+    def resolves_late(self) -> bool:
+        """Whether a step is resolved when the next one begins.
+
+        A device's doubts are summed over the data's comm, which ranks with other shards do not share.
+        """
+        return self.placement.resolve == "late" and not self.sharded
 
     @property
     def sharded(self) -> bool:

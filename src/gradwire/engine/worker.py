@@ -20,7 +20,8 @@ class Worker:
 
     def __init__(self, crashed: Callable[[BaseException], None], ended: Job = lambda: None) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._crashed, self._ended = crashed, ended
+        self.crashed, self._ended = crashed, ended
+        """Takes what a job raises."""
         self.is_connected = True
         """Whether no `call` has broken the transport so far."""
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
@@ -79,7 +80,7 @@ class Worker:
             try:
                 job()
             except BaseException as error:  # `SystemExit`, too, which would end this thread in silence
-                self._crashed(error)
+                self.crashed(error)
             del job  # or what it holds would stay until the next
         self._ended()
 

@@ -23,8 +23,10 @@ class Remember:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """As the inner exchange, which is never in place."""
-        return replace(self.inner.laws, in_place=False)
+        """As the inner exchange, which is never in place; a memory may read what is on a device."""
+        inner = self.inner.laws
+        stays = inner.stays_on_device and (self.memory is None or self.memory.stays_on_device)
+        return replace(inner, in_place=False, stays_on_device=stays)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         return self.inner.start(x, mean, comm, at)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor, nn
 
 now_s = time.perf_counter
@@ -139,8 +138,8 @@ class Timed(Protocol):
     """The part of a device that a stopwatch needs."""
 
     @property
-    def where(self) -> torch.device:
-        """The device of its tensors."""
+    def is_host(self) -> bool:
+        """Whether its work is done when a call returns."""
 
     def new_event(self) -> Any:
         """An event that takes times."""
@@ -148,7 +147,7 @@ class Timed(Protocol):
 
 def stopwatch_for(device: Timed) -> Stopwatch:
     """The stopwatch of the device that computes."""
-    return HostStopwatch() if device.where.type == "cpu" else EventStopwatch(device.new_event)
+    return HostStopwatch() if device.is_host else EventStopwatch(device.new_event)
 
 
 class BackwardWatch:

@@ -4,7 +4,7 @@ from gradwire.placement.base import Placement, Post, Resolve, host, staged, stre
 from gradwire.placement.bringing import Bringing, Brought, Copies, InPlace
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at
 from gradwire.placement.staging import OnStream, StagedComm
-from gradwire.placement.streaming import Inline, StreamComm
+from gradwire.placement.streaming import Inline, LaterComm, StreamComm, ThroughComm
 
 __all__ = [
     "Accelerator",
@@ -15,12 +15,14 @@ __all__ = [
     "HostDevice",
     "InPlace",
     "Inline",
+    "LaterComm",
     "OnStream",
     "Placement",
     "Post",
     "Resolve",
     "StagedComm",
     "StreamComm",
+    "ThroughComm",
     "device_at",
     "host",
     "staged",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -12,9 +14,13 @@ from gradwire.comm.base import Comm
 from gradwire.placement.bringing import Bringing, Copies, InPlace
 from gradwire.placement.device import Device, HostDevice
 from gradwire.placement.staging import OnStream, StagedComm
-from gradwire.placement.streaming import Inline, StreamComm
+from gradwire.placement.streaming import Inline, LaterComm, StreamComm
 
-Post: TypeAlias = Callable[[Callable[[], None]], None]
+T = TypeVar("T")
+Job: TypeAlias = Callable[[], None]
+Post: TypeAlias = Callable[[Job], None]
+Wait: TypeAlias = Callable[[threading.Event, Job], None]
+"""Block until an event is set; call a function twice a second meanwhile, which ends the wait by raising."""
 Resolve: TypeAlias = Literal["now", "late"]
 """When the host reads whether a step was finite, and commits it: before the step ends, or when the next one
 begins, so that it need not wait for the device."""
@@ -28,7 +34,7 @@ class Placement:
     ranks agree on, travels over `control` in tensors on the CPU. The two may be the same comm, or over the
     same ranks; where ranks share a replica, `control` is over all of them. `post` runs a function on the
     engine's thread. `device` computes the gradients; `bringing` carries them to `memory`, where planes live
-    and codecs run, and the means back.
+    and codecs run, and the means back. `why` is for the report.
     """
 
     name: str
@@ -39,6 +45,9 @@ class Placement:
     memory: Device = field(default_factory=HostDevice)
     bringing: Bringing = field(default_factory=InPlace)
     resolve: Resolve = "now"
+    wait: Wait | None = None
+    """How the thread that trains waits for a step's end, if it runs what is left to do itself."""
+    why: str = ""
 
     def fetch(self, value: Tensor) -> Callable[[], Tensor]:
         """Copy `value`, which is where the memory is, to the host, as the current stream leaves it.
@@ -55,6 +64,11 @@ class Placement:
 
         return fetched
 
+    def at_work(self, function: Callable[[], T]) -> T:
+        """Call `function` as the engine works: where memory is on a device, in the engine's stream."""
+        with self.bringing.working():
+            return function()
+
 
 def host(comm: Comm, post: Post, device: Device | None = None, control: Comm | None = None) -> Placement:
     """Memory and codecs on the CPU, bytes over `comm`, which carries tensors on the CPU.
@@ -64,34 +78,49 @@ def host(comm: Comm, post: Post, device: Device | None = None, control: Comm | N
     `control` is `comm` if it is left out.
     """
     device = HostDevice() if device is None else device
-    bringing = InPlace() if device.where.type == "cpu" else Copies(device)
+    bringing = InPlace() if device.is_host else Copies(device)
     return Placement("host", comm, control or comm, post, device, bringing=bringing)
 
 
-def staged(comm: Comm, post: Post, device: Device) -> Placement:
+def staged(comm: Comm, post: Post, device: Device, control: Comm | None = None) -> Placement:
     """Memory and codecs on the `device`, bytes over `comm`, which carries tensors on the CPU.
 
     Payloads are copied to pinned memory and back. The verdict, and all else that ranks agree on, travels over
-    `comm` without a detour. What `post` runs, it runs within `bringing.landing()`.
-    """
-    carried = StagedComm(comm, device)
-    return Placement("staged", carried, comm, post, device, memory=device, bringing=OnStream(device))
-
-
-def stream(comm: Comm, control: Comm, device: Device) -> Placement:
-    """Memory and codecs on the `device`, bytes over `comm`, whose collectives are work in a stream (NCCL).
-
-    The thread that brings gradients issues everything, within `bringing.landing()`. The verdict travels over
-    `control`, which carries tensors on the CPU. Whether a step counts is read when the next one begins.
+    `control`, by default `comm`, without a detour.
     """
     bringing = OnStream(device)
+
+    def posted(job: Job) -> None:
+        post(lambda: _within(bringing.working, job))
+
+    carried = StagedComm(comm, device)
+    return Placement("staged", carried, control or comm, posted, device, memory=device, bringing=bringing)
+
+
+def stream(
+    comm: Comm, control: Comm, device: Device, crashed: Callable[[BaseException], None] | None = None
+) -> Placement:
+    """Memory and codecs on the `device`, bytes over `comm`, whose collectives are work in a stream (NCCL).
+
+    The thread that brings gradients issues everything, in a stream of the engine's. The verdict travels over
+    `control`, which carries tensors on the CPU. Whether a step counts is read when the next one begins.
+    `crashed` takes what a job raises; without it the thread does.
+    """
+    bringing = OnStream(device)
+    post = Inline(bringing.working, crashed)
     return Placement(
         "stream",
         StreamComm(comm),
-        control,
-        Inline(),
+        LaterComm(control, post.later),
+        post,
         device,
         memory=device,
         bringing=bringing,
         resolve="late",
+        wait=post.wait,
     )
+
+
+def _within(context: Callable[[], AbstractContextManager[None]], job: Job) -> None:
+    with context():
+        job()

@@ -56,8 +56,14 @@ class Bringing(Protocol):
     def landing(self) -> AbstractContextManager[None]:
         """A context in which the stream of the landing copies is current, to set the device's futures."""
 
+    def working(self) -> AbstractContextManager[None]:
+        """A context in which the stream is current that the engine works in, if it needs one."""
+
+    def follow(self) -> None:
+        """Make the engine's stream wait for all that this thread's current stream has so far."""
+
     def join(self) -> None:
-        """Make this thread's current stream wait for all copies that have been enqueued so far."""
+        """Make this thread's current stream wait for all that the engine has enqueued so far."""
 
     @property
     def pinned_bytes(self) -> int:
@@ -96,6 +102,12 @@ class InPlace:
 
     def landing(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def follow(self) -> None:
+        pass
 
     def join(self) -> None:
         pass
@@ -178,7 +190,7 @@ class Copies:
             if self._device.is_capturing():
                 raise GradwireError(CAPTURED)
             room = self._room(key, source)
-            self._stream.wait_event(self._device.current().record_event())
+            self.follow()
             room.copy("out", room.memory, source, self._stream)
         except BaseException as error:  # no memory left to pin, for instance
             return Lost(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
@@ -199,6 +211,12 @@ class Copies:
 
     def landing(self) -> AbstractContextManager[None]:
         return self._device.using(self._stream)
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def follow(self) -> None:
+        self._stream.wait_event(self._device.current().record_event())
 
     def join(self) -> None:
         self._device.current().wait_event(self._stream.record_event())

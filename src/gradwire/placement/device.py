@@ -43,6 +43,10 @@ class Device(Protocol):
     def where(self) -> torch.device:
         """The device of its tensors."""
 
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the CPU: its work is done when a call returns, and nothing has to be copied."""
+
     def current(self) -> Stream:
         """The stream to which operators of this thread go."""
 
@@ -89,6 +93,7 @@ class HostDevice:
     """The CPU: nothing has to be waited for. See `Device` for the methods."""
 
     where = torch.device("cpu")
+    is_host = True
 
     def current(self) -> Stream:
         return _NOTHING
@@ -115,6 +120,8 @@ class HostDevice:
 
 class Accelerator:
     """A device of `torch.accelerator`, such as a GPU. See `Device` for the methods."""
+
+    is_host = False
 
     def __init__(self, where: torch.device) -> None:
         self.where = where

@@ -51,10 +51,7 @@ class _Staged:
 
 
 class OnStream:
-    """The engine works on the gradients where they are, in a stream of its own. See `Bringing`.
-
-    Its thread runs all that it does within `landing()`.
-    """
+    """The engine works on the gradients where they are, in a stream of its own. See `Bringing`."""
 
     pinned_bytes = 0
 
@@ -66,7 +63,7 @@ class OnStream:
         try:
             if self._device.is_capturing():
                 raise GradwireError(CAPTURED)
-            self._stream.wait_event(self._device.current().record_event())
+            self.follow()
         except BaseException as error:
             return Lost(source, error)
         return There(source)
@@ -79,6 +76,12 @@ class OnStream:
 
     def landing(self) -> AbstractContextManager[None]:
         return self._device.using(self._stream)
+
+    def working(self) -> AbstractContextManager[None]:
+        return self.landing()
+
+    def follow(self) -> None:
+        self._stream.wait_event(self._device.current().record_event())
 
     def join(self) -> None:
         self._device.current().wait_event(self._stream.record_event())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from torch.autograd import Variable, profiler
 
@@ -20,10 +19,11 @@ from gradwire.engine.step import Step
 from gradwire.engine.worker import Job, Worker
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
-from gradwire.placement import Brought
+from gradwire.placement import Brought, Placement
 from gradwire.sources.nodes.level import NodeLevel
 from gradwire.sources.source import Source
 
+T = TypeVar("T")
 Hear: TypeAlias = Callable[[Step], None]
 
 _BROKE_OFF = (
@@ -73,7 +73,12 @@ class Backward:
             level.join(self.engine)
         self._taker = level or self.engine
         self.news = News(self.engine)
-        self.placement = self.engine.around.placement
+        self._placement = self.placement
+
+    @property
+    def placement(self) -> Placement:
+        """Of the step that is running, or else of the next one."""
+        return self.engine.around.placement
 
     def open(self) -> None:
         """The first gradients of a step are there.
@@ -86,13 +91,16 @@ class Backward:
             raise GradwireError(_BROKE_OFF)
         self.calls.require_order()
         self.calls.steps += 1
+        if not self.engine.is_resolved:  # after which something else may run, elsewhere
+            self.call(self.engine.catch_up)
         self._ended.clear()
         self._all_given = False
+        self._placement = self.placement
         self._held, self._brought = [partial(self._taker.open, now_s())], []
 
     def bring(self, arrival: Arrival) -> None:
         """Hand over a flat buffer, which is the engine's until the step has ended."""
-        brought = self.placement.bringing.bring(arrival.index, arrival.buffer)
+        brought = self._placement.bringing.bring(arrival.index, arrival.buffer)
         self._brought.append(brought)
         self._held.append(partial(self._arrive, arrival, brought))
         # In a step taken apart, communication would slow the computation that shares its cores.
@@ -106,24 +114,27 @@ class Backward:
         self._all_given = True
         # Not before everything is there: a reentrant checkpoint nests backward passes, and at the end of an
         # inner one there may be gradients that only the outer one will deliver.
-        with suppress(RuntimeError):  # "can only be installed during backward pass": see the class
+        try:
             Variable._execution_engine.queue_callback(self._wait)
+        except RuntimeError:  # "can only be installed during backward pass": see the class
+            if self._placement.wait is not None:  # or what is left to do would be done in the next pass
+                self._await_end()
 
     def _arrive(self, arrival: Arrival, brought: Brought) -> None:
         """On the engine's thread: wait for a copy, if it is one."""
-        if brought.buffer is not arrival.buffer:
-            failure = arrival.failure
-            try:
-                brought.ready()
-            except BaseException as error:
-                failure = failure or error
+        failure = arrival.failure
+        try:
+            brought.ready()
+        except BaseException as error:
+            failure = failure or error
+        if brought.buffer is not arrival.buffer or failure is not arrival.failure:
             arrival = replace(arrival, buffer=brought.buffer, at_s=now_s(), failure=failure)
         self._taker.arrive(arrival)
 
     def _post_held(self) -> None:
         held, self._held = self._held, []
         for job in held:
-            self._worker.post(job)
+            self._placement.post(job)
 
     @property
     def is_sound(self) -> bool:
@@ -142,7 +153,19 @@ class Backward:
     def resolve(self) -> None:
         """Let the engine commit the last step, if that is still to be done."""
         if not self.engine.is_resolved:
-            self._worker.call(self.engine.resolve)
+            self.call(self.engine.resolve)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` between steps, where the engine works, and return its result, or raise its error.
+
+        It comes after all that the caller has enqueued on a device, and before all that it will.
+        """
+        placement = self.placement
+        placement.bringing.follow()
+        try:
+            return self._worker.call(partial(placement.at_work, function))
+        finally:
+            placement.bringing.join()
 
     def before_forward(self) -> None:
         """After an interrupt that the user caught, land what is still to come."""
@@ -153,7 +176,7 @@ class Backward:
         if not self._all_given:
             raise GradwireError(_BROKE_OFF)
         self._await_end()
-        self.placement.bringing.join()
+        self._placement.bringing.join()
         self._source.land()
 
     def _wait(self) -> None:
@@ -165,7 +188,7 @@ class Backward:
             self._await_end()
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
-        self.placement.bringing.join()
+        self._placement.bringing.join()
         self._source.land()
         if self._error is not None:
             # After the wrapper's own callbacks, which it could not do without in the next step.
@@ -178,7 +201,7 @@ class Backward:
             listener()
 
     def _await_end(self) -> None:
-        self._worker.wait(self._ended, self.calls.look)
+        (self._placement.wait or self._worker.wait)(self._ended, self.calls.look)
         self.calls.ended()
 
     def _raise_pending(self) -> None:
@@ -198,8 +221,9 @@ class Backward:
             self._error = self._error or error
             raise
         finally:
+            placement = self._placement  # the next step may have one of its own, once this one has ended
             self._ended.set()
-            with self.placement.bringing.landing():
+            with placement.bringing.landing():
                 self._source.release()
 
     def note(self, step: Step) -> None:

@@ -23,8 +23,8 @@ class BufferBroadcast:
     Wide types first: so each type is aligned within, and one collective is enough for all.
     """
 
-    def __init__(self, buffers: Sequence[Tensor], rank: int, bringing: Bringing) -> None:
-        self._buffers, self._is_source, self._bringing = list(buffers), rank == _SOURCE, bringing
+    def __init__(self, buffers: Sequence[Tensor], rank: int) -> None:
+        self._buffers, self._is_source = list(buffers), rank == _SOURCE
         self._shapes, self._dtypes = [each.shape for each in buffers], [each.dtype for each in buffers]
         ordered = sorted(buffers, key=lambda each: (-each.itemsize, str(each.dtype)))
         groups = [list(group) for _dtype, group in groupby(ordered, key=lambda each: each.dtype)]
@@ -34,6 +34,7 @@ class BufferBroadcast:
             _OneType(group, part.view(group[0].dtype))
             for group, part in zip(groups, self._bytes.split_with_sizes(sizes), strict=True)
         ]
+        self._bringing: Bringing
         self._brought: Brought
         self._pending: Pending | None = None
         self.is_stale = False
@@ -48,9 +49,9 @@ class BufferBroadcast:
         same = zip(buffers, self._buffers, self._dtypes, strict=True)
         return all(one is other and one.dtype == dtype for one, other, dtype in same)
 
-    def pack(self) -> None:
-        """Copy the buffers, if they are those to be sent. Raises nothing; see `failure`."""
-        self.is_stale, self.failure = False, None
+    def pack(self, bringing: Bringing) -> None:
+        """Copy the buffers, if they are those to be sent, and bring them. Raises nothing; see `failure`."""
+        self.is_stale, self.failure, self._bringing = False, None, bringing
         try:
             for each in self._types if self._is_source else ():
                 each.gather(each.flat)

@@ -221,8 +221,8 @@ class PlainParameters(Source):
         if not buffers or self.group.size() == 1 or backward.engine.apart:
             return
         if self._known is None or not self._known.holds(buffers):
-            self._known = BufferBroadcast(buffers, self.group.rank(), backward.placement.bringing)
-        self._known.pack()
+            self._known = BufferBroadcast(buffers, self.group.rank())
+        self._known.pack(backward.placement.bringing)
         self._packed = self._known
 
     def passenger(self) -> Passenger | None:

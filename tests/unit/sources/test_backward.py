@@ -133,7 +133,6 @@ def _engine(**other: Any) -> Any:
         "layout": SimpleNamespace(is_plain=True),
         "watch": SimpleNamespace(end=print),
         "runner": SimpleNamespace(broken=None),
-        "around": SimpleNamespace(placement=host(None, print), control=SimpleNamespace(rank=1)),  # type: ignore[arg-type]
         "is_resolved": True,
     }
     return SimpleNamespace(**{**usual, **other})
@@ -141,7 +140,9 @@ def _engine(**other: Any) -> Any:
 
 def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
     worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for)
-    return Backward(source or Nothing(), worker, lambda *_: _engine(**engine))
+    placement: Any = host(None, worker.post)  # type: ignore[arg-type]
+    around = SimpleNamespace(placement=placement, elsewhere=None, control=SimpleNamespace(rank=1))
+    return Backward(source or Nothing(), worker, lambda *_: _engine(around=around, **engine))
 
 
 def _bring(backward: Backward, index: int) -> None:

@@ -41,9 +41,9 @@ def _bits(buffers: list[Tensor]) -> list[list[int]]:
 def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
     def rank(comm: Comm) -> list[list[int]]:
         buffers = _buffers(comm.rank)
-        carried = BufferBroadcast(buffers, comm.rank, InPlace())
+        carried = BufferBroadcast(buffers, comm.rank)
         for _ in range(2):  # its room is used again
-            carried.pack()
+            carried.pack(InPlace())
             carried.send(comm)
             carried.wait()
             before = [each._version for each in buffers]
@@ -64,8 +64,8 @@ def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
 
 
 def _carried(rank: int, buffers: list[Tensor] | None = None) -> BufferBroadcast:
-    carried = BufferBroadcast(_buffers(rank) if buffers is None else buffers, rank, InPlace())
-    carried.pack()
+    carried = BufferBroadcast(_buffers(rank) if buffers is None else buffers, rank)
+    carried.pack(InPlace())
     return carried
 
 
@@ -81,7 +81,7 @@ def test_a_change_after_packing_makes_the_source_stale_and_another_tensor_any_ra
         buffers[3].data[2, 3] += 1.0  # no version counter tells
         carried.look(buffers)
         assert carried.is_stale == (rank == 0)
-        carried.pack()
+        carried.pack(InPlace())
         assert not carried.is_stale
         carried.look([buffers[0].clone(), *buffers[1:]])
         assert carried.is_stale
@@ -306,7 +306,7 @@ def test_a_rank_that_cannot_pack_fails_the_step_for_all() -> None:
 
 def test_packing_keeps_its_error_for_the_step() -> None:
     buffers = [torch.ones(3)]
-    carried = BufferBroadcast(buffers, 0, InPlace())
+    carried = BufferBroadcast(buffers, 0)
     carried._types[0].buffers = [object()]  # type: ignore[list-item]
-    carried.pack()
+    carried.pack(InPlace())
     assert isinstance(carried.failure, AttributeError)

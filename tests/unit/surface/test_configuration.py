@@ -38,7 +38,7 @@ def fingerprint(asked: Configuration) -> dict[str, str]:
     names = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
     source = Mock(Source, specs=SPECS, parameters=names, kind="a test")
     source.buffers_text.return_value = "none"
-    return asked.fingerprint(asked.validated(source, CPU), source, CPU)
+    return asked.fingerprint(asked.validated(source), source, CPU)
 
 
 def test_every_argument_is_tried() -> None:
@@ -59,13 +59,12 @@ def test_equal_arguments_have_equal_fingerprints() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Configuration("auto", checksums=True, placement="device"), "checks what the host sends, and with"),
         (Configuration("auto", checksums=1), "checksums=1 is neither True nor False"),  # type: ignore[arg-type]
     ],
 )
 def test_checksums_that_cannot_be_are_refused(asked: Configuration, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        asked.validated(Mock(Source), torch.device("cuda"))
+        asked.validated(Mock(Source))
 
 
 def test_a_target_leaves_the_other_options_of_auto_as_they_are() -> None:

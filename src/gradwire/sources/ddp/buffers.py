@@ -77,8 +77,8 @@ class Buffers:
             return
         if buffers := self._listed(ddp):
             if self._known is None or not self._known.holds(buffers):
-                self._known = BufferBroadcast(buffers, self._rank, bringing)
-            self._known.pack()
+                self._known = BufferBroadcast(buffers, self._rank)
+            self._known.pack(bringing)
             self.packed = self._known
 
     def look(self) -> None:
