@@ -20,7 +20,7 @@ FRAMEWORKS := .venv-integrations
 # What checks packages has no place among what they need.
 TOOLS := .venv-release
 
-.PHONY: install demo test test-full test-integrations gpu fuzz soak lint format dist clean
+.PHONY: install demo test test-full test-integrations gpu fuzz soak lint format docs dist clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -84,6 +84,11 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The site, into out/docs: one page for each of docs/*.md, and a reference of docstrings. Opens without a network.
+docs: $(RUNS)
+	$(PIP) -e ".[docs]"
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs out/docs
 
 # What is published. The bill of materials lists what .venv holds: make it where only `make demo` has run, as in CI.
 dist: $(RUNS)

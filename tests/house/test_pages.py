@@ -12,11 +12,12 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
+import gradwire
 from gradwire.cli.main import app
 from tests.support.pages import PAGES, Block, blocks, commands
 from tests.support.source import ROOT
 
-LANGUAGES = {"python", "shell", "text", "diff", "markdown"}
+LANGUAGES = {"python", "shell", "text", "diff", "markdown", "{toctree}", "{eval-rst}"}
 RUN = ("plan", "recipes", "doctor", "--version")
 """Commands that take no more than a second or two. Of all others, arguments are parsed."""
 
@@ -30,6 +31,12 @@ def test_code_stands_in_fenced_blocks(page: Path) -> None:
     # What is only indented is a formula or a drawing; a test could not tell it from code.
     indented = re.findall(r"\n\n(    \S.*)", page.read_text(encoding="utf-8"))
     assert [line for line in indented if re.search(r"gradwire[. ]|wire\.|torchrun|^    make ", line)] == []
+
+
+def test_every_page_is_on_the_site() -> None:
+    entries = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    pages = {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"}
+    assert pages - set(entries) == set()
 
 
 def test_what_is_not_run_names_something_that_is() -> None:
@@ -83,3 +90,17 @@ def _check_extras(requirement: str) -> None:
     wanted = re.findall(r"[\w-]+", requirement.partition("[")[2])
     assert set(wanted) <= set(project["optional-dependencies"])
     assert requirement.partition("[")[0] in (".", "gradwire")
+
+
+@pytest.mark.parametrize("model", ["resnet50", "bert-base", "gpt2"])
+def test_what_a_page_predicts_is_what_a_plan_says(model: str) -> None:
+    # One cell for each model; all thirty-six take a minute.
+    page = (ROOT / "docs" / "when.md").read_text(encoding="utf-8")
+    [found] = re.findall(rf"^\| `{model}`, (\d+) ms \| 1 Gbit/s \| [^|]* \| ([^|]*) \|", page, re.MULTILINE)
+    recipes = ("dense", "int8", "int4", "leader_topk(ratio=0.01)")
+    assert f"as `{' / '.join(recipes)}`" in page
+    numbers = {"rate_bit_per_s": 1e9, "delay_s": 1e-4, "step_s": int(found[0]) / 1e3}
+    plan = gradwire.plan(model, workers=8, candidates=recipes, **numbers)
+    share = {each.recipe: each.share_of_linear for each in plan.candidates}
+    said = " / ".join(f"{100 * share[str(gradwire.recipe(each))]:.0f}" for each in recipes)
+    assert found[1] == said

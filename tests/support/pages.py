@@ -22,7 +22,7 @@ PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>given|not run): (?P<said>[^>]*?) -->\n)?"
     r"(?:`(?P<quoted>[\w/.-]+)`:\n\n)?"
-    r"(?P<fence> *```+)(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=fence)$",
+    r"(?P<fence> *```+)(?P<language>[\w{}-]*)[^\n]*\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
 
