@@ -27,7 +27,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
 from gradwire.recipes.auto import CANDIDATES as CHOICES
-from gradwire.recipes.auto import FLOOR, chosen_by, standing_of
+from gradwire.recipes.auto import FLOOR, auto, chosen_by, standing_of
 from gradwire.recipes.parse import steady
 
 CANDIDATES = (
@@ -215,7 +215,7 @@ def _compared(
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
     facts = _facts(profile, backward, cluster, dense_s, known)
-    chosen = chosen_by(facts, standing_of(facts, target, FLOOR))
+    chosen = chosen_by(facts, standing_of(facts, target, FLOOR), partial(auto, target))
     best = rows[0]
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(

@@ -14,7 +14,7 @@ from gradwire.decide.choice import Option, Standing, margin_of, shortlist
 from gradwire.planning.facts import Facts
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
-from gradwire.recipes.trial import COUNTED, on_trial
+from gradwire.recipes.trial import COUNTED, Again, on_trial
 
 FAMILIES: tuple[dict[str, float], ...] = (
     {"gcomp": 1.0},
@@ -67,7 +67,7 @@ def auto(target: float = 0.95, floor: float = FLOOR) -> Composition:
     standing = partial(standing_of, target=target, floor=floor)
     return measured_for(
         Decision(
-            lambda facts: chosen_by(facts, standing(facts)),
+            lambda facts: chosen_by(facts, standing(facts), partial(auto, target, floor)),
             whole_steps=True,
             candidates=("dense", *CANDIDATES),
             examine=lambda facts: shortlist(standing(facts), [tuple(family) for family in FAMILIES]),
@@ -99,13 +99,13 @@ def standing_of(facts: Facts, target: float, floor: float) -> Standing:
     )
 
 
-def chosen_by(facts: Facts, standing: Standing) -> Composition:
-    """The best option on trial; dense where none is predicted to beat it."""
+def chosen_by(facts: Facts, standing: Standing, again: Again) -> Composition:
+    """The best option on trial; dense where none is predicted to beat it. `again` makes what decides anew."""
     best = standing.best()
     times = f"all-reduce {_ms(facts.allreduce_s)}, backward {_ms(facts.backward_s)}"
     measured = f"CCR {facts.ccr:.2f} ({times})"
     if best is not None:
-        tried = on_trial(best.recipe, standing)
+        tried = on_trial(best.recipe, standing, again)
         return replace(tried, why=f"{measured}; {tried.why}")
     if standing.dense_hides:
         why = f"communication hides as it is: {standing.share_of_linear(standing.dense_s):.0%} of linear"

@@ -4,22 +4,21 @@ A trial is timed as dense steps were, from the start of the backward pass to the
 What it took replaces what was predicted, and corrects what is predicted of the others
 (`gradwire.decide.choice`). Verdicts carry the times, so all ranks judge the same numbers in the same step.
 
-What is unsent moves along from one recipe to the next. Before one that remembers nothing, such as dense, a
-lane that sends everything delivers it.
+What is unsent moves along from one recipe to the next; the engine sends it before one that remembers nothing.
+A recipe that stays is watched: when its link or its steps change, all is measured and decided anew.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from statistics import median
 
 from gradwire.decide.choice import Standing
-from gradwire.memory import UNSENT
 from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
-from gradwire.recipes.handover import sending_unsent
 from gradwire.recipes.parse import steady
 
 SKIPPED = 2
@@ -28,20 +27,24 @@ COUNTED = 9
 """Steps whose median is compared."""
 MOST_TRIALS = 3
 """After which the best of those that were tried runs, or dense."""
+KEPT = 200
+"""Steps that a recipe stays at least: to decide anew takes some 40, most of them dense."""
+
+Again = Callable[[], Composition]
 
 _LOG = logging.getLogger("gradwire")
 
 
-def on_trial(text: str, standing: Standing, number: int = 1) -> Composition:
-    """The recipe `text`, an option of `standing`, as trial `number`.
+def on_trial(text: str, standing: Standing, again: Again, number: int = 1) -> Composition:
+    """The recipe `text`, an option of `standing`, as trial `number`; `again` makes what decides anew.
 
     A checkpoint saved during the trial carries that text. A run that resumes from it keeps the recipe without
     a trial.
     """
     chosen = steady(text, "candidate")
-    judge = partial(_judge_of, chosen, text, standing, number)
+    judge = partial(_judge_of, text, standing, again, number)
     why = f"trial {number}: {said_of(standing, text)}"
-    return replace(chosen, why=why, table=standing.table(text), watch=_every_step(judge))
+    return replace(chosen, why=why, table=standing.table(text), watch=Watch(judge, every=1, ends=True))
 
 
 def said_of(standing: Standing, text: str) -> str:
@@ -56,11 +59,7 @@ def said_of(standing: Standing, text: str) -> str:
     )
 
 
-def _every_step(judge: Callable[[Watched], Judge]) -> Watch:
-    return Watch(judge, every=1, ends=True)
-
-
-def _judge_of(running: Composition, text: str, standing: Standing, number: int, _watched: Watched) -> Judge:
+def _judge_of(text: str, standing: Standing, again: Again, number: int, _watched: Watched) -> Judge:
     took_s: list[float] = []
 
     def judge(shown: Observed) -> Composition | None:
@@ -68,35 +67,39 @@ def _judge_of(running: Composition, text: str, standing: Standing, number: int, 
             took_s.append(shown.previous_s)
         if len(took_s) < SKIPPED + COUNTED:
             return None
-        return _after(running, text, standing.after_trial(text, median(took_s[SKIPPED:])), number)
+        return _after(text, standing.after_trial(text, median(took_s[SKIPPED:])), again, number)
 
     return judge
 
 
-def _after(running: Composition, text: str, known: Standing, number: int) -> Composition:
-    """What follows trial `number`, in which `running` was tried."""
+def _after(text: str, known: Standing, again: Again, number: int) -> Composition:
+    """What follows trial `number`, in which `text` was tried."""
     best = known.best(tried_only=number >= MOST_TRIALS)
     if best is None:
         # Not a warning, which a user may have made an error: it would end the step of every rank.
         _LOG.warning("back to dense: %s was tried: %s", text, said_of(known, text))
-        plain = replace(dense(), table=known.table("dense"))
-        return handed_over(running, plain, f"{text} was tried: {said_of(known, text)}")
+        return replace(dense(), why=f"{text} was tried: {said_of(known, text)}", table=known.table("dense"))
     if best.took_s is None:
-        following = on_trial(best.recipe, known, number + 1)
-        return handed_over(running, following, f"{following.why}; before it {text} was tried")
-    settled = replace(steady(best.recipe, "candidate"), table=known.table(best.recipe))
-    return handed_over(running, settled, said_of(known, best.recipe))
+        following = on_trial(best.recipe, known, again, number + 1)
+        return replace(following, why=f"{following.why}; before it {text} was tried")
+    return replace(
+        steady(best.recipe, "candidate"),
+        why=said_of(known, best.recipe),
+        table=known.table(best.recipe),
+        watch=Watch(partial(_watching, again), every=1),
+    )
 
 
-def handed_over(running: Composition, following: Composition, why: str) -> Composition:
-    """`following` after `running`: at once where what is unsent has a place, else after sending it."""
-    following = replace(following, why=why)
-    return following if not _remembers(running) or _remembers(following) else sending_unsent(following)
+def _watching(again: Again, _watched: Watched) -> Judge:
+    """Decides anew once the link or the steps have changed, but not within `KEPT` steps."""
+    steps, changed = count(1), False
 
+    def judge(shown: Observed) -> Composition | None:
+        nonlocal changed
+        changed = changed or shown.link_change is not None or shown.step_change_s is not None
+        return again() if next(steps) >= KEPT and changed else None
 
-def _remembers(composition: Composition) -> bool:
-    memory = composition.exchange.memory
-    return memory is not None and UNSENT in memory.planes
+    return judge
 
 
 def _ms(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,11 +21,11 @@ from gradwire.engine.step import Step
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.recipes import Composition, recipe
-from gradwire.recipes.auto import CANDIDATES
+from gradwire.recipes.auto import CANDIDATES, auto
 from gradwire.recipes.base import Judge
 from gradwire.recipes.dense import dense
-from gradwire.recipes.handover import AGAIN
-from gradwire.recipes.trial import COUNTED, MOST_TRIALS, SKIPPED, handed_over, on_trial
+from gradwire.recipes.handover import AGAIN, sending_unsent
+from gradwire.recipes.trial import COUNTED, KEPT, MOST_TRIALS, SKIPPED, on_trial
 from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
@@ -59,11 +59,11 @@ def _follows(running: Composition, took_s: float) -> Composition:
 
 
 def _is_settled(composition: Composition) -> bool:
-    return composition.watch is None
+    return composition.watch is None or not composition.watch.ends
 
 
 def test_a_recipe_whose_steps_are_as_predicted_stays(caplog: pytest.LogCaptureFixture) -> None:
-    stays = _follows(on_trial("int4", STANDING), 0.06)
+    stays = _follows(on_trial("int4", STANDING, auto), 0.06)
     assert _is_settled(stays)
     assert stays.text == _fixed("int4").text
     assert "predicted to take 60 ms, on trial it took 60 ms; dense takes 100 ms" in stays.why
@@ -74,7 +74,7 @@ def test_a_recipe_whose_steps_are_as_predicted_stays(caplog: pytest.LogCaptureFi
 
 def test_the_next_best_is_tried_where_the_first_is_slower_than_it_would_be() -> None:
     """30 ms beyond the prediction for 1 ms of work: a tenth of the work takes 3 ms more."""
-    second = _follows(on_trial("int4", STANDING), 0.09)
+    second = _follows(on_trial("int4", STANDING, auto), 0.09)
     assert second.text == _fixed("topk(ratio=0.1)").text
     assert not _is_settled(second)
     assert second.why.startswith("trial 2: ")
@@ -84,7 +84,7 @@ def test_the_next_best_is_tried_where_the_first_is_slower_than_it_would_be() -> 
 def test_dense_comes_back_where_nothing_beats_it_and_a_log_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    back = _follows(on_trial("fp16", STANDING), 0.6)
+    back = _follows(on_trial("fp16", STANDING, auto), 0.6)
     assert back.text == "dense"
     assert _is_settled(back)
     assert "on trial it took 600 ms" in back.why
@@ -99,31 +99,29 @@ def test_after_the_last_trial_the_best_of_those_tried_runs() -> None:
     cheap = tuple(
         replace(each, predicted_s=0.02) if each.recipe == "fp16" else each for each in known.options
     )
-    last = on_trial("leader_topk(ratio=0.1)", replace(known, options=cheap), MOST_TRIALS)
+    last = on_trial("leader_topk(ratio=0.1)", replace(known, options=cheap), auto, MOST_TRIALS)
     best = _follows(last, 0.09)
     assert _is_settled(best)
     assert best.text == _fixed("int4").text
-    earlier = on_trial("leader_topk(ratio=0.1)", replace(known, options=cheap), MOST_TRIALS - 1)
+    earlier = on_trial("leader_topk(ratio=0.1)", replace(known, options=cheap), auto, MOST_TRIALS - 1)
     assert _judge(_follows(earlier, 0.075)), "then fp16 is tried, once what is unsent has been sent"
 
 
-def test_what_remembers_is_followed_by_what_sends_everything_and_then_by_what_does_not() -> None:
-    back = _follows(on_trial("leader_topk(ratio=0.1)", STANDING, MOST_TRIALS), 0.116)
-    assert "sending what is unsent" in back.why
-    judge = _judge(back)
-    proposals = [judge(Observed(step, 0.1, 0.0)) for step in range(2 * AGAIN + 1)]
-    assert [step for step, each in enumerate(proposals) if each is not None] == [0, AGAIN, 2 * AGAIN]
-    last = proposals[0]
-    assert last is not None
-    assert (last.text, last.watch) == ("dense", None)
+LINKS = (Link(1e-3, 1e-8), Link(1e-3, 4e-8))
 
 
-@pytest.mark.parametrize(
-    ("running", "following", "at_once"),
-    [("fp16", "dense", True), ("fp16", "int4", True), ("int4", "topk", True), ("int4", "fp16", False)],
-)
-def test_only_what_would_lose_its_place_is_sent_first(running: str, following: str, at_once: bool) -> None:
-    assert (handed_over(_fixed(running), _fixed(following), "why").text == _fixed(following).text) == at_once
+@pytest.mark.parametrize("change", [{"link_change": LINKS}, {"step_change_s": (0.1, 0.2)}], ids=list)
+def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(change: dict[str, Any]) -> None:
+    judge = _judge(_follows(on_trial("int4", STANDING, auto), 0.06))
+    calm = Observed(0, 0.06, 0.0)
+    assert not any(judge(calm) for _step in range(3))
+    assert judge(replace(calm, **change)) is None, "not so soon"
+    later = [judge(calm) for _step in range(KEPT - 4)]
+    assert not any(later[:-1])
+    assert later[-1] is not None
+    assert later[-1].next is not None, "it measures"
+    calm_for_long = _judge(_follows(on_trial("int4", STANDING, auto), 0.06))
+    assert not any(calm_for_long(calm) for _step in range(2 * KEPT))
 
 
 def test_a_trial_asks_for_no_kernels_but_those_that_run_in_it() -> None:
@@ -131,7 +129,7 @@ def test_a_trial_asks_for_no_kernels_but_those_that_run_in_it() -> None:
         return kernels_for(build(specs(), composition, None, torch.device("meta")))
 
     for text in ("int4", "fp16", "topk(ratio=0.1)"):
-        assert asked(on_trial(text, STANDING)) <= asked(_fixed(text)) | {"folding"}
+        assert asked(on_trial(text, STANDING, auto)) <= asked(_fixed(text)) | {"folding"}
 
 
 LINK = Network(Link(6e-3, 1e-9))
@@ -294,7 +292,7 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
         rig.engine.install(recipe("int4").build())
         for step in range(3):
             rig.step(gradients(comm.rank, step, dtype))
-        rig.engine.install(handed_over(recipe("int4").build(), dense(), "a test"))
+        rig.engine.follow(dense())
         plans = [rig.step(gradients(comm.rank, step, dtype)).step.plan for step in range(3, 6)]
         assert not rig.memory
         return plans
@@ -304,7 +302,7 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize(
     "running",
-    [on_trial("int4", STANDING), handed_over(_fixed("int4"), dense(), "why")],
+    [on_trial("int4", STANDING, auto), sending_unsent(dense())],
     ids=lambda c: c.text,
 )
 def test_a_checkpoint_goes_on_with_what_ran_and_without_a_trial(running: Composition) -> None:
