@@ -11,13 +11,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 from unittest.mock import patch
 
 import torch
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.kernels import LARGEST, Blocks, Grid, Pieces, ScaledBlocks
+from gradwire.configuration import Place
+from gradwire.kernels import BlockKind, Blocks, Grid, Pieces, ScaledBlocks
 
 WORLD = 8
 BLOCK = 256
@@ -111,7 +112,7 @@ def passes(numel: int) -> dict[str, tuple[Callable[[], object], float, float | N
             partial(device.zero_idle, out, Pieces([(0, 0, numel)]), zero.bool()), 0, None,
         ),
     }  # fmt: skip
-    for kind in LARGEST:
+    for kind in get_args(BlockKind):
         blocks = ScaledBlocks((numel,), BLOCK, kind)
         scales = torch.empty(blocks.count, device="cuda")
         codes = torch.empty(blocks.code_bytes, dtype=torch.uint8, device="cuda")
@@ -254,47 +255,72 @@ def _step(
     optimizer.step()
 
 
-def attach_figures(width: int = 2048, layers: int = 8, steps: int = 20) -> list[Figure]:
-    """`attach(recipe="dense")` beside DDP over NCCL on one rank, in turns; and what memory it takes."""
+class Trained(NamedTuple):
+    """A model that is trained in a way of its own: a step, the wire if there is one, and its GPU memory."""
+
+    step: Callable[[], None]
+    wire: gradwire.Wire | None
+    bytes: int
+
+
+def trained(recipe: str | None, place: Place = "auto", *, width: int = 2048, layers: int = 8) -> Trained:
+    """By DDP alone without a recipe, and by no communication at all with `QUIET`."""
+    before, inputs = torch.cuda.memory_allocated(), normal(2048, width)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to("cuda")
+    ddp = DistributedDataParallel(model, device_ids=[0])
+    optimizer, wire = torch.optim.SGD(ddp.parameters(), lr=1e-3), None
+    if recipe is not None and recipe != QUIET:
+        wire = gradwire.attach(ddp, optimizer, recipe, placement=place)
+    step = partial(_step, ddp, inputs, optimizer, quiet=recipe == QUIET)
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    return Trained(step, wire, torch.cuda.memory_allocated() - before)
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """NCCL with a rank that is alone, and does all that it would do with others."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    inputs = normal(2048, width)
-
-    def built(recipe: str | None) -> tuple[Callable[[], None], Any, float]:
-        """A step of a new model, the wire, and the bytes of the GPU that both hold after some steps."""
-        before = torch.cuda.memory_allocated()
-        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to("cuda")
-        ddp = DistributedDataParallel(model, device_ids=[0])
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
-        wire = None if recipe in (None, QUIET) else gradwire.attach(ddp, optimizer, recipe)
-        call = partial(_step, ddp, inputs, optimizer, quiet=recipe == QUIET)
-        for _ in range(5):
-            call()
-        torch.cuda.synchronize()
-        return call, wire, float(torch.cuda.memory_allocated() - before)
-
     with patch("gradwire.attaching.is_alone", lambda _comm: False):
-        plain, _, plain_bytes = built(None)
-        dense, wire, dense_bytes = built("dense")
-        quiet, _, _ = built(QUIET)
-        ratios, speeds = [], []
-        for _ in range(5):
-            times = [seconds(partial(_repeated, call, steps), 1) / steps for call in (plain, dense, quiet)]
-            ratios.append(times[1] / times[0])
-            speeds.append(times[2] / times[1])
-        report = wire.report()
+        yield
     dist.destroy_process_group()
-    grown, pinned = dense_bytes - plain_bytes, 4 * layers * (width * width + width)
-    return [
-        Figure("step with dense beside DDP", median(ratios), "times", GOAL_DENSE, at_least=False),
-        Figure("speed with dense beside no communication", median(speeds), "times", GOAL_HIDDEN),
-        Figure("copies of a step", report.copied_s * 1e3, "ms"),
-        Figure(
-            "memory of the GPU by way of the host, predicted 0", grown / 2**20, "MiB", 1.0, at_least=False
-        ),
-        Figure(
-            "pinned memory beside prediction", report.pinned_bytes / pinned, "times", 1.02, at_least=False
-        ),
-    ]
+
+
+def attach_figures(place: Place, steps: int = 20) -> list[Figure]:
+    """`dense` in a placement beside DDP, and beside no communication, in turns; and what memory it takes."""
+    with one_rank():
+        plain, quiet, dense, int8 = (
+            trained(None),
+            trained(QUIET),
+            trained("dense", place),
+            trained("int8", place),
+        )
+        times = [
+            [seconds(partial(_repeated, each.step, steps), 1) / steps for each in (plain, quiet, dense)]
+            for _ in range(5)
+        ]
+        busy_s = [host_seconds(each.step, 20) for each in (int8, plain)]
+        assert int8.wire is not None
+        report, where = int8.wire.report(), f"placement={place}"
+    grown = int8.bytes - plain.bytes
+    figures = [
+        Figure(f"step with dense beside DDP, {where}", median(d / p for p, _q, d in times), "times",
+               GOAL_DENSE, at_least=False),
+        Figure(f"speed with dense beside no communication, {where}", median(q / d for _p, q, d in times),
+               "times", GOAL_HIDDEN if place == "host" else None),
+        Figure(f"host time of a step with int8 beyond DDP's, {where}", 1e3 * (busy_s[0] - busy_s[1]), "ms",
+               2.0 if place == "device" else None, at_least=False),
+    ]  # fmt: skip
+    if place == "host":
+        return [
+            *figures,
+            Figure("copies of a step", report.copied_s * 1e3, "ms"),
+            Figure("memory of the GPU, predicted 0", grown / 2**20, "MiB", 1.0, at_least=False),
+            Figure("pinned memory", report.pinned_bytes / 2**20, "MiB"),
+        ]
+    share = grown / report.memory_bytes
+    return [*figures, Figure("memory of the GPU beside the report's", share, "times", 1.02, at_least=False)]
 
 
 def _repeated(call: Callable[[], None], times: int) -> None:
@@ -322,7 +348,8 @@ def groups(numel: int) -> dict[str, Measure]:
         "top-k": partial(topk_figures, numel),
         "int8": partial(int8_figures, numel),
         "host time": host_figures,
-        "attaching": attach_figures,
+        "by way of the host": partial(attach_figures, "host"),
+        "on the device": partial(attach_figures, "device"),
         "link": link_figures,
     }
 
