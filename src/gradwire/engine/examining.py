@@ -111,7 +111,8 @@ class Recording:
         mine = torch.stack(self._steps)
         everyones = torch.empty(comm.world, *mine.shape, dtype=mine.dtype, device=mine.device)
         comm.all_gather(everyones.view(comm.world, -1), mine.view(-1)).wait()
-        kept = everyones[:MOST_RANKS].to("cpu", self.specs[0].dtype)
+        # Without a loss scale, gradients in float16 would be lost below its range.
+        kept = everyones[:MOST_RANKS].to("cpu", torch.promote_types(torch.float32, self.specs[0].dtype))
         return [list(step) for step in kept.unbind(1)]
 
 

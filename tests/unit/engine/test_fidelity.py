@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -56,6 +58,15 @@ def test_a_memory_delivers_late_what_one_step_keeps() -> None:
 def test_what_never_arrives_counts_as_nothing_kept_and_zeros_as_kept() -> None:
     assert fidelity(recipe("qsgd(bits=2)").build(), SPECS, _recorded()) == 0.0, "errs by more than there is"
     assert fidelity(recipe("int4").build(), SPECS, _recorded(0.0)) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("text", ["fp16", "int4", "topk(ratio=0.1)", "powersgd(rank=4)", "efsignsgd"])
+def test_parameters_of_other_types_keep_about_as_much(text: str, dtype: torch.dtype) -> None:
+    recorded = [[each.to(torch.promote_types(torch.float32, dtype)) for each in step] for step in _recorded()]
+    specs = [replace(spec, dtype=dtype) for spec in SPECS]
+    # 16 bits of a value round it by 2^-9 at most.
+    assert fidelity(recipe(text).build(), specs, recorded) == pytest.approx(_kept(text), abs=2**-8)
 
 
 def test_bytes_are_those_at_the_verbs() -> None:
