@@ -103,10 +103,13 @@ def test_outcomes_pass_between_processes_and_one_failure_leaves_the_others() -> 
     assert text.endswith("1 failed, 1 skipped")
 
 
-def rank(there: str = "x", here: str = "x", skipped: int = 1, comparable: bool = True) -> dict[str, Any]:
+def rank(
+    there: str = "x", here: str = "x", skipped: int = 1, comparable: bool = True, device: str | None = "z"
+) -> dict[str, Any]:
     return {
         "there": {"digest": there, "skipped": skipped, "placement": "host"},
         "here": {"digest": here, "skipped": 1, "placement": "host"},
+        "device": None if device is None else {"digest": device, "skipped": 1, "placement": "device"},
         "comparable": comparable,
     }
 
@@ -116,6 +119,8 @@ def rank(there: str = "x", here: str = "x", skipped: int = 1, comparable: bool =
     [
         ((rank(), rank()), ""),
         ((rank(), rank(there="y")), "than each other"),
+        ((rank(), rank(device="y")), "device: ranks have other parameters"),
+        ((rank(device=None), rank(device=None)), ""),
         ((rank(here="y"), rank(here="y")), "from the CPU's"),
         ((rank(here="y", comparable=False),), ""),
         ((rank(skipped=0), rank(skipped=0)), "not the one with NaN"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.configuration import Place
 from tests.gpu.outcomes import Skip, Tell, each
 from tests.support.where import WHERE
 
@@ -30,6 +31,7 @@ class Setting:
     compiled: bool = False
     own_stream: bool = False
     no_waits: bool = False
+    place: Place = "device"
 
 
 def run(tell: Tell, match: str | None = None) -> None:
@@ -41,12 +43,16 @@ def run(tell: Tell, match: str | None = None) -> None:
             tell,
             {
                 "dense is DDP": partial(same_as_ddp, Setting()),
+                "dense is DDP, by way of the host": partial(same_as_ddp, Setting(place="host")),
                 "large buckets, used at once": partial(same_as_ddp, Setting(width=4096)),
                 "gradient_as_bucket_view": partial(same_as_ddp, Setting(views=True)),
                 "no_sync": partial(same_as_ddp, Setting(accumulates=True)),
                 "GradScaler, one step of NaN": partial(same_as_ddp, Setting(scaled=True)),
                 "a stream of the user's": partial(same_as_ddp, Setting(own_stream=True, width=1024)),
                 "no wait for the device in backward": partial(same_as_ddp, Setting(no_waits=True)),
+                "no wait for it by way of the host": partial(
+                    same_as_ddp, Setting(no_waits=True, place="host")
+                ),
                 **{text: partial(goes_on, text) for text in ("topk(ratio=0.1)", "int8", "powersgd", "covap")},
                 "torch.compile": partial(same_as_ddp, Setting(compiled=True)),
                 "a captured graph is refused": captured,  # last: what follows an ended capture is torch's
@@ -70,7 +76,8 @@ def trained(setting: Setting, recipe: str | None) -> tuple[list[Tensor], gradwir
     scaler = torch.amp.GradScaler("cuda", init_scale=64.0, enabled=setting.scaled)
     wire = None
     if recipe is not None:
-        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler if setting.scaled else None)
+        scaling = scaler if setting.scaled else None
+        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaling, placement=setting.place)
     model = torch.compile(ddp) if setting.compiled else ddp
     with torch.cuda.stream(torch.cuda.Stream()) if setting.own_stream else nullcontext():
         for step in range(STEPS):

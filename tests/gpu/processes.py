@@ -1,4 +1,4 @@
-"""Ranks as processes over gloo that share the device; gradients travel by way of the host."""
+"""Ranks as processes over gloo that share the device: by way of the host, and with codecs on the device."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ def _error(results: Sequence[dict[str, Any]], label: str) -> str:
 
 def difference(ranks: Sequence[dict[str, Any]]) -> str:
     """What is wrong with a training; nothing if it is as it should be."""
-    if len({rank["there"]["digest"] for rank in ranks}) > 1:
-        return "ranks have other parameters than each other"
-    if any(rank["there"]["skipped"] != 1 for rank in ranks):
-        return f"ranks skipped {[rank['there']['skipped'] for rank in ranks]} steps and not the one with NaN"
+    for way in ("there", "device"):
+        found = [rank[way] for rank in ranks if rank[way] is not None]
+        if len({each["digest"] for each in found}) > 1:
+            return f"{way}: ranks have other parameters than each other"
+        if any(each["skipped"] != 1 for each in found):
+            return f"{way}: ranks skipped {[each['skipped'] for each in found]} steps, not the one with NaN"
     if any(rank["comparable"] and rank["there"]["digest"] != rank["here"]["digest"] for rank in ranks):
         return "parameters differ from the CPU's"
     return ""

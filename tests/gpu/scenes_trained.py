@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.configuration import Place
 from gradwire.recipes import recipe
 from tests.support.models import digest
 from tests.support.recipes import EVERY_RECIPE
@@ -48,11 +49,11 @@ def given(step: int, where: torch.device) -> list[Tensor]:
     return [each.to(where) for each in drawn]
 
 
-def run(text: str, where: torch.device) -> dict[str, Any]:
+def run(text: str, where: torch.device, place: Place = "host") -> dict[str, Any]:
     """Train; a step whose means are not finite is skipped, as a `GradScaler` would."""
     ddp = DistributedDataParallel(Products().to(where), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.125)
-    wire = gradwire.attach(ddp, optimizer, text, placement="host")
+    wire = gradwire.attach(ddp, optimizer, text, placement=place)
     skipped = 0
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -65,11 +66,15 @@ def run(text: str, where: torch.device) -> dict[str, Any]:
 
 
 def trained(text: str) -> dict[str, Any]:
-    """There and here; `comparable` if what it sends does not depend on measured times."""
+    """There and here, and on the device where the host need not read what is sent.
+
+    `comparable` if what it sends does not depend on measured times.
+    """
     built = recipe(text).build()
     return {
         "there": run(text, WHERE),
         "here": run(text, CPU),
+        "device": run(text, WHERE, "device") if built.exchange.laws.stays_on_device else None,
         "comparable": built.next is None and built.watch is None,
     }
 
