@@ -75,6 +75,7 @@ def test_commands_are_there_without_the_extra(words: list[str]) -> None:
     ("words", "said"),
     [
         (["demo"], "gradwire: the report needs jinja2: pip install gradwire[lab]"),
+        (["report", "bench.json"], "gradwire: the report needs jinja2: pip install gradwire[lab]"),
         (
             ["probe", "--codecs", "int8", "--picture", "curves.svg"],
             "gradwire: a picture needs matplotlib: pip install gradwire[lab]",

@@ -16,6 +16,7 @@ COMMANDS = {
     "simulate": "gradwire.cli.simulator",
     "bench": "gradwire.lab.cli.bench",
     "demo": "gradwire.lab.cli.demo",
+    "report": "gradwire.lab.cli.report",
     "probe": "gradwire.cli.probe",
     "warmup": "gradwire.cli.warmup",
     "doctor": "gradwire.cli.doctor",

@@ -1,11 +1,15 @@
 """The demonstration's page: whole, self-contained, and honest about what was not measured."""
 
+import base64
 import html.parser
+import json
 import math
 import re
 
 import pytest
+from typer.testing import CliRunner
 
+from gradwire.cli.main import app
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.report import svg
 from gradwire.lab.report.charts import Series, line_chart, smooth, thin
@@ -99,7 +103,7 @@ def test_the_page_is_well_formed_and_asks_nobody_for_anything():
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
-    assert not re.search(r"(?:src|href)\s*=|url\(|@import|<script", page)
+    assert not re.search(r"""src\s*=|href\s*=\s*"(?!data:)|url\(|@import|<script""", page)
     assert page.count('role="img"') == 5
 
 
@@ -117,6 +121,94 @@ def test_the_page_shows_what_was_chosen_and_among_what():
     assert parser.open == []
     assert [page.count(text) for text in ("fidelity &lt; 0.98", "104.0 ms", '"good">runs')] == [1, 1, 1]
     assert "among what" not in render(document())
+
+
+def bench(**fields):
+    settings = document()["settings"] | {"rate": "200mbit", "rounds": 7, "nodes": None, "mode": "root"}
+    names = ("bound", "ddp", "topk(ratio=0.01)", "powersgd_hook(bucket_cap_mb=100)")
+    kinds = ("bound", "peer", "recipe", "peer")
+    more = {"loss": 1.25, "replicas_identical": True, "peak_bytes": 3e8, "failed": None}
+    rows = [row(kind, 0.1) | {"name": name} | more for name, kind in zip(names, kinds, strict=True)]
+    rows[2] |= {"replicas_identical": False, "report": {"recipe": names[2], "why": "chosen by the user"}}
+    rows[3] |= {"failed": "taken to hang", "failure_detail": "line 7"}
+    spread = {"ratio": 1.0, "low": 0.98, "high": 1.02}
+    return {
+        "settings": settings,
+        "machine": document()["machine"],
+        "rows": rows,
+        "spread": spread,
+        "format": 1,
+    } | fields
+
+
+def test_a_bench_makes_a_page_too():
+    page = render(bench())
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert (
+        "<h1>resnet_demo over 200mbit, 2 ranks: topk(ratio=0.01) is 3.00x as fast as plain DDP</h1>" in page
+    )
+    assert '<td class="number bad">DIFFER</td>' in page
+    assert "powersgd_hook(bucket_cap_mb=100) failed: taken to hang" in page
+    assert page.count('role="img"') == 2
+
+
+def test_names_have_the_room_that_they_need():
+    # In DejaVu Sans, the widest that browsers take for such text, letters of 14 pixels take up to 9.
+    rows = bench()["rows"]
+    rows[3]["failed"] = None
+    [x] = {float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*>powersgd_hook', render(bench(rows=rows)))}
+    assert x >= 9 * len("powersgd_hook(bucket_cap_mb=100)")
+
+
+def test_a_setting_that_failed_has_no_bars():
+    assert ">powersgd_hook(bucket_cap_mb=100)</text>" not in render(bench())
+
+
+@pytest.mark.parametrize("given", [document(), bench()], ids=["demo", "bench"])
+def test_a_page_holds_its_numbers(given):
+    [data] = re.findall(r'href="data:application/json;base64,([^"]*)"', render(given))
+    assert json.loads(base64.b64decode(data)) == given
+
+
+def test_what_is_neither_makes_no_page():
+    with pytest.raises(ValueError, match="not the JSON of"):
+        render({"format": 1, "facts": {}})
+
+
+def test_the_command_makes_a_page_beside_the_document(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(bench()), encoding="utf-8")
+    done = CliRunner().invoke(app, ["report", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "is 3.00x as fast" in (tmp_path / "bench.html").read_text(encoding="utf-8")
+    path.write_text("{}", encoding="utf-8")
+    assert CliRunner().invoke(app, ["report", str(path)]).exit_code == 2
+
+
+def luminance(colour):
+    # Relative luminance by WCAG 2.2, from a colour #rrggbb.
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_colours_can_be_told_from_what_is_behind_them(theme):
+    style = re.findall(r":root \{(.*?)\}", render(document()), re.DOTALL)[theme]
+    colours = dict(re.findall(r"--(\w+): (#\w{6});", style))
+
+    def contrast(one, other):
+        low, high = sorted((luminance(colours[one]), luminance(colours[other])))
+        return (high + 0.05) / (low + 0.05)
+
+    texts = [contrast(ink, card) for ink in ("ink", "soft", "good", "bad") for card in ("page", "card")]
+    bars = ("data", "forward", "backward", "wait", "optimizer")
+    marks = ("ddp", "gradwire", "bound", "encode", "decode", "wire", *bars)
+    assert min(texts) >= 4.5
+    assert min(contrast("inside", bar) for bar in bars) >= 4.5
+    assert min(contrast(mark, "card") for mark in marks) >= 3.0
 
 
 def test_words_from_outside_are_escaped():
@@ -149,7 +241,7 @@ def test_a_run_that_broke_off_still_makes_a_page():
 def test_projected_steps_are_dashed_and_explained():
     page = render(document())
     assert "curve dashed ddp" in page
-    assert "Dashed: losses from an unshaped link" in page
+    assert "Dashed: projected." in page
     whole = [course(name, 0, shaped=40) for name in ("ddp", "gradwire")]
     assert "Dashed" not in render(document(courses=whole))
 

@@ -15,7 +15,7 @@ Column = tuple[str, Callable[[Document], str]]
 
 _REPLICAS: dict[bool | None, str] = {None: "-", True: "identical", False: "[red]DIFFER[/red]"}
 
-_RESULTS: tuple[Column, ...] = (
+RESULTS: tuple[Column, ...] = (
     ("step", lambda row: seconds_text(row["step_s"])),
     ("scaling", lambda row: ratio_text(row["scaling"], percent=True)),
     ("vs ddp", lambda row: ratio_text((row["speedup_over_ddp"] or {}).get("ratio"))),
@@ -24,7 +24,7 @@ _RESULTS: tuple[Column, ...] = (
     ("loss", lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}"),
     ("replicas", lambda row: _REPLICAS[row["replicas_identical"]]),
 )
-_COSTS: tuple[Column, ...] = (
+COSTS: tuple[Column, ...] = (
     ("backward", lambda row: seconds_text(row["backward_s"])),
     ("compress", lambda row: seconds_text(row["compress_s"])),
     ("exposed", lambda row: seconds_text(row["exposed_comm_s"])),
@@ -41,8 +41,8 @@ def tables(document: Document) -> Group:
     """Both tables, a title above and how to read them below."""
     return Group(
         title(document["settings"]),
-        _Fitting(document, _RESULTS),
-        _Fitting(document, _COSTS),
+        _Fitting(document, RESULTS),
+        _Fitting(document, COSTS),
         caption(document),
     )
 

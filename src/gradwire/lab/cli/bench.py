@@ -6,18 +6,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gradwire.cli.beforehand import FORMAT, STDOUT, check_folder, check_recipe, write_json
+from gradwire.cli.beforehand import FORMAT, STDOUT, check_extra, check_folder, check_recipe, write_json
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
 from gradwire.lab.bench.settings import Network, Schedule, Settings, Task, parse_entries
 from gradwire.lab.bench.table import exit_code, failures, tables
 from gradwire.lab.cli.choices import Mode, Shards
+from gradwire.lab.cli.report import write_page
 
 
 def bench(
-    workload: Annotated[
-        str, typer.Option(help="resnet18, convnet, chargpt, emulated(vgg19), …")
-    ] = "resnet18",
+    workload: Annotated[str, typer.Option(help="resnet18, convnet, chargpt, emulated(gpt2), …")] = "resnet18",
     recipes: Annotated[str, typer.Option(help="Recipes, semicolons between them.")] = "dense;fp16;covap",
     peers: Annotated[
         str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
@@ -49,12 +48,13 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of models, batches and random choices.")] = 0,
     mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
+    report: Annotated[Path | None, typer.Option(help="Where an HTML page goes.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the document to a file.")] = None,
 ) -> None:
     """Compare recipes with torch's own hooks, and with the same step without communication."""
     console = Console(stderr=True)
     try:
-        check_folder(json_path)
+        _check_outputs(json_path, report)
         job = workload, _text(data), shards.value, batch_size, seed, overlap, bucket_cap_mb
         task = Task(*job, policy=policy)
         schedule = Schedule(steps, rounds, warmup, timeout)
@@ -73,7 +73,7 @@ def bench(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     document = _measured(settings, network, console)
-    _show(document, json_path, console)
+    _show(document, json_path, report, console)
     raise typer.Exit(exit_code(document))
 
 
@@ -91,12 +91,21 @@ def _measured(settings: Settings, network: emulate.Network, console: Console) ->
         raise typer.Exit(2) from None
 
 
-def _show(document: dict[str, Any], json_path: Path | None, console: Console) -> None:
+def _check_outputs(json_path: Path | None, report: Path | None) -> None:
+    check_folder(json_path, report)
+    if report is not None:
+        check_extra("jinja2", "the report")
+
+
+def _show(document: dict[str, Any], json_path: Path | None, report: Path | None, console: Console) -> None:
     if str(json_path) != STDOUT:
         Console().print(tables(document))
     for text in failures(document):
         console.print(text, style="red", markup=False)
-    write_json({"format": FORMAT, **document}, json_path)
+    document = {"format": FORMAT, **document}
+    write_json(document, json_path)
+    if report is not None:
+        write_page(document, report)
 
 
 def _text(path: Path | None) -> str | None:

@@ -1,7 +1,7 @@
 """`gradwire demo`: plain DDP and gradwire side by side on a slow link, with a report."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -10,6 +10,7 @@ from gradwire.cli.beforehand import FORMAT, STDOUT, check_extra, check_folder, c
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
 from gradwire.lab.cli.choices import Mode
+from gradwire.lab.cli.report import write_page
 from gradwire.lab.demo.plans import AUTO_RATE, Plan, text_plan
 from gradwire.lab.demo.terminal import exit_code, live_progress, show, show_failures
 
@@ -72,13 +73,6 @@ def demo(
         raise typer.Exit(130) from None
     console.print(show(document))
     show_failures(document, console)
-    _write(document, report, json_path)
-    console.print(f"Report: {report.resolve().as_uri()}", soft_wrap=True)
-    raise typer.Exit(exit_code(document))
-
-
-def _write(document: dict[str, Any], report: Path, json_path: Path | None) -> None:
-    from gradwire.lab.report.page import render  # not at the top: without jinja2 the help still has to work
-
-    report.write_text(render(document), encoding="utf-8")
+    write_page(document, report)
     write_json({"format": FORMAT, **document}, json_path)
+    raise typer.Exit(exit_code(document))

@@ -1,7 +1,7 @@
 """Charts: lines (loss over steps and time), bars (parts of a step, bytes), and lanes (one step in time)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,12 @@ from gradwire.lab.bench.units import bytes_text, seconds_text
 from gradwire.lab.report import svg
 
 WIDTH, HEIGHT = 560.0, 330.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 14.0, 46.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 34.0, 46.0
 _MOST_POINTS = 300
 # Of pictures as wide as the page: the names on the left, and what is one below the other.
 _WIDE = 1140.0
 _NAMES = 150.0
+_LANE_NAMES = 190.0
 _VALUES = 96.0
 _ROW, _BAR_HEIGHT, _LEAST_LABEL = 46.0, 26.0, 58.0
 _LANE, _SPAN_HEIGHT, _LANE_GAP = 26.0, 20.0, 22.0
@@ -72,7 +73,7 @@ def _axes(across: svg.Scale, up: svg.Scale, x_label: str, y_label: str) -> list[
     ]
     parts.append(svg.line(across.start, up(0.0), across.stop, up(0.0), "axis"))
     parts.append(svg.text((across.start + across.stop) / 2, HEIGHT - 8, x_label, "middle", "name"))
-    parts.append(svg.text(_LEFT + 6, _TOP + 10, y_label, "start", "name"))
+    parts.append(svg.text(8, 16, y_label, "start", "name"))  # above the curves, not over them
     return parts
 
 
@@ -99,12 +100,13 @@ class Part:
 def stacked(rows: Sequence[tuple[str, Sequence[Part]]], label: str) -> str:
     """One bar per row, made of parts, with its total in seconds at the end."""
     longest = max((sum(part.value for part in parts) for _, parts in rows), default=0.0)
-    scale = svg.Scale(0.0, longest, 0.0, _WIDE - _NAMES - _VALUES)
+    left = _room(name for name, _ in rows)
+    scale = svg.Scale(0.0, longest, 0.0, _WIDE - left - _VALUES)
     pieces: list[str] = []
     for index, (name, parts) in enumerate(rows):
         y = index * _ROW + 6
-        pieces.append(svg.text(_NAMES - 12, y + _BAR_HEIGHT / 2 + 5, name, "end", "name"))
-        x = _NAMES
+        pieces.append(svg.text(left - 12, y + _BAR_HEIGHT / 2 + 5, name, "end", "name"))
+        x = left
         for part in parts:
             width = scale(part.value)
             pieces += _piece(x, y, width, part)
@@ -117,21 +119,27 @@ def stacked(rows: Sequence[tuple[str, Sequence[Part]]], label: str) -> str:
 def byte_pairs(rows: Sequence[tuple[str, float | None, float | None, str]]) -> str:
     """Name, bytes predicted, bytes counted, class: two thin bars each."""
     longest = max((value for row in rows for value in row[1:3] if value is not None), default=0.0)
-    scale = svg.Scale(0.0, longest, 0.0, _WIDE - _NAMES - 2.6 * _VALUES)
+    left = _room(row[0] for row in rows)
+    scale = svg.Scale(0.0, longest, 0.0, _WIDE - left - 2.6 * _VALUES)
     pieces: list[str] = []
     for index, (name, predicted, counted, class_) in enumerate(rows):
         y = index * (_ROW + 10) + 6
-        pieces.append(svg.text(_NAMES - 12, y + 24, name, "end", "name"))
+        pieces.append(svg.text(left - 12, y + 24, name, "end", "name"))
         for offset, value, what, shade in (
             (0, predicted, "predicted", " pale"),
             (20, counted, "counted", ""),
         ):
             width = 0.0 if value is None else scale(value)
             if value is not None:
-                pieces.append(svg.box(_NAMES, y + offset, width, 16, f"fill-{class_}{shade}"))
+                pieces.append(svg.box(left, y + offset, width, 16, f"fill-{class_}{shade}"))
             words = "not counted" if value is None else f"{bytes_text(value)} {what}"
-            pieces.append(svg.text(_NAMES + width + 10, y + offset + 13, words))
+            pieces.append(svg.text(left + width + 10, y + offset + 13, words))
     return svg.drawing(_WIDE, len(rows) * (_ROW + 10) + 4, pieces, "bytes per step, predicted and counted")
+
+
+def _room(names: Iterable[str]) -> float:
+    """The width of a column of names: a character of the widest usual font takes 9 pixels."""
+    return max([_NAMES, *(9.0 * len(name) + 16.0 for name in names)])
 
 
 def _piece(x: float, y: float, width: float, part: Part) -> list[str]:
@@ -164,7 +172,7 @@ def timeline(groups: Sequence[tuple[str, Sequence[Span]]]) -> str:
     # A forward-running clock can put an event a hair before backward starts.
     low = min(0.0, *(span["start_s"] for span in spans))
     high = max(span["stop_s"] for span in spans)
-    across = svg.Scale(low, high, _NAMES, _WIDE - 16)
+    across = svg.Scale(low, high, _LANE_NAMES, _WIDE - 16)
     pieces: list[str] = []
     y = 4.0
     for name, group in groups:
@@ -181,8 +189,9 @@ def timeline(groups: Sequence[tuple[str, Sequence[Span]]]) -> str:
 
 
 def _lane(name: str, spans: Sequence[Span], across: svg.Scale, y: float) -> list[str]:
-    pieces = [svg.text(_NAMES - 12, y + 15, name, "end")]
-    pieces.append(svg.line(_NAMES, y + _SPAN_HEIGHT / 2, across.stop, y + _SPAN_HEIGHT / 2, "grid"))
+    total = sum(span["stop_s"] - span["start_s"] for span in spans)
+    pieces = [svg.text(_LANE_NAMES - 12, y + 15, f"{name}: {seconds_text(total)}", "end")]
+    pieces.append(svg.line(_LANE_NAMES, y + _SPAN_HEIGHT / 2, across.stop, y + _SPAN_HEIGHT / 2, "grid"))
     for span in spans:
         start, stop = across(span["start_s"]), across(span["stop_s"])
         words = seconds_text(span["stop_s"] - span["start_s"])
