@@ -204,6 +204,26 @@ def unreachable() -> dict[str, Any]:
     return {**error, "step": wire.report().step}
 
 
+def measures() -> dict[str, Any]:
+    """A recipe that measures dense steps first: what it knows of links, and where it runs then."""
+    device = Near()
+    ddp = DistributedDataParallel(perceptron())
+    with on(device, streams=True):
+        wire = gradwire.attach(ddp, recipe="covap")
+    for step in range(12):
+        inputs, targets = batch(step)
+        ddp.zero_grad()
+        nn.functional.mse_loss(ddp(inputs), targets).backward()
+    report = wire.report()
+    assert report.facts is not None, "decided within 12 steps"
+    return {
+        "placement": report.placement,
+        "settled": wire.settled,
+        "allreduce_s": report.facts["allreduce_s"],
+        "beta_s": report.facts["network"]["link"]["beta_s"],
+    }
+
+
 def without_gloo() -> dict[str, Any]:
     """As `unreachable`, but the model's group carries tensors of the device: then it carries all."""
     new_group, made = dist.new_group, []
@@ -248,6 +268,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     },
     "staged, captured": partial(captured, streams=False),
     "streamed, captured": partial(captured, streams=True),
+    "measures": measures,
     "without gloo": without_gloo,
     "mixed world": mixed_world,
     "mixed placements": mixed_placements,

@@ -63,6 +63,16 @@ def test_each_order_that_a_training_relies_on_is_missed(
     assert all(rank["races"] for rank in value(results, f"{placed}deaf to {' and '.join(calls)}"))
 
 
+def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(results: Results) -> None:
+    ranks = value(results, "measures")
+    assert all(rank == ranks[0] for rank in ranks)
+    assert ranks[0]["placement"] == "stream"
+    assert ranks[0]["settled"]
+    # A round that ended when it was issued would take no time: 1 µs is less than any message of gloo's.
+    assert ranks[0]["allreduce_s"] > 1e-6
+    assert ranks[0]["beta_s"] > 0.0
+
+
 def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(results: Results) -> None:
     for rank in value(results, "without gloo"):
         assert rank["kind"] == "TransportError", "by way of the host nothing can be sent"

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
+from gradwire.measure.clock import Trace, clock_of, now_s
+from gradwire.measure.codec import codec_cost
+from gradwire.measure.observed import Observed
 from gradwire.placement import Inline, StreamComm, stream
+from gradwire.recipes import recipe
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
 from tests.support.rig import Rig, flat, gradients
-from tests.support.simulated import Near
+from tests.support.simulated import Clock, Near
 
 WORLD, STEPS = 2, 4
 
@@ -46,6 +50,34 @@ def test_one_is_called_back_at_once_and_waits_then() -> None:
     pending.then(lambda: told.append(inner.waited))
     pending.wait()
     assert (told, inner.waited) == ([0], 1)
+
+
+def test_no_time_is_told_where_no_end_is_announced_but_by_a_clock_that_waits() -> None:
+    ticks = iter((3.0, 7.0))
+    for exact, expected in ((None, 0.0), (lambda: next(ticks), 4.0)):
+        trace = Trace(exact=exact)
+        pending = Observed(StreamComm(Endless()), trace).all_reduce(torch.ones(2))
+        pending.then(lambda: None)
+        pending.wait()
+        assert trace.rounds[0].seconds == expected
+        assert trace.spans == []
+
+
+def test_a_clock_of_the_device_waits_for_it() -> None:
+    waited = []
+
+    class Counting(Near):
+        def learn(self, call: str, actor: str, clock: Clock) -> None:
+            waited.append(call)
+
+    assert clock_of(Counting())() <= now_s()
+    assert waited == ["synchronize"]
+    cost = codec_cost(recipe("int8").build().exchange, "int8", Counting(), budget_s=0.0)
+    assert cost.encode.slope_s + cost.encode.base_s > 0.0
+    assert len(waited) > 100, "each time was waited for"
+    waited.clear()
+    codec_cost(recipe("gcomp").build().exchange, "gcomp", Counting(), budget_s=0.0)
+    assert not waited, "it reads the host, and is timed there"
 
 
 def test_hops_of_our_own_are_left_to_the_library() -> None:

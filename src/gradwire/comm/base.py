@@ -133,6 +133,8 @@ class Comm(ABC):
 
     rank: int
     world: int
+    announces = True
+    """Whether `then` calls back at the end. If not, no time can be told from it, nor from `wait`."""
     verifies = False
     """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes: see `gradwire.comm.checked`."""
     overhead_bytes = 0.0

@@ -85,6 +85,7 @@ class Choosing(Measuring):
             recorded,
             self.around.comm,
             partial(_prepare, self.around, self._layout_of),
+            self.around.placement.memory,
         )
         return None
 

@@ -22,9 +22,11 @@ from gradwire.engine.layout import Layout
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.exchange.base import steady_rounds
+from gradwire.measure.clock import clock_of
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.link import Traffic
 from gradwire.measure.probe import name_of, network_of, probe, slowest
+from gradwire.placement import Device
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts, Observed, Watched
@@ -287,14 +289,13 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
     gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
     facts = replace(facts, gradient_bytes=gradient_bytes)
     if comm.world > 1:
-        probed, number = (
-            network_of(probe(comm, links_for(decision, comm.world), control=control)),
-            len(facts.collectives_s),
-        )
+        memory, verbs = around.placement.memory, links_for(decision, comm.world)
+        probed = network_of(probe(comm, verbs, control=control, where=memory.where, clock=clock_of(memory)))
+        number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         facts = replace(facts, network=network)
     if (about := decision.about) is not None:
-        codec = _agreed_cost(about, control)
+        codec = _agreed_cost(about, control, around.placement.memory)
         facts = replace(facts, codec=codec, payloads=payloads(about.exchange, _TYPICAL, comm.world))
     if decision.uses:
         names = [spec.name for spec in specs if len(spec.whole.shape) > 1]
@@ -315,11 +316,11 @@ def links_for(decision: Decision, world: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*PROBED, *(name for name in names if name is not None))))
 
 
-def _agreed_cost(composition: Composition, comm: Comm) -> CodecCost | None:
+def _agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCost | None:
     """Of the slowest rank, for which all others wait; `None` if it cannot be measured on some rank."""
     failure: BaseException | None = None
     try:
-        cost = codec_cost(composition.exchange, composition.text)
+        cost = codec_cost(composition.exchange, composition.text, memory)
         mine = [cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s]
     except BaseException as error:
         # Peers wait for this rank's numbers, whatever happens here.

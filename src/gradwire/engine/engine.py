@@ -23,7 +23,7 @@ from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Po
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import DAMAGED, RanksDisagree, TransportError
-from gradwire.measure.clock import BackwardWatch, stopwatch_for
+from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
 from gradwire.measure.observed import Observed
 from gradwire.measure.ranges import RangedTrace
@@ -60,7 +60,8 @@ class Engine:
         """The number that names this rank in messages."""
         self.step = 0
         self.facts: Facts | None = None
-        self.watch = BackwardWatch(stopwatch_for(around.placement.device))
+        device = around.placement.device
+        self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(
             lambda job: self.around.placement.post(job), self._progress, lambda: self.apart, self.rank
@@ -165,6 +166,7 @@ class Engine:
         step = self._now = Step(self.step, self.layout.main.text, is_late=is_late)
         if profiler._is_profiler_enabled:
             step.trace = RangedTrace(recipe=step.plan.partition("(")[0])
+        step.trace.exact = clock_of(self.around.placement.memory) if self.apart else None
         with self.around.placement.bringing.landing():
             step.scale = self.around.loss_scale()
         step.started_s = min(self.watch.take_begun_s(), at_s)
@@ -174,7 +176,7 @@ class Engine:
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
             apart = Observed(self.around.control) if self.around.sharded else None
-            to = apart or self._observed(step, "buffers")
+            to = apart or step.observed(self.comm, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers", self.rank)
@@ -232,7 +234,7 @@ class Engine:
             return
         at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self.around.seed, lane=-1)
         step.direct.append(region.numel())
-        comm, agreed = self._observed(step, label), exchange.rounds(region.numel(), region.dtype, at)
+        comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, at)
         self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
@@ -257,7 +259,7 @@ class Engine:
             return
         factor = step.scale / at.scale
         mean = step.landing(unit, x, factor)
-        task = Task(str(unit), lane.exchange, x, mean, at, self._observed(step, str(unit)), agreed)
+        task = Task(str(unit), lane.exchange, x, mean, at, step.observed(self.comm, str(unit)), agreed)
         task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 
@@ -267,9 +269,6 @@ class Engine:
                 self._decider.look(x)
         except BaseException as error:
             step.fail(error, f"look at {unit}", self.rank)
-
-    def _observed(self, step: Step, label: str) -> Observed:
-        return Observed(self.comm, step.trace, label)
 
     # -- verdict: agree, then commit or leave everything as it was
 
@@ -304,7 +303,7 @@ class Engine:
     def _send_small(self, step: Step, names: Set[str]) -> bool:
         regions = step.small_in(self.specs, names)
         if regions:
-            step.small.append(small := SmallReduce(regions, self._observed(step, "small"), step.device))
+            step.small.append(small := SmallReduce(regions, step.observed(self.comm, "small"), step.device))
             self.runner.issue(small.send)
         return bool(regions)
 
@@ -318,7 +317,7 @@ class Engine:
         if step.is_late:
             finite = step.finite()
         row = Row(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
-        comm, regions = self._observed(step, "tail"), step.small_in(self.specs, left)
+        comm, regions = step.observed(self.comm, "tail"), step.small_in(self.specs, left)
         control = self.around.control
         apart = None if control is self.comm else Observed(control, step.trace, "tail")
         tail = VerdictReduce(regions, row, comm, step.device, apart, finite)

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -27,6 +28,7 @@ from gradwire.engine.fidelity import Interrupted, Recorded, fidelity
 from gradwire.engine.layout import TINY_ELEMENTS
 from gradwire.exchange.base import STEADY
 from gradwire.measure.codec import measure_codec
+from gradwire.placement import Device
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import Composition
 
@@ -150,7 +152,7 @@ class Examination:
     """Examines `compositions` on recorded gradients: this rank every `world`-th of them, in their order.
 
     Ends when all is found, when nothing refers to it any more, or when the interpreter is about to end.
-    `prepare` compiles kernels.
+    `prepare` compiles kernels. Codecs run on the `device` if they stay there.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class Examination:
         recorded: Recorded,
         comm: Comm,
         prepare: Callable[[Composition], None],
+        device: Device,
     ) -> None:
         self._found: list[Found | None] = [None] * len(compositions)
         self._over = threading.Event()
@@ -176,7 +179,7 @@ class Examination:
                 composition = compositions[number]
                 try:
                     prepare(composition)
-                    found[number] = _examined(composition, recording.specs, recorded, is_over)
+                    found[number] = _examined(composition, recording.specs, recorded, is_over, device)
                 except Interrupted:
                     return
                 except Exception as error:
@@ -185,7 +188,7 @@ class Examination:
             self_done.set()
 
         self._done = self_done = threading.Event()
-        in_background(examine)
+        in_background(partial(_on, device, examine))
 
     @property
     def row(self) -> tuple[float, ...]:
@@ -209,12 +212,19 @@ def _examined(
     specs: Sequence[ParameterSpec],
     recorded: Recorded,
     is_over: Callable[[], bool],
+    device: Device,
 ) -> Found:
-    codec = measure_codec(composition.exchange, _SIZES, budget_s=0.0).cost
+    codec = measure_codec(composition.exchange, _SIZES, budget_s=0.0, device=device).cost
     # What asks the optimizer what may be lost loses nothing that a parameter would notice.
     if composition.exchange.laws.asks_optimizer:
         return Found(1.0, codec)
     return Found(fidelity(composition, specs, recorded, first_step=STEADY, is_over=is_over), codec)
+
+
+def _on(device: Device, job: Callable[[], None]) -> None:
+    """Run `job` in a stream of its own, which makes `device` this thread's."""
+    with device.using(device.new_stream()):
+        job()
 
 
 def in_background(job: Callable[[], None]) -> None:

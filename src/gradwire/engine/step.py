@@ -357,6 +357,10 @@ class Step:
         here = names & self.tail_regions.keys()
         return [self.tail_regions[spec.name] for spec in order if spec.name in here]
 
+    def observed(self, comm: Comm, label: str) -> Observed:
+        """`comm`, of which the trace notes what passes."""
+        return Observed(comm, self.trace, label)
+
     def late_small(self, early: Set[str]) -> Set[str]:
         """The small gradients that did not travel with the `early` ones."""
         return self.tail_regions.keys() - (early if self.sent_early else frozenset())

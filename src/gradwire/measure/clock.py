@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 now_s = time.perf_counter
@@ -65,6 +66,8 @@ class Trace:
     waited_s: float = 0.0
     recipe: str | None = None
     """The name in the ranges of a profiler; `None` while no profiler runs."""
+    exact: Callable[[], float] | None = None
+    """The clock of rounds whose end is not announced; `None` if they go without times."""
 
     def compressing(self, what: Literal["encode", "decode"], unit: str) -> Compressing:
         """Time local work, less the seconds in which it waits for the wire."""
@@ -138,16 +141,48 @@ class Timed(Protocol):
     """The part of a device that a stopwatch needs."""
 
     @property
+    def where(self) -> torch.device:
+        """The device of its tensors."""
+
+    @property
     def is_host(self) -> bool:
         """Whether its work is done when a call returns."""
 
     def new_event(self) -> Any:
         """An event that takes times."""
 
+    def current(self) -> Any:
+        """The stream to which this thread's operators go."""
+
+
+class _Host:
+    where, is_host = torch.device("cpu"), True
+
+    def new_event(self) -> Any:
+        raise NotImplementedError("the host has clocks")
+
+    current = new_event
+
+
+HOST: Timed = _Host()
+"""The CPU."""
+
 
 def stopwatch_for(device: Timed) -> Stopwatch:
     """The stopwatch of the device that computes."""
     return HostStopwatch() if device.is_host else EventStopwatch(device.new_event)
+
+
+def clock_of(device: Timed) -> Callable[[], float]:
+    """A clock that waits until the device has done what is in the current stream; on the CPU `now_s`."""
+    if device.is_host:
+        return now_s
+
+    def clock() -> float:
+        device.current().record_event().synchronize()
+        return now_s()
+
+    return clock
 
 
 class BackwardWatch:
@@ -157,8 +192,15 @@ class BackwardWatch:
     counts. Parameters are watched only between `watch` and `release`: a hook costs a microsecond.
     """
 
-    def __init__(self, stopwatch: Stopwatch | None = None, clock: Callable[[], float] = now_s) -> None:
+    def __init__(
+        self,
+        stopwatch: Stopwatch | None = None,
+        clock: Callable[[], float] = now_s,
+        exact: Callable[[], float] = now_s,
+    ) -> None:
+        """While parameters are watched the pass begins by the `exact` clock, which may wait for a device."""
         self._stopwatch, self._clock = stopwatch or HostStopwatch(), clock
+        self.exact = exact
         self._begun_s: float | None = None
         self._ended_s: float | None = None
         self._begun: Any = None
@@ -186,7 +228,8 @@ class BackwardWatch:
 
     def begin(self, _gradient: Tensor | None = None) -> None:
         """Mark the beginning of a backward pass; the last call before `end` counts."""
-        self._begun_s, self._begun = self._clock(), self._stopwatch.mark()
+        self._begun_s = self.exact() if self._hooks else self._clock()
+        self._begun = self._stopwatch.mark()
         self._ready = {}
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from gradwire.errors import WireError
 from gradwire.exchange.base import STEADY, Exchange, first_busy_step, steady_moment
 from gradwire.measure import cache
 from gradwire.measure.cache import fingerprint
-from gradwire.measure.clock import now_s
+from gradwire.measure.clock import HOST, Timed, clock_of, now_s
 from gradwire.measure.probe import Fit, straight_line
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import ExchangeState
@@ -73,11 +73,15 @@ class CodecCurves:
         return CodecCost(self.encode.line, self.decode.line)
 
 
-def codec_cost(exchange: Exchange, text: str, *, budget_s: float = 0.3) -> CodecCost:
+def codec_cost(exchange: Exchange, text: str, device: Timed = HOST, *, budget_s: float = 0.3) -> CodecCost:
     """The cost of the recipe `text`, which composes `exchange`: measured once per machine, then remembered.
+
+    That is, on the CPU; on another `device` it is measured once per call.
 
     This rank's own: ranks that plan with it must agree first (`gradwire.measure.probe.slowest`).
     """
+    if not device.is_host and exchange.laws.stays_on_device:
+        return measure_codec(exchange, budget_s=budget_s, device=device).cost
     kept = remembered(text)
     if kept is not None:
         return kept
@@ -105,26 +109,35 @@ def measure_codec(
     sizes: Sequence[int] = SIZES,
     *,
     budget_s: float = 0.3,
-    clock: Callable[[], float] = now_s,
+    clock: Callable[[], float] | None = None,
+    device: Timed = HOST,
 ) -> CodecCurves:
     """Time `exchange` on normal numbers of every size (powers of two), each for its share of `budget_s`.
 
     A size gets five repetitions in any case, of which the shortest counts because others on the machine only
     add to it, and one before them, which compiles. Where what
-    peers send must differ from what this rank sends, all of it is measured in a world of one.
+    peers send must differ from what this rank sends, all of it is measured in a world of one. Tensors are on
+    the `device`, for which the `clock` waits, if the exchange stays there.
     """
+    device = device if device.is_host or exchange.laws.stays_on_device else HOST
+    clock = clock_of(device) if clock is None else clock
     try:
-        return _measure(exchange, sizes, budget_s, clock, WORLD)
+        return _measure(exchange, sizes, budget_s, clock, WORLD, device.where)
     except WireError:
-        return _measure(exchange, sizes, budget_s, clock, 1)
+        return _measure(exchange, sizes, budget_s, clock, 1, device.where)
 
 
 def _measure(
-    exchange: Exchange, sizes: Sequence[int], budget_s: float, clock: Callable[[], float], world: int
+    exchange: Exchange,
+    sizes: Sequence[int],
+    budget_s: float,
+    clock: Callable[[], float],
+    world: int,
+    where: torch.device,
 ) -> CodecCurves:
     encode, decode = [], []
     for numel in sizes:
-        bench = _Bench(exchange, numel, world, clock)
+        bench = _Bench(exchange, numel, world, clock, where)
         bench.once()
         pairs: list[tuple[float, float]] = []
         until_s = clock() + budget_s / len(sizes)
@@ -160,11 +173,14 @@ def payloads(exchange: Exchange, numel: int, world: int, step: int = STEADY) -> 
 class _Bench:
     """One size: gradient, planes and what the exchange keeps."""
 
-    def __init__(self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float], where: torch.device
+    ) -> None:
         self._exchange, self._world, self._clock = exchange, world, clock
         self._step = first_busy_step(exchange, numel, world)
         self._payloads = payloads(exchange, numel, world, self._step)
-        self._grad = torch.randn(numel, generator=torch.Generator("cpu").manual_seed(numel), device="cpu")
+        drawn = torch.randn(numel, generator=torch.Generator("cpu").manual_seed(numel), device="cpu")
+        self._grad = drawn.to(where)
         memory = exchange.memory
         names = () if memory is None else memory.planes
         self._committed = {name: torch.zeros_like(self._grad) for name in names}

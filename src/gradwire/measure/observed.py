@@ -36,11 +36,12 @@ class Observed(Comm):
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Start the round and note it, if it could be issued: `owe_zeros` relies on that."""
-        time = RoundTime(round_.name, round_.payload_bytes, now_s())
+        exact = None if self._comm.announces else self._trace.exact
+        time = RoundTime(round_.name, round_.payload_bytes, now_s() if exact is None else exact())
         pending = self._comm.issue(round_, tensor, out)
         if self._trace.recipe is not None:
             pending = OnTheWire(pending, f"gradwire/wire {self._trace.recipe} {self._unit}")
-        self.last = _Timed(pending, self._trace, time, self._unit)
+        self.last = _Timed(pending, self._trace, time, self._unit, self._comm.announces)
         self.rounds.append(round_)
         self._trace.rounds.append(time)
         return self.last
@@ -52,6 +53,7 @@ class _Timed:
     trace: Trace
     round: RoundTime
     unit: str
+    announced: bool
 
     def wait(self) -> None:
         start_s = now_s()
@@ -59,14 +61,18 @@ class _Timed:
             self.inner.wait()
         finally:
             self.trace.waited_s += now_s() - start_s
-        self.round.ended(now_s())
+        if self.announced:
+            self.round.ended(now_s())
+        elif self.trace.exact is not None:
+            self.round.ended(self.trace.exact())
 
     def then(self, callback: Callable[[], None]) -> None:
         def ended() -> None:
             stop_s = now_s()
-            if self.round.verb not in UNANNOUNCED:
+            if self.announced and self.round.verb not in UNANNOUNCED:
                 self.round.ended(stop_s)
-            self.trace.add("wire", self.unit, self.round.start_s, stop_s)
+            if self.announced:
+                self.trace.add("wire", self.unit, self.round.start_s, stop_s)
             callback()
 
         self.inner.then(ended)

@@ -119,6 +119,7 @@ WIRE_BYTES = (512, 4096, 32768, 131072, 524288, 2097152)
 """The sizes that are tried: from what is all latency to what outlasts any burst."""
 
 REPETITIONS = 7
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,12 @@ def probe(
     repetitions: int = REPETITIONS,
     clock: Callable[[], float] = now_s,
     control: Comm | None = None,
+    where: torch.device = CPU,
 ) -> tuple[Probed, ...]:
     """Measure `verbs`, of `VERBS` and `OWN`, over `comm`; the same numbers on every rank. A collective.
 
-    Ranks tell each other their numbers over `control`, by default the same comm.
+    Ranks tell each other their numbers over `control`, by default the same comm. Over `comm` travel tensors
+    at `where`, whose `clock` waits for what is in the current stream.
 
     Each gets `budget_s` seconds, and the two smallest sizes in any case: sizes grow until the next would
     not fit. Raises `ValueError` for a verb that cannot be probed, and for a world of one.
@@ -153,7 +156,8 @@ def probe(
     if unknown:
         raise ValueError(f"verbs={unknown}: can probe {', '.join((*VERBS, *OWN))}")
     return tuple(
-        _probed(comm, control or comm, verb, budget_s, wire_bytes, repetitions, clock) for verb in verbs
+        _probed(comm, control or comm, verb, budget_s, wire_bytes, repetitions, clock, where)
+        for verb in verbs
     )
 
 
@@ -190,16 +194,17 @@ def _probed(
     wire_bytes: Sequence[int],
     repetitions: int,
     clock: Callable[[], float],
+    where: torch.device,
 ) -> Probed:
     points: list[tuple[float, float]] = []
     left_s = budget_s
     for number, size in enumerate(wire_bytes):
         payload = payload_for(verb, size, comm.world)
         # One by itself tells what the others would cost, and takes the first connection's share.
-        alone_s = max(slowest(control, _durations(comm, verb, payload, 1, clock)))
+        alone_s = max(slowest(control, _durations(comm, verb, payload, 1, clock, where)))
         if number >= 2 and alone_s * (repetitions + 1) > left_s:
             break
-        taken = shortest(control, _durations(comm, verb, payload, repetitions, clock))
+        taken = shortest(control, _durations(comm, verb, payload, repetitions, clock, where))
         left_s -= alone_s + sum(taken)
         points.append((serial_bytes(verb, payload, comm.world), median(taken)))
     fit = straight_line(points)
@@ -207,10 +212,15 @@ def _probed(
 
 
 def _durations(
-    comm: Comm, verb: str, payload_bytes: int, repetitions: int, clock: Callable[[], float]
+    comm: Comm,
+    verb: str,
+    payload_bytes: int,
+    repetitions: int,
+    clock: Callable[[], float],
+    where: torch.device,
 ) -> list[float]:
     """Seconds from handing in to having all, of each of several in a row."""
-    tensor = torch.zeros(payload_bytes // 4, device="cpu")
+    tensor = torch.zeros(payload_bytes // 4, device=where)
     round_ = _round(verb, tensor.numel())
     durations = []
     for _ in range(repetitions):

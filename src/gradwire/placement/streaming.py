@@ -31,6 +31,8 @@ class StreamComm(Comm):
     Sums and broadcasts go as the library likes: hops of our own are messages, for which the host waits.
     """
 
+    announces = False
+
     def __init__(self, comm: Comm) -> None:
         self.rank, self.world, self._comm = comm.rank, comm.world, comm
 
@@ -49,6 +51,8 @@ class _Enqueued:
 
 class ThroughComm(Comm):
     """`Comm` for tensors on the CPU over one for tensors at `where`, on a device: the host waits for each."""
+
+    announces = False
 
     def __init__(self, comm: Comm, where: torch.device) -> None:
         self.rank, self.world, self._comm, self._where = comm.rank, comm.world, comm, where

@@ -45,7 +45,7 @@ def test_whoever_asks_about_no_recipe_gets_the_usual() -> None:
 def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[int, list[str]] = {}
 
-    def probe(comm: Comm, verbs: Sequence[str], control: Comm) -> tuple[Probed, ...]:
+    def probe(comm: Comm, verbs: Sequence[str], control: Comm, **_where: object) -> tuple[Probed, ...]:
         asked[comm.rank] = list(verbs)
         fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
         return tuple(Probed(verb, Link(1.0 + number, 1e-9), fit) for number, verb in enumerate(verbs))

@@ -24,6 +24,7 @@ from gradwire.engine.examining import (
     sample_of,
 )
 from gradwire.measure.codec import EchoComm
+from gradwire.placement import HostDevice
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import recipe
 from tests.support.rig import Rig, gradients, specs
@@ -96,7 +97,7 @@ def _examination(job: Callable[..., Found] | None, monkeypatch: pytest.MonkeyPat
     draws = torch.randn(3, 2, 256, generator=torch.Generator().manual_seed(0))
     recording.specs = (_matrix("w", 4, 64),)
     return Examination(
-        built, recording, [list(step) for step in draws], EchoComm(2), lambda _composition: None
+        built, recording, [list(step) for step in draws], EchoComm(2), lambda _composition: None, HostDevice()
     )
 
 
@@ -140,7 +141,7 @@ def test_it_ends_with_what_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None
     started, asked = threading.Event(), []
 
     def examined(
-        _composition: object, _specs: object, _recorded: object, is_over: Callable[[], bool]
+        _composition: object, _specs: object, _recorded: object, is_over: Callable[[], bool], _device: object
     ) -> Found:
         started.set()
         while not is_over():
@@ -162,7 +163,7 @@ def test_measured_codecs_and_fidelities_are_of_the_recipes_themselves() -> None:
     draws = torch.randn(4, 2, 4096, generator=torch.Generator().manual_seed(0))
     recorded = [list(step) for step in draws]
     found = {
-        text: examining._examined(recipe(text).build(), (spec,), recorded, lambda: False)
+        text: examining._examined(recipe(text).build(), (spec,), recorded, lambda: False, HostDevice())
         for text in ("fp16", "int4", "topk(ratio=0.01)")
     }
     kept = [each.fidelity for each in found.values()]
