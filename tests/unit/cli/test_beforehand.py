@@ -20,6 +20,8 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     "command",
     [
         ["bench", "--json"],
+        ["bench", "--report"],
+        ["report", "bench.json", "--out"],
         ["demo", "--report"],
         ["demo", "--json"],
         ["net", "run", "--json"],
