@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import signal
@@ -24,8 +23,6 @@ LATE_S = 2 * TIMEOUT_S
 """A wait that began before a fault ends within one timeout of it. A rank may begin one more: a call that is
 lost because its peers were in a step."""
 HANGS_S = 6 * TIMEOUT_S
-CULPRIT = {"Accident", "WireError"}
-"""What is raised on the rank that an exception, or a damaged message, has befallen."""
 
 
 class Attempt(NamedTuple):
@@ -222,20 +219,24 @@ def _not_shared(plan: Plan, seen: dict[int, Any], typed: set[str]) -> list[str]:
             by_step.setdefault(step, {}).setdefault(rank, []).append(kind)
             if kind == "skipped" and text != "no gradient is finite":
                 return [f"step {step} is skipped on rank {rank}, where {text}"]
-    wrong = []
-    for step, kinds in by_step.items():
-        told = [[each for each in kinds.get(rank, []) if each not in typed] for rank in seen]
-        cut_off = any(set(each) & typed for each in kinds.values())
-        alike = {len(each) for each in told}
-        # One that was killed later cannot tell any more.
-        culprits = sum(each.step == step and each.rank in seen for each in plan.inner)
-        both = sorted(itertools.chain(*told))
-        fine = both == ["skipped"] * len(both) or (
-            sum(map(both.count, CULPRIT)) == culprits and both.count("PeerFailed") == len(both) - culprits
-        )
-        if both and not cut_off and (len(alike) > 1 or not fine):
-            wrong.append(f"step {step} failed as {kinds}")
-    return wrong
+    befell = {each.step: each for each in plan.inner}
+    return [
+        f"step {step} failed as {kinds}"
+        for step, kinds in by_step.items()
+        if not any(typed & set(each) for each in kinds.values())  # the end of the attempt
+        and any(kinds.get(rank, []) not in _expected(befell.get(step), rank) for rank in seen)
+    ]
+
+
+def _expected(fault: Fault | None, rank: int) -> list[list[str]]:
+    """What `rank` may say of the step that `fault` befell."""
+    if fault is None:
+        return []
+    if fault.kind in ("nan", "inf"):
+        return [["skipped"]]
+    if fault.kind == "flip":
+        return [["WireError"]] if rank == fault.rank else [["PeerFailed"], ["WireError"]]
+    return [["Accident"]] if rank == fault.rank else [["PeerFailed"]]
 
 
 def _counted(plan: Plan, loud: list[Attempt], values: list[dict[int, Any]]) -> dict[str, int]:

@@ -1,0 +1,230 @@
+"""Does each test of faults fail where the code is wrong? `python -m tests.faults.teeth` makes it so.
+
+Every row is a change of the source in a copy of the tree, and a test that has to fail with it. With words as
+arguments only rows that contain one of them are tried. Takes about ten seconds a row.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.ranks import ROOT
+
+ENGINE = "src/gradwire/engine"
+
+
+class Change(NamedTuple):
+    """What is made wrong: `old` becomes `new` in `path`, and `test` has to fail."""
+
+    what: str
+    path: str
+    old: str
+    new: str
+    test: str
+
+
+RANKS, VERDICT, CALLS = (f"tests/faults/test_{name}.py::test_" for name in ("ranks", "verdict", "calls"))
+SAVING, AGREE, DAMAGED = (
+    f"tests/unit/engine/test_{name}.py::test_" for name in ("saving", "agree", "damaged_states")
+)
+STEP, ACCIDENT = "tests/laws/test_step.py::test_", "tests/laws/test_step_faults.py::test_"
+SOAK = "tests/soak/test_soak.py::test_"
+
+CHANGES = (
+    Change(
+        "A broken connection passes for an exception in a codec.",
+        "src/gradwire/comm/process_group.py",
+        'raise TransportError(f"a collective failed: {error}") from error',
+        "raise",
+        RANKS + "survivors_of_a_killed_rank_raise_long_before_the_timeout",
+    ),
+    Change(
+        "gradwire's own group has torch's timeout, not the model's.",
+        "src/gradwire/comm/groups.py",
+        "timeout = native._get_backend(where).options._timeout",
+        "timeout = None",
+        RANKS + "a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goes_on",
+    ),
+    Change(
+        "The wait for a verdict never wakes up.",
+        f"{ENGINE}/worker.py",
+        "event.wait(_AWAKE_S)",
+        "event.wait()",
+        RANKS + "ctrl_c_ends_a_rank_that_waits_for_a_stopped_one",
+    ),
+    Change(
+        "A rank that fails pays no rounds.",
+        f"{ENGINE}/runner.py",
+        "owe_zeros(task.comm, task.agreed[len(task.comm.rounds) :], task.x.device)",
+        "pass",
+        ACCIDENT + "an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace",
+    ),
+    Change(
+        "A failure is not told to the others.",
+        f"{ENGINE}/verdict.py",
+        "if row.failed]",
+        "if False]",
+        VERDICT + "backward_raises_on_the_other_ranks_and_names_the_one",
+    ),
+    Change(
+        "`SystemExit` ends the engine's thread.",
+        f"{ENGINE}/runner.py",
+        """        except BaseException as error:
+            step.fail(error, f"encode of {task.label}", self._rank)""",
+        """        except Exception as error:
+            step.fail(error, f"encode of {task.label}", self._rank)""",
+        VERDICT + "backward_raises_the_accident_itself_where_it_happened",
+    ),
+    Change(
+        "Memory is committed in steps that do not count.",
+        f"{ENGINE}/engine.py",
+        """        if finite:
+            for lane in self.layout.lanes:""",
+        """        if True:
+            for lane in self.layout.lanes:""",
+        VERDICT + "a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten",
+    ),
+    Change(
+        "After a NaN the mean stays as it is.",
+        f"{ENGINE}/engine.py",
+        "elif self.around.sharded or not self.layout.is_plain:",
+        "elif False:",
+        STEP + "what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace",
+    ),
+    Change(
+        "A rank in a call does not look at what others do.",
+        f"{ENGINE}/calls.py",
+        "                self._compare(mine, _entries(board, page), board.rank)\n                look_s",
+        "                look_s",
+        CALLS + "different_calls_are_named_on_all_ranks_and_training_goes_on",
+    ),
+    Change(
+        "A rank in a step does not look at calls.",
+        f"{ENGINE}/calls.py",
+        "        self._compare(mine, entries, self._board.rank)",
+        "        pass",
+        CALLS + "a_call_on_one_rank_while_another_trains_is_named_on_both",
+    ),
+    Change(
+        "The guard hears, and says nothing.",
+        f"{ENGINE}/guard.py",
+        "if len(told) == 1 or (_NOT_DUE,) in told:",
+        "if told:",
+        "tests/unit/engine/test_guard.py::test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due",
+    ),
+    Change(
+        "A checksum is computed, and not compared.",
+        "src/gradwire/comm/checked.py",
+        "_CHECK.unpack(check)[0] == checksum(copy) ^ mark]",
+        "checksum(copy) is not None]",
+        "tests/laws/test_damage.py::test_a_flipped_bit_is_noticed_on_all_ranks_in_its_step_or_put_right",
+    ),
+    Change(
+        "Ranks compare only what a message shows.",
+        f"{ENGINE}/agree.py",
+        "digest = hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()",
+        "digest = bytes(_HASH_BYTES)",
+        AGREE + "a_difference_beyond_what_is_shown_is_found",
+    ),
+    Change(
+        "A file of state gets its last name before all ranks have written theirs.",
+        f"{ENGINE}/saving.py",
+        "prepared = fresh.path(folder, rank, _PREPARED)",
+        "prepared = fresh.path(folder, rank, _COMMITTED)",
+        SAVING + "a_rank_that_dies_at_any_act_leaves_the_old_set_or_the_new_one",
+    ),
+    Change(
+        "A damaged state is refused by its own rank alone.",
+        f"{ENGINE}/state.py",
+        "        require_agreement(facts | mine, engine.around.control)",
+        "        require_agreement(mine if refusal is None else absent, engine.around.control)",
+        DAMAGED + "a_damaged_state_on_one_rank_is_refused_on_all",
+    ),
+    Change(
+        "NaN in a loaded memory is taken.",
+        f"{ENGINE}/vetting.py",
+        'raise ValueError(f"{what} has NaN, Inf or numbers that are too large to be remembered")',
+        "return",
+        DAMAGED + "a_damaged_state_is_refused_by_a_rank_alone_and_in_a_list",
+    ),
+    Change(
+        "A resumed run forgets what was unsent.",
+        f"{ENGINE}/state.py",
+        "spec.shaped(layout.memory(name, plane)).copy_(memory.detach())",
+        "pass",
+        SOAK + "a_run_with_faults_ends_as_one_without",
+    ),
+    Change(
+        "Only the rank that failed forgets the step.",
+        f"{ENGINE}/verdict.py",
+        "return all(row.finite for row in self.rows)",
+        "return self.rows[0].finite",
+        SOAK + "a_run_with_faults_ends_as_one_without",
+    ),
+    Change(
+        "Every rank says its own time for all.",
+        f"{ENGINE}/engine.py",
+        "tuple(row.computing_s for row in verdict.rows)",
+        "tuple(step.computing_s for row in verdict.rows)",
+        "tests/unit/engine/test_step.py::test_every_rank_hears_how_long_each_of_them_computed",
+    ),
+    Change(
+        "The history of steps has no end.",
+        f"{ENGINE}/history.py",
+        "deque(maxlen=WINDOW)",
+        "deque()",
+        SOAK + "what_a_process_holds_stays_as_it_is",
+    ),
+    Change(
+        "The mean over the ranks that are left is one over all that there were.",
+        f"{ENGINE}/state.py",
+        "torch.stack([m[name] for m in memories]).mean(0)",
+        "torch.stack([m[name] for m in memories]).sum(0) / 3",
+        SAVING + "another_world_starts_with_the_mean_and_leaves_its_own_set_alone",
+    ),
+)
+
+
+def fails(change: Change) -> bool:
+    """Whether the test fails in a copy of the tree with the change. Raises `ValueError` for an old row."""
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        for part in ("src", "tests", "examples", "docs"):
+            shutil.copytree(ROOT / part, copy / part)
+        for path in (ROOT / "pyproject.toml", *ROOT.glob("*.md")):
+            shutil.copy2(path, copy)
+        target = copy / change.path
+        text = target.read_text(encoding="utf-8")
+        if text.count(change.old) != 1:
+            raise ValueError(f"{change.path} has {text.count(change.old)} times {change.old!r}: mend the row")
+        target.write_text(text.replace(change.old, change.new), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", change.test]
+        environment = {**os.environ, "PYTHONPATH": f"{copy}:{copy / 'src'}"}
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, 1):
+            raise ValueError(f"{change.test} cannot be run: {done.stdout[-500:]}")
+        return done.returncode == 1
+
+
+def main(words: list[str]) -> int:
+    """A table; 1 if a test passes that must fail."""
+    toothless = 0
+    print("| made wrong | test that fails |\n|---|---|", flush=True)
+    for change in CHANGES:
+        if words and not any(word in repr(change) for word in words):
+            continue
+        bites = fails(change)
+        toothless += not bites
+        test = change.test.replace("::", "`: `") if bites else f"**passes**: {change.test}"
+        print(f"| {change.what} | `{test}` |", flush=True)
+    return bool(toothless)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
