@@ -176,11 +176,10 @@ def judged(plan: Plan, quiet: Attempt, loud: list[Attempt]) -> Outcome:
 def tolerance(plan: Plan, largest: float) -> float:
     """How much may seem lost, by `docs/laws.md`: per step W + 6 float32 roundings of the largest norm.
 
-    Twice of them where ranks add up inside nodes first, and as many more as a recipe's own sums have.
+    Twice of them where ranks add up inside nodes first, and as many more as the coarsest recipe has.
     """
     coarse = max(sums.coarse for row in ROWS.values() for sums in (row.laws or {}).values())
-    own = 0 if plan.recipe.startswith(("topk(ratio=0.05)", "leader_topk", "randomk")) else coarse
-    return plan.steps * (2 * (WORLD + 6) + own) * 2.0**-24 * largest
+    return plan.steps * (2 * (WORLD + 6) + coarse) * 2.0**-24 * largest
 
 
 def _said_wrongly(plan: Plan, attempt: Attempt, seen: dict[int, Any]) -> list[str]:

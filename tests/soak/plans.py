@@ -73,8 +73,8 @@ class Plan:
 def drawn(seed: int, steps: int = 200) -> Plan:
     """The plan of a seed. One step in ten has an inner fault, one in fifty a kill, one in fifty a pause.
 
-    Sources and recipes take turns, so that consecutive seeds go through all of them; every fourth plan has a
-    stall. At least one fault of each kind is there, where there are steps enough.
+    Sources take turns, so that consecutive seeds go through all of them, and recipes are drawn. Every fifth
+    plan has a stall. At least one fault of each kind is there, where there are steps enough.
     """
     draw = random.Random(seed)
 
@@ -87,7 +87,7 @@ def drawn(seed: int, steps: int = 200) -> Plan:
     kinds = INNER if checksums else INNER[:-1]
     inner: list[Inner] = [kinds[number % len(kinds)] for number in range(max(steps // 10, len(kinds)))]
     outer: list[Outer] = ["kill", "pause"] * max(steps // 50, 1)
-    if seed % 4 == 3:
+    if seed % 5 == 3:
         outer[-2:] = ["stall", "kill two"]
     return Plan(
         seed=seed,

@@ -18,9 +18,8 @@ from tests.soak.plans import FATAL, INNER, RECIPES, SOURCES, WORLD, Fault, Plan,
 def test_a_run_with_faults_ends_as_one_without(tmp_path: Path) -> None:
     inner = tuple(Fault(3 * n + 2, n % WORLD, kind) for n, kind in enumerate(INNER))
     outer = (Fault(5, 2, "pause"), Fault(13, 1, "kill"))
-    plan = Plan(
-        1, "ddp", "topk(ratio=0.05)", steps=24, save_every=4, checksums=True, inner=inner, outer=outer
-    )
+    # A fifth of the elements: messages that are too long to travel twice.
+    plan = Plan(1, "ddp", "topk(ratio=0.2)", 24, 4, checksums=True, inner=inner, outer=outer)
     outcome = carried_out(plan, tmp_path)
     assert not outcome.complaints
     assert outcome.lost is not None, "books were compared"
@@ -28,6 +27,7 @@ def test_a_run_with_faults_ends_as_one_without(tmp_path: Path) -> None:
     # Those in front of the save that it goes on from befall it once.
     assert outcome.counts["exceptions"] >= 3
     assert outcome.counts["skipped"] >= 2
+    assert outcome.counts["damaged"] == 1
 
 
 # -- plans
