@@ -52,10 +52,10 @@ CHANGES = (
         RANKS + "a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goes_on",
     ),
     Change(
-        "Signals are held back while a verdict is waited for.",
+        "The wait for a verdict never wakes up, and another thread gets the signal.",
         f"{ENGINE}/worker.py",
         "    while not event.wait(_AWAKE_S):",
-        "    __import__('signal').pthread_sigmask(0, {2})\n    while not event.wait(_AWAKE_S):",
+        "    __import__('signal').pthread_sigmask(0, {2})\n    while not event.wait():",
         RANKS + "ctrl_c_ends_a_rank_that_waits_for_a_stopped_one",
     ),
     Change(
