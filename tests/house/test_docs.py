@@ -105,3 +105,16 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmark
 def test_links_between_documents_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_to_one(page: Path) -> None:
+    links = re.findall(r"\]\(([\w/.-]*\.md)?#([^)]+)\)", page.read_text(encoding="utf-8"))
+    there = {path: anchors(page.parent / path if path else page) for path, _ in links}
+    assert [f"{path}#{anchor}" for path, anchor in links if anchor not in there[path]] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub and the site call headings of a page: lower case, hyphens for spaces, no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
