@@ -199,17 +199,24 @@ class ProcessGroupComm(HoppingComm):
         after our own sends would delay the peer's messages until ours have passed, so the link would be used
         in one direction at a time. (50 kB each way at 30 Mbit/s, ranks 3 ms apart: 14 ms, or 26 ms in the
         other order, where the wire alone takes 13 ms. gloo's own all-to-all has the other order.)
+
+        Those of a device are issued as one group. NCCL runs messages that are not grouped one after another,
+        so ranks that all receive first would wait for each other.
         """
+        messages = [(dist.irecv, *each) for each in receives] + [(dist.isend, *each) for each in sends]
+        messages = [each for each in messages if each[1].numel()]
+        peer = {dist.irecv: "group_src", dist.isend: "group_dst"}
         try:
-            works = [
-                dist.irecv(out, group=self.group, group_src=rank) for out, rank in receives if out.numel()
-            ]
-            works += [
-                dist.isend(each, group=self.group, group_dst=rank) for each, rank in sends if each.numel()
-            ]
+            if any(not each.is_cpu for _verb, each, _rank in messages):
+                return dist.batch_isend_irecv(
+                    [
+                        dist.P2POp(verb, each, group=self.group, group_peer=rank)
+                        for verb, each, rank in messages
+                    ]
+                )
+            return [verb(each, group=self.group, **{peer[verb]: rank}) for verb, each, rank in messages]
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error
-        return works
 
 
 class ShiftPending(WorkPending):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -76,3 +77,20 @@ def test_a_scatter_announces_a_part_before_it_hands_on_the_last_one(issued: list
     comm = ProcessGroupComm(cast("dist.ProcessGroup", _Group(4)))
     comm.broadcast(torch.zeros(8), 3, "scatter").wait()
     assert issued == ["receive", *["receive", "send"] * 3]
+
+
+def test_messages_of_a_device_are_issued_as_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    issued: list[list[tuple[Any, int, int]]] = []
+
+    def together(operations: list[Any]) -> list[Any]:
+        issued.append([(each.op, each.tensor.numel(), each.group_peer) for each in operations])
+        return []
+
+    monkeypatch.setattr(
+        dist, "P2POp", lambda op, tensor, **peer: SimpleNamespace(op=op, tensor=tensor, **peer)
+    )
+    monkeypatch.setattr(dist, "batch_isend_irecv", together)
+    ProcessGroupComm(cast(dist.ProcessGroup, _Group(3))).shift(
+        torch.empty(5, device="meta"), torch.empty(7, device="meta")
+    ).wait()
+    assert issued == [[(dist.irecv, 5, 2), (dist.isend, 7, 1)]]
