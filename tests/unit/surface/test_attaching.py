@@ -406,7 +406,7 @@ def test_kernels_of_an_adaptive_one_are_prepared_as_early_as_it_knows_them(
 ) -> None:
     before: list[bool] = []
 
-    def timed(_exchange: object, _text: str) -> CodecCost:
+    def timed(_exchange: object, _text: str, _device: object) -> CodecCost:
         before.append("blocks" in prepared[-1])
         return CodecCost(Line(1e-6, 1e-9), Line(1e-6, 1e-9))
 
