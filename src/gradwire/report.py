@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from gradwire.comm import Round
+from gradwire.engine.engine import Engine
+from gradwire.engine.news import what_runs, why_placed
+from gradwire.engine.predicted import predicted_step_s
+from gradwire.exchange.state import times_led
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
+from gradwire.sources.backward import Backward
 from gradwire.tools.diagnose import Diagnosis
 
 if TYPE_CHECKING:  # loaded by what chooses
@@ -23,7 +29,8 @@ class Report:
     has decided from, with how long each collective of that dense step took (`collectives_s`). `diagnosis`
     is the last one asked for. `times_led` says by rank how often it chose for all, where one rank does
     (`ar_topk`). `link` is what gradwire's own traffic has seen under the recipe in force, once there were
-    enough steps; `link_changes` are the last ones noticed, with the step. `predicted_step_s` is what a whole
+    enough steps; `link_changes` are the last ones noticed, with the step. `health` has signs that training
+    suffers from what is not sent, each with the step. `predicted_step_s` is what a whole
     step should take by the facts (`None` where there are none) and `step_s` the median of what they took,
     with all that precedes their backward pass. `compile_s` is how long this rank compiled kernels within
     steps, all together: `gradwire warmup` does that beforehand. `placement` says where memory and codecs
@@ -56,6 +63,7 @@ class Report:
     times_led: list[int] | None = None
     link: Link | None = None
     link_changes: tuple[tuple[int, Change], ...] = ()
+    health: tuple[tuple[int, str], ...] = ()
     predicted_step_s: float | None = None
     step_s: float = 0.0
     compile_s: float = 0.0
@@ -123,6 +131,9 @@ class Report:
             step, change = self.link_changes[-1]
             told = f"{_link(change.before)}, then {_link(change.after)}"
             lines.append(f"  link         changed in step {step}: {told}")
+        if self.health:
+            step, sign = self.health[-1]
+            lines.append(f"  health       step {step}: {sign}")
         if self.compile_s > 0.0:
             lines.append(f"  kernels      compiled for {self.compile_s:.1f} s within steps")
         if self.skipped_steps:
@@ -181,3 +192,57 @@ def _mib(size_bytes: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
+
+
+def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
+    """`Wire.report`; `diagnosis` is the last one that was asked for."""
+    backward.resolve()
+    engine, history = backward.engine, backward.history
+    dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
+    facts = None
+    if engine.facts is not None:
+        # The forecasts are in the table of choices, and too much to print.
+        facts = {**asdict(replace(engine.facts, forecasts={})), "ccr": engine.facts.ccr}
+    recipe, why = what_runs(engine)
+    return Report(
+        recipe=recipe,
+        why=why,
+        choices=engine.layout.main.table,
+        step=engine.step,
+        world=engine.around.control.world,
+        per_node=1 if engine.around.shard is None else engine.around.shard.parts,
+        inside_bytes_per_step=history.mean("inside_bytes"),
+        skipped_steps=history.skipped,
+        wire_bytes_per_step=history.mean("predicted_bytes"),
+        metered_bytes_per_step=history.mean("metered_bytes"),
+        dense_bytes_per_step=dense,
+        compress_s=history.mean("compress_s"),
+        backward_s=history.mean("backward_s"),
+        exposed_comm_s=history.mean("exposed_comm_s"),
+        memory_bytes=engine.layout.memory_bytes,
+        units=sum(len(lane.units) for lane in engine.layout.lanes),
+        facts=facts,
+        link=engine.traffic.link,
+        link_changes=tuple(engine.link_changes),
+        health=tuple(engine.health.complaints),
+        timeline=history.timeline(),
+        diagnosis=diagnosis,
+        times_led=times_led(lane.kept for lane in engine.layout.lanes),
+        predicted_step_s=_predicted_step_s(engine),
+        step_s=history.median("step_s"),
+        compile_s=history.compile_s,
+        placement=engine.around.placement.name,
+        placement_why=why_placed(engine),
+        pinned_bytes=engine.around.placement.bringing.pinned_bytes,
+        copied_s=engine.around.placement.bringing.copied_s(),
+        checksum_bytes=engine.around.checksum_bytes,
+        computing_by_rank_s=history.computing_by_rank_s(),
+    )
+
+
+def _predicted_step_s(engine: Engine) -> float | None:
+    """As it was chosen by, codec included, or else by the facts as they are."""
+    chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
+    if chosen:
+        return chosen[0]
+    return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step)

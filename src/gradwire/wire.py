@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,19 +16,15 @@ from torch import Tensor, nn
 
 from gradwire.arena import ParameterSpec
 from gradwire.checks import check_momentum, warn_without_optimizer
-from gradwire.comm import Round
 from gradwire.engine import saving, state
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
-from gradwire.engine.news import what_runs, why_placed
-from gradwire.engine.predicted import predicted_step_s
 from gradwire.engine.state import Missing, Saved
 from gradwire.engine.switching import switch, take_unsent
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireWarning
-from gradwire.exchange.state import times_led
 from gradwire.recipes import Composition, Recipe
-from gradwire.report import Report
+from gradwire.report import Report, report_of
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
@@ -161,55 +157,7 @@ class Wire:
             print(wire.report())
             json.dump(wire.report().as_dict(), file)
         """
-        self._backward.resolve()
-        engine, history = self._engine, self._backward.history
-        dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
-        facts = None
-        if engine.facts is not None:
-            # The forecasts are in the table of choices, and too much to print.
-            facts = {**asdict(replace(engine.facts, forecasts={})), "ccr": engine.facts.ccr}
-        recipe, why = what_runs(engine)
-        return Report(
-            recipe=recipe,
-            why=why,
-            choices=engine.layout.main.table,
-            step=engine.step,
-            world=engine.around.control.world,
-            per_node=1 if engine.around.shard is None else engine.around.shard.parts,
-            inside_bytes_per_step=history.mean("inside_bytes"),
-            skipped_steps=history.skipped,
-            wire_bytes_per_step=history.mean("predicted_bytes"),
-            metered_bytes_per_step=history.mean("metered_bytes"),
-            dense_bytes_per_step=dense,
-            compress_s=history.mean("compress_s"),
-            backward_s=history.mean("backward_s"),
-            exposed_comm_s=history.mean("exposed_comm_s"),
-            memory_bytes=engine.layout.memory_bytes,
-            units=sum(len(lane.units) for lane in engine.layout.lanes),
-            facts=facts,
-            link=engine.traffic.link,
-            link_changes=tuple(engine.link_changes),
-            timeline=history.timeline(),
-            diagnosis=self._diagnosis,
-            times_led=times_led(lane.kept for lane in engine.layout.lanes),
-            predicted_step_s=self._predicted_step_s(),
-            step_s=history.median("step_s"),
-            compile_s=history.compile_s,
-            placement=engine.around.placement.name,
-            placement_why=why_placed(engine),
-            pinned_bytes=engine.around.placement.bringing.pinned_bytes,
-            copied_s=engine.around.placement.bringing.copied_s(),
-            checksum_bytes=engine.around.checksum_bytes,
-            computing_by_rank_s=history.computing_by_rank_s(),
-        )
-
-    def _predicted_step_s(self) -> float | None:
-        """As it was chosen by, codec included, or else by the facts as they are."""
-        engine = self._engine
-        chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
-        if chosen:
-            return chosen[0]
-        return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step)
+        return report_of(self._backward, self._diagnosis)
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers for dashboards: this rank's last step, and the mean of the last 50 under its recipe.
@@ -228,6 +176,22 @@ class Wire:
         from gradwire.telemetry.metrics import metrics_of
 
         return metrics_of(self._backward, self._source, _loss_scale(self.attached.scaler))
+
+    def note_loss(self, loss: float | Tensor) -> None:
+        """Tell this rank's loss of a step, so that gradwire notices if losses rise. Sends nothing by itself.
+
+        Every 32 steps the ranks compare what they have noted with the lowest mean of 32 steps so far. Where
+        it has risen twice in a row by more than losses of single steps vary, `auto` goes back to dense; any
+        other recipe goes on. The log warns once, and the report shows it. `loss` is read here, so a tensor on
+        a GPU is waited for.
+
+        Example::
+
+            loss.backward()
+            optimizer.step()
+            wire.note_loss(loss)
+        """
+        self._engine.health.note(float(loss))
 
     def log_to(self, target: Any, *, every: int = 50) -> None:
         """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradwire.arena import Lane, ParameterSpec
 from gradwire.comm import Comm
+from gradwire.decide.health import EVERY, Health, Lag, Losses, pooled
 from gradwire.decide.profiler import ORDINARY, WarmupProfiler
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.layout import Layout
@@ -26,6 +27,7 @@ from gradwire.measure.clock import clock_of
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.link import Traffic
 from gradwire.measure.probe import name_of, network_of, probe, slowest
+from gradwire.memory import UNSENT
 from gradwire.placement import Device
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import CodecCost, Line, Link
@@ -63,8 +65,8 @@ class Decider(Protocol):
     def looks(self, step: int) -> bool:
         """Whether `look` wants to see the units of this step."""
 
-    def look(self, x: Tensor) -> None:
-        """Look at one unit of the current step, `x` (numel,), before its exchange."""
+    def look(self, step: int, x: Tensor, unsent: Tensor | None) -> None:
+        """Look at one unit, `x` (numel,), before its exchange; `unsent` of it was left by earlier steps."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """This rank's facts. `link` is what the previous step's rounds say of the link."""
@@ -107,7 +109,7 @@ class Measuring:
         """Dense gradients are nothing to look at."""
         return False
 
-    def look(self, x: Tensor) -> None:
+    def look(self, step: int, x: Tensor, unsent: Tensor | None) -> None:
         """As said."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
@@ -150,21 +152,32 @@ Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
 
 
 class Watching:
-    """What runs is watched by the judge of its composition, if it has one.
+    """What runs is watched by the judge of its composition, if it has one, and for signs of bad health.
 
     The judge's numbers are how long the last step took and its codec; where units were looked at, what that
-    came to, and the energy of what their exchanges have left. `hear(step, rows)` takes what all ranks said of
-    the link.
+    came to, and the energy of what their exchanges have left. Those of health are the norms of a step's fresh
+    gradients and of what was unsent, one step later, and the losses noted since. `hear(step, rows)` takes
+    what all ranks said of the link.
     """
 
     measuring, apart = False, False
     facts: Facts | None = None
 
-    def __init__(self, layout: Layout, world: int, hear: Callable[[int, Rows], Heard]) -> None:
-        self._hear, self._watch = hear, layout.main.watch
-        self._judge = None if self._watch is None else self._watch.judge(watched_in(layout, world))
+    def __init__(
+        self, layout: Layout, around: Surroundings, hear: Callable[[int, Rows], Heard], health: Health
+    ) -> None:
+        self._hear, self._watch, self._health = hear, layout.main.watch, health
+        self._judge = (
+            None if self._watch is None else self._watch.judge(watched_in(layout, around.comm.world))
+        )
         self._lanes = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
+        self._remembers = any(UNSENT in lane.committed for lane in self._lanes)
+        self._fetch = around.placement.fetch
+        self._norms: Tensor | None = None
+        self._fetched: Callable[[], Tensor] | None = None
+        self._lag = Lag()
         self._link_change: tuple[Link, Link] | None = None
+        self._unhealthy, self._has_complained = "", False
         self._looked = self._nothing
         self._previous_s = (0.0, 0.0)
         self._steps = StepWatch(THRESHOLD if self._watch is None else self._watch.link_change)
@@ -175,39 +188,65 @@ class Watching:
         return [0.0] * (0 if self._watch is None else self._watch.looks)
 
     def looks(self, step: int) -> bool:
-        """As the watch says."""
+        """Whether a judge wants to, or health."""
+        return self._judge_looks(step) or self._is_weighed(step)
+
+    def _judge_looks(self, step: int) -> bool:
         watch = self._watch
         return watch is not None and watch.look is not None and step % watch.every == 0
+
+    def _is_weighed(self, step: int) -> bool:
+        return self._remembers and step % EVERY == EVERY - 1
+
+    def _tells_health(self, step: int) -> bool:
+        """In the next step a device has long done what it was asked."""
+        return self._remembers and step > 0 and step % EVERY == 0
 
     def take(self, step: Step, arrival: Arrival) -> None:
         """Only units are looked at."""
 
-    def look(self, x: Tensor) -> None:
-        """As the watch does."""
-        if self._watch is not None and self._watch.look is not None:
+    def look(self, step: int, x: Tensor, unsent: Tensor | None) -> None:
+        """Look as the judge does, and weigh what is fresh and what was unsent, if it is the step for it."""
+        if self._judge_looks(step) and self._watch is not None and self._watch.look is not None:
             seen = self._watch.look(x)
             self._looked = [total + more for total, more in zip(self._looked, seen, strict=True)]
+        if self._is_weighed(step) and unsent is not None:
+            norms = [torch.linalg.vector_norm(each, dtype=x.dtype) for each in (x - unsent, unsent)]
+            squares = torch.stack(norms).double().square()
+            self._norms = squares if self._norms is None else self._norms + squares
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """The link's numbers, then the judge's. Looks begin anew: a step that fails is tried again."""
+        """Numbers of link, health and judge. Looks begin anew: a step that fails is tried again."""
         self._link_numbers = len(link)
+        if self._norms is not None:
+            self._fetched, self._norms = self._fetch(self._norms.sqrt()), None
+        health = self._said_of_health() if self._tells_health(step.number) else ()
         if self._judge is None:
-            return link
-        looked = [*self._looked, _energy(self._lanes)] if self.looks(step.number) else []
+            return (*link, *health)
+        looked = [*self._looked, _energy(self._lanes)] if self._judge_looks(step.number) else []
         self._looked = self._nothing
-        return (*link, *self._previous_s, *looked)
+        return (*link, *health, *self._previous_s, *looked)
+
+    def _said_of_health(self) -> tuple[float, ...]:
+        norms = (0.0, 0.0) if self._fetched is None else self._fetched().tolist()
+        return (*norms, *self._health.take())
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
         """Hand what all ranks said to the judge. A step that was not committed says nothing to it."""
         link, link_change = self._hear(step.number, [row[: self._link_numbers] for row in rows])
+        rows = [row[self._link_numbers :] for row in rows]
+        if self._tells_health(step.number):
+            self._examine(step.number, [row[:HEALTH_NUMBERS] for row in rows])
+            rows = [row[HEALTH_NUMBERS:] for row in rows]
         if self._judge is None:
             return None
-        took, compressed, *looked = zip(*(row[self._link_numbers :] for row in rows), strict=True)
+        took, compressed, *looked = zip(*rows, strict=True)
         self._previous_s = step.lasted_s(), step.trace.compress_s
         self._link_change = link_change or self._link_change
         if not committed:
             return None
         link_change, self._link_change = self._link_change, None
+        unhealthy, self._unhealthy = self._unhealthy, ""
         step_change_s = self._steps.change_s(max(took), link_has_changed=link_change is not None)
         shown = Observed(
             step.number,
@@ -216,11 +255,25 @@ class Watching:
             link=link,
             link_change=link_change,
             step_change_s=step_change_s,
+            unhealthy=unhealthy,
         )
-        if self.looks(step.number):
+        if self._judge_looks(step.number):
             *sums, left = map(sum, looked)
             shown = replace(shown, looked=tuple(sums), left=left)
         return self._judge(shown)
+
+    def _examine(self, step: int, rows: Rows) -> None:
+        """Look for bad signs in what all ranks say; only the first of a composition counts."""
+        fresh, unsent = (math.hypot(*norms) for norms in list(zip(*rows, strict=True))[:2])
+        losses = pooled([Losses(*row[2:]) for row in rows])
+        signs = [each for each in (self._lag.add(fresh, unsent), self._health.trend.add(losses)) if each]
+        if signs and not self._has_complained:
+            self._has_complained, self._unhealthy = True, " and ".join(signs)
+            self._health.complaints.append((step, self._unhealthy))
+
+
+HEALTH_NUMBERS = 5
+"""Two norms, and the number, mean and variance of losses."""
 
 
 def _energy(lanes: Sequence[Lane]) -> float:
@@ -228,17 +281,18 @@ def _energy(lanes: Sequence[Lane]) -> float:
     return sum(float(torch.linalg.vector_norm(lane.x, dtype=torch.float64)) ** 2 for lane in lanes)
 
 
-def decider_for(
+def decider(
     layout: Layout,
     around: Surroundings,
     ready_s: Callable[[], Mapping[str, float]],
     hear: Callable[[int, Rows], Heard],
     layout_of: Callable[[Composition, torch.device], Layout],
+    health: Health,
 ) -> Decider:
     """What decides while `layout` runs; a rank alone has nothing to decide."""
     decision = layout.main.next
     if decision is None or layout.alone:
-        return Watching(layout, around.comm.world, hear)
+        return Watching(layout, around, hear, health)
     return measuring(decision, layout.specs, around, ready_s, layout_of)
 
 

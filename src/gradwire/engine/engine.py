@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from gradwire.arena import ParameterSpec, Unit
+from gradwire.decide.health import Health
 from gradwire.engine.arrival import Arrival, Run, Share
-from gradwire.engine.decider import Decider, Heard, Rows, decider_for, handed_over, traffic_for
+from gradwire.engine.decider import Decider, Heard, Rows, decider, handed_over, traffic_for
 from gradwire.engine.layout import Layout, build, only_compresses, uncompressed
 from gradwire.engine.runner import Runner
 from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
@@ -58,15 +59,14 @@ class Engine:
         self.specs, self.recipe, self.around = tuple(specs), recipe, around
         self.rank = around.control.rank
         """The number that names this rank in messages."""
-        self.step = 0
+        self.step, self._policy = 0, around.policy
         self.facts: Facts | None = None
-        device = around.placement.device
+        device, self.health = around.placement.device, Health()
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(
             lambda job: self.around.placement.post(job), self._progress, lambda: self.apart, self.rank
         )
-        self._policy = around.policy
         self._now: Step | None = None
         self._unresolved: Step | None = None
         self.run(self.here(self.layout_of(recipe.build())))
@@ -82,7 +82,7 @@ class Engine:
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
             around.prepare(self.layout_of(decision.about, META))
-        self._decider = decider_for(layout, around, self.watch.ready_s, self._hear, self.layout_of)
+        self._decider = decider(layout, around, self.watch.ready_s, self._hear, self.layout_of, self.health)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
         self.traffic = traffic_for(self.layout, self.around)
 
@@ -119,9 +119,8 @@ class Engine:
 
     def follow(self, following: Composition) -> None:
         """Change what runs; where what is unsent would lose its place, that is sent first (a collective)."""
-        asked = self.layout_of(following, META)
-        if (first := handed_over(self.layout, asked, self.around.control)) is not None:
-            self.install(first)
+        first = handed_over(self.layout, self.layout_of(following, META), self.around.control)
+        self.install(first) if first is not None else None
 
     def retire(self) -> None:
         """Run plain all-reduce from the next step on, whatever the policy. Flush first."""
@@ -253,7 +252,7 @@ class Engine:
         )
         self.around.inspect(lane, unit, x, at)
         if self._decider.looks(step.number) and lane.exchange is self.layout.main.exchange:
-            self._look(step, unit, x)
+            self._look(step, unit, x, at.unsent)
         if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
             step.rest(unit)
             return
@@ -263,10 +262,10 @@ class Engine:
         task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 
-    def _look(self, step: Step, unit: Unit, x: Tensor) -> None:
+    def _look(self, step: Step, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
-                self._decider.look(x)
+                self._decider.look(step.number, x, unsent)
         except BaseException as error:
             step.fail(error, f"look at {unit}", self.rank)
 

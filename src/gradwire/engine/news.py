@@ -26,7 +26,7 @@ class News:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self.plan = engine, engine.plan
+        self._engine, self.plan, self.complaints = engine, engine.plan, 0
         self._speaks = engine.around.control.rank == 0
         self._has_warned = False
 
@@ -54,6 +54,13 @@ class News:
             self._has_warned = True
             if self._speaks:
                 _LOG.warning("%s", why_placed(self._engine))
+
+    def unhealthy(self) -> None:
+        """Training suffers from what is not sent. Not a warning, which a user may have made an error."""
+        step, sign = self._engine.health.complaints[-1]
+        self.complaints = len(self._engine.health.complaints)
+        if self._speaks:
+            _LOG.warning("step %d: %s; less compression would help, such as wire.switch('int8')", step, sign)
 
     def skipped(self, step: int, skipped: int) -> None:
         """A step did not count on any rank; `skipped` are those so far."""

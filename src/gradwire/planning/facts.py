@@ -147,7 +147,8 @@ class Observed:
     collectives took under this plan, as `gradwire.measure.link` draws it; `None` in the first 15 of them.
 
     `link_change` and `step_change_s` are what link and steps were, and what they are, where that has just
-    been found to have changed. A change of the link is not told once more as one of the steps.
+    been found to have changed. A change of the link is not told once more as one of the steps. `unhealthy`
+    says in words that training suffers, once for each composition.
     """
 
     step: int
@@ -158,3 +159,4 @@ class Observed:
     left: float | None = None
     link_change: tuple[Link, Link] | None = None
     step_change_s: tuple[float, float] | None = None
+    unhealthy: str = ""

@@ -86,16 +86,21 @@ def _after(text: str, known: Standing, again: Again, number: int) -> Composition
         steady(best.recipe, "candidate"),
         why=said_of(known, best.recipe),
         table=known.table(best.recipe),
-        watch=Watch(partial(_watching, again), every=1),
+        watch=Watch(partial(_watching, best.recipe, again), every=1),
     )
 
 
-def _watching(again: Again, _watched: Watched) -> Judge:
-    """Decides anew once the link or the steps have changed, but not within `KEPT` steps."""
+def _watching(text: str, again: Again, _watched: Watched) -> Judge:
+    """Decides anew once the link or the steps have changed, but not within `KEPT` steps.
+
+    Where training suffers (`gradwire.decide.health`), dense follows at once, and stays.
+    """
     steps, changed = count(1), False
 
     def judge(shown: Observed) -> Composition | None:
         nonlocal changed
+        if shown.unhealthy:
+            return replace(dense(), why=f"step {shown.step}: {shown.unhealthy} under {text}")
         changed = changed or shown.link_change is not None or shown.step_change_s is not None
         return again() if next(steps) >= KEPT and changed else None
 

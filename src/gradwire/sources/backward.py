@@ -236,5 +236,7 @@ class Backward:
         self.compressed += committed and not self.engine.layout.is_plain
         if not committed:
             self.news.skipped(step.number, self.history.skipped)
+        if len(self.engine.health.complaints) != self.news.complaints:
+            self.news.unhealthy()
         if self.engine.plan != self.news.plan:
             self.news.changed()

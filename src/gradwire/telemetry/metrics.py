@@ -37,6 +37,7 @@ def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[st
     if (ratio := _residual_to_gradient(engine, source, loss_scale)) is not None:
         found["residual_to_gradient"] = ratio
     found |= {"memory_bytes": engine.layout.memory_bytes, "compile_s": history.compile_s}
+    found["health_warnings"] = len(engine.health.complaints)
     link = engine.traffic.link
     if link is not None and link.beta_s > 0.0:
         found["link_bytes_per_s"] = 1.0 / link.beta_s

@@ -25,7 +25,7 @@ from gradwire.recipes.auto import CANDIDATES, auto
 from gradwire.recipes.base import Judge
 from gradwire.recipes.dense import dense
 from gradwire.recipes.handover import AGAIN, sending_unsent
-from gradwire.recipes.trial import COUNTED, KEPT, MOST_TRIALS, SKIPPED, on_trial
+from gradwire.recipes.trial import COUNTED, KEPT, MOST_TRIALS, SKIPPED, _watching, on_trial
 from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
@@ -318,3 +318,12 @@ def test_a_checkpoint_goes_on_with_what_ran_and_without_a_trial(running: Composi
         return again.engine.layout.main.text, again.engine.layout.main.watch is None, same
 
     assert run_ranks(1, rank) == [(running.text, True, True)]
+
+
+def test_what_was_chosen_gives_way_to_dense_where_training_suffers() -> None:
+    judge = _watching("int4", lambda: _fixed("auto"), Watched(2, (10,)))
+    assert judge(Observed(7, 0.1, 0.0)) is None
+    back = judge(Observed(8, 0.1, 0.0, unhealthy="the loss has risen from 1 to 2"))
+    assert back is not None
+    assert (back.text, back.watch) == ("dense", None)
+    assert back.why == "step 8: the loss has risen from 1 to 2 under int4"

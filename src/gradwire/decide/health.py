@@ -1,0 +1,125 @@
+"""Signs that training suffers from what is not sent, from a few numbers of all ranks.
+
+What is unsent should reach a plateau. Where it grows against the gradients of a step, gradients shrink faster
+than they are sent, or errors feed on themselves. Where the user notes losses, they should not rise by more
+than those of single steps vary. Each sign must show twice in a row; every rank sees the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean, median, pvariance
+from typing import NamedTuple
+
+EVERY = 32
+"""Steps from one look to the next: a look takes two passes over the memory."""
+GROWN = 8.0
+"""What is unsent has grown by that much. Noise that adds up over n steps is √n of it, so a memory that fills
+slowly reaches three times what it is in the first looks."""
+IN_A_ROW = 2
+_FIRST = 3
+"""Looks from which the usual amount is told."""
+_LEAST = 0.01
+"""The share by which a loss must rise at least."""
+
+
+class Losses(NamedTuple):
+    """Some losses: how many, their mean and variance."""
+
+    number: float
+    mean: float
+    variance: float
+
+
+def pooled(parts: Sequence[Losses]) -> Losses:
+    """All of several groups together.
+
+    >>> pooled([Losses(2, 1.0, 0.0), Losses(2, 3.0, 0.0), Losses(0, 0.0, 0.0)])
+    Losses(number=4, mean=2.0, variance=1.0)
+    """
+    number = sum(each.number for each in parts)
+    if number == 0:
+        return Losses(0, 0.0, 0.0)
+    mean = sum(each.number * each.mean for each in parts) / number
+    squares = sum(each.number * (each.variance + (each.mean - mean) ** 2) for each in parts)
+    return Losses(number, mean, squares / number)
+
+
+class Lag:
+    """What is unsent, as a multiple of the gradients of a step, under one recipe.
+
+    >>> lag = Lag()
+    >>> [lag.add(fresh=1.0, unsent=unsent) for unsent in (2.0, 3.0, 3.0, 30.0)]
+    ['', '', '', '']
+    >>> lag.add(fresh=1.0, unsent=31.0)
+    "what is unsent has grown from 3.0 to 31.0 times a step's gradient"
+    """
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._above = 0
+
+    def add(self, fresh: float, unsent: float) -> str:
+        """Take the norms of a step's gradients and of what is unsent; a sentence where that has grown."""
+        if not 0.0 < fresh < math.inf or not unsent < math.inf:
+            return ""
+        lag = unsent / fresh
+        if len(self._first) < _FIRST:
+            self._first.append(lag)
+            return ""
+        usual = median(self._first)
+        # Below the gradients of one step it is too little to do harm.
+        self._above = self._above + 1 if lag > max(GROWN * usual, 1.0) else 0
+        if self._above < IN_A_ROW:
+            return ""
+        return f"what is unsent has grown from {usual:.1f} to {lag:.1f} times a step's gradient"
+
+
+class LossTrend:
+    """Losses of some steps after those of others.
+
+    >>> trend = LossTrend()
+    >>> [trend.add(Losses(32, mean, 0.04)) for mean in (3.0, 2.0, 2.1, 2.5, 2.6)]
+    ['', '', '', '', 'the loss has risen from 2 to 2.6']
+    """
+
+    def __init__(self) -> None:
+        self._lowest: Losses | None = None
+        self._above = 0
+
+    def add(self, some: Losses) -> str:
+        """Take the next ones; a sentence where they have risen."""
+        if some.number < 2:
+            return ""
+        lowest = self._lowest
+        if lowest is None or some.mean <= lowest.mean:
+            self._lowest, self._above = some, 0
+            return ""
+        spread = math.sqrt((some.variance + lowest.variance) / 2)
+        rise = some.mean - lowest.mean
+        self._above = self._above + 1 if rise > max(spread, _LEAST * abs(lowest.mean)) else 0
+        if self._above < IN_A_ROW:
+            return ""
+        self._lowest, self._above = some, 0
+        return f"the loss has risen from {lowest.mean:.4g} to {some.mean:.4g}"
+
+
+class Health:
+    """What one rank notes of its losses, the trend of those of all, and what was found wrong, by step."""
+
+    def __init__(self) -> None:
+        self.trend = LossTrend()
+        self.complaints: list[tuple[int, str]] = []
+        self._noted: deque[float] = deque()
+
+    def note(self, loss: float) -> None:
+        """Any thread may call this. A loss that is not finite is left out: such steps are skipped anyway."""
+        if math.isfinite(loss):
+            self._noted.append(loss)
+
+    def take(self) -> Losses:
+        """What was noted since the last call."""
+        values = [self._noted.popleft() for _ in range(len(self._noted))]
+        return Losses(len(values), fmean(values), pvariance(values)) if values else Losses(0, 0.0, 0.0)

@@ -1,0 +1,174 @@
+"""In-process trials in which the link changes, or training suffers, on ranks that are threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.decide.health import EVERY
+from gradwire.engine.news import News
+from gradwire.engine.step import Step
+from gradwire.measure.clock import Trace
+from gradwire.measure.link import Traffic
+from gradwire.planning.collectives import hops, serial_bytes
+from gradwire.planning.costs import Link
+from gradwire.planning.facts import Observed
+from gradwire.recipes import Composition, recipe
+from gradwire.recipes.base import Watch
+from tests.support.rig import Rig, gradients
+
+FAST, SLOW = Link(1e-3, 1e-9), Link(1e-3, 1e-4)
+CHANGED = 60
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, Link]:
+    """What the ranks' collectives find."""
+    now = {"link": FAST}
+
+    def seconds(verb: str, payload_bytes: float, world: int) -> float:
+        here = now["link"]
+        return hops(verb, world) * here.alpha_s + serial_bytes(verb, payload_bytes, world) * here.beta_s
+
+    def note(traffic: Traffic, _rounds: object) -> None:
+        traffic._tail_bytes = 100.0
+        tail_s, rest_s = (seconds("all_reduce", size, 2) for size in (100.0, 10_000.0))
+        traffic.row = (tail_s, rest_s, 10_000.0, float(hops("all_reduce", 2)))
+
+    monkeypatch.setattr(Traffic, "note", note)
+    # Far below what any choice takes on the slow link, where small ones gain more per byte.
+    monkeypatch.setattr(Step, "lasted_s", lambda _step: 0.02)
+    monkeypatch.setattr(Trace, "compress_s", property(lambda _trace: 0.002, lambda _trace, _s: None))
+    return now
+
+
+def _ratios(every: Callable[[int], None], steps: int) -> list[list[tuple[int, float]]]:
+    """By rank, every ratio of `flexible` with its first step."""
+
+    def rank(comm: Comm) -> list[tuple[int, float]]:
+        rig, ratios = Rig(comm, "flexible"), list[tuple[int, float]]()
+        for step in range(steps):
+            every(step)
+            outcome = rig.step(gradients(comm.rank, step))
+            assert outcome.error is None
+            ratio = recipe(outcome.step.plan).options["ratio"]
+            if not ratios or ratios[-1][1] != ratio:
+                ratios.append((step, ratio))
+        return ratios
+
+    return run_ranks(2, rank)
+
+
+def test_flexible_follows_a_link_that_changes_within_ten_steps_on_all_ranks(link: dict[str, Link]) -> None:
+    def every(step: int) -> None:
+        link["link"] = SLOW if step >= CHANGED else FAST
+
+    first, second = _ratios(every, CHANGED + 25)
+    assert first == second
+    (_, before), (step, after) = first
+    assert CHANGED < step <= CHANGED + 10
+    assert after < before
+
+
+def test_judges_are_told_of_the_change_in_the_same_step(link: dict[str, Link]) -> None:
+    def rank(comm: Comm) -> list[tuple[int, tuple[Link, Link]]]:
+        told: list[tuple[int, tuple[Link, Link]]] = []
+
+        def judge(shown: Observed) -> Composition | None:
+            assert shown.step_change_s is None
+            if shown.link_change is not None:
+                told.append((shown.step, shown.link_change))
+            return None
+
+        rig = Rig(comm, "dense")
+        built = recipe("topk(ratio=0.1)").build()
+        rig.engine.install(replace(built, watch=Watch(lambda _watched: judge, every=1)))
+        for step in range(40):
+            link["link"] = SLOW if step >= 20 else FAST
+            rig.step(gradients(comm.rank, step))
+        assert rig.engine.link_changes[0][1].after == told[0][1][1]
+        return told
+
+    first, second = run_ranks(2, rank)
+    assert first == second
+    [(step, (before, after))] = first
+    assert step <= 30
+    assert after.beta_s > 100 * before.beta_s
+
+
+def _growing(rank: int, step: int) -> dict[str, Tensor]:
+    """Gradients that shrink much faster than what is unsent of them is sent."""
+    return {name: grad * 0.96**step for name, grad in gradients(rank, step).items()}
+
+
+def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def rank(comm: Comm) -> list[str]:
+        told: list[str] = []
+        built = recipe("topk(ratio=0.001)").build()
+        watch = Watch(lambda _: lambda shown: told.append(shown.unhealthy) if shown.unhealthy else None, 1)
+        rig = Rig(comm, "dense")
+        rig.engine.install(replace(built, watch=watch))
+        for step in range(8 * EVERY + 2):
+            rig.step(_growing(comm.rank, step))
+        [(step, sign)] = rig.engine.health.complaints
+        assert step % EVERY == 0
+        assert told == [sign]
+        news = News(rig.engine)
+        news.unhealthy()
+        assert news.complaints == 1
+        return told
+
+    with caplog.at_level(logging.WARNING, "gradwire"):
+        first, second = run_ranks(2, rank)
+    assert first == second
+    assert first[0].startswith("what is unsent has grown from ")
+    assert len(caplog.messages) == 1, "rank 0 alone speaks"
+
+
+def test_losses_that_rise_on_the_mean_of_all_ranks_are_told_where_something_is_remembered() -> None:
+    def rank(comm: Comm) -> list[tuple[int, str]]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        for step in range(4 * EVERY + 2):
+            rig.engine.health.note(1.0 + comm.rank + (step > EVERY) * 3.0 + 0.1 * (step % 2))
+            rig.step(gradients(comm.rank, step % 4))
+        return rig.engine.health.complaints
+
+    first, second = run_ranks(2, rank)
+    assert first == second
+    [(step, sign)] = first
+    assert step == 3 * EVERY
+    assert sign == "the loss has risen from 1.548 to 4.55"
+
+
+def test_healthy_steps_say_nothing_and_weigh_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are those of all main lanes of all ranks."""
+    weighed: list[tuple[float, float]] = []
+    monkeypatch.setattr("gradwire.decide.health.Lag.add", lambda _lag, *norms: weighed.append(norms) or "")
+
+    def rank(comm: Comm) -> tuple[float, float]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        for step in range(EVERY - 1):
+            rig.step(gradients(comm.rank, step % 4))
+        unsent = rig.memory
+        fresh = gradients(comm.rank, 7)
+        for _ in range(2):
+            rig.step(fresh)
+        assert rig.engine.health.complaints == []
+        return (
+            sum(float(fresh[name].double().square().sum()) for name in unsent),
+            sum(float(each.double().square().sum()) for each in unsent.values()),
+        )
+
+    ranks = run_ranks(2, rank)
+    expected = torch.tensor(ranks).sum(0).sqrt()
+    # Sums of some thousand squares, and x − unsent, in float32.
+    assert torch.tensor(weighed[0]) == pytest.approx(expected, rel=1e-4)
+    assert weighed[0] == weighed[1]
