@@ -3,11 +3,12 @@
 Ranks of an emulated network train an emulated model under a lossy recipe; while they run, the launcher gives
 the link another rate or delay, and back. Nothing is sent for it: the step's own collectives tell. Printed are
 the steps until the change was noticed (all ranks agree: checked), what was seen, and how long watching takes
-per step. A run over which nothing changes stands at the end and must report nothing.
+per step. A run over which nothing changes stands at the end and must report nothing. With `--recipe flexible`
+or `auto`, what ran is printed, with the step from which on, for the changed link and for the one after it.
 
 Goal: within 20 steps, at 1 % of a step or less.
 
-    python benchmarks/link_change.py [--workers 4] [--steps 40] [--json PATH]
+    python benchmarks/link_change.py [--workers 4] [--steps 40] [--recipe int8] [--json PATH]
 """
 
 import argparse
@@ -38,29 +39,32 @@ CHANGES = {
     "both": emulate.Link(50e6, 0.01),
     "nothing": START,
 }
-WORKLOAD, RECIPE = "emulated(vgg19, shrink=64, time_scale=0.25)", "int8"
+WORKLOAD = "emulated(vgg19, shrink=64, time_scale=0.25)"
 
 
-def worker() -> None:
+def worker(recipe: str) -> None:
     """One rank: for every line on stdin so many steps; answers with what was noticed in them."""
     torch.set_num_threads(1)
     dist.init_process_group(emulate.backend())
     made = workload(WORKLOAD)
     ddp = DistributedDataParallel(made.model(0), gradient_as_bucket_view=True)
-    wire = gradwire.attach(ddp, recipe=RECIPE)
+    wire = gradwire.attach(ddp, recipe=recipe)
     batches = made.batches(dist.get_rank(), dist.get_world_size(), 0)
     for line in sys.stdin:
-        first, taken_s = wire.report().step, []
+        first, taken_s, ran = wire.report().step, [], list[tuple[int, str]]()
         for _ in range(int(line)):
             start_s = time.perf_counter()
             made.loss(ddp, next(batches)).backward()
             taken_s.append(time.perf_counter() - start_s)
+            if not ran or ran[-1][1] != wire.report().recipe:
+                ran.append((len(taken_s), wire.report().recipe))
         report = wire.report()
         noticed = [(step - first + 1, change) for step, change in report.link_changes if step >= first]
         seen = [(number, change.before, change.after) for number, change in noticed]
         answer = {
             "noticed": [(n, b.alpha_s, b.beta_s, a.alpha_s, a.beta_s) for n, b, a in seen],
             "step_s": median(taken_s),
+            "ran": ran,
         }
         print(json.dumps(answer), flush=True)
     dist.destroy_process_group()
@@ -104,16 +108,17 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40, help="per phase")
+    parser.add_argument("--recipe", default="int8")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
-        worker()
+        worker(arguments.recipe)
         return
     entered, found = emulate.enter(), {}
     watching_s = cost_of_watching_s()
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with emulate.Network(arguments.workers, START, entered) as network:
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, "--recipe", arguments.recipe]
         ranks = [network.popen(rank, command, **pipes) for rank in range(arguments.workers)]
         ask(ranks, arguments.steps)
         print(f"{'change':<28}{'step s':>8}{'watching':>10}{'noticed':>9}   what was seen", flush=True)
@@ -123,7 +128,9 @@ def main() -> None:
             found[name]["watching_share"] = watching_s / found[name]["step_s"]
             print(line(name, found[name], found[name]["watching_share"]), flush=True)
             network.reshape(START)
-            ask(ranks, arguments.steps)
+            back = ask(ranks, arguments.steps)
+            if len({text for _, text in (*found[name]["ran"], *back["ran"])}) > 1:
+                print(f"  ran {found[name]['ran']}, and back {back['ran']}", flush=True)
     late = [answer["noticed"][0][0] if answer["noticed"] else 10**6 for answer in found.values()]
     worst = max(late[:-1])
     is_quiet = not found["nothing"]["noticed"]
