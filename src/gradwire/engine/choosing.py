@@ -52,8 +52,12 @@ class Choosing(Measuring):
 
     def take(self, step: Step, arrival: Arrival) -> None:
         """Record some of the gradients."""
-        if self._examination is None:
+        if self._examination is not None:
+            return
+        try:
             self._recording.take(arrival, step.scale)
+        except BaseException as error:  # of memory, for instance: peers wait for the exchange
+            step.fail(error, f"recording of buffer {arrival.index}", self.around.control.rank)
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """The profiler's row; then what has been found so far."""
@@ -76,7 +80,7 @@ class Choosing(Measuring):
         if not self._examined:
             return super().decide(facts)
         self._known = facts
-        recorded = self._recording.gathered(self.around.comm)
+        recorded = self._recording.gathered(self.around.comm, self.around.control)
         if not recorded:  # nothing but vectors, or no step that counted
             return self._conclude(len(self._examined) * [None])
         self._examination = Examination(

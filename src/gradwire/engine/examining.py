@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm
+from gradwire.engine.agree import damage, require_undamaged
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.fidelity import Interrupted, Recorded, fidelity
 from gradwire.engine.layout import TINY_ELEMENTS
@@ -106,13 +107,17 @@ class Recording:
             del self._steps[:-RECORDED]
         self._now = {}
 
-    def gathered(self, comm: Comm) -> Recorded:
-        """By step and rank, of the first `MOST_RANKS`; empty where nothing was recorded. A collective."""
+    def gathered(self, comm: Comm, control: Comm) -> Recorded:
+        """By step and rank, of the first `MOST_RANKS`; empty where nothing was recorded. A collective.
+
+        Raises on all ranks of `control` if the bytes came damaged on one of them.
+        """
         if not self._steps:
             return ()
         mine = torch.stack(self._steps)
         everyones = torch.empty(comm.world, *mine.shape, dtype=mine.dtype, device=mine.device)
-        comm.all_gather(everyones.view(comm.world, -1), mine.view(-1)).wait()
+        found = damage(comm.all_gather(everyones.view(comm.world, -1), mine.view(-1)))
+        require_undamaged([found], control)
         # Without a loss scale, gradients in float16 would be lost below its range.
         kept = everyones[:MOST_RANKS].to("cpu", torch.promote_types(torch.float32, self.specs[0].dtype))
         return [list(step) for step in kept.unbind(1)]

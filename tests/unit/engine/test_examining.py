@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gradwire.arena import ParameterSpec
-from gradwire.comm import Comm, run_ranks
+from gradwire.comm import Comm, ThreadComm, run_ranks
+from gradwire.comm.checked import CheckedComm
 from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.engine import examining
 from gradwire.engine.arrival import Arrival, Entry
@@ -23,10 +24,12 @@ from gradwire.engine.examining import (
     Recording,
     sample_of,
 )
+from gradwire.errors import PeerFailed, WireError
 from gradwire.measure.codec import EchoComm
 from gradwire.placement import HostDevice
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import recipe
+from tests.support.damage import Damage, DamagingComm
 from tests.support.rig import Rig, gradients, specs
 
 TEXTS = ("int4", "topk(ratio=0.1)", "fp16")
@@ -68,7 +71,7 @@ def test_only_committed_steps_are_kept_the_last_of_them_without_the_loss_scale()
         for step in range(RECORDED + 3):
             recording.take(_arrival(torch.full((4096,), 8.0 * (10 * step + comm.rank))), scale=8.0)
             recording.end(committed=step != 5)
-        steps = recording.gathered(comm)
+        steps = recording.gathered(comm, comm)
         assert all(len(set(gradient.tolist())) == 1 for step in steps for gradient in step)
         return [[float(gradient[0]) for gradient in step] for step in steps]
 
@@ -76,12 +79,48 @@ def test_only_committed_steps_are_kept_the_last_of_them_without_the_loss_scale()
     assert run_ranks(world, rank) == [expected] * world
 
 
+def test_where_recorded_gradients_come_damaged_all_ranks_raise() -> None:
+    def rank(comm: ThreadComm) -> str:
+        damage = Damage(0, (5,)) if comm.rank == 0 else Damage()
+        checked = CheckedComm(DamagingComm(comm, damage))
+        recording = Recording([_matrix("w", 64, 64), _matrix("rest", 4096, 64)], comm.world)
+        recording.take(_arrival(torch.ones(4096)), scale=1.0)
+        recording.end(committed=True)
+        try:
+            recording.gathered(checked, checked)
+        except (WireError, PeerFailed) as error:
+            return type(error).__name__
+        return "nothing"
+
+    assert run_ranks(3, rank) == ["WireError", "PeerFailed", "PeerFailed"]
+
+
+def test_a_rank_that_cannot_record_fails_its_step_on_all_ranks() -> None:
+    full = MemoryError("no room")
+
+    def rank(comm: Comm) -> BaseException | None:
+        rig = Rig(comm, "auto")
+        if comm.rank == 0:
+
+            def take(*_: object) -> None:
+                raise full
+
+            rig.engine._decider._recording.take = take  # type: ignore[attr-defined]  # of this rank only
+        failed = rig.step(gradients(comm.rank, 0)).error
+        assert rig.engine.step == 0
+        return failed
+
+    own, other = run_ranks(2, rank)
+    assert own is full
+    assert isinstance(other, PeerFailed)
+
+
 def test_the_first_ranks_stand_for_all() -> None:
     def rank(comm: Comm) -> tuple[int, int]:
         recording = Recording([_matrix("w", 64, 64), _matrix("rest", 8192, 64)], comm.world)
         recording.take(_arrival(torch.ones(4096)), scale=1.0)
         recording.end(committed=True)
-        [step] = recording.gathered(comm)
+        [step] = recording.gathered(comm, comm)
         return len(step), step[0].numel()
 
     assert run_ranks(MOST_RANKS + 1, rank) == [(MOST_RANKS, 4096)] * (MOST_RANKS + 1)
@@ -177,8 +216,8 @@ def test_dense_steps_are_recorded_and_change_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(examining, "in_background", lambda _work: None)
     gathered = Recording.gathered
 
-    def kept(recording: Recording, comm: Comm) -> list[list[torch.Tensor]]:
-        seen.append([list(step) for step in gathered(recording, comm)])
+    def kept(recording: Recording, comm: Comm, control: Comm) -> list[list[torch.Tensor]]:
+        seen.append([list(step) for step in gathered(recording, comm, control)])
         return seen[-1]
 
     monkeypatch.setattr(Recording, "gathered", kept)

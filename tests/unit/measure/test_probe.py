@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 from gradwire.comm import ThreadComm, run_ranks
+from gradwire.comm.checked import CheckedComm
 from gradwire.measure.probe import (
     OWN,
     VERBS,
@@ -21,6 +22,7 @@ from gradwire.measure.probe import (
 )
 from gradwire.planning.collectives import Transfer, hops, payload_for, serial_bytes, time_of
 from gradwire.planning.costs import Line, Link, Network
+from tests.support.damage import Damage, DamagingComm
 from tests.unit.measure.links import SlowComm
 
 SIZES = [2.0**power for power in range(6, 21, 2)]
@@ -183,3 +185,20 @@ def test_payloads_are_whole_numbers_of_every_rank_and_about_as_large_as_asked(ve
         assert payload % (4 * world) == 0
         smallest = serial_bytes(verb, 4 * world, world)
         assert serial_bytes(verb, payload, world) == pytest.approx(size, abs=smallest)
+
+
+def _struck(comm: ThreadComm) -> CheckedComm:
+    """The first bit of every message that rank 1 receives is flipped."""
+    return CheckedComm(DamagingComm(comm, Damage(-1, (0,), lasting=True) if comm.rank == 1 else Damage()))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_damage_of_what_is_only_timed_stops_no_rank(verb: str) -> None:
+    sizes = (512, 4096, 32768)
+    found = run_ranks(3, lambda comm: probe(_struck(comm), (verb,), wire_bytes=sizes, repetitions=2))
+    assert found[0] == found[1] == found[2]
+
+
+def test_many_numbers_travel_as_safely_as_few() -> None:
+    found = run_ranks(3, lambda comm: slowest(_struck(comm), [float(comm.rank * n) for n in range(300)]))
+    assert found == [[2.0 * n for n in range(300)]] * 3
