@@ -25,6 +25,12 @@ _LEAST = 0.01
 """The share by which a loss must rise at least."""
 
 
+_MOST_NOTED = 4096
+"""Losses that are kept from one look to the next, the last ones: without a memory there is no look."""
+_LARGEST = 1e18
+"""Losses stay below this, whose square a verdict's float32 can still hold."""
+
+
 class Losses(NamedTuple):
     """Some losses: how many, their mean and variance."""
 
@@ -112,11 +118,11 @@ class Health:
     def __init__(self) -> None:
         self.trend = LossTrend()
         self.complaints: list[tuple[int, str]] = []
-        self._noted: deque[float] = deque()
+        self._noted: deque[float] = deque(maxlen=_MOST_NOTED)
 
     def note(self, loss: float) -> None:
-        """Any thread may call this. A loss that is not finite is left out: such steps are skipped anyway."""
-        if math.isfinite(loss):
+        """Any thread may call this. A loss that is not finite, or absurd, is left out."""
+        if abs(loss) < _LARGEST:
             self._noted.append(loss)
 
     def take(self) -> Losses:

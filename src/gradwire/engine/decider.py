@@ -229,6 +229,7 @@ class Watching:
 
     def _said_of_health(self) -> tuple[float, ...]:
         norms = (0.0, 0.0) if self._fetched is None else self._fetched().tolist()
+        self._fetched = None  # a step that is tried again tells nothing twice
         return (*norms, *self._health.take())
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:

@@ -172,3 +172,20 @@ def test_healthy_steps_say_nothing_and_weigh_what_they_should(monkeypatch: pytes
     # Sums of some thousand squares, and x − unsent, in float32.
     assert torch.tensor(weighed[0]) == pytest.approx(expected, rel=1e-4)
     assert weighed[0] == weighed[1]
+
+
+def test_a_step_that_is_tried_again_tells_its_health_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[float, float]] = []
+    monkeypatch.setattr("gradwire.decide.health.Lag.add", lambda _lag, *norms: told.append(norms) or "")
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        for step in range(EVERY):
+            rig.step(gradients(comm.rank, step % 4))
+        spoilt = gradients(comm.rank, 0)
+        spoilt["last.weight"][0] = torch.nan
+        assert not rig.step(spoilt).step.committed
+        rig.step(gradients(comm.rank, 0))
+
+    run_ranks(2, rank)
+    assert [fresh > 0.0 for fresh, _unsent in told] == [True, True, False, False]
