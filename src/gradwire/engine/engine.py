@@ -75,6 +75,7 @@ class Engine:
 
     def run(self, layout: Layout) -> None:
         """Run `layout` from the next step on, with the memory that it has."""
+        self._following: Composition | None = None
         decision = layout.main.next
         around = self.around = self.around.suited(stays=layout.stays_on_device)
         self.comm = around.comm
@@ -119,6 +120,7 @@ class Engine:
 
     def follow(self, following: Composition) -> None:
         """Change what runs; where what is unsent would lose its place, that is sent first (a collective)."""
+        self._following = None
         first = handed_over(self.layout, self.layout_of(following, META), self.around.control)
         self.install(first) if first is not None else None
 
@@ -382,31 +384,29 @@ class Engine:
     @property
     def is_resolved(self) -> bool:
         """Whether `resolve` has nothing to do."""
-        return self._unresolved is None
+        return self._unresolved is None and self._following is None
 
     def resolve(self) -> None:
-        """Commit the last step, or forget it, where that is still to be done. May wait for the device.
-
-        To be called before anything is asked of the memory or the step between steps, on all ranks.
-        """
+        """Commit the last step, or forget it; needs no other rank, and may wait for the device."""
         step, self._unresolved = self._unresolved, None
         if step is not None and isinstance(step.outcome, Landed):
             finite = bool(step.outcome.finite())
             self._settle(step, self._outcome(step, step.outcome.verdict, finite))
 
     def catch_up(self) -> None:
-        """`resolve`, of which an error ends all steps from now on."""
+        """`resolve`, and change what runs, on all ranks. An error ends all steps from now on."""
         try:
             self.resolve()
+            self.follow(self._following) if self._following is not None else None
         except BaseException as error:  # of the device, for instance
             self.crash(error)
 
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
         """Let the decider see the facts of a step, and run what it wants to follow."""
         rows = [row.facts[len(step.guard) :] for row in verdict.rows]
-        following = self._decider.observe(step, rows, committed=committed)
+        following = self._following = self._decider.observe(step, rows, committed=committed)
         self.facts = self._decider.facts or self.facts
-        if following is not None:
+        if following is not None and not step.is_late:  # else one rank may have asked, for its report
             self.follow(following)
 
     def _hear(self, step: int, rows: Rows) -> Heard:

@@ -93,6 +93,8 @@ class Backward:
         self.calls.steps += 1
         if not self.engine.is_resolved:  # after which something else may run, elsewhere
             self.call(self.engine.catch_up)
+            if self.engine.plan != self.news.plan:
+                self.news.changed()
         self._ended.clear()
         self._all_given = False
         self._placement = self.placement

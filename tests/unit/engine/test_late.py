@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from gradwire.engine import state
 from gradwire.engine.step import Committed, Landed, Poisoned
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.measure.observed import Observed
+from gradwire.recipes import recipe
+from gradwire.recipes.base import Watch
+from gradwire.recipes.dense import dense
 from tests.support.rig import Rig, flat, gradients
 
 RECIPES = (
@@ -172,3 +177,25 @@ def test_while_dense_steps_measure_each_is_resolved_at_once() -> None:
         assert rig.step(brought(comm.rank, 0, {})).step.committed
 
     run_ranks(2, rank)
+
+
+def test_one_rank_may_ask_by_itself_and_what_follows_waits_for_all() -> None:
+    """A report resolves the last step on the rank that prints it; to change what runs takes all ranks."""
+
+    def rank(comm: Comm) -> tuple[str, float]:
+        rig = Rig(comm, "topk(ratio=0.1)", resolve="late")
+        watch = Watch(lambda _watched: lambda _shown: dense(), every=1)
+        rig.engine.install(replace(recipe("topk(ratio=0.1)").build(), watch=watch))
+        rig.step(brought(comm.rank, 0, {}))
+        if comm.rank == 0:
+            rig.engine.resolve()
+            assert rig.engine.step == 1
+            assert not rig.engine.is_resolved, "something else is to run"
+        comm.all_gather(torch.empty(comm.world, 1), torch.ones(1)).wait()  # of the user's
+        left = sum(float(values.abs().sum()) for values in rig.memory.values())
+        rig.step(brought(comm.rank, 1, {}))
+        return rig.engine.layout.main.text, left
+
+    (first, left), (second, _unresolved) = run_ranks(2, rank)
+    assert left > 0.0, "what is unsent has to be sent first, which takes a collective"
+    assert first == second == "local_every(interval=1)"
