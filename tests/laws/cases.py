@@ -384,11 +384,13 @@ _EXCHANGES = (
 )
 
 
-def decided(text: str, ratio: float, world: int = 3) -> Composition:
-    """What an adaptive recipe makes of a ratio of communication to computation."""
+def decided(text: str, ratio: float, world: int = 3) -> list[Composition]:
+    """What an adaptive recipe makes of a ratio of communication to computation, or all that it may choose."""
     decision = recipe(text).build().next
     assert decision is not None, f"{text} is not adaptive"
-    return decision.decide(Facts(backward_s=1.0, allreduce_s=ratio, world=world))
+    if decision.candidates:
+        return [composed(each) for each in decision.candidates]
+    return [decision.decide(Facts(backward_s=1.0, allreduce_s=ratio, world=world))]
 
 
 EXCHANGES = (

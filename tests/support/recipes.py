@@ -59,7 +59,7 @@ def low_rank_coarse(rank: int) -> int:
 
 # `coarse` of stochastic levels: W + 4 = 11 roundings of a step, √d/s (Euclidean) or 1/s of the largest.
 ROWS = {
-    "auto": Row(decides=(0.5, 1.5, 2.3, 4.0, 8.0)),
+    "auto": Row(decides=(1.0,)),
     "acpsgd": Row(
         laws={"acpsgd(rank=2)": Sums(coarse=low_rank_coarse(2))},
         steps={"acpsgd": "acpsgd(warmup_steps=0)"},

@@ -40,4 +40,5 @@ def warmup(
 
 def _modules_of(text: str) -> frozenset[str]:
     built = named(text).build()
-    return kernels_of(built.exchange, built.watch, built.next)
+    chosen = () if built.next is None else built.next.candidates
+    return kernels_of(built.exchange, built.watch, built.next, *(named(each).build() for each in chosen))

@@ -220,14 +220,17 @@ class Watching:
         self._link_numbers = len(link)
         if self._norms is not None:
             self._fetched, self._norms = self._fetch(self._norms.sqrt()), None
-        health = self._said_of_health() if self._tells_health(step.number) else ()
+        health = self._said_of_health(step.number) if self._remembers else ()
         if self._judge is None:
             return (*link, *health)
         looked = [*self._looked, _energy(self._lanes)] if self._judge_looks(step.number) else []
         self._looked = self._nothing
         return (*link, *health, *self._previous_s, *looked)
 
-    def _said_of_health(self) -> tuple[float, ...]:
+    def _said_of_health(self, step: int) -> tuple[float, ...]:
+        """Zeros where it is not the step for it: rows of ranks at different steps must be alike in length."""
+        if not self._tells_health(step):
+            return HEALTH_NUMBERS * (0.0,)
         norms = (0.0, 0.0) if self._fetched is None else self._fetched().tolist()
         self._fetched = None  # a step that is tried again tells nothing twice
         return (*norms, *self._health.take())
@@ -236,8 +239,9 @@ class Watching:
         """Hand what all ranks said to the judge. A step that was not committed says nothing to it."""
         link, link_change = self._hear(step.number, [row[: self._link_numbers] for row in rows])
         rows = [row[self._link_numbers :] for row in rows]
-        if self._tells_health(step.number):
-            self._examine(step.number, [row[:HEALTH_NUMBERS] for row in rows])
+        if self._remembers:
+            if self._tells_health(step.number):
+                self._examine(step.number, [row[:HEALTH_NUMBERS] for row in rows])
             rows = [row[HEALTH_NUMBERS:] for row in rows]
         if self._judge is None:
             return None
