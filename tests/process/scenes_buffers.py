@@ -248,7 +248,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     ),
     "buffers, nan": partial(follows, _poisoned),
     "buffers, absent in join": partial(follows, _absent),
-    "buffers, auto": partial(follows, _twelve, recipe="auto"),
+    "buffers, taken apart": partial(follows, _twelve, recipe="covap"),
     "buffers, replaced": partial(follows, _six, partial(_counting, replaced=True)),
     "buffers, not broadcast": partial(follows, _six, broadcast_buffers=False),
     "buffers, detached": detached,

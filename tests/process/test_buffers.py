@@ -47,7 +47,7 @@ def test_every_forward_pass_begins_with_what_ddp_would_have_broadcast(world: Res
 
 
 def test_dense_steps_that_are_taken_apart_leave_the_broadcast_to_ddp(world: Results) -> None:
-    for found in value(world, "buffers, auto"):
+    for found in value(world, "buffers, taken apart"):
         assert found["broadcasts"] == [12, 4]  # the first, and those after each of three
 
 
@@ -72,7 +72,7 @@ def test_under_join_ddp_keeps_the_broadcast_whose_source_may_be_another_rank(wor
         assert found["trained alike"]
 
 
-@pytest.mark.parametrize("scene", ["buffers", "buffers, lossy", "buffers, auto"])
+@pytest.mark.parametrize("scene", ["buffers", "buffers, lossy", "buffers, taken apart"])
 def test_all_ranks_have_the_same_when_backward_returns(world: Results, scene: str) -> None:
     one, other = (found["end"] for found in value(world, scene))
     assert one == other
