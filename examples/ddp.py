@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
-STEPS = 40
+STEPS = 80
 BATCH = 1024
 
 
@@ -45,7 +45,7 @@ def main(recipe: str = "auto") -> None:
         loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
-        if dist.get_rank() == 0 and step % 10 == 9:
+        if dist.get_rank() == 0 and step % 20 == 19:
             print(f"step {step + 1}: loss {loss.item():.3f}")
 
     if dist.get_rank() == 0:
