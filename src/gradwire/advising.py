@@ -19,7 +19,6 @@ from torch import nn
 from gradwire.arena import ParameterSpec
 from gradwire.decide.choice import LEAD
 from gradwire.engine.forecast import forecast, specs_of_profile
-from gradwire.exchange.base import WHOLE
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Link
@@ -67,7 +66,7 @@ class Candidate:
     `wire_bytes` are sent per rank and step, and `node_bytes` over the busiest node's link, 0 where there is
     one node. `memory_bytes` are on top of DDP's. With `at_most` a part of the bytes is assumed
     (`gradwire.engine.forecast`). `codec` says where the codec's cost is from: "stated", or "free" where none
-    was. With `two_levels` the ranks of a node add up first, as `attach` has them do unless `nodes=None`.
+    was. With `two_levels` the ranks of a node add up first (`attach(nodes=…)`).
     """
 
     recipe: str
@@ -133,7 +132,7 @@ class Plan:
         if levels:
             lines += [
                 "",
-                "added up inside nodes first, as attach does (sent over a node's link):",
+                "added up inside nodes first, attach(nodes=…) (sent over a node's link):",
             ]
             lines += [_line(each) for each in levels]
         if any(each.at_most for each in self.candidates):
@@ -210,8 +209,7 @@ def _compared(
     foresee = partial(_candidate, specs_of_profile(profile), backward, cluster, known)
     rows = [foresee(text) for text in candidates]
     if 1 < cluster.per_node < cluster.workers:
-        divisible = [text for text in candidates if steady(text, "candidate").exchange.laws.grain != WHOLE]
-        rows += [foresee(text, two_levels=True) for text in divisible]
+        rows += [foresee(text, two_levels=True) for text in candidates]
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
     facts = _facts(profile, backward, cluster, dense_s, known)

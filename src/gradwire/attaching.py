@@ -86,8 +86,9 @@ def attach(
       `torch.distributed.group.WORLD`, or a mesh dimension. All begin with rank 0's parameters and buffers.
     - `nodes`: which ranks share a node: a list of each node's ranks or process group, or a `DeviceMesh` of
       nodes by ranks. They add up gradients among themselves; shards of the sums travel between nodes by the
-      recipe (`docs/nodes.md`). "auto" goes by `LOCAL_WORLD_SIZE`, which torchrun sets; with one node,
-      one rank per node, or nodes that differ in size, it changes nothing. `None` knows no nodes.
+      recipe (`docs/nodes.md`). "auto" goes by `LOCAL_WORLD_SIZE`, which torchrun sets; it changes nothing
+      with one node, one rank per node, nodes that differ in size, or a recipe that sends so little that
+      adding up first would cost more. `None` knows no nodes.
     - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
       memory and the means back, and sends over gloo, whatever the model's own group is. "device" leaves them
@@ -126,7 +127,9 @@ def attach(
         require_same_optimizer(OptimizerText.of(optimizers), everyone)
         parts = _parts(source, lines)
         if source.members is None and nodes is not None:
-            parts = _on_nodes(nodes, agreed(kind_of(nodes), mine(), everyone), lines)
+            table = agreed(kind_of(nodes), mine(), everyone)
+            if table is not None and (kind_of(nodes) == "given" or _gains(table, chosen, source)):
+                parts = _on_nodes(nodes, table, lines)
         if not parts:
             lines = with_streams(asked, lines, source.group, process_group, where)
     return _assemble(asked, chosen, source, optimizers, lines, parts)
@@ -145,10 +148,24 @@ def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...
     return tuple(ProcessGroupComm(each) for each in groups)
 
 
-def _on_nodes(nodes: Nodes, table: Table | None, lines: Lines) -> tuple[ProcessGroupComm, ...]:
-    """The comm inside this rank's node, and the one between nodes; none in a flat world."""
-    if table is None:
-        return ()
+def _gains(table: Table, chosen: Recipe, source: Source) -> bool:
+    """Whether two levels spare more than they cost; it follows from what all ranks have agreed on."""
+    from gradwire.engine.forecast import gains_by_two_levels
+
+    workers = len(table.nodes) * table.per_node
+    composition = chosen.build()
+    if gains_by_two_levels(composition, source.specs, workers, table.per_node):
+        return True
+    _LOG.info(
+        "ranks share nodes, and gradients go between all ranks alike: what %s sends is little beside the sum "
+        "inside a node. nodes= with the ranks of every node has them add up there first",
+        composition.text,
+    )
+    return False
+
+
+def _on_nodes(nodes: Nodes, table: Table, lines: Lines) -> tuple[ProcessGroupComm, ...]:
+    """The comm inside this rank's node, and the one between nodes; none where torch cannot make them."""
     try:
         rank = lines.everyone.rank
         return _split(lines, table.inside(rank), table.between(rank))

@@ -164,6 +164,14 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def left_flat() -> dict[str, int]:
+    """How many ranks of a node add up first where "auto" finds two, by recipe; and where nodes are given."""
+    few = "topk(ratio=0.001)"
+    with _environment("LOCAL_WORLD_SIZE", "2"):
+        found = {recipe: _attached(recipe, "auto")[2].report().per_node for recipe in ("dense", few)}
+    return {**found, "given": _attached(few)[2].report().per_node}
+
+
 def found_nodes() -> dict[str, Any]:
     """How many ranks per node "auto" finds, by what launchers say, and what it says of it."""
     uneven = "3" if dist.get_rank() < 3 else "1"
@@ -256,6 +264,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "state": state_moves,
     "handed over": handed_over,
     "auto finds": found_nodes,
+    "left flat": left_flat,
     "other ways": told_in_other_ways,
     "refused": refused,
     "lent": groups_are_lent_again,

@@ -81,6 +81,10 @@ def test_auto_goes_by_the_launcher_and_leaves_alone_what_would_not_gain(four: Re
         assert [name for name, (_per_node, lines) in found.items() if lines] == ["uneven"]
 
 
+def test_auto_stays_flat_where_a_recipe_sends_little(four: Results) -> None:
+    assert value(four, "left flat") == [{"dense": 2, "topk(ratio=0.001)": 1, "given": 2}] * 4
+
+
 def test_nodes_may_be_groups_or_a_mesh(four: Results) -> None:
     assert value(four, "other ways") == [{"groups": 2, "mesh": 2, "across": 2}] * 4
 

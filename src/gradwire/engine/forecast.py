@@ -18,14 +18,15 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.engine.layout import Layout, build
 from gradwire.engine.predicted import MainLane, Sent, main_lane
-from gradwire.exchange.base import STEADY, WHOLE, Exchange, parts, steady_moment
+from gradwire.engine.shards import shards_of
+from gradwire.exchange.base import STEADY, Exchange, parts
 from gradwire.exchange.compose import Every
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.measure.codec import payloads
 from gradwire.moment import Moment
 from gradwire.planning.cluster import Cluster, once
 from gradwire.planning.collectives import Sends, Transfer
-from gradwire.planning.costs import Backward, CodecCost
+from gradwire.planning.costs import Backward, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
@@ -43,6 +44,10 @@ LOSSLESS_SHARE = 0.88
 
 _BYTES = 4
 """Bytes of an element while the ranks of a node add it up."""
+
+INSIDE = 16.0
+"""How many times as fast as its node's link a rank's link inside the node is taken to be, where nobody has
+measured it: PCIe 4.0 with 16 lanes is 20 times 10 Gbit/s."""
 
 Rounds = tuple[Round, ...]
 
@@ -75,16 +80,38 @@ def forecast(
 ) -> Forecast:
     """`composition` on a model of `specs` whose gradients are ready as `backward` says, in the same order.
 
-    Without a `codec` its cost counts as nothing. With `two_levels` ranks add up inside their nodes first.
-    Raises `ValueError` where units hold whole matrices: what becomes of those on two levels is not decided.
+    Without a `codec` its cost counts as nothing. With `two_levels` ranks add up inside their nodes first, and
+    the layout is that of shards.
     """
-    exchange = composition.exchange
-    if two_levels and exchange.laws.grain == WHOLE:
-        raise ValueError(f"{composition.text}: its units hold whole matrices, which two levels would divide")
-    layout = build(specs, composition, None, torch.device("meta"))
-    main = main_lane(layout, specs, bucket_cuts(backward.numel))
-    way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(exchange))
-    return _priced(way, backward, codec)
+    held = shards_of(specs, cluster.per_node if two_levels else 1)
+    layout = build(held, composition, None, torch.device("meta"))
+    numel = tuple(spec.numel for spec in held)
+    ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
+    main = main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)])
+    way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(composition.exchange))
+    return _priced(way, replace(backward, numel=numel), codec)
+
+
+def gains_by_two_levels(
+    composition: Composition, specs: Sequence[ParameterSpec], workers: int, per_node: int
+) -> bool:
+    """Whether two levels spare a node's link more time than the bytes inside the node take. By bytes alone.
+
+    Nothing is measured, so that all ranks find the same. `specs` are whole parameters.
+
+    >>> from gradwire.recipes import recipe
+    >>> [layer] = (ParameterSpec("w", (1000, 1000), torch.float32, 1000_000),)
+    >>> [gains_by_two_levels(recipe(text).build(), [layer], 4, 2) for text in ("dense", "topk(ratio=0.001)")]
+    [True, False]
+    """
+    numel = tuple(spec.numel for spec in specs)
+    at_once, unknown = Backward(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
+    cluster = Cluster(workers, unknown, per_node, unknown)
+    flat, levels = (
+        forecast(composition, specs, at_once, cluster, two_levels=each).node_bytes for each in (False, True)
+    )
+    inside = 2 * (per_node - 1) / per_node * sum(spec.numel * spec.dtype.itemsize for spec in specs)
+    return flat - levels > inside / INSIDE
 
 
 def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> Forecast | None:
@@ -103,12 +130,12 @@ def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> F
     main, exchange = way.main, way.main.layout.main.exchange
     tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
     sent = [way.rounds(step) for step in range(STEADY, STEADY + _cycle(exchange))]
-    decodes = payloads(exchange, way.share(max(way.sizes)), way.world)
+    decodes = payloads(exchange, max(way.sizes), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
     ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
     cycle = tuple(
         tuple(
-            UnitWork(at_s, way.share(size), way.timed(size, rounds), codec or FREE, decodes)
+            UnitWork(at_s, size, way.timed(size, rounds), codec or FREE, decodes)
             for at_s, size, rounds in zip(ready, way.sizes, step, strict=True)
         )
         for step in sent
@@ -117,11 +144,11 @@ def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> F
     return Forecast(
         backward,
         cycle,
-        Tail(_known(way.sum_s(tail.round)), tail.waits),
+        Tail(_known(way.end_s(tail.round, beside)), tail.waits),
         wire_bytes=fmean(sum(map(way.wire_bytes, way.sizes, step)) for step in sent)
-        + beside.wire_bytes(way.cluster.workers),
-        node_bytes=fmean(sum(map(way.node_bytes, step)) for step in sent) + way.sum_node_bytes(beside),
-        memory_bytes=main.layout.memory_bytes / way.divided + gathered,
+        + way.wire_bytes(main.beside, (beside,)),
+        node_bytes=fmean(sum(map(way.node_bytes, step)) for step in sent) + way.node_bytes((beside,)),
+        memory_bytes=main.layout.memory_bytes + gathered,
         at_most=any(each.at_most for step in sent for rounds in step for each in rounds),
         calls=fmean(sum(map(len, step)) for step in sent) + 1.0,
     )
@@ -169,17 +196,9 @@ class _Flat:
         return self.cluster.workers
 
     @property
-    def divided(self) -> int:
-        """Among how many ranks of a node a unit is shared out."""
-        return 1
-
-    @property
     def sizes(self) -> list[int]:
         """Elements of the units."""
         return [stop - start for start, stop in pairwise((0, *self.main.cuts, self.main.numel))]
-
-    def share(self, numel: int) -> int:
-        return -(-numel // self.divided)
 
     def rounds(self, step: int) -> Sent:
         return self.main.rounds(Moment(step, 0, 0, self.world))
@@ -188,12 +207,9 @@ class _Flat:
         """The rounds' seconds: what the worker waits for, and the last."""
         return tuple(map(_known, once([self.cluster.seconds(self._carried(each)) for each in rounds])))
 
-    def sum_s(self, sent: Sends) -> float:
-        """Of an all-reduce of all ranks."""
-        return self.cluster.seconds(sent)
-
-    def sum_node_bytes(self, sent: Sends) -> float:
-        return self.cluster.node_bytes(sent)
+    def end_s(self, tail: Sends, _beside: Round) -> float:
+        """What follows the units: `tail` is `beside`, the small gradients, and the verdict."""
+        return self.cluster.seconds(tail)
 
     def wire_bytes(self, _numel: int, rounds: Rounds) -> float:
         return sum(self._travelling(each) * each.wire_bytes(self.world) for each in rounds)
@@ -213,44 +229,24 @@ class _Flat:
 
 
 class _TwoLevels(_Flat):
-    """Ranks add up inside a node, exchange a share each between the nodes, and gather inside."""
+    """Ranks add up inside nodes, exchange shards between nodes, and gather the means after the verdict."""
 
     @property
     def world(self) -> int:
         return self.cluster.nodes
 
-    @property
-    def divided(self) -> int:
-        return self.cluster.per_node
-
-    def rounds(self, step: int) -> Sent:
-        exchange, found = self.main.layout.main.exchange, []
-        for index, size in enumerate(self.sizes):
-            share = self.share(size)
-            at = replace(steady_moment(share, self.world, step), unit=index)
-            found.append(exchange.rounds(share, torch.float32, at))
-        return tuple(found)
-
     def timed(self, numel: int, rounds: Rounds) -> tuple[Transfer, ...]:
-        if not rounds:
-            return ()
-        seconds = [self.cluster.between_s(self._carried(each)) for each in rounds]
-        inside_s = self.cluster.inside_s(_BYTES * self.share(numel))
-        return tuple(map(_known, once([inside_s, *seconds[:-1], seconds[-1] + inside_s])))
+        between_s = [self.cluster.between_s(self._carried(each)) for each in rounds]
+        return tuple(map(_known, once([self.cluster.inside_s(_BYTES * numel), *between_s])))
+
+    def end_s(self, tail: Sends, beside: Round) -> float:
+        """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""
+        small_s = self.cluster.inside_s(beside.payload_bytes) + self.cluster.between_s(beside)
+        verdict_s = self.cluster.seconds(Transfer("all_reduce", tail.payload_bytes - beside.payload_bytes))
+        return small_s + verdict_s + self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
 
     def wire_bytes(self, numel: int, rounds: Rounds) -> float:
-        inside = 2 * (self.divided - 1) * _BYTES * self.share(numel) if rounds else 0.0
-        return inside + super().wire_bytes(numel, rounds)
+        return 2 * (self.cluster.per_node - 1) * _BYTES * numel + super().wire_bytes(numel, rounds)
 
     def node_bytes(self, rounds: Rounds) -> float:
         return sum(self.cluster.between_bytes(self._carried(each)) for each in rounds)
-
-    def sum_s(self, sent: Sends) -> float:
-        share = self._share_of(sent)
-        return self.cluster.between_s(share) + 2 * self.cluster.inside_s(share.payload_bytes)
-
-    def sum_node_bytes(self, sent: Sends) -> float:
-        return self.cluster.between_bytes(self._share_of(sent))
-
-    def _share_of(self, sent: Sends) -> Transfer:
-        return Transfer("all_reduce", sent.payload_bytes / self.divided)
