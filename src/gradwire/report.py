@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # loaded by what chooses
 class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
-    Means are over the last 50 steps under the recipe in force. `memory_bytes` counts the two planes in
+    Means are over the last 50 steps under the recipe in force; `wire_bytes` are those of all steps together,
+    under whichever recipe, since the model was attached. `memory_bytes` counts the two planes in
     which unsent gradient lives, which plain DDP does not need. `facts` are those that an adaptive recipe
     has decided from, with how long each collective of that dense step took (`collectives_s`). `diagnosis`
     is the last one asked for. `times_led` says by rank how often it chose for all, where one rank does
@@ -75,6 +76,7 @@ class Report:
     inside_bytes_per_step: float = 0.0
     checksum_bytes: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
+    wire_bytes: float = 0.0
     choices: tuple[Considered, ...] = ()
 
     @property
@@ -237,6 +239,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         copied_s=engine.around.placement.bringing.copied_s(),
         checksum_bytes=engine.around.checksum_bytes,
         computing_by_rank_s=history.computing_by_rank_s(),
+        wire_bytes=history.predicted_bytes,
     )
 
 

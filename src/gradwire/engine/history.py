@@ -35,7 +35,8 @@ class Cost:
 class History:
     """The last 50 steps under the plan in force, and the spans of the very last.
 
-    `skipped` steps and `compile_s`, seconds of compiling kernels, are of all steps.
+    `skipped` steps, `compile_s`, seconds of compiling kernels, and `predicted_bytes`, sent per rank, are of all
+    steps.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class History:
         self.started_s = 0.0
         self.skipped = 0
         self.compile_s = 0.0
+        self.predicted_bytes = 0.0
         self._plan = ""
         self._costs: deque[Cost] = deque(maxlen=WINDOW)
 
@@ -52,6 +54,7 @@ class History:
             self._plan = step.plan
             self._costs.clear()
         self.compile_s += compiled_s() - step.compiled_before_s
+        self.predicted_bytes += step.predicted_bytes
         self.spans, self.started_s = step.trace.spans, step.started_s
         self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s

@@ -70,13 +70,23 @@ def test_a_loss_is_better_when_lower():
     ],
 )
 def test_counted_bytes_are_held_against_the_prediction(counted, buffers, passed):
-    row = {"name": "x", "wire_bytes_per_step": 1e6, "interface_bytes_per_step": counted}
+    row = {
+        "name": "x",
+        "wire_bytes_per_step": 1e6,
+        "announced_bytes_per_step": None,
+        "interface_bytes_per_step": counted,
+    }
     row |= {"interface_packets_per_step": 100, "buffer_bytes_per_step": buffers}
     assert findings.counted_bytes(row).passed is passed
 
 
 def test_packet_headers_are_shown_beside_the_excess_and_not_taken_off():
-    row = {"name": "x", "wire_bytes_per_step": 1e6, "interface_bytes_per_step": 1.02e6}
+    row = {
+        "name": "x",
+        "wire_bytes_per_step": 1e6,
+        "announced_bytes_per_step": None,
+        "interface_bytes_per_step": 1.02e6,
+    }
     row |= {"interface_packets_per_step": 100, "buffer_bytes_per_step": 0.0}
     assert findings.counted_bytes(row).found == "+2.0 %, of which 0.7 % packet headers"
 
@@ -90,6 +100,7 @@ def test_impossible_plans_are_refused():
 
 STEP_S = {"bound": 1.0, "ddp": 4.0, "auto": 1.1}
 BYTES = {"bound": 0, "ddp": 4_000_000, "auto": 250}
+MEASURING = 26  # steps of auto that send everything
 
 
 class FakeSet:
@@ -124,12 +135,18 @@ class FakeSet:
         return {}
 
     def _setup(self, command):
-        self.done = 0
+        self.done, self.announced = 0, 0
         return {"parameters": 1_000_000, "workload": {"data": "none"}}
 
     def _steps(self, command):
-        self.network.sent += BYTES[self.stem] * command["count"]
+        first = self.done - command["count"]
+        full = max(MEASURING - first, 0) if self.stem == "auto" else 0
+        full = min(full, command["count"])
+        sent = BYTES["ddp"] * full + BYTES[self.stem] * (command["count"] - full)
+        self.network.sent += sent
+        self.announced += sent
         report = {"recipe": "topk(ratio=0.1)", "why": "w", "settled": True, "wire_bytes_per_step": 250.0}
+        report["wire_bytes"] = self.announced
         return {"peak_bytes": 1, "report": report if self.stem == "auto" else None}
 
     def _check(self, command):

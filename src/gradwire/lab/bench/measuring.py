@@ -24,6 +24,8 @@ class Measured:
     # Per round, at the interface: per step, mean over ranks.
     sent_bytes: list[float] = field(default_factory=list)
     sent_packets: list[float] = field(default_factory=list)
+    # Per round, as its recipes announced: per step and rank. Empty where no recipe runs.
+    announced_bytes: list[float] = field(default_factory=list)
     setup: Message = field(default_factory=dict)
     report: Message | None = None
     fingerprints: list[str] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Setting:
         self._task = task
         self._network = network
         self._timeout_s = timeout_s
+        self._announced_bytes = 0.0  # of all steps since the last setup
         self._set: ProcessSet | None = None
         with self._contained():
             self._set = start(entry.name, network, workers, timeout_s)
@@ -75,6 +78,7 @@ class Setting:
         entry = entry or self.measured.entry
         # Both belong to what was built before: a setting that fails from here on must not show them.
         self.measured.fingerprints, self.measured.evaluation = [], {}
+        self._announced_bytes = 0.0
         command = {
             "op": "setup",
             "entry": entry.name if entry.kind != "bound" else entry.stem,
@@ -94,9 +98,14 @@ class Setting:
         answers = self._ask({"op": "steps", "count": count}, on_step=on_step)
         if answers is None:
             return []
-        self.measured.report = answers.closing[0].get("report")
+        self.measured.report = report = answers.closing[0].get("report")
         self.measured.peak_bytes = max(closing["peak_bytes"] for closing in answers.closing)
+        last = self._announced_bytes
+        if report is not None:
+            self._announced_bytes = report["wire_bytes"]
         if counted:
+            if report is not None:
+                self.measured.announced_bytes.append((self._announced_bytes - last) / count)
             self.measured.rounds.append(answers.steps)
             after = self._network.counters()
             self.measured.sent_bytes += _per_step(before, after, count, "tx_bytes")

@@ -49,6 +49,7 @@ def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: i
         "interface_bytes_per_step": fmean(item.sent_bytes) if item.sent_bytes else None,
         "interface_packets_per_step": fmean(item.sent_packets) if item.sent_packets else None,
         "wire_bytes_per_step": _wire_bytes(item, workers),
+        "announced_bytes_per_step": fmean(item.announced_bytes) if item.announced_bytes else None,
         "buffer_bytes_per_step": _buffer_bytes(item, workers),
         "loss": _loss(item),
         "replicas_identical": len(set(item.fingerprints)) == 1 if item.fingerprints else None,

@@ -134,8 +134,12 @@ def replicas(courses: Sequence[Course]) -> Check:
 
 
 def counted_bytes(row: dict[str, Any]) -> Check:
-    """The interface must have carried what the cost model predicts and the buffers that DDP broadcasts."""
-    predicted, counted = row["wire_bytes_per_step"], row["interface_bytes_per_step"]
+    """The interface must have carried what the cost model predicts and the buffers that DDP broadcasts.
+
+    A recipe that adapts sends more while it chooses: what is predicted for each step counts, not for the last.
+    """
+    predicted = row["announced_bytes_per_step"] or row["wire_bytes_per_step"]
+    counted = row["interface_bytes_per_step"]
     claim = f"bytes at the interface, {row['name']}"
     wanted = f"within {OVERHEAD_SHARE * 100:.0f} % of the prediction"
     if not predicted or counted is None:
