@@ -35,8 +35,8 @@ class Cost:
 class History:
     """The last 50 steps under the plan in force, and the spans of the very last.
 
-    `skipped` steps, `compile_s`, seconds of compiling kernels, and `predicted_bytes`, sent per rank, are of all
-    steps.
+    Of all steps are `skipped`, those that did not count, `compile_s`, seconds of compiling kernels, and
+    `predicted_bytes`, sent per rank.
     """
 
     def __init__(self) -> None:

@@ -136,7 +136,7 @@ def replicas(courses: Sequence[Course]) -> Check:
 def counted_bytes(row: dict[str, Any]) -> Check:
     """The interface must have carried what the cost model predicts and the buffers that DDP broadcasts.
 
-    A recipe that adapts sends more while it chooses: what is predicted for each step counts, not for the last.
+    A recipe that adapts sends more while it chooses: what is predicted for each step counts.
     """
     predicted = row["announced_bytes_per_step"] or row["wire_bytes_per_step"]
     counted = row["interface_bytes_per_step"]
