@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.checks import check_momentum, check_optimizers, warn_without_optimizer
-from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.board import Board
 from gradwire.comm.groups import borrow_parts, give_back, given_back_if_refused
 from gradwire.configuration import TARGET, Configuration, Place
@@ -187,8 +187,7 @@ def _parts(source: Source, lines: Lines) -> tuple[ProcessGroupComm, ...]:
     shape = f"{len(inside)} ranks in each of {len(between)} replicas"
     require_agreement({"shards": shape}, everyone)
     mine = torch.tensor([list(inside).index(everyone.rank), *between], device="cpu")
-    table = torch.empty(everyone.world, mine.numel(), dtype=mine.dtype, device="cpu")
-    everyone.all_gather(table, mine).wait()
+    table = gathered(everyone, mine)
     if any(len(set(table[row[1:], 0].tolist())) > 1 for row in table):
         raise ValueError(
             "replicas= joins ranks with different shards: it must hold the ranks that have the same place in "

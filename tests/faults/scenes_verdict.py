@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.codec.select.topk import TopK
-from gradwire.comm.checked import SHORT_BYTES, Sealed
+from gradwire.comm.base import SHORT_BYTES
+from gradwire.comm.checked import Sealed
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.states import own_state
 

@@ -17,8 +17,9 @@ BYTES_A_STEP = 100.0
 """A leak of that rate would take a gigabyte in ten million steps: weeks of ten steps a second."""
 GRAIN_BYTES = 2**20
 """Below it nothing can be said of resident memory: the allocator takes and returns it in such pieces."""
-OBJECTS = 64
-"""The longest history that fills slowly: 16 changes of the link, each a tuple, a change and two links."""
+OBJECTS = 64 + 2 * 7
+"""The longest history that fills slowly: 16 changes of the link, each a tuple, a change and two links. And
+what the last step leaves: one with another collective, or two of them, holds 7 objects more for each."""
 OBJECTS_A_STEP = 0.005
 """A listener is called in every tenth step, and a report is made in every hundredth at least: one object that
 any of these leaves is more."""

@@ -16,7 +16,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import attach, kernels
-from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.measure.probe import table_of
 from gradwire.tools.crosscheck import CPU, Case, Compared, crosscheck, recipe_cases, verb_cases
 from gradwire.version import __version__
@@ -118,8 +118,7 @@ def _names(control: Comm, where: torch.device) -> list[str]:
     name = "CPU" if where == CPU else torch.cuda.get_device_name(where)
     text = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
     mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    out = torch.empty(control.world, _NAME_BYTES, dtype=torch.uint8, device="cpu")
-    control.all_gather(out, mine).wait()
+    out = gathered(control, mine)
     return [bytes(row.tolist()).decode(errors="replace").strip() for row in out]
 
 

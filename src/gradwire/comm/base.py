@@ -174,6 +174,30 @@ class Comm(ABC):
         return self.issue(Round("shift", tensor.numel(), tensor.dtype, by, tells=tells), tensor, out)
 
 
+SHORT_BYTES = 1024
+"""Up to here a message travels twice where messages are checked for damage: 0.04 ms more at 200 Mbit/s."""
+
+
+def gathered(comm: Comm, mine: Tensor) -> Tensor:
+    """Every rank's `mine` (numel,), on the CPU, as (world, numel): what all ranks decide by. One all-gather.
+
+    Where messages are checked, there is one for every `SHORT_BYTES`: that a long one is damaged only its
+    receiver would know.
+
+    >>> from gradwire.comm import run_ranks
+    >>> run_ranks(2, lambda comm: gathered(comm, torch.tensor([comm.rank, 5])).tolist())
+    [[[0, 5], [1, 5]], [[0, 5], [1, 5]]]
+    """
+    numel = max(mine.numel(), 1)
+    size = SHORT_BYTES // mine.itemsize if comm.verifies else numel
+    rows = []
+    for start in range(0, numel, size):
+        piece = mine[start : start + size]
+        rows.append(piece.new_empty(comm.world, piece.numel()))
+        comm.all_gather(rows[-1], piece).wait()
+    return torch.cat(rows, dim=1)
+
+
 def issue_alone(comm: Comm, round_: Round, payload: Tensor) -> Pending:
     """Issue a round of `payload` (numel,) whose result is not read."""
     if round_.verb == "all_reduce" or round_.verb == "broadcast":

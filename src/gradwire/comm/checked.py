@@ -8,7 +8,8 @@ each hop is checked.
 What follows from damage:
 
 - *Short* messages (`SHORT_BYTES`) travel twice, each copy with its checksum, and one sound copy is enough.
-  What decides how a step goes on is short: counts, leaders, the verdict. Where the last words of a long
+  What decides how a step goes on is short: counts, leaders, the verdict; what ranks agree on by longer rows
+  goes in short pieces (`gradwire.comm.gathered`). Where the last words of a long
   message tell later lengths (`Round.tells`), these travel twice.
 - Of a long message in a gather, an all-to-all or a shift, only its receiver knows. `wait` raises `WireError`
   there, and the verdict of the step tells all others. Lengths are as announced, so no order is lost.
@@ -29,15 +30,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Comm, Pending, Round
+from gradwire.comm.base import DONE, SHORT_BYTES, Comm, Pending, Round
 from gradwire.comm.hops import Collective, HoppingComm, Peers, collective_of, strides, swap_all_reduce
 from gradwire.errors import PeerFailed, WireError
 from gradwire.kernels import checksum
 
 _LOG = logging.getLogger("gradwire")
-
-SHORT_BYTES = 1024
-"""Up to here a message travels twice: 0.04 ms more at 200 Mbit/s."""
 
 _CHECK = struct.Struct("<Q")
 _SPREAD = 0x9E3779B97F4A7C15

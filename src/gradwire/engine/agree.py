@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gradwire.comm import Comm, Pending
+from gradwire.comm import Comm, Pending, gathered
 from gradwire.errors import DAMAGED, PeerFailed, RanksDisagree
 
 _TEXT_BYTES = 120
@@ -27,7 +27,7 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
     One all-gather of 128 bytes per field and rank: a data-dependent length would abort gloo. What
     differs beyond the first 120 bytes is found by its hash.
     """
-    columns = _gathered(list(fields.values()), comm).unbind(1)
+    columns = _all(list(fields.values()), comm).unbind(1)
     for name, column in zip(fields, columns, strict=True):
         if bool((column != column[0]).any()):
             values = "; ".join(f"rank {rank}: {_unpack(row)}" for rank, row in enumerate(column))
@@ -41,7 +41,7 @@ def require_success(failure: Exception | None, what: str, comm: Comm) -> None:
     """
     texts = [
         _text(row)
-        for row in _gathered(["" if failure is None else f"{type(failure).__name__}: {failure}"], comm)[:, 0]
+        for row in _all(["" if failure is None else f"{type(failure).__name__}: {failure}"], comm)[:, 0]
     ]
     if failure is not None:
         raise failure
@@ -69,12 +69,10 @@ def require_undamaged(found: Iterable[Exception | None], control: Comm) -> None:
         require_success(failures[0] if failures else None, "receive undamaged bytes", control)
 
 
-def _gathered(texts: Sequence[str], comm: Comm) -> torch.Tensor:
+def _all(texts: Sequence[str], comm: Comm) -> torch.Tensor:
     """The texts of all ranks, (world, texts, bytes)."""
     mine = torch.cat([_pack(text) for text in texts])
-    gathered = torch.empty(comm.world, mine.numel(), dtype=torch.uint8, device="cpu")
-    comm.all_gather(gathered, mine).wait()
-    return gathered.view(comm.world, len(texts), _FIELD_BYTES)
+    return gathered(comm, mine).view(comm.world, len(texts), _FIELD_BYTES)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.comm import Comm
+from gradwire.comm import Comm, gathered
 from gradwire.errors import RanksDisagree
 
 _BITS = 24
@@ -55,14 +55,13 @@ class Guard:
     def error(self, said: Sequence[Sequence[float]], step: int, control: Comm) -> RanksDisagree | None:
         """Why the replicas of `step` are not equal, by what all ranks have said; the same on all of them.
 
-        One all-gather of eight bytes per parameter, where they differ.
+        One `gathered` of eight bytes per parameter, where they differ.
         """
         told = {tuple(numbers) for numbers in said}
         if len(told) == 1 or (_NOT_DUE,) in told:
             return None
         mine = torch.tensor(self._sums, dtype=torch.int64, device="cpu")
-        sums = torch.empty(control.world, mine.numel(), dtype=torch.int64, device="cpu")
-        control.all_gather(sums, mine).wait()
+        sums = gathered(control, mine)
         named = []
         for name, column in zip(self._parameters, sums.unbind(1), strict=True):
             ranks = [rank for rank, differs in enumerate((column != _most(column)).tolist()) if differs]

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import torch
-from torch import Tensor
 
-from gradwire.comm import Comm
+from gradwire.comm import Comm, gathered
 from gradwire.engine import state
 from gradwire.engine.agree import require_success
 from gradwire.engine.engine import Engine
@@ -68,7 +67,7 @@ def save(engine: Engine, folder: Path) -> int:
         largest = max((each.set.number for each in _files(folder)), default=0)
     except OSError as error:
         failure = error
-    told = _gathered(torch.tensor([largest, secrets.randbits(32)], device="cpu"), control)
+    told = gathered(control, torch.tensor([largest, secrets.randbits(32)], device="cpu"))
     fresh = _Set(1 + int(told[:, 0].max()), int(told[0, 1]), control.world)
     prepared = fresh.path(folder, rank, _PREPARED)
     try:
@@ -162,7 +161,7 @@ def _told(files: list[_File], control: Comm) -> list[dict[_Set, _Sight]]:
         which = hash(tuple(sorted(here))) & (2**62 - 1)  # of whole numbers: the same in all processes
         own = each.world == control.world and control.rank in here
         row.copy_(torch.tensor([*each, own, len(here), which, committed], device="cpu"))
-    rows = _gathered(table.view(-1), control).view(control.world, _OFFERS, 7).tolist()
+    rows = gathered(control, table.view(-1)).view(control.world, _OFFERS, 7).tolist()
     seen = [[_Sight(_Set(*row[:3]), bool(row[3]), row[4], row[5], bool(row[6])) for row in r] for r in rows]
     return [{sight.set: sight for sight in each if sight.ranks} for each in seen]
 
@@ -203,7 +202,7 @@ def _all_fit(engine: Engine, saved: Saved) -> bool:
     mine = all(
         isinstance(each, Mapping) and state.is_of_our_shard(engine, each) for each in state.single(saved)
     )
-    return bool(_gathered(torch.tensor([mine], device="cpu"), engine.around.control).all())
+    return bool(gathered(engine.around.control, torch.tensor([mine], device="cpu")).all())
 
 
 def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
@@ -223,12 +222,6 @@ def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
         failure = ValueError(f"a file of {folder} cannot be read: {error}")
     require_success(failure, "read all states", control)
     return found
-
-
-def _gathered(row: Tensor, control: Comm) -> Tensor:
-    out = torch.empty(control.world, row.numel(), dtype=row.dtype, device="cpu")
-    control.all_gather(out, row).wait()
-    return out
 
 
 def _read(path: Path) -> Any:

@@ -22,7 +22,7 @@ from typing import cast
 
 import torch
 
-from gradwire.comm.base import Algorithm, Comm, Round, Verb, drain, issue_alone
+from gradwire.comm.base import Algorithm, Comm, Round, Verb, drain, gathered, issue_alone
 from gradwire.measure.clock import now_s
 from gradwire.planning.collectives import hops, payload_for, serial_bytes
 from gradwire.planning.costs import Line, Link, Network
@@ -82,24 +82,11 @@ def _cost(line: Line, points: Sequence[Point]) -> float:
     return sum(abs(base_s + slope_s * x - s) / s for x, s in points)
 
 
-_SHORT = 128
-"""Numbers of a message that travels twice where messages are checked: 1024 bytes."""
-
-
 def table_of(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
-    """Every rank's numbers, by rank. One all-gather of 8 bytes per number and rank for each 128 numbers.
-
-    Where messages are checked for damage, short ones travel twice (`gradwire.comm.checked`). Of a long one
-    only the rank that receives damaged bytes would know.
-    """
-    row = torch.tensor(list(mine), dtype=torch.float64, device="cpu")
-    columns = []
-    for start in range(0, max(row.numel(), 1), _SHORT):
-        part = row[start : start + _SHORT]
-        out = torch.empty(comm.world, part.numel(), dtype=torch.float64, device="cpu")
-        comm.all_gather(out, part).wait()
-        columns.append(out)
-    rows: list[list[float]] = torch.cat(columns, dim=1).tolist()
+    """Every rank's numbers, by rank. One `gathered` of 8 bytes per number and rank."""
+    rows: list[list[float]] = gathered(
+        comm, torch.tensor(list(mine), dtype=torch.float64, device="cpu")
+    ).tolist()
     return rows
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm import Comm, Round, ThreadComm, run_ranks
-from gradwire.comm.checked import SHORT_BYTES, CheckedComm, Sealed
+from gradwire.comm import Comm, Round, ThreadComm, gathered, run_ranks
+from gradwire.comm.base import SHORT_BYTES
+from gradwire.comm.checked import CheckedComm, Sealed
 from gradwire.errors import PeerFailed, WireError
 from tests.support.damage import Damage, DamagingComm
 from tests.support.verbs import CALLS, Call
@@ -136,6 +137,30 @@ def test_a_bit_of_a_short_message_does_no_harm_and_is_logged(
         with caplog.at_level(logging.WARNING, "gradwire"):
             assert _struck(gather, world, Damage(0, (bit,))) == [""] * world
         assert "received damaged bytes from rank 0, and a second copy" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float64])
+@pytest.mark.parametrize("numel", [0, 1, 128, 129, 3000])
+def test_rows_by_which_ranks_decide_come_through_whatever_their_length(
+    numel: int, dtype: torch.dtype
+) -> None:
+    def row(rank: int) -> Tensor:
+        return (torch.arange(numel) % 99 + rank).to(dtype)
+
+    def struck(damage: Damage) -> list[Tensor]:
+        def body(comm: ThreadComm) -> Tensor:
+            mine = damage if comm.rank == UNLUCKY else Damage()
+            return gathered(CheckedComm(DamagingComm(comm, mine)), row(comm.rank))
+
+        return run_ranks(3, body)
+
+    whole = Damage()
+    struck(whole)
+    assert all(size <= 2 * (SHORT_BYTES + 8) for size in whole.sizes), "all of them travel twice"
+    assert sum(whole.sizes) >= 2 * 2 * numel * dtype.itemsize
+    for number in range(len(whole.sizes)):
+        for each in struck(Damage(number, (5,))):
+            assert torch.equal(each, torch.stack([row(rank) for rank in range(3)]))
 
 
 def test_both_copies_damaged_are_noticed() -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm import Comm, run_ranks
+from gradwire.comm import Comm, ThreadComm, run_ranks
+from gradwire.comm.checked import CheckedComm
 from gradwire.engine.guard import Guard, check_guard
 from gradwire.errors import RanksDisagree
+from tests.support.damage import Damage, DamagingComm
 from tests.support.rig import REVERSED, Rig, gradients
 
 RECIPES = ("dense", "topk(ratio=0.1)", "covap", "auto")
@@ -96,6 +98,27 @@ def test_several_parameters_and_ranks_are_named() -> None:
 
     for said in _raised("dense", 5, 1, change):
         assert re.search(r"'half' on rank 1, 3, 'turned' on rank 4 \(", said)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int) -> None:
+    """The checksums of 300 parameters are 2,400 bytes: as one message they would not travel twice."""
+
+    def said(comm: ThreadComm, damage: Damage) -> str:
+        held = {str(number): torch.tensor([float(number)]) for number in range(300)}
+        held["200"] += comm.rank == 1
+        guard = Guard(held, 1)
+        guard.numbers(0)
+        checked = CheckedComm(DamagingComm(comm, damage if comm.rank == 1 else Damage()))
+        return str(guard.error([(float(rank),) for rank in range(world)], 0, checked))
+
+    nothing = Damage()
+    run_ranks(world, lambda comm: said(comm, nothing))
+    assert nothing.sizes
+    for message in range(len(nothing.sizes)):
+        heard = run_ranks(world, lambda comm, message=message: said(comm, Damage(message, (100,))))
+        assert len(set(heard)) == 1
+        assert heard[0].startswith("parameters differ between ranks before step 0: '200' on rank 1 (")
 
 
 @pytest.mark.parametrize("every", [-1, 1.5, True, "2"])

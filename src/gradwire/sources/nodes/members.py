@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.comm import Comm
+from gradwire.comm import Comm, gathered
 
 _LOG = logging.getLogger("gradwire")
 
@@ -117,9 +117,7 @@ def agreed(kind: str, mine: Members, comm: Comm) -> Table | None:
     """
     row = torch.zeros(comm.world, dtype=torch.uint8, device="cpu")
     row[list(mine)] = 1
-    rows = torch.empty(comm.world, comm.world, dtype=torch.uint8, device="cpu")
-    comm.all_gather(rows, row).wait()
-    said = [tuple(int(each) for each in row.nonzero()) for row in rows]
+    said = [tuple(int(each) for each in row.nonzero()) for row in gathered(comm, row)]
     wrong = _complaint(said)
     if wrong is not None:
         if kind == "given":
