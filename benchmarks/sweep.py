@@ -42,9 +42,6 @@ FIXED = (
 AS_MUCH = 0.005
 """Recipes keep equally much within this share of the gradient."""
 
-WARMUP = 80
-"""Steps before any is counted: `auto` measures, examines, and tries three recipes at most."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -80,7 +77,7 @@ SETTINGS = (
 )
 
 
-def bench(setting: Setting, steps: int, rounds: int, warmup: int) -> dict[str, Any]:
+def bench(setting: Setting, steps: int, rounds: int) -> dict[str, Any]:
     """The document of one `gradwire bench`."""
     with tempfile.TemporaryDirectory() as folder:
         document = Path(folder) / "document.json"
@@ -88,7 +85,7 @@ def bench(setting: Setting, steps: int, rounds: int, warmup: int) -> dict[str, A
         command += ["--workload", setting.workload, "--workers", str(setting.workers)]
         command += ["--rate", setting.rate, "--delay", setting.delay, "--peers", "ddp"]
         command += ["--recipes", ";".join(("auto", *FIXED)), "--json", str(document)]
-        command += ["--steps", str(steps), "--rounds", str(rounds), "--warmup", str(warmup)]
+        command += ["--steps", str(steps), "--rounds", str(rounds)]
         # A recipe that fails makes the exit code 1, and is a line of the document.
         subprocess.run(command, check=False)
         found: dict[str, Any] = json.loads(document.read_text())
@@ -196,7 +193,6 @@ def main() -> None:
     parser.add_argument("--only", help="settings whose name contains this")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--warmup", type=int, default=WARMUP)
     options = parser.parse_args()
     lines = []
     if options.file.exists():
@@ -206,7 +202,7 @@ def main() -> None:
         skipped = (options.tuning and setting.held_back) or (options.held_back and not setting.held_back)
         if skipped or setting.name in done or (options.only or "") not in setting.name:
             continue
-        document = bench(setting, options.steps, options.rounds, options.warmup)
+        document = bench(setting, options.steps, options.rounds)
         lines.append(summary(setting, document))
         with options.file.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")

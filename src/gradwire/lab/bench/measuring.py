@@ -69,6 +69,11 @@ class Setting:
         """False from the first failure on, and after `end`."""
         return self._set is not None and self.measured.failure is None
 
+    @property
+    def settled(self) -> bool:
+        """Whether its recipe will run as it does now: not while `auto` measures or tries something out."""
+        return not self.alive or (self.measured.report or {}).get("settled", True)
+
     def greet(self) -> None:
         """Wait until all ranks have started."""
         self._ask({"op": "hello"}, timeout_s=_SETUP_TIMEOUT_S)

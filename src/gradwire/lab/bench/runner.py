@@ -22,6 +22,10 @@ from gradwire.measure.cache import cores, processor
 from gradwire.recipes import recipe
 from gradwire.version import __version__
 
+WARMUP = 25
+"""Steps before any is counted."""
+MORE_WARMUP, MOST_WARMUP = 10, 125
+"""Where a recipe still measures or tries something out, more steps follow, up to so many in all."""
 MARGIN = 0.1
 """Share of what was free that stays free, for what training takes beyond set-up."""
 
@@ -102,7 +106,7 @@ def run(settings: Settings, network: Network, say: Say, make: MakeSetting | None
     from round to round and pairing within rounds keeps the machine's slow drifts out of the ratios.
     """
     with started(settings, network, say, make) as running:
-        measure(running, settings, say)
+        warmup = measure(running, settings, say)
         for setting in running:
             if setting.measured.entry.kind != "bound":
                 say(f"{setting.measured.entry.name}: comparing replicas, evaluating")
@@ -110,7 +114,7 @@ def run(settings: Settings, network: Network, say: Say, make: MakeSetting | None
                 setting.evaluate()
         measured = [setting.measured for setting in running]
     return {
-        "settings": {**settings.as_dict(), "workload_facts": _workload_facts(running)},
+        "settings": {**settings.as_dict(), "warmup": warmup, "workload_facts": _workload_facts(running)},
         "machine": machine(),
         **rows(measured, settings.network.workers),
     }
@@ -141,18 +145,27 @@ def started(
         yield running
 
 
-def measure(running: list[Setting], settings: Settings, say: Say) -> None:
-    """Warm up, then alternate."""
+def measure(running: list[Setting], settings: Settings, say: Say) -> int:
+    """Warm up, then alternate. Returns how many steps of each setting are not counted."""
     schedule = settings.schedule
-    if schedule.warmup:
-        for setting in running:
-            say(f"{setting.measured.entry.name}: {schedule.warmup} warm-up steps")
-            setting.train(schedule.warmup, counted=False)
+    warmup = WARMUP if schedule.warmup is None else schedule.warmup
+    _warm_up(running, warmup, say)
+    while schedule.warmup is None and warmup < MOST_WARMUP and not all(each.settled for each in running):
+        _warm_up(running, MORE_WARMUP, say)
+        warmup += MORE_WARMUP
     for number in range(schedule.rounds):
         for setting in mixed(running, number):
             if setting.alive:
                 say(f"round {number + 1}/{schedule.rounds}: {setting.measured.entry.name}")
                 setting.train(schedule.steps)
+    return warmup
+
+
+def _warm_up(running: list[Setting], steps: int, say: Say) -> None:
+    for setting in running:
+        if steps and setting.alive:
+            say(f"{setting.measured.entry.name}: {steps} warm-up steps")
+            setting.train(steps, counted=False)
 
 
 def _starter(settings: Settings, network: Network) -> MakeSetting:

@@ -125,18 +125,21 @@ class Task:
 class Schedule:
     """The amount of measurement: `warmup` uncounted steps, then `rounds` rounds of `steps` steps per setting.
 
-    `timeout_s` is the time without any finished step after which a setting is taken to hang.
+    Without `warmup` it is 25 steps, and then as many as recipes that adapt need to settle, up to 125 in all:
+    as many for every setting, so that losses stay comparable. `timeout_s` is the time without any finished
+    step after which a setting is taken to hang.
     """
 
     steps: int = 10
     rounds: int = 7
-    warmup: int = 25
+    warmup: int | None = None
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("rounds", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected at least {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}: expected at least {least}")
         if self.timeout_s <= 0:
             raise ValueError(f"timeout is {self.timeout_s} s: expected more than 0")
 

@@ -28,8 +28,8 @@ def bench(
     steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds; settings alternate within each.")] = 7,
     warmup: Annotated[
-        int, typer.Option(help="Uncounted first steps; auto needs 40 to 60, mergecomp 30.")
-    ] = 25,
+        int | None, typer.Option(help="Uncounted first steps; else 25, and until auto and its like settle.")
+    ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds without a step after which a setting is ended.")
     ] = 60.0,
