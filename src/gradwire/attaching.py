@@ -216,7 +216,7 @@ def _assemble(
     carry: Sequence[Comm] = (lines.everyone,)
     if lines.cpu is not None:
         carry = _carriers(lines.cpu, *parts, checksums=asked.checksums)
-    shard = Shard(carry[1]) if parts else None
+    shard = Shard(carry[1], parts[0].group) if parts else None
     if shard is not None and source.members is None:
         level = NodeLevel(shard, source.specs, worker.post)
         replicas = shard.replicas(replicas, source.specs)

@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import RanksDisagree
+from gradwire.integrations.dcp import WireState
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
+from tests.support.ranks import FOLDER
 from tests.support.states import own_state
 
 NODES = ((0, 1), (2, 3))
@@ -108,6 +111,18 @@ def state_moves() -> dict[str, bool]:
     flat.load_state_dict(mean)
     there = flat.mean_state_dict()["mean"]
     found["to flat"] = all(torch.equal(there["memory"][name], each) for name, each in mean["memory"].items())
+    place = Path(os.environ[FOLDER], "dcp")
+    dcp.save({"wire": WireState(wire)}, checkpoint_id=place)
+    before = own_state(wire)["memory"]
+    for name, nodes in (("own by DCP", NODES), ("to flat by DCP", None)):
+        _ddp, _optimizer, other = _attached("topk(ratio=0.05)", nodes)
+        dcp.load({"wire": WireState(other, place)}, checkpoint_id=place)
+        left, right = (
+            (own_state(other)["memory"], before)
+            if nodes
+            else (other.mean_state_dict()["mean"]["memory"], wire.mean_state_dict()["mean"]["memory"])
+        )
+        found[name] = all(torch.equal(left[key], each) for key, each in right.items())
     _ddp, _optimizer, back = _attached("topk(ratio=0.05)", [[0, 2], [1, 3]])
     back.load_state_dict(there)
     here = back.mean_state_dict()["mean"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,7 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire.errors import PeerFailed, RanksDisagree
+from gradwire.integrations.dcp import WireState
 from tests.support.models import SHAPE, batch
+from tests.support.ranks import FOLDER
 from tests.support.states import own_state
 
 LOSSY = "topk(ratio=0.1)"
@@ -279,6 +284,36 @@ def moved() -> dict[str, Any]:
     return {"out": out, "back": back, "step": again.report().step}
 
 
+def through_dcp(recipe: str) -> dict[str, Any]:
+    """A checkpoint of two replicas; taken up by two, by as many as there are ranks, by one, and unsharded."""
+    folder = Path(os.environ[FOLDER], f"dcp {recipe}")
+    model = sharded()
+    optimizer, wire = attached(model, recipe)
+    train(model, optimizer, range(3))
+    saved, mean = own_state(wire), wire.mean_state_dict()["mean"]
+    dcp.save({"wire": WireState(wire)}, checkpoint_id=folder)
+    _optimizer, again = attached(sharded(seed=5), recipe)
+    dcp.load({"wire": (loaded := WireState(again, folder))}, checkpoint_id=folder)
+    found: dict[str, Any] = {"again": _same(own_state(again) | {"why": saved["why"]}, saved)}
+    per_node = mesh()["shard"].size()
+    found["asked"] = list(loaded.state_dict()) == [f"replica{dist.get_rank() // per_node * per_node}"]
+    world = dist.get_world_size()
+    for name, shape in (("more", (world, 1)), ("one", (1, world))):
+        over = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        other = gradwire.attach(sharded(over["shard"]), None, recipe, replicas=over["replicate"])
+        dcp.load({"wire": WireState(other, folder)}, checkpoint_id=folder)
+        found[name] = _off(mean, other.mean_state_dict()["mean"])
+    flat = gradwire.attach(Blocks(), None, recipe, replicas=dist.group.WORLD)
+    dcp.load({"wire": WireState(flat, folder)}, checkpoint_id=folder)
+    return {**found, "flat": _off(mean, flat.mean_state_dict()["mean"]), "step": flat.report().step}
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
+
+
 def flushed() -> dict[str, Any]:
     """What is unsent lands in the sharded gradients."""
     model = sharded()
@@ -343,6 +378,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "failed": failed,
     "resumed": resumed,
     "moved": moved,
+    **{f"dcp, {recipe}": partial(through_dcp, recipe) for recipe in (LOSSY, "powersgd", "onebit")},
     "flushed": flushed,
     "refused": refused,
 }

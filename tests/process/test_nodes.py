@@ -60,7 +60,8 @@ def test_buffers_come_from_rank_0(four: Results) -> None:
 
 def test_states_resume_and_move(four: Results) -> None:
     moves = ("own", "to flat", "back", "one file per rank", "own files", "other nodes", "no nodes")
-    assert value(four, "state") == [dict.fromkeys(moves, True)] * 4
+    by_dcp = ("own by DCP", "to flat by DCP")
+    assert value(four, "state") == [dict.fromkeys((*moves, *by_dcp), True)] * 4
 
 
 def test_flush_detach_and_diagnose_are_those_of_whole_parameters(four: Results) -> None:

@@ -97,6 +97,20 @@ def test_the_mean_unsent_moves_between_shards_and_parameters(world: Results, ran
         assert found["step"] == 5
 
 
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "powersgd", "onebit"])
+def test_a_dcp_checkpoint_is_read_by_shards_and_moves_to_other_replicas(
+    world: Results, ranks: int, recipe: str
+) -> None:
+    # The states of two replicas are added and halved, which rounds once. The mean of equal memories over n
+    # ranks rounds n - 1 partial sums, and the share 1/n and its product unless n is a power of two.
+    rounded = (ranks + 2) * 2**-24
+    for found in value(world, f"dcp, {recipe}"):
+        assert found["again"], "bit for bit, on as many replicas"
+        assert found["asked"], "a rank reads its own replica alone"
+        assert max(found[name] for name in ("more", "one", "flat")) <= rounded
+        assert found["step"] == 3
+
+
 def test_what_is_unsent_lands_in_the_shards(world: Results, ranks: int) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * ranks
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.arena import ParameterSpec
@@ -70,6 +71,8 @@ class Shard:
     """Which shard of everything this rank holds, and the ranks that hold the others, in order."""
 
     inside: Comm
+    group: dist.ProcessGroup | None = None
+    """That of `inside`, where ranks are processes."""
 
     @property
     def number(self) -> int:

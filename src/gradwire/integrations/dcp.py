@@ -5,21 +5,36 @@ Example::
     dcp.save({"model": model, "wire": WireState(wire)}, checkpoint_id=folder)
     dcp.load({"model": model, "wire": WireState(wire, folder)}, checkpoint_id=folder)
 
+Where ranks hold shards, a checkpoint has the memory of each replica, as `DTensor`s over its ranks. A rank
+reads its own shard alone: of its own replica or, where their number has changed, of all.
+
 DCP unpickles what it reads, as it does for the rest of a checkpoint: load only those that you trust.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as Cut
 
-from gradwire.engine.state import Missing
+from gradwire.arena import ParameterSpec, layout_hash
+from gradwire.engine.shards import Shard
+from gradwire.engine.state import Missing, single
 from gradwire.wire import Wire
+
+_REPLICA = "replica"
+_PLANES = ("memory", "planes")
 
 
 class WireState:
@@ -27,8 +42,8 @@ class WireState:
 
     A wire alone knows what it remembers now, which need not be what a checkpoint holds: a recipe may have
     been decided since, or the world may be another. So loading looks into `checkpoint` first, a folder or a
-    reader. As many ranks as saved read a state each, their own; others read all of them, and start with the
-    mean. `key` is where this object stands in the dictionary that DCP is given.
+    reader. As many ranks as saved, with as many shards, read a state each, their own; others read all of
+    them, and start with the mean. `key` is where this object stands in the dictionary that DCP is given.
     """
 
     def __init__(
@@ -43,35 +58,190 @@ class WireState:
         self._reader = checkpoint
         if checkpoint is not None and not isinstance(checkpoint, StorageReader):
             self._reader = FileSystemReader(checkpoint)
+        self._around = wire.attached.backward.engine.around
+        self._shards = None if self._around.shard is None else _Shards(wire, self._around.shard)
+        self._is_own = self._is_cut = False
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state; to load, empty places for what this rank reads."""
+        """This rank's state; to load, empty places for what this rank reads. Then a collective."""
         if self._reader is None:
-            return self._wire.state_dict()
+            own = self._wire.state_dict()
+            return own if self._shards is None else self._shards.divided(single(own)[0])
         assert isinstance(self._reader, StorageReader), "made one above"
         metadata = self._reader.read_metadata()
         paths = {name: path for name, path in (metadata.planner_data or {}).items() if path[0] == self._key}
         if not paths:
             raise ValueError(f"the checkpoint has no {self._key!r}: it was saved without gradwire's state")
-        around = self._wire.attached.backward.engine.around
-        ranks = {path[1] for path in paths.values()}
-        own = around.shard is None and ranks == {f"rank{each}" for each in range(around.control.world)}
-        wanted = {f"rank{around.control.rank}"} if own else ranks
+        saved = {path[1] for path in paths.values()}
+        mine = {f"rank{self._around.control.rank}"}
+        fits = self._shards is None and len(saved) == self._around.control.world and mine <= saved
+        if self._shards is not None:
+            tensors = {
+                path[-1]: stored.size
+                for name, path in paths.items()
+                if path[2] in _PLANES
+                and isinstance(stored := metadata.state_dict_metadata[name], TensorStorageMetadata)
+            }
+            parts = {path[2] for path in paths.values() if path[2].startswith("shard")}
+            self._is_cut = all(each.startswith(_REPLICA) for each in saved) and self._shards.suit(tensors)
+            mine = {self._shards.replica}
+            fits = self._is_cut and self._shards.fits(saved, len(parts))
+        self._is_own = self._on_all(fits)
+        wanted = mine if self._is_own else saved
         state: dict[str, Any] = {}
         for name, (_key, *inner, last) in paths.items():
-            if inner and inner[0] not in wanted:
+            if (inner and inner[0] not in wanted) or not self._reads(inner):
                 continue
-            place, stored = state, metadata.state_dict_metadata[name]
+            place, kind = state, metadata.state_dict_metadata[name]
             for part in inner:
                 place = place.setdefault(part, {})
-            place[last] = None
-            if isinstance(stored, TensorStorageMetadata):
-                place[last] = torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")
+            place[last] = self._place(inner, last, kind) if isinstance(kind, TensorStorageMetadata) else None
         return state
+
+    def _on_all(self, mine: bool) -> bool:
+        """Whether it holds on all ranks, which then read what belongs together."""
+        control = self._around.control
+        said = torch.tensor([int(mine)], device="cpu")
+        out = torch.empty(control.world, 1, dtype=said.dtype, device="cpu")
+        self._wire.attached.backward.call(lambda: control.all_gather(out, said).wait())
+        return bool(out.all())
+
+    def _reads(self, inner: Sequence[str]) -> bool:
+        """What exchanges keep belongs to one shard, and is of no use to others."""
+        of_shard = len(inner) > 1 and inner[1].startswith("shard")
+        return not of_shard or (self._is_own and self._shards is not None and inner[1] == self._shards.name)
+
+    def _place(self, inner: Sequence[str], last: str, stored: TensorStorageMetadata) -> Tensor:
+        if self._is_cut and inner[1] in _PLANES and self._shards is not None:
+            return self._shards.room(last, stored.properties.dtype)
+        return torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state, with the errors of `Wire.load_state_dict`. A collective, as `dcp.load` is."""
         for each in state.values():
             for group in ("memory", "planes", "kept"):  # DCP drops those that are empty
                 each.setdefault(group, {})
+        if any(key.startswith(_REPLICA) for key in state):
+            if self._is_own and self._shards is not None:
+                state = self._shards.joined(state[self._shards.replica])
+            else:
+                state = self._mean(list(state.values()))
         self._wire.load_state_dict(state, missing=self._missing)
+
+    def _mean(self, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Of all replicas: of this rank's shards where it has read those, else of whole parameters."""
+        specs = {spec.name: spec for spec in self._wire.attached.backward.engine.specs}
+        first, shards = replicas[0], self._shards if self._is_cut else None
+
+        def mean(tensors: list[Tensor], name: str) -> Tensor:
+            if shards is not None:
+                return torch.stack([shards.filled(specs[name], each) for each in tensors]).mean(0)
+            found, whole = torch.stack(tensors).mean(0), specs[name].whole
+            return found if found.shape == whole.shape else whole.shaped(found)
+
+        def means(planes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+            return {
+                name: mean([plane[name] for plane in planes], name) for name in planes[0] if name in specs
+            }
+
+        whole = [spec.whole for spec in specs.values()]
+        knows = first["whole"] == layout_hash(whole)
+        mine = layout_hash(whole if shards is None else list(specs.values()))
+        return {
+            **{key: first[key] for key in ("format", "plan", "why", "step")},
+            "rank": None,
+            "world": None,
+            "kept": {},
+            "shard": None if shards is None else (shards.shard.number, shards.shard.parts),
+            "layout": mine if knows else first["whole"],
+            "memory": means([each["memory"] for each in replicas]),
+            "planes": {
+                plane: means([each["planes"][plane] for each in replicas]) for plane in first["planes"]
+            },
+        }
+
+
+class _Shards:
+    """The shards of this rank, as `DTensor`s over the ranks of its replica."""
+
+    def __init__(self, wire: Wire, shard: Shard) -> None:
+        engine = wire.attached.backward.engine
+        assert shard.group is not None, "ranks are processes"
+        self.shard = shard
+        self.name = f"shard{shard.number}"
+        self.replica = f"{_REPLICA}{min(dist.get_process_group_ranks(shard.group))}"
+        self._world, self._rank = engine.around.control.world, engine.around.control.rank
+        self._specs = {spec.name: spec for spec in engine.specs}
+        self._mesh = DeviceMesh.from_group(shard.group, "cpu")
+
+    def fits(self, saved: set[str], parts: int) -> bool:
+        """Whether a checkpoint has a memory for every replica that there is now, in as many shards."""
+        return parts == self.shard.parts and len(saved) * parts == self._world and self.replica in saved
+
+    def divided(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A rank's state, in which ranks of a replica differ by their shards and by what is under `name`."""
+        planes, beyond = dict[str, Any](), dict[str, Any]()
+        for plane, memories in {"": state["memory"], **state["planes"]}.items():
+            planes[plane] = {name: self._cut(self._specs[name], each) for name, each in memories.items()}
+            rest = {name: each[self._length(self._specs[name]) :] for name, each in memories.items()}
+            beyond[plane or "memory"] = {name: each.clone() for name, each in rest.items() if each.any()}
+        alike = {key: state[key] for key in ("format", "plan", "why", "step", "layout")}
+        alike["whole"] = layout_hash([spec.whole for spec in self._specs.values()])
+        own = {"number": self.shard.number, "kept": state["kept"], "beyond": beyond}
+        return {self.replica: {**alike, "memory": planes.pop(""), "planes": planes, self.name: own}}
+
+    def joined(self, replica: Mapping[str, Any]) -> dict[str, Any]:
+        """The inverse, of what was read for this rank."""
+        own = replica[self.name]
+        beyond = own.get("beyond", {})
+
+        def filled(plane: str, memories: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            found = {name: self.filled(self._specs[name], each) for name, each in memories.items()}
+            for name, rest in beyond.get(plane, {}).items():
+                found[name][self._length(self._specs[name]) :] = rest
+            return found
+
+        return {
+            **{key: replica[key] for key in ("format", "plan", "why", "step", "layout")},
+            "rank": self._rank,
+            "world": self._world,
+            "kept": own.get("kept", {}),
+            "shard": (self.shard.number, self.shard.parts),
+            "memory": filled("memory", replica["memory"]),
+            "planes": {plane: filled(plane, memories) for plane, memories in replica["planes"].items()},
+        }
+
+    def suit(self, sizes: Mapping[str, Sequence[int]]) -> bool:
+        """Whether tensors of these sizes, by parameter, can be cut as parameters are cut here."""
+        known = {name: _shape(spec) for name, spec in self._specs.items()}
+        return all(known.get(name) == tuple(size) for name, size in sizes.items())
+
+    def room(self, name: str, dtype: torch.dtype) -> DTensor:
+        """For this rank's shard."""
+        spec = self._specs[name]
+        return self._cut(spec, torch.zeros(spec.shape, dtype=dtype, device="cpu"))
+
+    def filled(self, spec: ParameterSpec, tensor: Tensor) -> Tensor:
+        """This rank's shard in its full size, with zeros where others have more."""
+        mine = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        found = mine.new_zeros(spec.shape)
+        found[: len(mine)] = mine
+        return found
+
+    def _length(self, spec: ParameterSpec) -> int:
+        """Rows, or elements, that this rank has of a parameter."""
+        left = _shape(spec)[0] - self.shard.number * spec.shape[0]
+        return min(max(left, 0), spec.shape[0])
+
+    def _cut(self, spec: ParameterSpec, filled: Tensor) -> DTensor:
+        shape = _shape(spec)
+        stride = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+        mine = filled[: self._length(spec)]
+        return DTensor.from_local(
+            mine, self._mesh, (Cut(0),), run_check=False, shape=torch.Size(shape), stride=stride
+        )
+
+
+def _shape(spec: ParameterSpec) -> tuple[int, ...]:
+    """Of what is cut along its first dimension: the parameter, or its elements in the order of memory."""
+    return spec.whole.shape if len(spec.shape) > 1 else (spec.whole.numel,)
