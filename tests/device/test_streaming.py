@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,6 +117,32 @@ def trained(recipe: str, comm: ThreadComm, enqueued: bool) -> tuple[Tensor, Tens
         rig.engine.resolve()
         memory = flat(rig.memory) if rig.memory else torch.empty(0)
         return torch.stack(means), memory, device.races
+
+
+def test_what_a_late_step_took_is_the_devices_time_and_ends_before_it_is_resolved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = count()
+    monkeypatch.setattr("tests.support.simulated.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    # All that the host would say: a step is resolved when the next one begins, after an evaluation perhaps.
+    monkeypatch.setattr("gradwire.engine.step.now_s", lambda: 1e9)
+    took: list[float] = []
+
+    def body(comm: ThreadComm) -> None:
+        device = Near()
+        with device.using(device.new_stream()):
+            rig = Rig(
+                comm, "topk(ratio=0.1)", place=lambda _post: stream(comm, comm, device),
+                resolved=lambda step: took.append(step.lasted_s()),
+            )  # fmt: skip
+            for step in range(2):
+                rig.engine.watch.begin()
+                rig.step(gradients(comm.rank, step))
+            rig.engine.resolve()
+
+    run_ranks(1, body)
+    assert len(took) == 2
+    assert all(0.0 < seconds < next(ticks) for seconds in took), "some events after its beginning"
 
 
 RECIPES = [

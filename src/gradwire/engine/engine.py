@@ -377,6 +377,7 @@ class Engine:
             small.land()
         if not self.layout.is_plain:
             step.poison_unless(finite)
+        step.measured_s = self.watch.mark_end()
         step.outcome = Landed(verdict, self.around.placement.fetch(finite))
         self._now, self._unresolved = None, step
         self.around.concluded(step)

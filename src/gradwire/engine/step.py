@@ -155,6 +155,8 @@ class Step:
     compiled_before_s: float = field(default_factory=compiled_s)
     is_late: bool = False
     """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
+    measured_s: Callable[[], float] | None = None
+    """What a device says of `lasted_s`, where the host goes on before the step has ended there."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _waiting: dict[int, Arrival] = field(default_factory=dict)
     _turn: int = 0
@@ -189,8 +191,8 @@ class Step:
         return Times(backward_s, tuple(round_.seconds for round_ in self.trace.rounds), self.before_s, ready)
 
     def lasted_s(self) -> float:
-        """Seconds from the start of its backward pass until now."""
-        return now_s() - self.started_s
+        """Seconds from the start of its backward pass until its end, or until now."""
+        return now_s() - self.started_s if self.measured_s is None else self.measured_s()
 
     @property
     def computing_s(self) -> float:

@@ -236,10 +236,22 @@ class BackwardWatch:
         """Mark the end of the backward pass and of everything that it had to wait for."""
         self._ended_s = self._clock()
 
+    def mark_end(self) -> Callable[[], float] | None:
+        """Mark that the current stream has done what belongs to this pass. `None` if no beginning is marked.
+
+        The function that it returns tells the seconds since the beginning, and may wait for the device.
+        """
+        if self._begun is None:
+            return None
+        return partial(self._stopwatch.seconds, self._begun, self._stopwatch.mark())
+
     def take_begun_s(self) -> float:
         """The time at which this pass began, then forget it; now if there is no mark (under `join()`)."""
         begun_s, self._begun_s = self._begun_s, None
-        return self._clock() if begun_s is None else begun_s
+        if begun_s is None:
+            self._begun = None
+            return self._clock()
+        return begun_s
 
     def before_s(self, begun_s: float) -> float:
         """Seconds from the end of the pass before to `begun_s`; 0 in the first step."""

@@ -105,6 +105,20 @@ def test_the_beginning_is_taken_once_and_is_now_where_nobody_has_marked_it() -> 
     assert watch.take_begun_s() == 2.0
 
 
+def test_the_end_of_a_pass_is_known_by_the_clock_that_marked_its_beginning() -> None:
+    watch = BackwardWatch(Ticks())
+    assert watch.mark_end() is None
+    watch.begin()
+    watch.take_begun_s()
+    ended = watch.mark_end()
+    assert ended is not None
+    watch.begin()
+    assert ended() == 1.0, "of its own pass, whenever it is asked"
+    watch.take_begun_s()
+    watch.take_begun_s()
+    assert watch.mark_end() is None, "a pass without a beginning has not that of the one before"
+
+
 def test_what_precedes_a_pass_counts_from_the_end_of_the_last_one() -> None:
     watch = BackwardWatch(clock=Ticks())
     assert watch.before_s(5.0) == 0.0
