@@ -37,6 +37,7 @@ from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.nodes.level import NodeLevel
 from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighbours
+from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
 from gradwire.tools.diagnose import Watch
 from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
@@ -221,6 +222,7 @@ def _assemble(
         level = NodeLevel(shard, source.specs, worker.post)
         replicas = shard.replicas(replicas, source.specs)
     placement, elsewhere = placements(asked.placement, lines, carry[0], carry[-1], worker, flat=not parts)
+    scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device)
     around = Surroundings(
         placement,
         elsewhere=elsewhere,
@@ -228,7 +230,8 @@ def _assemble(
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
         alone=is_alone(carry[-1]),
-        loss_scale=(lambda: 1.0) if asked.scaler is None else asked.scaler.get_scale,
+        loss_scale=(lambda: 1.0) if scale is None else scale,
+        begun=(lambda: None) if scale is None else scale.begun,
         replicas=_brought(replicas, lambda: backward.placement.bringing),
         uses=lambda: uses,
         shard=shard,

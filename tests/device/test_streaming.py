@@ -15,8 +15,10 @@ from gradwire.comm.base import DONE
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.observed import Observed
-from gradwire.placement import Inline, StreamComm, stream
+from gradwire.placement import Inline, InPlace, StreamComm, stream
 from gradwire.recipes import recipe
+from gradwire.sources.buffers import BufferBroadcast
+from gradwire.sources.observe import LossScale
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
 from tests.support.rig import Rig, flat, gradients
 from tests.support.simulated import Clock, Near
@@ -201,6 +203,34 @@ def graded(rank: int, step: int) -> dict[str, Tensor]:
     if step == 2 and rank == 1:
         grads["last.weight"][3] = torch.nan
     return grads
+
+
+def test_whether_buffers_have_changed_is_found_out_without_a_read_in_the_hot_path() -> None:
+    with Elsewhere() as elsewhere:
+        buffers = [There(torch.zeros(4)), There(torch.zeros((), dtype=torch.int64))]
+        carried = BufferBroadcast(buffers, rank=0)
+        for _step in range(2):
+            carried.pack(InPlace())
+            buffers[0].add_(1.0)
+            carried.look(buffers, Far())
+            late = carried.is_stale(late=True)
+        assert late
+        assert not elsewhere.reads
+
+
+def test_the_loss_scale_is_copied_when_a_pass_begins_and_not_read_behind_it() -> None:
+    with Elsewhere() as elsewhere:
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaler.scale(torch.ones((), device=WHERE))  # as users scale their loss
+        scale = LossScale(scaler, Far())
+        scale.begun()
+        scaler.update(32.0)
+        assert scale() == 64.0, "that of the pass which has begun"
+        scale.begun()
+        assert scale() == 32.0
+        assert not elsewhere.reads
+        assert scale() == 32.0, "of no pass"
+        assert elsewhere.reads
 
 
 ON_DEVICE = [

@@ -30,6 +30,7 @@ class Setting:
     scaled: bool = False
     compiled: bool = False
     own_stream: bool = False
+    normalised: bool = False
     no_waits: bool = False
     place: Place = "device"
 
@@ -50,6 +51,10 @@ def run(tell: Tell, match: str | None = None) -> None:
                 "GradScaler, one step of NaN": partial(same_as_ddp, Setting(scaled=True)),
                 "a stream of the user's": partial(same_as_ddp, Setting(own_stream=True, width=1024)),
                 "no wait for the device in backward": partial(same_as_ddp, Setting(no_waits=True)),
+                "no wait for the loss scale": partial(same_as_ddp, Setting(no_waits=True, scaled=True)),
+                "no wait for buffers that are compared": partial(
+                    same_as_ddp, Setting(no_waits=True, normalised=True)
+                ),
                 "no wait for it by way of the host": partial(
                     same_as_ddp, Setting(no_waits=True, place="host")
                 ),
@@ -70,7 +75,8 @@ def trained(setting: Setting, recipe: str | None) -> tuple[list[Tensor], gradwir
     """Parameters after some steps, without gradwire if there is no recipe."""
     torch.manual_seed(0)
     width = setting.width
-    layers = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)).to(device())
+    middle = nn.BatchNorm1d(width) if setting.normalised else nn.Tanh()
+    layers = nn.Sequential(nn.Linear(width, width), middle, nn.Linear(width, width)).to(device())
     ddp = DistributedDataParallel(layers, device_ids=[0], gradient_as_bucket_view=setting.views)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.125)
     scaler = torch.amp.GradScaler("cuda", init_scale=64.0, enabled=setting.scaled)

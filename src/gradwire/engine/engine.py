@@ -311,7 +311,7 @@ class Engine:
     def _send_tail(self, step: Step) -> None:
         facts = (*step.guard, *self._decider.row(step, self.traffic.row))
         step.require_all_units(self.layout.lanes, self.rank)
-        stale = step.buffers is not None and step.buffers.is_stale
+        stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
         sound, finite, left = step.is_late or step.is_finite(), None, step.late_small(self.layout.early)
         if self.around.sharded:
             sound, left = step.small_are_finite(self.rank) and sound, frozenset()

@@ -33,9 +33,11 @@ class Passenger(Protocol):
     failure: BaseException | None
     """Why there is nothing worth sending. The peers wait for it, so something is sent nevertheless."""
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether what was packed is out of date on this rank."""
+    def is_stale(self, *, late: bool) -> bool:
+        """Whether what was packed is out of date on this rank; if `late`, in the step before.
+
+        Only the latter waits for no device.
+        """
 
     def send(self, comm: Comm) -> None:
         """Issue its collective. Raises `TransportError`."""

@@ -47,6 +47,8 @@ class Surroundings:
     alone: bool = False
     loss_scale: Callable[[], float] = lambda: 1.0
     """Of the current step; read in the stream in which means land."""
+    begun: Callable[[], None] = lambda: None
+    """Called on the thread that trains when a backward pass begins. More than once: the last call counts."""
     replicas: Replicas = lambda _name: None
     """Parameters and optimizer state that all ranks hold alike, by name."""
     uses: Callable[[], Mapping[str, float]] = dict

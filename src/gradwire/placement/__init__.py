@@ -2,7 +2,7 @@
 
 from gradwire.placement.base import Placement, Post, Resolve, host, staged, stream
 from gradwire.placement.bringing import Bringing, Brought, Copies, InPlace
-from gradwire.placement.device import Accelerator, Device, HostDevice, device_at
+from gradwire.placement.device import Accelerator, Device, HostDevice, device_at, fetch
 from gradwire.placement.staging import OnStream, StagedComm
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm, ThroughComm
 
@@ -24,6 +24,7 @@ __all__ = [
     "StreamComm",
     "ThroughComm",
     "device_at",
+    "fetch",
     "host",
     "staged",
     "stream",

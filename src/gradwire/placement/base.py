@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm
 from gradwire.placement.bringing import Bringing, Copies, InPlace
-from gradwire.placement.device import Device, HostDevice
+from gradwire.placement.device import Device, HostDevice, fetch
 from gradwire.placement.staging import OnStream, StagedComm
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm
 
@@ -50,19 +50,8 @@ class Placement:
     why: str = ""
 
     def fetch(self, value: Tensor) -> Callable[[], Tensor]:
-        """Copy `value`, which is where the memory is, to the host, as the current stream leaves it.
-
-        Returns at once. The function that it returns waits for the copy and returns it.
-        """
-        copy = self.memory.pinned(value)
-        copy.copy_(value, non_blocking=True)
-        done = self.memory.current().record_event()
-
-        def fetched() -> Tensor:
-            done.synchronize()
-            return copy
-
-        return fetched
+        """Copy `value`, which is where the memory is, to the host, without waiting: see `device.fetch`."""
+        return fetch(self.memory, value)
 
     def at_work(self, function: Callable[[], T]) -> T:
         """Call `function` as the engine works: where memory is on a device, in the engine's stream."""

@@ -7,7 +7,7 @@ wait. Work that was enqueued on any stream starts after all that the host did be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -154,6 +154,22 @@ class Accelerator:
 
     def is_capturing(self) -> bool:
         return self.where.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def fetch(device: Device, value: Tensor) -> Callable[[], Tensor]:
+    """Copy `value`, which is on the `device`, to the host, as the current stream leaves it.
+
+    Returns at once. The function that it returns waits for the copy and returns it.
+    """
+    copy = device.pinned(value)
+    copy.copy_(value, non_blocking=True)
+    done = device.current().record_event()
+
+    def fetched() -> Tensor:
+        done.synchronize()
+        return copy
+
+    return fetched
 
 
 def device_at(where: torch.device) -> Device:

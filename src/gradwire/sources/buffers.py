@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import torch
@@ -10,11 +10,15 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from gradwire.comm import Comm, Pending
-from gradwire.placement import Bringing, Brought
+from gradwire.placement import Bringing, Brought, Device, fetch
 
 _KEY = "buffers"
 _SOURCE = 0
 """The rank whose buffers all ranks get, as in DDP."""
+
+
+def _unchanged() -> bool:
+    return False
 
 
 class BufferBroadcast:
@@ -37,8 +41,9 @@ class BufferBroadcast:
         self._bringing: Bringing
         self._brought: Brought
         self._pending: Pending | None = None
-        self.is_stale = False
-        """Whether what was packed is out of date on this rank."""
+        self._are_others = False
+        self._changed: Callable[[], object] = _unchanged
+        self._changed_before: Callable[[], object] = _unchanged
         self.failure: BaseException | None = None
         """Why packing failed. Peers wait, so something is sent nevertheless; the engine fails the step."""
 
@@ -51,7 +56,8 @@ class BufferBroadcast:
 
     def pack(self, bringing: Bringing) -> None:
         """Copy the buffers, if they are those to be sent, and bring them. Raises nothing; see `failure`."""
-        self.is_stale, self.failure, self._bringing = False, None, bringing
+        self._changed_before, self._changed = self._changed, _unchanged
+        self._are_others, self.failure, self._bringing = False, None, bringing
         try:
             for each in self._types if self._is_source else ():
                 each.gather(each.flat)
@@ -59,13 +65,22 @@ class BufferBroadcast:
             self.failure = error
         self._brought = self._bringing.bring(_KEY, self._bytes)
 
-    def look(self, buffers: Sequence[Tensor]) -> None:
+    def look(self, buffers: Sequence[Tensor], device: Device) -> None:
         """Note whether they have changed since: activations that are computed again count twice in BatchNorm.
 
         Bytes are compared, because batch_norm changes its statistics without telling their version counters.
+        The `device` that has the buffers does it, and is not waited for.
         """
-        same = self.holds(buffers)
-        self.is_stale = not same or (self._is_source and any(each.has_changed() for each in self._types))
+        self._are_others = not self.holds(buffers)
+        if self._is_source and not self._are_others:
+            self._changed = fetch(device, torch.stack([each.has_changed() for each in self._types]).any())
+
+    def is_stale(self, *, late: bool) -> bool:
+        """Whether what was packed is out of date on this rank; waits for the device that compares it.
+
+        A `late` step cannot wait. Of what the device compares, it says what was found in the step before.
+        """
+        return self._are_others or bool((self._changed_before if late else self._changed)())
 
     def send(self, comm: Comm) -> None:
         """Issue the broadcast. Raises `TransportError`."""
@@ -106,7 +121,7 @@ class _OneType:
         """Write the buffers into `out`, one after the other, and return it."""
         return torch.cat([each.detach().reshape(-1) for each in self.buffers], out=out)
 
-    def has_changed(self) -> bool:
-        """Whether any bit differs from what lies in `flat`."""
+    def has_changed(self) -> Tensor:
+        """Whether any bit differs from what lies in `flat`: a bool of no dimension, where the buffers are."""
         now = self.gather(torch.empty_like(self.flat))
-        return not torch.equal(now.view(torch.uint8), self.flat.view(torch.uint8))
+        return (now.view(torch.uint8) != self.flat.view(torch.uint8)).any()

@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.errors import GradwireWarning
+from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.uses import FirstForward
+from gradwire.placement import Device, fetch
 from gradwire.sources.backward import Backward
 from gradwire.unwrapping import Optimizers
 
@@ -106,13 +109,43 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
             )
         # The loss is done when the gradient of the model's output arrives; where no output leads to it, the
         # end of the forward pass stands for that.
-        backward.engine.watch.begin()
+        begin = partial(_begin, backward.engine.watch, backward.engine.around.begun)
+        begin()
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(backward.engine.watch.begin)  # type: ignore[no-untyped-call]
+                tensor.register_hook(begin)  # type: ignore[no-untyped-call]
                 return
 
     return hook
+
+
+def _begin(watch: BackwardWatch, begun: Callable[[], None], _gradient: Tensor | None = None) -> None:
+    """With no reference to a model, which a graph would keep alive."""
+    watch.begin()
+    begun()
+
+
+class LossScale:
+    """The scale of a `scaler`, for gradients on a `device`. The host learns it without waiting for them.
+
+    What `get_scale` reads comes after all that the device has still to do. So the number is copied to the
+    host when the backward pass begins, and waited for when its first gradients are there.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler, device: Device) -> None:
+        self._scaler, self._device = scaler, device
+        self._one = None if device.is_host else torch.ones((), device=device.where)
+        self._fetched: Callable[[], Tensor] | None = None
+
+    def begun(self) -> None:
+        """Copy what the scale is after all that has been enqueued so far."""
+        if self._one is not None:
+            self._fetched = fetch(self._device, self._scaler.scale(self._one))
+
+    def __call__(self) -> float:
+        """The number of the pass that has begun; of now, where none has (under `join()`)."""
+        fetched, self._fetched = self._fetched, None
+        return float(self._scaler.get_scale()) if fetched is None else float(fetched())
 
 
 def _before_forward(backward: Backward, module: nn.Module) -> Callable[..., None]:

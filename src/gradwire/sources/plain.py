@@ -202,7 +202,7 @@ class PlainParameters(Source):
                 self._take(bucket, name)
             self._backward.bring(bucket.arrival)
         if self._packed is not None:
-            self._packed.look(list(self.model.buffers()))
+            self._packed.look(list(self.model.buffers()), self._backward.placement.device)
         self._backward.close()
 
     def _say(self, what: str) -> None:

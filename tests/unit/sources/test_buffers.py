@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
-from gradwire.placement import InPlace
+from gradwire.placement import HostDevice, InPlace
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.buffers import Buffers
 from tests.support.rig import Rig, gradients
@@ -73,31 +73,45 @@ def test_a_change_after_packing_makes_the_source_stale_and_another_tensor_any_ra
     for rank in (0, 1):
         buffers = _buffers(rank)
         carried = _carried(rank, buffers)
-        carried.look(buffers)
-        assert not carried.is_stale
+        carried.look(buffers, HostDevice())
+        assert not carried.is_stale(late=False)
         buffers[3].mul_(1.0)  # the same bits as before
-        carried.look(buffers)
-        assert not carried.is_stale
+        carried.look(buffers, HostDevice())
+        assert not carried.is_stale(late=False)
         buffers[3].data[2, 3] += 1.0  # no version counter tells
-        carried.look(buffers)
-        assert carried.is_stale == (rank == 0)
+        carried.look(buffers, HostDevice())
+        assert carried.is_stale(late=False) == (rank == 0)
         carried.pack(InPlace())
-        assert not carried.is_stale
-        carried.look([buffers[0].clone(), *buffers[1:]])
-        assert carried.is_stale
-        carried.look(buffers[1:])
-        assert carried.is_stale
+        assert not carried.is_stale(late=False)
+        carried.look([buffers[0].clone(), *buffers[1:]], HostDevice())
+        assert carried.is_stale(late=False)
+        carried.look(buffers[1:], HostDevice())
+        assert carried.is_stale(late=False)
         buffers[1].resize_(4, 4)
-        carried.look(buffers)
-        assert carried.is_stale
+        carried.look(buffers, HostDevice())
+        assert carried.is_stale(late=False)
+
+
+def test_a_step_that_cannot_wait_tells_what_the_one_before_has_found() -> None:
+    buffers = _buffers(0)
+    carried = _carried(0, buffers)
+    told = []
+    for changes in (True, False, False):
+        buffers[3].add_(1.0) if changes else None
+        carried.look(buffers, HostDevice())
+        told.append(carried.is_stale(late=True))
+        carried.pack(InPlace())
+    assert told == [False, True, False]
+    carried.look(buffers[1:], HostDevice())
+    assert carried.is_stale(late=True), "that others have taken their places, the host knows"
 
 
 def test_statistics_of_batch_norm_alone_are_seen_to_change() -> None:
     mean, variance = torch.zeros(4), torch.ones(4)
     carried = _carried(0, [mean, variance])
     nn.functional.batch_norm(torch.randn(8, 4), mean, variance, training=True)
-    carried.look([mean, variance])
-    assert carried.is_stale
+    carried.look([mean, variance], HostDevice())
+    assert carried.is_stale(late=False)
 
 
 class Module(nn.Module):
@@ -129,7 +143,7 @@ def _of(ddp: Any, world: int = 2) -> Buffers:
 def _step(buffers: Buffers, in_vain: bool = False) -> BufferBroadcast | None:
     """One backward pass; returns what travelled under it."""
     buffers.pack(InPlace(), measuring=False)
-    buffers.look()
+    buffers.look(HostDevice())
     buffers.arrived(buffers.packed is not None and not in_vain, in_vain)
     buffers.land()
     return buffers.packed
@@ -269,8 +283,8 @@ def test_in_a_step_they_go_first_and_change_no_mean(text: str) -> None:
 
 def test_what_is_stale_on_any_rank_lands_nowhere() -> None:
     def rank(comm: Comm) -> bool:
-        carried = _carried(comm.rank)
-        carried.is_stale = comm.rank == 1
+        carried, buffers = _carried(comm.rank), _buffers(comm.rank)
+        carried.look(buffers[comm.rank :], HostDevice()) if comm.rank == 1 else None
         rig = Rig(comm, "topk(ratio=0.1)", buffers=lambda: carried)
         step = rig.step(gradients(comm.rank, 0)).step
         return step.committed and step.stale and step.buffers is None

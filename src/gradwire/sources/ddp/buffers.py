@@ -11,7 +11,7 @@ import weakref
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.placement import Bringing
+from gradwire.placement import Bringing, Device
 from gradwire.sources.buffers import BufferBroadcast
 
 _PATIENCE = 3
@@ -81,11 +81,11 @@ class Buffers:
             self._known.pack(bringing)
             self.packed = self._known
 
-    def look(self) -> None:
-        """The last bucket is there, and its verdict not yet under way."""
+    def look(self, device: Device) -> None:
+        """The last bucket is there, and its verdict not yet under way; buffers are on the `device`."""
         ddp = self._ddp()
         if self.packed is not None and ddp is not None:
-            self.packed.look(self._listed(ddp))
+            self.packed.look(self._listed(ddp), device)
 
     def _listed(self, ddp: DistributedDataParallel) -> list[Tensor]:
         return [each for name, each in ddp.module.named_buffers() if name not in self._ignored]

@@ -160,7 +160,7 @@ class DDPBuckets(Source):
         future = backward.placement.device.new_future()
         self._futures.append((future, arrival.buffer))
         if bucket.is_last():
-            self._buffers.look()
+            self._buffers.look(backward.placement.device)
         backward.bring(arrival)
         if bucket.is_last():
             backward.close()
