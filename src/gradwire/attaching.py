@@ -237,7 +237,7 @@ def _assemble(
         shard=shard,
         buffers=source.passenger,
         check=partial(check_momentum, optimizers=optimizers),
-        prepare=partial(prepare_for, rank=lines.everyone.rank),
+        prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
         link_seen=partial(_expect, parts[1] if parts else lines.cpu),
         guard=_guard(source, asked.guard_every),
         inspect=(watch := Watch()),

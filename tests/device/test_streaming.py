@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -10,11 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.arena import Lane
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
+from gradwire.engine.preparing import prepare_for, rehearse
+from gradwire.exchange.base import Finish
+from gradwire.exchange.compose import Remember
+from gradwire.kernels import Folded
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.observed import Observed
+from gradwire.memory import Gradients
+from gradwire.moment import Moment
 from gradwire.placement import Inline, InPlace, StreamComm, stream
 from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
@@ -240,6 +248,54 @@ ON_DEVICE = [
     "acpsgd(warmup_steps=0)", "signsgd", "sketchsgd",
     "dgc(ratio=0.1, warmup_steps=0)", "lwtopk", "truncate", "signum",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ON_DEVICE)
+def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
+    def body(comm: ThreadComm, *, rehearses: bool) -> list[Tensor]:
+        rig, found = Rig(comm, recipe), []
+        for step in range(2):
+            if rehearses:
+                rehearse(rig.engine.layout, WORLD)
+            found.append(rig.step(gradients(comm.rank, step)).flat())
+            found.extend(rig.planes.values())
+        return found
+
+    plain = run_ranks(WORLD, partial(body, rehearses=False))
+    for found, expected in zip(run_ranks(WORLD, partial(body, rehearses=True)), plain, strict=True):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_what_a_step_calls_was_called_in_its_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = set[tuple[object, ...]]()
+    lane_fold, start = Lane.fold, Remember.start
+
+    def fold(self: Lane, grads: Gradients, step: int, world: int) -> Folded:
+        # Triton compiles for addresses that are multiples of 16 bytes, and for others.
+        called.update(("fold", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
+        return lane_fold(self, grads, step, world)
+
+    def started(self: Remember, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+        called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
+        return start(self, x, mean, comm, at)
+
+    monkeypatch.setattr(Lane, "fold", fold)
+    monkeypatch.setattr(Remember, "start", started)
+
+    def body(comm: ThreadComm) -> None:
+        device = Near()
+        with device.using(device.new_stream()):
+            rig = Rig(
+                comm, "int8", place=lambda _post: stream(comm, comm, device),
+                prepare=partial(prepare_for, rank=0, world=1), alone=False,
+            )  # fmt: skip
+            rehearsed = set(called)
+            called.clear()
+            rig.step(gradients(0, 0))
+            assert {call[0] for call in called} == {"fold", "start"}
+            assert called <= rehearsed
+
+    run_ranks(1, body)
 
 
 @pytest.mark.parametrize("recipe", ON_DEVICE)

@@ -123,4 +123,4 @@ def _imagined(layout_of: Callable[[Composition, torch.device], Layout], composit
 def _prepare(
     around: Surroundings, layout_of: Callable[[Composition], Layout], composition: Composition
 ) -> None:
-    around.prepare(layout_of(composition))
+    around.compile_for(layout_of(composition))

@@ -79,10 +79,10 @@ class Engine:
         decision = layout.main.next
         around = self.around = self.around.suited(stays=layout.stays_on_device)
         self.comm = around.comm
-        around.prepare(layout)
+        around.compile_for(layout)
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
-            around.prepare(self.layout_of(decision.about, META))
+            around.compile_for(self.layout_of(decision.about, META))
         self._decider = decider(layout, around, self.watch.ready_s, self._hear, self.layout_of, self.health)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
         self.traffic = traffic_for(self.layout, self.around)

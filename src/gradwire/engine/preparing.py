@@ -1,7 +1,10 @@
-"""Which kernels something may call: those whose contracts its modules have imported.
+"""Kernels are compiled before a step calls them, while no other rank waits.
 
-This follows from the code, so that no recipe keeps a list of what its parts call. It may name more kernels
-than are called. What is imported inside functions is not found, and compiled when it is called.
+On the CPU they are those whose contracts the modules of a recipe have imported. This follows from the code,
+so that no recipe keeps a list of what its parts call. It may name more kernels than are called. What is
+imported inside functions is not found, and compiled when it is called.
+
+On a device the compiled code also depends on sizes and addresses. So a step is rehearsed.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from types import MethodType, ModuleType
 
@@ -17,7 +21,16 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.arena import Lane, Unit
+from gradwire.comm import Comm
 from gradwire.engine.layout import Layout
+from gradwire.errors import WireError
+from gradwire.exchange.base import CYCLE, STEADY
+from gradwire.kernels import Pieces, zero_idle
+from gradwire.measure.clock import now_s
+from gradwire.memory import UNSENT, Gradients
+from gradwire.moment import Moment
+from gradwire.placement import Device
 
 _LOG = logging.getLogger("gradwire")
 _KERNELS = "gradwire.kernels."
@@ -25,13 +38,82 @@ _STRANGERS = sys.stdlib_module_names | {"torch", "numpy"}
 _PLAIN = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, ModuleType)
 
 
+_ENOUGH = 1 << 20
+"""Elements that are folded in a rehearsal at most: how many there are changes no kernel."""
 _LONG_S = 1.0
 """Compiling for longer than that is worth a line in the log."""
 
 
-def prepare_for(layout: Layout, rank: int) -> None:
-    """Have the kernels that `layout` may call: see `prepare`."""
-    prepare(layout.main.text, lambda: kernels_for(layout), rank)
+def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> None:
+    """Have the kernels that `layout` calls, with its `memory` on the CPU or on a device. Raises nothing.
+
+    `world` ranks exchange gradients.
+    """
+    if memory.is_host:
+        prepare(layout.main.text, lambda: kernels_for(layout), rank)
+    elif not any(lane.x.is_meta for lane in layout.lanes):  # else it is not running yet
+        _rehearse_timed(layout, world)
+
+
+def _rehearse_timed(layout: Layout, world: int) -> None:
+    start_s = now_s()
+    try:
+        rehearse(layout, world)
+    except Exception as error:
+        _LOG.warning("kernels of %s could not be prepared: %r", layout.main.text, error)
+    if (took_s := now_s() - start_s) > _LONG_S:
+        _LOG.info("preparing kernels for %s took %.0f s", layout.main.text, took_s)
+
+
+def rehearse(layout: Layout, world: int) -> None:
+    """Fold zeros and exchange all units of `layout` with peers that only echo. Memory stays as it is.
+
+    The working planes, which are written, mean nothing between steps.
+    """
+    from gradwire.measure.codec import EchoComm  # loaded where a device is
+
+    for lane in layout.lanes:
+        slot = max(lane.slots, key=lambda slot: slot.spec.numel)
+        size = min(slot.spec.numel, _ENOUGH)
+        bucket = torch.zeros(size + 1, dtype=slot.spec.dtype, device=lane.x.device)
+        for offset in (1, 0):  # buckets are loaded as vectors where their parameters lie so
+            grads = Gradients(bucket, Pieces([(slot.start, offset, size)]))
+            seen = lane.fold(grads, STEADY, world)
+            if isinstance(seen.idle, Tensor):
+                zero_idle(lane.x, grads.pieces, seen.idle)
+        lane.x.copy_(lane.committed[UNSENT]) if UNSENT in lane.committed else lane.x.zero_()
+        try:
+            for unit in lane.units:
+                # In a bucket, means lie anywhere; one unit shows what that makes of the code.
+                for offset in (0, 1) if unit.index == 0 else (0,):
+                    for ranks in (world, 1):  # some decode nothing that equals their own
+                        with suppress(WireError):
+                            _rehearse_unit(lane, unit, EchoComm(ranks), offset)
+                            break
+        finally:
+            lane.kept.discard()
+
+
+def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
+    x = lane.x[unit.start : unit.stop]
+    mean = torch.empty(offset + x.numel(), dtype=x.dtype, device=x.device)[offset:]
+    at = Moment(
+        STEADY,
+        unit.index,
+        comm.rank,
+        comm.world,
+        lane=unit.lane,
+        parts=unit.parts,
+        narrow=lane.narrow,
+        unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
+        kept=lane.kept,
+        see=lambda _sound, _complaint: None,
+    )
+    for step in range(STEADY, STEADY + CYCLE):  # units may rest
+        now = replace(at, step=step)
+        if lane.exchange.rounds(x.numel(), x.dtype, now):
+            lane.exchange.start(x, mean, comm, now)()
+            return
 
 
 def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:

@@ -16,7 +16,7 @@ from gradwire.engine.layout import Layout, Policy
 from gradwire.engine.shards import Shard
 from gradwire.engine.step import Passenger, Step
 from gradwire.moment import Moment, Replicas
-from gradwire.placement import Placement
+from gradwire.placement import Device, Placement
 from gradwire.planning.costs import Link
 
 Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
@@ -57,8 +57,8 @@ class Surroundings:
     """The model's buffers that the current step broadcasts."""
     check: Callable[[Layout], None] = lambda _layout: None
     """Raises `ValueError` for a layout that does not suit the optimizer."""
-    prepare: Callable[[Layout], None] = lambda _layout: None
-    """Compiles the kernels of a layout that will run."""
+    prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None
+    """Compiles the kernels of a layout that will run with its memory on that device."""
     link_seen: Callable[[Link | None], None] = lambda _link: None
     """Hears after each step what the link is taken to be."""
     guard: Guard = Guard({}, 0)  # noqa: RUF009  # of nothing, never: it has no state
@@ -76,6 +76,10 @@ class Surroundings:
         if self.elsewhere is None or stays != self.placement.memory.is_host:
             return self
         return replace(self, placement=self.elsewhere, elsewhere=self.placement)
+
+    def compile_for(self, layout: Layout) -> None:
+        """Compile the kernels of a layout that will run, for where that will be."""
+        self.prepare(layout, self.suited(stays=layout.stays_on_device).placement.memory)
 
     @property
     def comm(self) -> Comm:

@@ -28,7 +28,7 @@ def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[L
         first = chosen.build()
         layout = engine.layout_of(first, META)
         check(layout)
-        engine.around.prepare(layout)
+        engine.around.compile_for(layout)
     except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
         refusal = error
     require_success(refusal, "switch", engine.around.control)
