@@ -4,10 +4,13 @@ Four ranks on an emulated network, of which two share a node and its link; what 
 takes the loopback, which is not slowed. A stack of square matrices is trained on random numbers.
 Settings run in mixed order, round by round, in the same processes; a step's time is the slowest rank's. Bytes
 are those that leave a node by its interface, the mean of both nodes, beside what the cost model of
-`gradwire plan` says (`gradwire.engine.forecast`). Every round checks that replicas are bit-identical.
+`gradwire plan` says (`gradwire.engine.forecast`). So are steps: the model gets the link as stated, the link
+inside, the computation and the codecs as measured while all ranks are at it. "spread" is half the range of a
+setting's rounds in parts of their median. Every round checks that replicas are bit-identical.
 
 Goal, at 200 Mbit/s: two levels send at most 0.68 of flat's bytes for dense, 0.60 for int8, and 0.36 for what
-is gathered; bytes equal the model's. The model counts neither headers (about 1 %) nor the verdict.
+is gathered; bytes equal the model's, and steps are within 10 % of the predicted, beyond the spread. The
+model counts neither headers (about 1 %) nor the verdict's bytes.
 
     python benchmarks/hierarchy.py [--rate 200mbit] [--rounds 5] [--steps 3] [--json PATH]
 """
@@ -32,21 +35,24 @@ import gradwire
 from gradwire.engine.forecast import forecast
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed
+from gradwire.measure.codec import measure_codec
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import Backward, Link
+from gradwire.planning.forecast import Forecast
 from gradwire.recipes import recipe
 
 WORKERS, NODES = 4, 2
 RECIPES = {"dense": 0.68, "int8": 0.60, "topk(ratio=0.01)": 0.36}
 """With the goal for bytes."""
-LEVELS = {"flat": None, "two levels": "auto"}
+NODES_OF_RANKS = [[0, 1], [2, 3]]
+LEVELS: dict[str, list[list[int]] | None] = {"flat": None, "two levels": NODES_OF_RANKS}
 WIDTH, LAYERS = 768, 6
 
 
 class Setting:
     """One recipe on one or two levels, on one rank."""
 
-    def __init__(self, text: str, nodes: str | None) -> None:
+    def __init__(self, text: str, nodes: list[list[int]] | None) -> None:
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in range(LAYERS)]
         self.ddp = DistributedDataParallel(nn.Sequential(*layers))
@@ -66,15 +72,45 @@ class Setting:
         dist.all_reduce(ends, dist.ReduceOp.MAX)
         assert ends[0] == -ends[1], "replicas differ"
 
-    def foreseen_bytes(self, text: str) -> float:
-        """What the cost model has cross a node's link per step."""
-        specs = self.wire.attached.source.specs
-        numel = tuple(spec.numel for spec in specs)
-        backward = Backward(0.0, (0.0,) * len(numel), numel, 0.0)
-        fast = Link(0.0, 0.0)
-        cluster = Cluster(WORKERS, fast, per_node=WORKERS // NODES, inside=fast)
+    def computation(self, repetitions: int = 5) -> Backward:
+        """Forward and update, then the backward pass, of which all layers take the same time; medians."""
+        forward_s, backward_s = [], []
+        for _ in range(repetitions):
+            dist.barrier()
+            start_s = time.perf_counter()
+            with self.ddp.no_sync():
+                loss = self.ddp(torch.randn(32, WIDTH, generator=self.draw)).square().mean()
+                middle_s = time.perf_counter()
+                loss.backward()
+            stop_s = time.perf_counter()
+            self.optimizer.step()
+            forward_s.append(time.perf_counter() - stop_s + middle_s - start_s)
+            backward_s.append(stop_s - middle_s)
+        numel = tuple(spec.numel for spec in self.wire.attached.source.specs)
+        total_s = median(backward_s)
+        ready_s = tuple(total_s * (place + 1) / len(numel) for place in range(len(numel)))
+        return Backward(median(forward_s), ready_s, numel, total_s)
+
+    def foreseen(self, text: str, backward: Backward, cluster: Cluster) -> Forecast:
+        """What the cost model says."""
+        specs, built = self.wire.attached.source.specs, recipe(text).build()
+        codec = None if built.exchange.memory is None else measure_codec(built.exchange).cost
         two_levels = self.wire.report().per_node > 1
-        return forecast(recipe(text).build(), specs, backward, cluster, two_levels=two_levels).node_bytes
+        return forecast(built, specs, backward, cluster, codec, two_levels=two_levels)
+
+
+def inside_link(megabytes: int = 4, repetitions: int = 5) -> Link:
+    """Between the ranks of a node, while all nodes use theirs; the shortest of a few gathers."""
+    groups = [dist.new_group(node) for node in NODES_OF_RANKS]
+    group, mine = groups[dist.get_rank() // (WORKERS // NODES)], torch.zeros(megabytes << 18)
+    out = [torch.empty_like(mine) for _ in range(WORKERS // NODES)]
+    seconds = []
+    for _ in range(repetitions):
+        dist.barrier()
+        start_s = time.perf_counter()
+        dist.all_gather(out, mine, group=group)
+        seconds.append(time.perf_counter() - start_s)
+    return Link(0.0, min(seconds) / (mine.nbytes * (WORKERS // NODES - 1)))
 
 
 def worker(arguments: argparse.Namespace) -> None:
@@ -102,18 +138,23 @@ def worker(arguments: argparse.Namespace) -> None:
             rows[key]["step_s"].append(float(spent))
             rows[key]["bytes"].append(float(sent))
             setting.check()
+    rate, delay_s = emulate.parse_rate(arguments.rate), emulate.parse_delay(arguments.delay)
+    between = Link(delay_s, 8.0 / rate if rate else 0.0)
+    cluster = Cluster(WORKERS, between, per_node=WORKERS // NODES, inside=inside_link())
+    backward = next(iter(settings.values())).computation()
+    foreseen = {key: setting.foreseen(key[0], backward, cluster) for key, setting in settings.items()}
     if dist.get_rank() == 0:
         found = []
         for (text, level), row in rows.items():
-            setting = settings[text, level]
-            report = setting.wire.report()
+            report, model = settings[text, level].wire.report(), foreseen[text, level]
             found.append(
                 {
                     "recipe": text,
                     "levels": level,
                     "step_s": median(row["step_s"]),
                     "bytes": fmean(row["bytes"]),
-                    "foreseen_bytes": setting.foreseen_bytes(text),
+                    "foreseen_s": model.step_s(),
+                    "foreseen_bytes": model.node_bytes,
                     "reported_bytes": report.wire_bytes_per_step * report.per_node,
                     "inside_bytes": report.inside_bytes_per_step,
                     "memory_bytes": report.memory_bytes,
@@ -126,11 +167,14 @@ def worker(arguments: argparse.Namespace) -> None:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'recipe':<18}{'levels':<12}{'step ms':>9}{'node kB':>10}{'model kB':>10}{'memory kB':>11}")
+    heads = ("step ms", "model ms", "spread", "node kB", "model kB", "memory kB")
+    print(f"{'recipe':<18}{'levels':<12}" + "".join(f"{head:>11}" for head in heads))
     for row in rows:
+        seen = row["rounds"]["step_s"]
+        spread = (max(seen) - min(seen)) / 2 / row["step_s"]
         kb = (row[name] / 1e3 for name in ("bytes", "foreseen_bytes", "memory_bytes"))
-        cells = "".join(f"{each:>{width}.1f}" for each, width in zip(kb, (10, 10, 11), strict=True))
-        print(f"{row['recipe']:<18}{row['levels']:<12}{1e3 * row['step_s']:>9.1f}{cells}")
+        times = f"{1e3 * row['step_s']:>11.1f}{1e3 * row['foreseen_s']:>11.1f}{spread:>11.0%}"
+        print(f"{row['recipe']:<18}{row['levels']:<12}{times}" + "".join(f"{each:>11.1f}" for each in kb))
     for flat, two in zip(rows[::2], rows[1::2], strict=True):
         share, goal = two["bytes"] / flat["bytes"], RECIPES[flat["recipe"]]
         verdict = "met" if share <= goal else "missed"
@@ -155,6 +199,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, emulate.Network(WORKERS, link, entered, NODES) as network:
         out = Path(folder, "rows.json")
         amount = ["--rounds", str(arguments.rounds), "--steps", str(arguments.steps)]
+        amount += ["--rate", arguments.rate, "--delay", arguments.delay]
         command = [sys.executable, __file__, "--out", str(out), *amount]
         ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(WORKERS)]
         codes = [rank.wait() for rank in ranks]

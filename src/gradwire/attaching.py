@@ -259,12 +259,14 @@ def _assemble(
 
 
 def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
-    """What carries the messages of each of `comms`."""
+    """What carries the messages of each of `comms`, of which the first is over all ranks."""
     if not checksums:
         return comms
     from gradwire.comm.checked import CheckedComm
 
-    return [CheckedComm(each) for each in comms]
+    everyone, *_ = members = [dist.get_process_group_ranks(each.group) for each in comms]
+    named = [[everyone.index(rank) for rank in each] for each in members]
+    return [CheckedComm(each, names) for each, names in zip(comms, named, strict=True)]
 
 
 def _guard(source: Source, every: int) -> Guard:

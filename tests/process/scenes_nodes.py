@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.errors import RanksDisagree
+from gradwire.comm.checked import SHORT_BYTES, Sealed
+from gradwire.errors import PeerFailed, RanksDisagree, WireError
 from gradwire.integrations.dcp import WireState
+from tests.faults.scenes_ranks import Made, ddp, hsdp, plain
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.ranks import FOLDER
 from tests.support.states import own_state
@@ -77,6 +79,37 @@ def not_finite(recipe: str) -> dict[str, Any]:
             optimizer.step()
     report = wire.report()
     return {"finite": finite, "step": report.step, "skipped": report.skipped_steps, "digest": digest(ddp)}
+
+
+def damaged(made: Callable[..., Made]) -> dict[str, Any]:
+    """A flipped bit in each long message that rank 3 receives in a step, for every source; one more step."""
+    model, optimizer, wire = made("topk(ratio=0.5)", checksums=True)
+
+    def backward(step: int) -> None:
+        optimizer.zero_grad()
+        inputs, targets = batch(step)
+        nn.functional.mse_loss(model(inputs), targets).backward()
+
+    for step in range(2):
+        backward(step)
+        optimizer.step()
+    before, honest, error = own_state(wire)["memory"], Sealed.open, ["nothing", ""]
+
+    def struck(how: Sealed, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
+        message[0] ^= how.payload_bytes > SHORT_BYTES
+        return honest(how, message, *arguments)
+
+    if dist.get_rank() == 3:
+        Sealed.open = struck  # type: ignore[method-assign]
+    try:
+        backward(2)
+    except (WireError, PeerFailed) as raised:
+        error = [type(raised).__name__, str(raised)]
+    Sealed.open = honest  # type: ignore[method-assign]
+    after = own_state(wire)["memory"]
+    intact = all(torch.equal(before[name], after[name]) for name in before)
+    backward(3)
+    return {"error": error, "intact": intact, "step": wire.report().step}
 
 
 def buffers_travel() -> bool:
@@ -275,6 +308,9 @@ SCENES: dict[str, Callable[[], Any]] = {
     "dense is dense": dense_is_dense,
     **{recipe: partial(learns, recipe) for recipe in RECIPES},
     **{f"NaN, {recipe}": partial(not_finite, recipe) for recipe in ("dense", "int8", "topk(ratio=0.05)")},
+    "damaged, nodes": partial(damaged, partial(ddp, nodes=NODES)),
+    "damaged, plain": partial(damaged, plain),
+    "damaged, hsdp": partial(damaged, hsdp),
     "buffers": buffers_travel,
     "state": state_moves,
     "handed over": handed_over,

@@ -18,6 +18,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
@@ -28,6 +29,8 @@ from tests.support.ranks import FOLDER
 from tests.support.states import own_state
 
 LOSSY = "topk(ratio=0.1)"
+OF_SHARDS = ("dgc(ratio=0.1, warmup_steps=0)", "signum", "scalecom(warmup_steps=0)", "covap(interval=2)")
+"""Recipes that apply momentum to the shard, or choose by it."""
 
 
 class Blocks(nn.Module):
@@ -341,6 +344,11 @@ def refused() -> dict[str, str]:
     fully_shard(part.blocks[0], mesh=inside)
     columns = fully_shard(nn.Linear(12, 8), mesh=inside, shard_placement_fn=lambda p: Shard(p.dim() - 1))
     offloaded = fully_shard(nn.Linear(8, 8), mesh=inside, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    tensor_parallel = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+    parallelize_module(tensor_parallel, inside, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    both = nn.Sequential(nn.Linear(8, 12))
+    parallelize_module(both, inside, {"0": ColwiseParallel()})
+    fully_shard(both, mesh=between)
     node, place = divmod(dist.get_rank(), per_node := inside.size())
     pairs = [(first, per_node + (first + 1) % per_node) for first in range(per_node)]
     crossed = [dist.new_group(ranks) for ranks in pairs][(place - node) % per_node]
@@ -352,6 +360,8 @@ def refused() -> dict[str, str]:
         ),
         "part": _refusal(lambda: gradwire.attach(part, replicas=between)),
         "columns": _refusal(lambda: gradwire.attach(columns, replicas=between)),
+        "tensor parallel": _refusal(lambda: gradwire.attach(tensor_parallel, replicas=between)),
+        "both": _refusal(lambda: gradwire.attach(both, replicas=between)),
         "offload": _refusal(lambda: gradwire.attach(offloaded, replicas=between)),
         "wrong dimension": _refusal(lambda: gradwire.attach(sharded(), replicas=inside)),
         "everyone": _refusal(lambda: gradwire.attach(sharded(), replicas=dist.group.WORLD)),
@@ -369,7 +379,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "native, set_requires_gradient_sync": partial(beside_native, "FSDP's"),
     **{
         f"learns, {recipe}": partial(learns, recipe)
-        for recipe in ("int8", LOSSY, "powersgd", "gcomp", "auto")
+        for recipe in ("int8", LOSSY, "powersgd", "gcomp", "auto", *OF_SHARDS)
     },
     "checkpointed": partial(checkpointed, False, reshard_after_forward=False),
     "checkpointed, reentrant": partial(checkpointed, True),

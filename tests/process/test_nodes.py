@@ -54,6 +54,18 @@ def test_a_NaN_on_one_rank_stops_the_step_on_all(four: Results, recipe: str) -> 
     assert len({each["digest"] for each in found}) == 1
 
 
+@pytest.mark.parametrize("source", ["nodes", "plain", "hsdp"])
+def test_with_checksums_damage_is_raised_on_all_ranks_whatever_brings_gradients(
+    four: Results, source: str
+) -> None:
+    found = value(four, f"damaged, {source}")
+    assert [each["error"][0] for each in found] == ["PeerFailed", "PeerFailed", "PeerFailed", "WireError"]
+    # By its number among all ranks, also where the message was between nodes or inside one.
+    assert found[3]["error"][1].startswith("rank 3 received damaged bytes from rank ")
+    assert all("3" in each["error"][1] for each in found)
+    assert all(each["intact"] and each["step"] == 3 for each in found)
+
+
 def test_buffers_come_from_rank_0(four: Results) -> None:
     assert value(four, "buffers") == [True] * 4
 

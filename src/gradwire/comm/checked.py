@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -110,11 +110,15 @@ def _raw(tensor: Tensor) -> Tensor:
 
 @dataclass
 class Watchman:
-    """One round on this rank: seals what leaves it, opens what comes, and keeps the first `damage`."""
+    """One round on this rank: seals what leaves it, opens what comes, and keeps the first `damage`.
+
+    Errors call ranks by their `names`.
+    """
 
     round: Round
     number: int
     rank: int
+    names: Sequence[int]
     damage: WireError | PeerFailed | None = None
 
     def _mark(self, sender: int) -> int:
@@ -138,20 +142,20 @@ class Watchman:
         )
         if not is_right:
             self.damage = self.damage or WireError(
-                f"rank {self.rank} received damaged bytes from rank {sender}: {self}"
+                f"rank {self.names[self.rank]} received damaged bytes from rank {self.names[sender]}: {self}"
             )
         elif not is_whole:
             _LOG.warning(
                 "rank %d received damaged bytes from rank %d, and a second copy of them: %s",
-                self.rank,
-                sender,
+                self.names[self.rank],
+                self.names[sender],
                 self,
             )
 
     def hear(self, rank: int) -> None:
         """Note that `rank` has found damage; below 0 none has."""
         if rank >= 0 and self.damage is None:
-            self.damage = PeerFailed(f"rank {rank} received damaged bytes: {self}")
+            self.damage = PeerFailed(f"rank {self.names[rank]} received damaged bytes: {self}")
 
     def __str__(self) -> str:
         numel, dtype = self.round.numel, str(self.round.dtype).removeprefix("torch.")
@@ -163,7 +167,9 @@ class CheckedComm(Comm):
 
     verifies = True
 
-    def __init__(self, inner: HoppingComm) -> None:
+    def __init__(self, inner: HoppingComm, names: Sequence[int] | None = None) -> None:
+        """`names` are the ranks' numbers in errors, where they have others among all ranks of the model."""
+        self._names = range(inner.world) if names is None else names
         self.rank, self.world = inner.rank, inner.world
         self._inner, self._number = inner, 0
         checksum(torch.zeros(0, dtype=torch.uint8, device="cpu"))  # compiled now, while no step is waited for
@@ -174,7 +180,7 @@ class CheckedComm(Comm):
         if self.world == 1 or to_itself:
             return self._inner.issue(round_, tensor, out)
         self._number += 1
-        watch = Watchman(round_, self._number, self.rank)
+        watch = Watchman(round_, self._number, self.rank, self._names)
         match round_.verb:
             case "all_reduce" | "broadcast":
                 return self._hop(watch, tensor)

@@ -77,12 +77,12 @@ class ShardedParameters(PlainParameters):
             if not isinstance(parameter, DTensor):
                 raise ValueError(
                     f"parameter {name!r} is not sharded, while others are: call fully_shard on the whole "
-                    "model, too, and without ignored_params"
+                    "model, too, and without ignored_params. Tensor parallelism is not carried yet"
                 )
             if parameter.device_mesh != self._mesh or parameter.placements != (Shard(0),):
                 raise ValueError(
                     f"parameter {name!r} is placed as {parameter.placements}: gradwire carries those that "
-                    "one mesh of one dimension shards by rows"
+                    "one mesh of one dimension shards by rows. Tensor parallelism is not carried yet"
                 )
         if any(_is_offloaded(module) for module in self.model.modules()):
             raise ValueError(
