@@ -2,7 +2,8 @@
 
 What is unsent should reach a plateau. Where it grows against the gradients of a step, gradients shrink faster
 than they are sent, or errors feed on themselves. Where the user notes losses, they should not rise by more
-than those of single steps vary. Each sign must show twice in a row; every rank sees the same numbers.
+than those of single steps vary, and their means from look to look. Each sign must show twice in a row; every
+rank sees the same numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import fmean, median, pvariance
 from typing import NamedTuple
+
+from gradwire.planning.spread import deviation
 
 EVERY = 32
 """Steps from one look to the next: a look takes two passes over the memory."""
@@ -23,10 +26,17 @@ _FIRST = 3
 """Looks from which the usual amount is told."""
 _LEAST = 0.01
 """The share by which a loss must rise at least."""
-
+_NEIGHBOURS = 8
+"""Differences of neighbouring looks from which it is told how much these vary."""
+_APART = 7.0
+"""Standard deviations of such differences by which a loss must rise. Of thousands of means that only vary,
+the lowest and the highest are 7 standard deviations apart. Neighbours differ by one or more, unless more than
+half of what varies lasts from one look to the next."""
 
 _MOST_NOTED = 4096
 """Losses that are kept from one look to the next, the last ones: without a memory there is no look."""
+_KEPT = 64
+"""Differences of neighbouring looks that are kept, the last ones."""
 _LARGEST = 1e18
 """Losses stay below this, whose square a verdict's float32 can still hold."""
 
@@ -87,25 +97,33 @@ class LossTrend:
     """Losses of some steps after those of others.
 
     >>> trend = LossTrend()
-    >>> [trend.add(Losses(32, mean, 0.04)) for mean in (3.0, 2.0, 2.1, 2.5, 2.6)]
-    ['', '', '', '', 'the loss has risen from 2 to 2.6']
+    >>> falling = [trend.add(Losses(32, 2.0 + 0.5**number, 0.04)) for number in range(16)]
+    >>> [trend.add(Losses(32, mean, 0.04)) for mean in (2.1, 2.5, 2.6)]
+    ['', '', 'the loss has risen from 2 to 2.6']
     """
 
     def __init__(self) -> None:
         self._lowest: Losses | None = None
+        self._last: float | None = None
+        self._differences: deque[float] = deque(maxlen=_KEPT)
         self._above = 0
 
     def add(self, some: Losses) -> str:
         """Take the next ones; a sentence where they have risen."""
         if some.number < 2:
             return ""
-        lowest = self._lowest
+        if self._last is not None:
+            self._differences.append(some.mean - self._last)
+        self._last, lowest = some.mean, self._lowest
         if lowest is None or some.mean <= lowest.mean:
             self._lowest, self._above = some, 0
             return ""
+        if len(self._differences) < _NEIGHBOURS:
+            return ""
         spread = math.sqrt((some.variance + lowest.variance) / 2)
+        varies = _APART * deviation(self._differences)
         rise = some.mean - lowest.mean
-        self._above = self._above + 1 if rise > max(spread, _LEAST * abs(lowest.mean)) else 0
+        self._above = self._above + 1 if rise > max(spread, varies, _LEAST * abs(lowest.mean)) else 0
         if self._above < IN_A_ROW:
             return ""
         self._lowest, self._above = some, 0

@@ -115,7 +115,7 @@ def _noise(logarithms: Sequence[float]) -> float:
     0.296
     """
     # n values tell it to about 1/√n of itself; two such errors are allowed for.
-    return _deviation(logarithms) * (1.0 + 2.0 / math.sqrt(len(logarithms)))
+    return deviation(logarithms) * (1.0 + 2.0 / math.sqrt(len(logarithms)))
 
 
 def noise_of(values: Sequence[float]) -> float:
@@ -124,7 +124,7 @@ def noise_of(values: Sequence[float]) -> float:
     >>> round(noise_of([1.0, 1.1, 0.9, 1.2, 50.0]), 3)
     0.135
     """
-    return _deviation(values) / median(values)
+    return deviation(values) / median(values)
 
 
 def error_of(noise: float, number: int = WINDOW) -> float:
@@ -132,7 +132,12 @@ def error_of(noise: float, number: int = WINDOW) -> float:
     return 1.25 * math.sqrt(2 / number) * noise
 
 
-def _deviation(values: Sequence[float]) -> float:
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation about the median: a few disturbed values do not count.
+
+    >>> round(deviation([1.0, 1.1, 0.9, 1.2, 50.0]), 3)
+    0.148
+    """
     middle = median(values)
     # A normal's standard deviation is 1.48 times its median absolute deviation.
     return 1.48 * median(abs(value - middle) for value in values)

@@ -55,9 +55,32 @@ def test_a_loss_that_falls_or_stays_is_healthy(seed: int) -> None:
     assert not any(_trend([3.0 * 0.95**number for number in range(50)] + [0.2] * 50, seed=seed))
 
 
+FALLING = [1.5 + 0.5**number for number in range(9)]
+
+
 def test_a_loss_that_rises_twice_in_a_row_is_not_and_is_told_once() -> None:
-    assert _trend([2.0, 1.5, 2.0, 2.1, 2.1, 2.1]) == [False, False, False, True, False, False]
-    assert not any(_trend([2.0, 1.5, 2.0, 1.5, 2.0])), "only once in a row"
+    told = _trend([*FALLING, 2.5, 2.6, 2.6, 2.6])
+    assert told == [False] * 10 + [True] + [False] * 2
+    assert not any(_trend([*FALLING, 2.5, 1.5, 2.5, 1.5])), "only once in a row"
+
+
+def test_a_loss_that_rises_slowly_is_told_too() -> None:
+    """By 5 % of the lowest in each look."""
+    told = _trend([*FALLING, *(1.5 + 0.075 * number for number in range(30))])
+    assert told.index(True) > len(FALLING)
+
+
+@pytest.mark.parametrize("last", [0.0, 0.5, 0.9, 0.95])
+@pytest.mark.parametrize("seed", range(5))
+def test_losses_that_vary_together_for_many_steps_are_healthy(last: float, seed: int) -> None:
+    """10,000 steps on one rank; a loss keeps the share `last` of how far the one before was from the mean."""
+    draw, trend, here = Random(seed), LossTrend(), 0.0
+    for _look in range(300):
+        losses = []
+        for _step in range(EVERY):
+            here = last * here + math.sqrt(1.0 - last**2) * draw.gauss(0.0, 0.3)
+            losses.append(2.0 + here)
+        assert trend.add(Losses(EVERY, fmean(losses), pvariance(losses))) == ""
 
 
 def test_losses_of_all_ranks_are_one_sample() -> None:

@@ -136,15 +136,15 @@ def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
 def test_losses_that_rise_on_the_mean_of_all_ranks_are_told_where_something_is_remembered() -> None:
     def rank(comm: Comm) -> list[tuple[int, str]]:
         rig = Rig(comm, "topk(ratio=0.1)")
-        for step in range(4 * EVERY + 2):
-            rig.engine.health.note(1.0 + comm.rank + (step > EVERY) * 3.0 + 0.1 * (step % 2))
+        for step in range(12 * EVERY + 2):
+            rig.engine.health.note(1.0 + comm.rank + (step > 9 * EVERY) * 3.0 + 0.1 * (step % 2))
             rig.step(gradients(comm.rank, step % 4))
         return rig.engine.health.complaints
 
     first, second = run_ranks(2, rank)
     assert first == second
     [(step, sign)] = first
-    assert step == 3 * EVERY
+    assert step == 11 * EVERY
     assert sign == "the loss has risen from 1.548 to 4.55"
 
 
