@@ -94,7 +94,9 @@ def attach(
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
       memory and the means back, and sends over gloo, whatever the model's own group is. "device" leaves them
       there: over NCCL nothing comes to the host, over gloo payloads do. A recipe that reads numbers on the
-      host is carried there, which a warning says. "auto" is "device" for now. On the CPU nothing is copied.
+      host is carried there, which a warning says. "auto" is "device", until facts of
+      dense steps are there: then a recipe's codecs run where its step is predicted to be shorter. On the CPU
+      nothing is copied.
     - `checksums`: everything that gradwire sends carries a checksum (`docs/reliability.md`). Where bytes come
       damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then go by hops
       of gradwire's own. Not with `placement="device"` on NCCL.
@@ -226,6 +228,7 @@ def _assemble(
     around = Surroundings(
         placement,
         elsewhere=elsewhere,
+        places={} if asked.placement == "auto" else None,
         policy=asked.policy,
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,

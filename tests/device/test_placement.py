@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.placement import Accelerator, Copies, HostDevice, InPlace, Placement, device_at, host
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.facts import Facts
 from tests.support.simulated import Near, Simulated
 
 
@@ -199,6 +201,55 @@ def test_a_group_of_the_users_has_to_carry_tensors_on_the_cpu(
     monkeypatch.setattr("gradwire.comm.groups.carries_cpu", lambda each: each is not group)
     with pytest.raises(ValueError, match="carries no tensors on the CPU"):
         gradwire.attach(ddp, process_group=group)
+
+
+SLOW, FAST = (CodecCost(Line(0.0, slope_s), Line(0.0, 0.0)) for slope_s in (1e-4, 1e-7))
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "copied_s", "placement"),
+    [
+        (SLOW, FAST, 0.0, "host"),
+        (FAST, SLOW, 0.0, "stream"),
+        (FAST, FAST, 0.0, "stream"),  # no reason to move
+        (SLOW, FAST, 1e4, "stream"),  # 16 MiB in three hours
+    ],
+)
+@pytest.mark.parametrize("asked", ["auto", "device"])
+def test_once_facts_are_there_codecs_run_where_a_step_is_predicted_to_be_shorter(
+    ddp: DistributedDataParallel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    there: CodecCost,
+    here: CodecCost,
+    copied_s: float,
+    placement: str,
+    asked: Any,
+) -> None:
+    device = on_a_device(monkeypatch, Near(), streams=True)
+    measured = []
+
+    def cost(_composition: object, _comm: object, where: object) -> CodecCost:
+        measured.append(where)
+        return there if where is device else here
+
+    monkeypatch.setattr("gradwire.engine.placed.agreed_cost", cost)
+    monkeypatch.setattr("gradwire.engine.placed.copied_s", lambda _device: copied_s)
+    caplog.set_level("INFO", "gradwire")
+    wire = gradwire.attach(ddp, recipe="int8", placement=asked)
+    backward = wire.attached.backward
+    numel = tuple(spec.numel for spec in backward.engine.specs)
+    known = Backward(0.0, (0.5, 1.0), numel, 1.0)
+    backward.engine.facts = Facts(1.0, 1.0, 2, known, Network(Link(alpha_s=1e-3, beta_s=1e-6)))
+    for text in ("topk(ratio=0.1)", "int8", "topk(ratio=0.1)", "dense"):
+        backward.call(lambda text=text: backward.engine.follow(gradwire.recipe(text).build()))
+        ddp(torch.ones(2, 64)).sum().backward()
+        report, is_open = wire.report(), asked == "auto" and text != "dense"
+        assert report.placement == (placement if is_open else "stream")
+        assert ("a step is predicted to take" in report.placement_why) == is_open
+    assert len(measured) == (4 if asked == "auto" else 0), "once by the same facts"
+    assert wire.report().step == 4
+    assert not [record for record in caplog.records if "reads numbers on the host" in record.message]
 
 
 def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> None:

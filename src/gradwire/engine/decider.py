@@ -354,7 +354,7 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         facts = replace(facts, network=network)
     if (about := decision.about) is not None:
-        codec = _agreed_cost(about, control, around.placement.memory)
+        codec = agreed_cost(about, control, around.placement.memory)
         facts = replace(facts, codec=codec, payloads=payloads(about.exchange, _TYPICAL, comm.world))
     if decision.uses:
         names = [spec.name for spec in specs if len(spec.whole.shape) > 1]
@@ -375,7 +375,7 @@ def links_for(decision: Decision, world: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*PROBED, *(name for name in names if name is not None))))
 
 
-def _agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCost | None:
+def agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCost | None:
     """Of the slowest rank, for which all others wait; `None` if it cannot be measured on some rank."""
     failure: BaseException | None = None
     try:

@@ -120,8 +120,10 @@ class Engine:
 
     def follow(self, following: Composition) -> None:
         """Change what runs; where what is unsent would lose its place, that is sent first (a collective)."""
-        self._following = None
-        first = handed_over(self.layout, self.layout_of(following, META), self.around.control)
+        from gradwire.engine.placed import placed  # few runs change what runs
+
+        self._following, asked = None, placed(following, self.facts, self.layout_of, self.around)
+        first = handed_over(self.layout, self.layout_of(asked, META), self.around.control)
         self.install(first) if first is not None else None
 
     def retire(self) -> None:
@@ -136,8 +138,7 @@ class Engine:
     def restore(self, saved: Snapshot) -> None:
         """Go on as if nothing had run since `snapshot`."""
         self.layout, self.step, self.plan = saved.layout, saved.step, saved.plan
-        self._decider, self.around = saved.decider, saved.around
-        self.comm = self.around.comm
+        self._decider, self.around, self.comm = saved.decider, saved.around, saved.around.comm
         self.traffic = traffic_for(self.layout, self.around)
 
     @property

@@ -44,12 +44,15 @@ class News:
         engine, self.plan = self._engine, self._engine.plan
         if self._speaks:
             main = engine.layout.main
-            _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, main.why)
+            why = f"{main.why}; {main.placed}" if main.placed else main.why
+            _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, why)
         self._placed()
 
     def _placed(self) -> None:
         """Warn once that gradients are carried on the host although they could stay on their device."""
         around = self._engine.around
+        if self._engine.layout.main.by_host:  # a choice, which has been said
+            return
         if around.elsewhere is not None and around.placement.memory.is_host and not self._has_warned:
             self._has_warned = True
             if self._speaks:
@@ -84,6 +87,8 @@ def what_runs(engine: Engine) -> tuple[str, str]:
 def why_placed(engine: Engine) -> str:
     """Why memory and codecs are where they are; empty where nothing else is asked for."""
     around = engine.around
+    if engine.layout.main.placed:
+        return engine.layout.main.placed
     if around.elsewhere is None or not around.placement.memory.is_host:
         return around.placement.why
     return f"{engine.layout.main.text} reads numbers on the host, so gradients are carried there"

@@ -41,6 +41,8 @@ class Surroundings:
     """Called once per step that has no error, when it is known whether it counts: at most one step later."""
     elsewhere: Placement | None = None
     """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
+    places: dict[tuple[str, float, float], tuple[bool, str]] | None = None
+    """What `gradwire.engine.placed` has chosen so far; `None` where nothing is to be chosen."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Link, Network
 from gradwire.planning.predict import Tail, UnitWork, predict
 
@@ -66,6 +67,22 @@ class Forecast:
             sum(unit.encode_s + unit.decode_s for unit in units if unit.rounds) for units in self.cycle
         )
         return coded_s + CALL_S * self.calls
+
+    def copied(self, element_s: float) -> Forecast:
+        """The same where gradients are copied to the host, and at the end all means back, one at a time.
+
+        `element_s` is what one element takes in one direction.
+        """
+        cycle = []
+        for units in self.cycle:
+            free_s, there = 0.0, []
+            for unit in units:
+                free_s = max(unit.ready_s, free_s) + unit.numel * element_s
+                there.append(replace(unit, ready_s=free_s))
+            cycle.append(tuple(there))
+        back_s = max(sum(unit.numel for unit in units) for units in self.cycle) * element_s
+        tail = replace(self.tail, round=Transfer("shift", self.tail.round.payload_bytes + back_s))
+        return replace(self, cycle=tuple(cycle), tail=tail)
 
     def coded(self, codec: CodecCost) -> Forecast:
         """The same where encoding and decoding cost so much."""

@@ -52,7 +52,8 @@ class Composition:
     composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
     on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
     decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
-    among which it was chosen, for the report.
+    among which it was chosen, for the report. One that could stay on a device is carried `by_host` where that
+    is predicted to be faster, and `placed` says by what.
     """
 
     exchange: Exchange
@@ -64,6 +65,8 @@ class Composition:
     alone: bool = False
     next: Decision | None = None
     table: tuple[Considered, ...] = ()
+    by_host: bool = False
+    placed: str = ""
 
 
 @dataclass(frozen=True)
