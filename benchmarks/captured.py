@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Captured:
 
 def snapshots(workload_text: str, at: list[int]) -> Iterator[tuple[int, list[Captured]]]:
     """(step, parameters that have a gradient), at each of the ascending steps `at`, before it is taken."""
-    workload = workloads.workload(workload_text)
+    workload = catalogue.workload(workload_text)
     model = workload.model(seed=0)
     optimizer = workload.optimizer(model.parameters())
     names = {parameter: name for name, parameter in model.named_parameters()}

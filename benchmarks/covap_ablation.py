@@ -20,7 +20,7 @@ import torch
 from lockstep import Outcome, Setting, spread, train
 from methods import bench
 
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 
 WORLD = 4
 INTERVALS = range(1, 9)
@@ -31,7 +31,7 @@ UNIT_MB = 25 / 32
 
 def accuracy(options: argparse.Namespace) -> dict[str, Any]:
     """Final loss and test accuracy by setting."""
-    work = workloads.workload(options.workload, full=False)
+    work = catalogue.workload(options.workload, full=False)
     steps = options.epochs * work.describe()["train_examples"] // (WORLD * work.batch_size)
     texts = {"ddp": ""} | {f"I = {i}": f"covap(interval={i})" for i in options.intervals}
     for interval in [each for each in options.intervals if each in (4, 8)]:

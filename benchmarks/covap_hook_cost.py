@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 
 WARM_UP = 5
 """PowerSGD's dense start, DDP's rebuilt buckets, and caches."""
@@ -55,7 +55,7 @@ def alone(workload: str, rounds: int) -> dict[str, float]:
     """CPU seconds of a backward pass by setting."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    work = workloads.workload(workload)
+    work = catalogue.workload(workload)
     modules = {}
     for name, install in INSTALL.items():
         cap_mb = 1000 if name == "powersgd_hook" else None

@@ -26,8 +26,8 @@ from gradwire import recipes
 from gradwire.arena import ParameterSpec, specs_of
 from gradwire.engine.fidelity import average, carried, relative_error, sum_of
 from gradwire.engine.layout import TINY_ELEMENTS
-from gradwire.lab import workloads
 from gradwire.lab.report import svg
+from gradwire.lab.workloads import catalogue
 
 WORLD = 4
 WARM_UP = 20
@@ -75,7 +75,7 @@ class Found:
 
 def record(workload_text: str, steps: int) -> tuple[tuple[ParameterSpec, ...], list[list[Tensor]]]:
     """Specs of what is not tiny, and the gradients by step and rank, each flat in layout order."""
-    workload = workloads.workload(workload_text)
+    workload = catalogue.workload(workload_text)
     model = workload.model(seed=0)
     optimizer = workload.optimizer(model.parameters())
     batches = [workload.batches(rank, WORLD, seed=0) for rank in range(WORLD)]

@@ -41,7 +41,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels import mantissa_levels
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Part, Replicated
@@ -62,7 +62,7 @@ class Training:
     """A model, and the gradients that several ranks would have of it."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        workload = workloads.workload(arguments.workload)
+        workload = catalogue.workload(arguments.workload)
         self.world, self.loss, self.model = arguments.ranks, workload.loss, workload.model(seed=0)
         self.optimizer = workload.optimizer(self.model.parameters())
         if arguments.adamw:

@@ -24,7 +24,7 @@ import torch
 from curves import draw
 from methods import bench
 
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 
 RECIPES = ("gcomp", "gcomp(mode='levels')", "gcomp(mode='lossless')", "dense")
 
@@ -37,7 +37,7 @@ WARM_UP = 3
 def alone(text: str, steps: int) -> dict[str, Any]:
     """As a document of `gradwire bench`, with one row."""
     torch.set_num_threads(1)
-    workload = workloads.workload(text)
+    workload = catalogue.workload(text)
     model = workload.model(seed=0)
     optimizer, batches = workload.optimizer(model.parameters()), workload.batches(0, 1, seed=0)
     wall_s, cpu_s = [], []

@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 
 NODES, PER_NODE = 2, 2
 NATIVE = "native HSDP"
@@ -84,7 +84,7 @@ class Sharded:
 
 def train(recipe: str, seed: int, steps: int) -> list[float]:
     """The mean loss of all ranks in each step. A collective."""
-    work = workloads.workload("chargpt")
+    work = catalogue.workload("chargpt")
     model = work.model(seed)
     sharded = Sharded(recipe, model, list(model.get_submodule("layers").children()))
     optimizer = work.optimizer(sharded.model.parameters())

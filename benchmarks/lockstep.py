@@ -17,7 +17,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.engine.layout import by_size
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import recipe
@@ -95,7 +95,7 @@ def carry(
 
 def train(setting: Setting, seed: int) -> Outcome:
     """Train from `seed`; the learning rate rises over a twentieth of the steps, and falls to zero."""
-    work = workloads.workload(setting.workload, batch_size=setting.batch_size, full=False)
+    work = catalogue.workload(setting.workload, batch_size=setting.batch_size, full=False)
     model = work.model(seed)
     optimizer = work.optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(setting))

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from lockstep import Outcome, Setting, spread, train
 
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 from gradwire.measure.uses import layer_rates
 
 SCALES = (1, 8)
@@ -34,7 +34,7 @@ FIGURES = ("memory_distance", "hamming", "histogram_overlap", "spearman", "contr
 
 def settings(workload: str, epochs: int, scales: Sequence[int], base_lr: float) -> dict[str, Setting]:
     """Every method at every scale, by the name of its row; `base_lr` in the workload's own rates."""
-    work = workloads.workload(workload, full=False)
+    work = catalogue.workload(workload, full=False)
     model = work.model(0)
     batch = next(iter(work.batches(0, BASE_WORLD, 0)))
     rates = layer_rates(model, batch[0])

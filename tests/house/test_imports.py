@@ -89,11 +89,18 @@ ALLOWED: dict[str, set[str]] = {
     "lab": set(),
     "lab.emulate": {"comm.carried", "environment", "errors", "quantities"},
     "lab.data": set(),
-    "lab.workloads": {"engine.layout", "lab.data", "planning"},
+    "lab.workloads": {"cli.named", "engine.layout", "lab.data", "planning"},
     "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},
     "lab.demo": EVERYTHING | {"lab.bench", "lab.emulate", "lab.workloads"},
     "lab.report": {"lab.bench", "lab.demo"},
-    "lab.cli": {"cli.beforehand", "lab.bench", "lab.demo", "lab.emulate", "lab.report"},
+    "lab.cli": {
+        "cli.beforehand",
+        "lab.bench",
+        "lab.demo",
+        "lab.emulate",
+        "lab.report",
+        "lab.workloads.spec",
+    },
 }
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 from gradwire.cli.beforehand import FORMAT, STDOUT, write_json
+from gradwire.cli.named import made
 from gradwire.measure.codec import codec_cost, remembered
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import Profile, load, read
@@ -22,7 +21,10 @@ from gradwire.recipes.parse import recipe, steady
 
 
 def model_of(model: str | None, shapes: Path | None) -> Profile | nn.Module:
-    """A published network, a file of shapes, or what `package.module:make` returns, built without memory."""
+    """A published network, a file of shapes, or what `package.module:make` returns, built without memory.
+
+    `make` returns a module, or as for `gradwire bench` a tuple that begins with one.
+    """
     if (model is None) == (shapes is None):
         raise ValueError("say either --model or --shapes")
     if shapes is not None:
@@ -30,18 +32,12 @@ def model_of(model: str | None, shapes: Path | None) -> Profile | nn.Module:
     assert model is not None
     if ":" not in model:
         return load(model)
-    home, _, name = model.partition(":")
-    sys.path.insert(0, "")  # as `python -m` does
-    try:
-        with torch.device("meta"):
-            made = getattr(import_module(home), name)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"model={model!r}: {error}") from error
-    finally:
-        sys.path.remove("")
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"model={model!r} returned {type(made).__name__}, which is no module")
-    return made
+    with torch.device("meta"):
+        found = made(model)
+    network = found[0] if isinstance(found, tuple) and found else found
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{model} returned {type(network).__name__}, which is no module")
+    return network
 
 
 def places(workers: int | None, nodes: int | None, per_node: int | None) -> tuple[int, int]:

@@ -75,17 +75,36 @@ def test_before_the_command_line_only_the_standard_library_is_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_misspelt_recipe_is_answered_without_torch() -> None:
+def test_a_misspelt_name_is_answered_without_torch() -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
         "from gradwire.cli.main import app\n"
-        "for words in (['bench', '--recipes', 'dense;topq(ratio=0.1)'], ['demo', '--recipe', 'topq']):\n"
+        "for words, near in (\n"
+        "    (['bench', '--recipes', 'dense;topq(ratio=0.1)'], \"did you mean 'topk'\"),\n"
+        "    (['demo', '--recipe', 'topq'], \"did you mean 'topk'\"),\n"
+        "    (['bench', '--workload', 'resnet_19'], \"did you mean 'resnet18'\"),\n"
+        "    (['bench', '--workload', 'emulated(gpt3)'], \"did you mean 'gpt2\"),\n"
+        "):\n"
         "    done = CliRunner().invoke(app, words)\n"
-        "    assert done.exit_code == 2 and \"did you mean 'topk'\" in done.output, done.output\n"
+        "    said = ' '.join(done.output.replace('│', ' ').split())\n"
+        "    assert done.exit_code == 2 and near in said, said\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "gpt2"], "--workload 'emulated(gpt2)'"),
+        (["--model", "m:make", "--workload", "convnet"], "either --workload or --model"),
+    ],
+)
+def test_a_model_of_your_own_is_named_by_where_it_is_made(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *words])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
 
 
 def test_modes_to_choose_from_are_those_that_there_are() -> None:

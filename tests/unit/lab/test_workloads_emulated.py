@@ -15,7 +15,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.engine.layout import build
 from gradwire.lab.bench.settings import Task
 from gradwire.lab.bench.trainer import policy_for
-from gradwire.lab.workloads import workload
+from gradwire.lab.workloads.catalogue import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload
 from gradwire.lab.workloads.profile import shrunk, timing
 from gradwire.planning.shapes import PROFILES, load, models

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from gradwire.lab.workloads import names, workload
+from gradwire.lab.workloads.catalogue import workload
 from gradwire.lab.workloads.images import ImageWorkload
+from gradwire.lab.workloads.spec import names
 from gradwire.lab.workloads.text import TextWorkload
 
 SIZES = {"resnet18": 11_172_810, "resnet_demo": 174970, "convnet": 87_690, "chargpt": 2_405_632}

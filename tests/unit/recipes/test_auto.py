@@ -12,7 +12,7 @@ from gradwire.arena import ParameterSpec, specs_of
 from gradwire.decide.choice import LEAD
 from gradwire.engine.forecast import forecast_by
 from gradwire.engine.layout import build
-from gradwire.lab import workloads
+from gradwire.lab.workloads import catalogue
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
@@ -65,7 +65,7 @@ class Setting:
 
 @cache
 def _specs(workload: str) -> tuple[ParameterSpec, ...]:
-    return specs_of(workloads.workload(workload).model(seed=0))
+    return specs_of(catalogue.workload(workload).model(seed=0))
 
 
 @cache

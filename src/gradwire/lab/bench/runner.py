@@ -17,7 +17,7 @@ from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.settings import Entry, Settings
 from gradwire.lab.bench.statistics import mixed
 from gradwire.lab.bench.trainer import policy_of
-from gradwire.lab.workloads import workload
+from gradwire.lab.workloads.catalogue import workload
 from gradwire.measure.cache import cores, processor
 from gradwire.recipes import recipe
 from gradwire.version import __version__

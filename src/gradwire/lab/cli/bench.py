@@ -13,10 +13,19 @@ from gradwire.lab.bench.settings import Network, Schedule, Settings, Task, parse
 from gradwire.lab.bench.table import exit_code, failures, tables
 from gradwire.lab.cli.choices import Mode, Shards
 from gradwire.lab.cli.report import write_page
+from gradwire.lab.workloads.spec import read
+
+Workload = Annotated[
+    str | None, typer.Option(help="resnet18, which is the default, convnet, chargpt, emulated(gpt2), …")
+]
+Model = Annotated[
+    str | None, typer.Option(help="Your own: package.module:make, which returns model, batches, loss.")
+]
 
 
 def bench(
-    workload: Annotated[str, typer.Option(help="resnet18, convnet, chargpt, emulated(gpt2), …")] = "resnet18",
+    workload: Workload = None,
+    model: Model = None,
     recipes: Annotated[str, typer.Option(help="Recipes, semicolons between them.")] = "dense;fp16;covap",
     peers: Annotated[
         str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
@@ -55,7 +64,7 @@ def bench(
     console = Console(stderr=True)
     try:
         _check_outputs(json_path, report)
-        job = workload, _text(data), shards.value, batch_size, seed, overlap, bucket_cap_mb
+        job = _checked(workload, model), _text(data), shards.value, batch_size, seed, overlap, bucket_cap_mb
         task = Task(*job, policy=policy)
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
@@ -75,6 +84,19 @@ def bench(
     document = _measured(settings, network, console)
     _show(document, json_path, report, console)
     raise typer.Exit(exit_code(document))
+
+
+def _checked(workload: str | None, model: str | None) -> str:
+    """What names the workload. `ValueError` for a name that there is not, without importing torch."""
+    if model is None:
+        named = workload or "resnet18"
+        read(named)
+        return named
+    if workload is not None:
+        raise ValueError("say either --workload or --model")
+    if ":" not in model:
+        raise ValueError(f"model={model!r}: expected package.module:make, or --workload 'emulated({model})'")
+    return model
 
 
 def _measured(settings: Settings, network: emulate.Network, console: Console) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gradwire.lab.demo.findings import checks
 from gradwire.lab.demo.plans import AUTO_RATE, Plan, rate_for_ccr
 from gradwire.lab.demo.race import Budget, Contestants, Course, Live, Result, finish, race, timed
 from gradwire.lab.emulate import Link, parse_delay, parse_rate
-from gradwire.lab.workloads import workload
+from gradwire.lab.workloads.catalogue import workload
 from gradwire.recipes import recipe
 
 

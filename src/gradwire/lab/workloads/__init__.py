@@ -1,11 +1,6 @@
-"""Workloads of a bench run: real models on real data, and emulated ones of published sizes.
+"""Workloads of a bench run: real models on real data, emulated ones of published sizes, and the user's own.
 
->>> from gradwire.lab.workloads import workload
+>>> from gradwire.lab.workloads.catalogue import workload
 >>> workload("resnet18").batch_size
 16
 """
-
-from gradwire.lab.workloads.base import Batch, Workload
-from gradwire.lab.workloads.catalogue import names, workload
-
-__all__ = ["Batch", "Workload", "names", "workload"]

@@ -20,11 +20,6 @@ class Workload(Protocol):
     def name(self) -> str: ...
 
     @property
-    def batch_size(self) -> int:
-        """Samples per rank and step."""
-        ...
-
-    @property
     def bucket_cap_mb(self) -> float | None:
         """DDP's bucket size where its own would not suit the model: shrunk like that. None: DDP's own."""
         ...
