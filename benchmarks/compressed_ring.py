@@ -40,7 +40,8 @@ from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.kernels import prepare
-from gradwire.lab import emulate, workloads
+from gradwire.lab import emulate
+from gradwire.lab.workloads import catalogue
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.observed import Observed
 from gradwire.metric import numerators, thresholds
@@ -64,7 +65,7 @@ class Bench:
         dist.init_process_group(emulate.backend())
         self.comm = ProcessGroupComm(dist.group.WORLD)
         prepare()
-        workload = workloads.workload(arguments.workload)
+        workload = catalogue.workload(arguments.workload)
         self.loss, self.model = workload.loss, workload.model(seed=0)
         self.optimizer = workload.optimizer(self.model.parameters())
         self.batches = workload.batches(self.comm.rank, self.comm.world, seed=0)
