@@ -41,8 +41,8 @@ from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.kernels import prepare
 from gradwire.lab import emulate
-from gradwire.lab.workloads import catalogue
 from gradwire.lab.bench.statistics import mixed, paired
+from gradwire.lab.workloads import catalogue
 from gradwire.measure.observed import Observed
 from gradwire.metric import numerators, thresholds
 from gradwire.moment import Moment, Replicated
