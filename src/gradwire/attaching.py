@@ -224,7 +224,7 @@ def _assemble(
         level = NodeLevel(shard, source.specs, worker.post)
         replicas = shard.replicas(replicas, source.specs)
     placement, elsewhere = placements(asked.placement, lines, carry[0], carry[-1], worker, flat=not parts)
-    scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device)
+    scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device, source.device)
     around = Surroundings(
         placement,
         elsewhere=elsewhere,

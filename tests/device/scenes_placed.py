@@ -209,7 +209,7 @@ def measures() -> dict[str, Any]:
     device = Near()
     ddp = DistributedDataParallel(perceptron())
     with on(device, streams=True):
-        wire = gradwire.attach(ddp, recipe="covap")
+        wire = gradwire.attach(ddp, recipe="covap", placement="device")
     for step in range(12):
         inputs, targets = batch(step)
         ddp.zero_grad()

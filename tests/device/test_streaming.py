@@ -230,7 +230,7 @@ def test_the_loss_scale_is_copied_when_a_pass_begins_and_not_read_behind_it() ->
     with Elsewhere() as elsewhere:
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         scaler.scale(torch.ones((), device=WHERE))  # as users scale their loss
-        scale = LossScale(scaler, Far())
+        scale = LossScale(scaler, Far(), WHERE)
         scale.begun()
         scaler.update(32.0)
         assert scale() == 64.0, "that of the pass which has begun"

@@ -162,8 +162,9 @@ def fetch(device: Device, value: Tensor) -> Callable[[], Tensor]:
     Returns at once. The function that it returns waits for the copy and returns it.
     """
     copy = device.pinned(value)
-    copy.copy_(value, non_blocking=True)
-    done = device.current().record_event()
+    with device.using(stream := device.current()):
+        copy.copy_(value, non_blocking=True)
+    done = stream.record_event()
 
     def fetched() -> Tensor:
         done.synchronize()

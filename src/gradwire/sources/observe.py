@@ -132,9 +132,10 @@ class LossScale:
     host when the backward pass begins, and waited for when its first gradients are there.
     """
 
-    def __init__(self, scaler: torch.amp.GradScaler, device: Device) -> None:
+    def __init__(self, scaler: torch.amp.GradScaler, device: Device, where: torch.device) -> None:
+        """Parameters are at `where`, on the `device`."""
         self._scaler, self._device = scaler, device
-        self._one = None if device.is_host else torch.ones((), device=device.where)
+        self._one = None if device.is_host else torch.ones((), device=where)
         self._fetched: Callable[[], Tensor] | None = None
 
     def begun(self) -> None:
