@@ -73,7 +73,13 @@ class Bench:
         self.parameters = dict(self.model.named_parameters())
         self.unit = arguments.unit
         self.lanes = {
-            name: Lane(0, self.specs, forget(replace(how, segment=arguments.segment)), self.cuts, CPU)
+            name: Lane(
+                0,
+                self.specs,
+                forget(replace(how, segment=arguments.segment)),
+                self.cuts([spec.numel for spec in self.specs]),
+                CPU,
+            )
             for name, how in SETTINGS.items()
         }
 

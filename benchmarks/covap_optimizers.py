@@ -40,7 +40,7 @@ def handed_over(text: str, gradients: Tensor) -> Tensor:
     """What the optimizer sees, (steps, UNITS)."""
     built = recipe(text).build()
     specs = [ParameterSpec(f"weight{number}", (1,), torch.float32, 1) for number in range(UNITS)]
-    lane = Lane(0, specs, built.exchange, lambda numel: range(1, numel), torch.device("cpu"))
+    lane = Lane(0, specs, built.exchange, range(1, len(specs)), torch.device("cpu"))
     carried = run_ranks(
         1, lambda comm: [carry(lane, each, number, comm, False)[0] for number, each in enumerate(gradients)]
     )

@@ -23,6 +23,7 @@ import ctypes.util
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -287,7 +288,8 @@ def carried(arguments: argparse.Namespace, text: str | None) -> list[float]:
 def _lane(training: Training, composition: Any) -> Lane:
     exchange = composition.exchange
     exchange = forget(exchange) if exchange.memory is None else exchange
-    return Lane(0, training.specs, exchange, composition.cutter, torch.device("cpu"))
+    cuts = replace(composition, exchange=exchange).cuts(training.specs, training.world)
+    return Lane(0, training.specs, exchange, cuts, torch.device("cpu"))
 
 
 def _ranks_step(

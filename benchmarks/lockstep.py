@@ -6,7 +6,7 @@ a lane of its own. Vectors and tiny tensors are averaged, as beside every lossy 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 import torch
@@ -60,9 +60,8 @@ class Ranks:
         tiny = by_size()
         self.specs = tuple(spec for spec in specs_of(model) if tiny(spec) is None)
         exchange = composition.exchange if composition.exchange.memory else forget(composition.exchange)
-        self.lanes = [
-            Lane(0, self.specs, exchange, composition.cutter, torch.device("cpu")) for _ in range(world)
-        ]
+        cuts = replace(composition, exchange=exchange).cuts(self.specs, world)
+        self.lanes = [Lane(0, self.specs, exchange, cuts, torch.device("cpu")) for _ in range(world)]
 
     def step(self, gradients: Sequence[Tensor], number: int, look: bool) -> tuple[Tensor, Diagnosis | None]:
         """The mean that every rank applies, flat in layout order."""

@@ -9,8 +9,7 @@ so it exists before DDP has built its buckets, and does not change when DDP rebu
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -22,9 +21,6 @@ from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.kernels import Folded, Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
 from gradwire.moment import ExchangeState, Part, is_dense
-
-Cutter = Callable[[Sequence[int]], Sequence[int]]
-"""From the elements of a lane's parameters, in order, to its inner cut points, ascending."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,11 @@ class ParameterSpec:
     def type_for(self, memory: Memory) -> torch.dtype:
         """The type of its planes."""
         return self.dtype if memory.as_arrived else self.plane_dtype
+
+    def narrow_for(self, memory: Memory) -> torch.dtype | None:
+        """Its own type if values may travel in it and it is shorter than the planes'."""
+        is_shorter = self.dtype.itemsize < self.type_for(memory).itemsize
+        return self.dtype if is_shorter and not memory.whole else None
 
 
 def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterSpec, ...]:
@@ -149,7 +150,8 @@ class Unit:
 class Lane:
     """The slots of one exchange with the planes of its memory, by name.
 
-    `committed` is what the last good step left, in `memory_dtype` (that of the planes by default);
+    `cuts` are the inner cut points in elements; an exchange may move them to its grain. `committed` is what
+    the last good step left, in `memory_dtype` (that of the planes by default);
     `working` belongs to the step under way, which needs the plane `UNSENT` even if nothing is remembered
     of it. `kept` is what the exchange keeps by parameter.
     """
@@ -159,18 +161,17 @@ class Lane:
         number: int,
         specs: Sequence[ParameterSpec],
         exchange: Exchange,
-        cutter: Cutter,
+        cuts: Sequence[int],
         device: torch.device,
         memory_dtype: torch.dtype | None = None,
     ) -> None:
         assert exchange.memory is not None, "only exchanges with a memory live in the arena"
         self.number = number
         self.exchange, self.memory = exchange, exchange.memory
-        starts = accumulate((spec.numel for spec in specs), initial=0)
-        self.slots = tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
+        self.slots = slots_of(specs)
         self.numel = sum(spec.numel for spec in specs)
         self.dtype = specs[0].type_for(self.memory)
-        self.units = _units(number, self.slots, self.numel, cutter, exchange.laws.grain)
+        self.units = units_of(self.slots, cuts, exchange.laws.grain, number)
         self.units_of = {
             slot.spec.name: tuple(u for u in self.units if any(p.slot is slot for p in u.pieces))
             for slot in self.slots
@@ -198,8 +199,7 @@ class Lane:
     @property
     def narrow(self) -> torch.dtype | None:
         """The type of its parameters if values may travel in it and it is shorter than the planes'."""
-        own = self.slots[0].spec.dtype
-        return own if own.itemsize < self.dtype.itemsize and not self.memory.whole else None
+        return self.slots[0].spec.narrow_for(self.memory)
 
     def scale(self, loss_scale: float) -> float:
         """How many times too large the gradients are that its exchange gets."""
@@ -235,13 +235,24 @@ class Lane:
                 old.copy_(new)
 
 
-def _units(lane: int, slots: Sequence[Slot], numel: int, cutter: Cutter, grain: int) -> tuple[Unit, ...]:
-    cuts = [cut for cut in cutter([slot.spec.numel for slot in slots]) if 0 < cut < numel]
+def slots_of(specs: Sequence[ParameterSpec]) -> tuple[Slot, ...]:
+    """Where parameters lie in a lane: one after the other."""
+    starts = accumulate((spec.numel for spec in specs), initial=0)
+    return tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
+
+
+def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int = 0) -> tuple[Unit, ...]:
+    """The units between `cuts`, which move to where the `grain` of an exchange allows one.
+
+    Down to a multiple of it, or to the nearest end of a parameter.
+    """
+    ends = [0, *(slot.stop for slot in slots)]
+    numel = ends[-1]
+    inner = {cut for cut in cuts if 0 < cut < numel}
     if grain == WHOLE:
-        ends = [0, *(slot.stop for slot in slots)]
-        inner = {ends[bisect_right(ends, cut) - 1] for cut in cuts}
+        inner = {min(ends, key=lambda end: abs(end - cut)) for cut in inner}
     else:
-        inner = {cut // grain * grain for cut in cuts}
+        inner = {cut // grain * grain for cut in inner}
     bounds = sorted({0, numel} | inner)
     return tuple(
         Unit(lane, index, start, stop, _pieces(slots, start, stop))

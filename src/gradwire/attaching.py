@@ -306,7 +306,7 @@ def _agreed_recipe(
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)
         chosen = asked.validated(source)
-        layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"))
+        layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"), comm.world)
         check_momentum(layout, optimizers)
         warn_without_optimizer(layout, optimizers)
         also()

@@ -278,6 +278,7 @@ _EXCHANGES = (
     ExchangeCase("dense by ring", dense("ring")),
     ExchangeCase("dense by tree", dense("tree")),
     ExchangeCase("dense by star", dense("star")),
+    ExchangeCase("dense direct", dense("direct")),
     ExchangeCase("reduce raw", reduce(Raw())),
     ExchangeCase("reduce f16", reduce(cast(F16)), F16),
     ExchangeCase("reduce bf16", reduce(cast(BF16)), BF16),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
+from gradwire.comm.base import DONE
 from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
 from gradwire.measure.observed import Observed
@@ -209,6 +210,34 @@ def test_finish_issues_nothing(case: ExchangeCase) -> None:
 
     for issued, in_the_end in run_ranks(3, body):
         assert issued == in_the_end
+
+
+class Replacing(Comm):
+    """A comm whose collectives end with other numbers than they should."""
+
+    def __init__(self, comm: Comm, brought: Tensor) -> None:
+        self._comm, self._brought = comm, brought
+        self.rank, self.world = comm.rank, comm.world
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        self._comm.issue(round_, tensor, out).wait()
+        out.copy_(self._brought)
+        return DONE
+
+
+@pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.exchange.laws.decodes], ids=str)
+def test_what_decodes_nothing_moves_what_has_come_whatever_it_is(case: ExchangeCase) -> None:
+    row = Row(case, 2, 50, F32, coded, SENDING)
+    brought = torch.randn(50)
+    brought[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+
+    def body(comm: ThreadComm) -> Tensor:
+        x, mean = row.inputs()[comm.rank], torch.zeros(50)
+        run(case.exchange, x, mean, Replacing(comm, brought), row.moment(comm.rank))
+        return mean
+
+    for mean in run_ranks(2, body):
+        assert bits(mean) == bits(brought)
 
 
 class Accident(Exception):

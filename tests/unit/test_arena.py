@@ -36,7 +36,7 @@ class Grained(Gather):
 def _lane(sizes: list[int], cuts: tuple[int, ...], grain: int = 1) -> Lane:
     exchange = remember(Grained(sparse(top_k(0.5)), grain))
     specs = [_spec(f"p{i}", size) for i, size in enumerate(sizes)]
-    return Lane(0, specs, exchange, lambda _numel: cuts, torch.device("cpu"))
+    return Lane(0, specs, exchange, cuts, torch.device("cpu"))
 
 
 def test_parameters_come_in_reverse_registration_order() -> None:
@@ -121,9 +121,7 @@ def test_commit_takes_the_working_plane_and_adds_to_what_is_idle() -> None:
     ],
 )
 def test_short_gradients_accumulate_in_float32(dtype: torch.dtype, plane: torch.dtype) -> None:
-    lane = Lane(
-        0, [_spec("p", 6, dtype)], remember(gather(sparse(top_k(0.5)))), lambda _: (), torch.device("cpu")
-    )
+    lane = Lane(0, [_spec("p", 6, dtype)], remember(gather(sparse(top_k(0.5)))), (), torch.device("cpu"))
     assert lane.committed[UNSENT].dtype == lane.x.dtype == plane
     assert lane.memory_bytes == 2 * 6 * plane.itemsize
     assert not lane.committed[UNSENT].any()

@@ -20,7 +20,7 @@ from gradwire.errors import DAMAGED, TransportError
 
 Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
 
-Algorithm = Literal["library", "ring", "tree", "star"]
+Algorithm = Literal["library", "ring", "tree", "star", "direct"]
 """How an all-reduce goes: as the transport's library likes, or by hops of our own (`gradwire.comm.hops`)."""
 
 Broadcasting = Literal["library", "scatter"]
@@ -32,6 +32,28 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     if algorithm not in get_args(Algorithm):
         raise ValueError(f"algorithm={algorithm!r} is none of {', '.join(get_args(Algorithm))}")
     return algorithm
+
+
+DIRECT_BYTES = 8 * 1024
+DIRECT_WORLD = 8
+"""A sum of at most so many bytes, over at most so many ranks, goes direct: every rank sends all of it to all
+others. That is one latency where a ring has 2(N-1), and half as many messages, but N/2 times the bytes. With
+nominal costs (`gradwire.planning.costs`) the messages saved outweigh them up to 7.5·N/(N-2) kB."""
+
+
+def short_sum(payload_bytes: int, world: int) -> Algorithm:
+    """How an all-reduce that few wait for long should go: the library's, or direct where it is short.
+
+    >>> short_sum(100, world=4), short_sum(100, world=2), short_sum(100_000, world=4)
+    ('direct', 'library', 'library')
+    """
+    is_short = payload_bytes <= DIRECT_BYTES and 2 < world <= DIRECT_WORLD
+    return "direct" if is_short else "library"
+
+
+def keeps_from_direct(payload_bytes: int, world: int) -> bool:
+    """Whether a sum over so few ranks would go direct, but for these bytes."""
+    return short_sum(0, world) == "direct" != short_sum(payload_bytes, world)
 
 
 @dataclass(frozen=True)
@@ -80,14 +102,14 @@ class Round:
         pairwise all-to-all (N-1)/N·M, shift M (nothing when alone). In the mean over ranks our own
         algorithms send as much: of an all-reduce 2(N-1) payloads in all, wherever they are added up, and
         of a broadcast N-1. How it is shared out between ranks differs (`gradwire.comm.hops`), and with it
-        the time.
+        the time. Only a direct all-reduce sends more, (N-1)·M.
 
         >>> Round("all_reduce", 1000, torch.float32).wire_bytes(4)
         6000.0
         """
         others = world - 1
         share = {
-            "all_reduce": 2 * others / world,
+            "all_reduce": others if self.algorithm == "direct" else 2 * others / world,
             "all_gather": others,
             "broadcast": others / world,
             "all_to_all": others / world,

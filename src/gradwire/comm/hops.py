@@ -182,6 +182,41 @@ def star_all_reduce(tensor: Tensor, peers: Peers) -> None:
         sent.wait()
 
 
+def direct_all_reduce(tensor: Tensor, peers: Peers) -> None:
+    """Sum `tensor` over all ranks, in place: every rank sends it to every other, and adds up what comes.
+
+    α + (N-1)·Mβ: the shortest where latency is all that counts. Takes memory for N-1 tensors beside it.
+
+    Order of addition: by rank, ((x_0 + x_1) + x_2) + …, on all ranks, which so get the same bits.
+    """
+    flat, others = tensor.view(-1), [rank for rank in range(peers.world) if rank != peers.rank]
+    received = flat.new_empty(len(others), flat.numel())
+    came = [peers.receive(row, source) for row, source in zip(received, others, strict=True)]
+    sent = [peers.send(flat, target) for target in others]
+    for each in (*came, *sent):
+        each.wait()
+    add_by_rank(flat, received, peers.rank)
+
+
+def add_by_rank(own: Tensor, others: Tensor, rank: int) -> None:
+    """Add `others` (world - 1, numel), those of all ranks but this one, to `own` (numel,), in rank order.
+
+    `others` is scratch afterwards.
+
+    >>> own = torch.tensor([1.0])
+    >>> add_by_rank(own, torch.tensor([[2.0], [4.0]]), rank=1)
+    >>> own
+    tensor([7.])
+    """
+    before, after = others[:rank], others[rank:]
+    for row in before[1:]:
+        before[0].add_(row)
+    if rank > 0:
+        torch.add(before[0], own, out=own)
+    for row in after:
+        own.add_(row)
+
+
 def scatter_broadcast(tensor: Tensor, src: int, peers: Peers) -> None:
     """Overwrite `tensor` with that of rank `src`, by a scatter and an all-gather.
 
@@ -212,6 +247,7 @@ ALL_REDUCES: Mapping[Algorithm, Callable[[Tensor, Peers], None]] = {
     "ring": ring_all_reduce,
     "tree": tree_all_reduce,
     "star": star_all_reduce,
+    "direct": direct_all_reduce,
 }
 """By algorithm; the library's own is not among them."""
 

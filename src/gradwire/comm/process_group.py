@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm.base import DONE, Pending, Round
-from gradwire.comm.hops import Collective, HoppingComm, collective_of
+from gradwire.comm.hops import Collective, HoppingComm, add_by_rank, collective_of
 from gradwire.comm.progress import Progress
 from gradwire.errors import TransportError
 
@@ -40,23 +39,22 @@ class WorkPending:
 
 
 class SumPending:
-    """Two ranks swap their tensors, and the thread that waits adds them.
+    """Ranks have sent their tensors to each other; the thread that waits takes the sum.
 
-    They are added in rank order, which decides whose NaN comes out when both have one.
+    In rank order, so that all get the same bits, also where several have a NaN.
     """
 
-    def __init__(self, swap: Pending, tensor: Tensor, other: Tensor, rank: int) -> None:
-        self._swap, self._tensor = swap, tensor
-        self._addends = (tensor, other) if rank == 0 else (other, tensor)
+    def __init__(self, swap: Pending, tensor: Tensor, others: Tensor, rank: int) -> None:
+        self._swap, self._tensor, self._others, self._rank = swap, tensor.view(-1), others, rank
         self._summed = False
         self.then = swap.then
 
     def wait(self) -> None:
-        """Block until both tensors are here, and add them, once."""
+        """Block until all tensors are here, and add them, once."""
         self._swap.wait()
         if not self._summed:
             self._summed = True
-            torch.add(*self._addends, out=self._tensor)
+            add_by_rank(self._tensor, self._others, self._rank)
 
 
 SWAP_BYTES = 4 * 2**20
@@ -106,6 +104,8 @@ class ProcessGroupComm(HoppingComm):
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Run by the library, as messages where those are faster, or by hops of our own."""
         match round_.verb:
+            case "all_reduce" if round_.algorithm == "direct" and tensor.is_cpu:
+                return self._direct(tensor)
             case "all_reduce" | "broadcast" if round_.algorithm != "library":
                 return self.hop(collective_of(round_, tensor))
             case "all_reduce":
@@ -135,8 +135,13 @@ class ProcessGroupComm(HoppingComm):
         """Two addends commute, so a swap gives the same bits as a ring."""
         if not self._swaps(tensor) or tensor.numel() * tensor.element_size() > SWAP_BYTES:
             return self._work(dist.all_reduce, tensor)
-        other = torch.empty_like(tensor)
-        return SumPending(self._swap(other, tensor), tensor, other, self.rank)
+        return self._direct(tensor)
+
+    def _direct(self, tensor: Tensor) -> Pending:
+        if self.world == 1:
+            return DONE
+        others = tensor.new_empty(self.world - 1, tensor.numel())
+        return SumPending(self._swap(others, tensor), tensor, others, self.rank)
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         if not self._swaps(tensor):
@@ -148,14 +153,17 @@ class ProcessGroupComm(HoppingComm):
         return self.world == 2 and tensor.device.type == "cpu"
 
     def _swap(self, received: Tensor, sent: Tensor) -> Pending:
-        """Send `sent` to the only peer and receive as much, in one message each way."""
-        other = 1 - self.rank
-        received, sent = received.view(-1), sent.view(-1)
-        if sent.nbytes > self._short_bytes:
-            return self._messages([(received, other)], [(sent, other)])
-        splits = [0, 0]
-        splits[other] = sent.numel()
-        return self._work(dist.all_to_all_single, received, sent, splits, splits)
+        """Send `sent` to every peer and receive as much from each, in one message each way.
+
+        Rows of `received` are those of the peers, by rank.
+        """
+        flat, peers = sent.view(-1), [rank for rank in range(self.world) if rank != self.rank]
+        if flat.nbytes > self._short_bytes:
+            rows = received.view(len(peers), -1)
+            return self._messages(list(zip(rows, peers, strict=True)), [(flat, rank) for rank in peers])
+        splits = [0 if rank == self.rank else flat.numel() for rank in range(self.world)]
+        copies = flat if len(peers) == 1 else flat.repeat(len(peers))
+        return self._work(dist.all_to_all_single, received.view(-1), copies, splits, splits)
 
     def _beside(self) -> Progress:
         """The helper thread, which waits where gloo does not call back."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 
 from gradwire.arena import ParameterSpec, Unit
+from gradwire.comm.base import keeps_from_direct
 from gradwire.decide.health import Health
 from gradwire.engine.arrival import Arrival, Run, Share
 from gradwire.engine.decider import Decider, Heard, Rows, decider, handed_over, traffic_for
@@ -27,7 +27,6 @@ from gradwire.errors import DAMAGED, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
 from gradwire.measure.observed import Observed
-from gradwire.measure.ranges import RangedTrace
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.planning.facts import Facts
@@ -95,10 +94,12 @@ class Engine:
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
         """How parameters would travel under another composition, by default where that would run."""
+        around = self.around
         if device is None:
-            stays = self.around.elsewhere is None or self.layout_of(composition, META).stays_on_device
-            device = self.around.suited(stays=stays).device
-        return build(self.specs, composition, self._policy, device, self.around.memory_dtype)
+            stays = around.elsewhere is None or self.layout_of(composition, META).stays_on_device
+            device = around.suited(stays=stays).device
+        world, memory_dtype = around.comm.world, around.memory_dtype
+        return build(self.specs, composition, self._policy, device, world, memory_dtype)
 
     def here(self, asked: Layout, *, owing: bool = False) -> Layout:
         """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
@@ -165,14 +166,10 @@ class Engine:
         """
         self.catch_up()
         is_late = self.around.resolves_late and not self.measuring
-        step = self._now = Step(self.step, self.layout.main.text, is_late=is_late)
-        if profiler._is_profiler_enabled:
-            step.trace = RangedTrace(recipe=step.plan.partition("(")[0])
+        step = self._now = Step.begun(self.step, self.layout.main.text, self.watch, at_s, is_late=is_late)
         step.trace.exact = clock_of(self.around.placement.memory) if self.apart else None
         with self.around.placement.bringing.landing():
             step.scale = self.around.loss_scale()
-        step.started_s = min(self.watch.take_begun_s(), at_s)
-        step.before_s = self.watch.before_s(step.started_s)
         step.guard = self.around.guard.numbers(step.number)
         step.buffers = carried = self.around.buffers()
         if carried is not None:
@@ -202,8 +199,9 @@ class Engine:
         step = self._now
         assert step is not None, "open the step first"
         step.all_arrived = True
-        if self.around.sharded:
-            self._send_small(step, step.late_small(self.layout.early))
+        # Many bytes would keep the verdict from going direct, and need not wait for the last decode.
+        if self.around.sharded or keeps_from_direct(step.left_bytes, self.comm.world):
+            self._send_small(step, step.tail_regions.keys())
         self._progress(step)
 
     def _take(self, step: Step, arrival: Arrival) -> None:
@@ -229,15 +227,20 @@ class Engine:
         step.note(share, seen, self.around.placement.fetch)
 
     def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
-        region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
+        region = arrival.buffer[run.region]
         wide = region.dtype == torch.float64 or region.nbytes >= SMALL_BYTES
         if not wide and not self.layout.is_plain:
             step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
             return
+        self.runner.launch(step, self.direct(step, arrival, run))
+
+    def direct(self, step: Step, arrival: Arrival, run: Run) -> Task:
+        """The exchange of neighbours in a bucket, in place."""
+        region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
         at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self.around.seed, lane=-1)
         step.direct.append(region.numel())
         comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, at)
-        self.runner.launch(step, Task(label, exchange, region, region, at, comm, agreed))
+        return Task(label, exchange, region, region, at, comm, agreed)
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
@@ -281,10 +284,10 @@ class Engine:
         try:
             if self.runner.broken is not None:
                 raise self.runner.broken
-            # A plain all-reduce has no decode that could fail, so its verdict need not wait for it.
+            # Where nothing is left to decode, nothing can fail, and the verdict goes with the last payload.
             # Ranks with other shards see other means, so there it has to tell whether these are finite.
-            decodes_nothing = self.layout.is_dense and not (self.apart or self.around.sharded)
-            if isinstance(step.outcome, Running) and (step.outstanding == 0 or decodes_nothing):
+            left = step.outstanding if self.apart or self.around.sharded else step.decoding
+            if isinstance(step.outcome, Running) and left == 0:
                 self._send_tail(step)
             match step.outcome:
                 case Pending(tail, has_come=True) if step.outstanding == 0:
@@ -298,28 +301,25 @@ class Engine:
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
         early = self.layout.early
-        if step.sent_early or not (early and step.places.keys() >= early):
-            return
-        step.sent_early = self._send_small(step, early)
+        if early and step.places.keys() >= early:
+            self._send_small(step, early)
 
-    def _send_small(self, step: Step, names: Set[str]) -> bool:
-        regions = step.small_in(self.specs, names)
-        if regions:
+    def _send_small(self, step: Step, names: Set[str]) -> None:
+        if regions := step.take_small(self.specs, names):
             step.small.append(small := SmallReduce(regions, step.observed(self.comm, "small"), step.device))
             self.runner.issue(small.send)
-        return bool(regions)
 
     def _send_tail(self, step: Step) -> None:
         facts = (*step.guard, *self._decider.row(step, self.traffic.row))
         step.require_all_units(self.layout.lanes, self.rank)
         stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
-        sound, finite, left = step.is_late or step.is_finite(), None, step.late_small(self.layout.early)
+        sound = step.is_late or step.is_finite()
         if self.around.sharded:
-            sound, left = step.small_are_finite(self.rank) and sound, frozenset()
-        if step.is_late:
-            finite = step.finite()
+            sound = step.small_are_finite(self.rank) and sound
+        finite = step.finite() if step.is_late else None
         row = Row(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
-        comm, regions = step.observed(self.comm, "tail"), step.small_in(self.specs, left)
+        comm = step.observed(self.comm, "tail")
+        regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self.around.control
         apart = None if control is self.comm else Observed(control, step.trace, "tail")
         tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
@@ -433,16 +433,12 @@ class Engine:
     def _close(self, step: Step, outcome: Outcome) -> None:
         self._now = None
         self._settle(step, outcome)
-        if isinstance(outcome, Failed):
-            # Half-exchanged buckets must not pass for gradients, should someone catch the error.
-            step.poison()
-            if not hasattr(outcome.error, "__notes__"):
-                outcome.error.add_note(f"gradwire: step {step.number}, rank {self.rank}, {step.plan}")
         self.around.concluded(step)
 
     def _settle(self, step: Step, outcome: Outcome) -> None:
         """Give the step its final outcome."""
-        step.outcome, failed = outcome, isinstance(outcome, Failed)
+        failed = isinstance(outcome, Failed)
+        step.end(outcome, self.rank)
         self.traffic.forget() if failed else self.traffic.note(step.trace.rounds)
         for lane in self.layout.lanes:
             lane.kept.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def carried(
     """The means (numel,) that `composition` makes of every step, and the bytes that a rank sends in all."""
 
     def rank(comm: Comm) -> tuple[list[Tensor], float]:
-        lane, metered, means = _lane(composition, specs), Observed(comm), []
+        lane, metered, means = _lane(composition, specs, comm.world), Observed(comm), []
         for number, gradients in enumerate(recorded):
             if is_over():
                 raise Interrupted
@@ -78,11 +79,12 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     return off / norm if norm > 0.0 else float(off > 0.0)
 
 
-def _lane(composition: Composition, specs: Sequence[ParameterSpec]) -> Lane:
+def _lane(composition: Composition, specs: Sequence[ParameterSpec], world: int) -> Lane:
     exchange = composition.exchange
     if exchange.memory is None:
         exchange = forget(exchange)
-    return Lane(0, specs, exchange, composition.cutter, torch.device("cpu"))
+    cuts = replace(composition, exchange=exchange).cuts(specs, world)
+    return Lane(0, specs, exchange, cuts, torch.device("cpu"))
 
 
 def _step(lane: Lane, gradient: Tensor, step: int, comm: Observed) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
+from gradwire.comm.base import shortest_sum
 from gradwire.engine.layout import Layout, build
 from gradwire.engine.predicted import MainLane, Sent, main_lane
 from gradwire.engine.shards import shards_of
@@ -25,7 +26,7 @@ from gradwire.exchange.gcomp import Gcomp
 from gradwire.measure.codec import payloads
 from gradwire.moment import Moment
 from gradwire.planning.cluster import Cluster, once
-from gradwire.planning.collectives import Sends, Transfer
+from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
@@ -84,7 +85,8 @@ def forecast(
     the layout is that of shards.
     """
     held = shards_of(specs, cluster.per_node if two_levels else 1)
-    layout = build(held, composition, None, torch.device("meta"))
+    between = cluster.nodes if two_levels else cluster.workers
+    layout = build(held, composition, None, torch.device("meta"), between)
     numel = tuple(spec.numel for spec in held)
     ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
     main = main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)])
@@ -128,7 +130,10 @@ def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) ->
 
 def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
-    tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
+    tail, beside = (
+        main.tail(way.cluster.workers, has_plain=way.has_plain),
+        Round("all_reduce", main.beside, torch.float32),
+    )
     sent = [way.rounds(step) for step in range(STEADY, STEADY + _cycle(exchange))]
     decodes = payloads(exchange, max(way.sizes), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
@@ -144,7 +149,7 @@ def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> F
     return Forecast(
         backward,
         cycle,
-        Tail(_known(way.end_s(tail.round, beside)), tail.waits),
+        None if tail is None else way.end(tail, beside),
         wire_bytes=fmean(sum(map(way.wire_bytes, way.sizes, step)) for step in sent)
         + way.wire_bytes(main.beside, (beside,)),
         node_bytes=fmean(sum(map(way.node_bytes, step)) for step in sent) + way.node_bytes((beside,)),
@@ -207,9 +212,13 @@ class _Flat:
         """The rounds' seconds: what the worker waits for, and the last."""
         return tuple(map(_known, once([self.cluster.seconds(self._carried(each)) for each in rounds])))
 
-    def end_s(self, tail: Sends, _beside: Round) -> float:
-        """What follows the units: `tail` is `beside`, the small gradients, and the verdict."""
-        return self.cluster.seconds(tail)
+    has_plain = True
+    """Whether plain all-reduce has no verdict."""
+
+    def end(self, tail: Tail, _beside: Round) -> Tail:
+        """What follows the units, as seconds: `tail` carries `beside`, the small gradients, and the verdict."""
+        apart = None if tail.beside is None else _known(self.cluster.seconds(tail.beside))
+        return replace(tail, round=_known(self.cluster.seconds(tail.round)), beside=apart)
 
     def wire_bytes(self, _numel: int, rounds: Rounds) -> float:
         return sum(self._travelling(each) * each.wire_bytes(self.world) for each in rounds)
@@ -239,11 +248,17 @@ class _TwoLevels(_Flat):
         between_s = [self.cluster.between_s(self._carried(each)) for each in rounds]
         return tuple(map(_known, once([self.cluster.inside_s(_BYTES * numel), *between_s])))
 
-    def end_s(self, tail: Sends, beside: Round) -> float:
+    has_plain = False
+
+    def end(self, tail: Tail, beside: Round) -> Tail:
         """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""
         small_s = self.cluster.inside_s(beside.payload_bytes) + self.cluster.between_s(beside)
-        verdict_s = self.cluster.seconds(Transfer("all_reduce", tail.payload_bytes - beside.payload_bytes))
-        return small_s + verdict_s + self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
+        riding_bytes = beside.payload_bytes if tail.beside is None else 0
+        verdict = Transfer(
+            "all_reduce", tail.round.payload_bytes - riding_bytes, shortest_sum(self.cluster.workers)
+        )
+        gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
+        return Tail(_known(small_s + self.cluster.seconds(verdict) + gathered_s), tail.waits)
 
     def wire_bytes(self, numel: int, rounds: Rounds) -> float:
         return 2 * (self.cluster.per_node - 1) * _BYTES * numel + super().wire_bytes(numel, rounds)

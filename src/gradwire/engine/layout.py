@@ -191,11 +191,13 @@ def build(
     main: Composition,
     policy: Policy | None,
     device: torch.device,
+    world: int,
     memory_dtype: torch.dtype | None = None,
 ) -> Layout:
     """Assign every parameter to a lane of its recipe and type, whose committed planes are of `memory_dtype`.
 
-    A recipe without memory takes its tiny tensors along: whole buckets travel in place.
+    Where lanes are cut depends on the `world`, the number of ranks. A recipe without memory takes its tiny
+    tensors along: whole buckets travel in place.
     """
     choose = chooser(policy)
     tiny = main.tiny if main.exchange.memory is not None else None
@@ -219,8 +221,10 @@ def build(
         else:
             raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")
     lanes = tuple(
-        Lane(number, group, compositions[text].exchange, compositions[text].cutter, device, memory_dtype)
-        for number, ((text, _dtype), group) in enumerate(members.items())
+        Lane(number, group, each.exchange, each.cuts(group, world), device, memory_dtype)
+        for number, (each, group) in enumerate(
+            (compositions[text], group) for (text, _dtype), group in members.items()
+        )
     )
     slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
     return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more)
@@ -245,7 +249,7 @@ def uncompressed(
     nothing is left in it.
     """
     dense_ = replace(plain(), exchange=remember(dense(), Residual(whole=True)) if owing else dense())
-    ran = build(asked.specs, dense_, lambda _: None, device, memory_dtype)
+    ran = build(asked.specs, dense_, lambda _: None, device, 1, memory_dtype)
     return replace(ran, main=replace(asked.main, watch=None), alone=True)
 
 

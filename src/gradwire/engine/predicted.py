@@ -11,6 +11,7 @@ import torch
 
 from gradwire.arena import Lane, ParameterSpec
 from gradwire.comm import Round
+from gradwire.comm.base import keeps_from_direct, short_sum
 from gradwire.engine.layout import Layout
 from gradwire.engine.verdict import HEADER
 from gradwire.moment import Moment
@@ -74,10 +75,17 @@ class MainLane:
             rounds.append(exchange.rounds(stop - start, dtype, replace(at, unit=index, parts=parts)))
         return tuple(rounds)
 
-    def tail(self, world: int) -> Tail:
-        """The all-reduce of small gradients and the verdict."""
-        carried = Round("all_reduce", self.beside + world * HEADER, torch.float32)
-        return Tail(carried, waits=not self.layout.is_dense)
+    def tail(self, world: int, *, has_plain: bool = True) -> Tail | None:
+        """The verdict, and what travels beside: with it where that is little. Plain steps have neither."""
+        if self.layout.is_dense and has_plain:
+            return None
+        beside = Round("all_reduce", self.beside, torch.float32)
+        is_apart = keeps_from_direct(beside.payload_bytes, world)
+        numel = world * HEADER + (0 if is_apart else self.beside)
+        carried = Round("all_reduce", numel, torch.float32, algorithm=short_sum(4 * numel, world))
+        exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())
+        waits = any(exchange.laws.decodes for exchange in exchanges)
+        return Tail(carried, waits, beside if is_apart else None)
 
 
 def main_lane(layout: Layout, specs: Sequence[ParameterSpec], bucket_cuts: Sequence[int]) -> MainLane:

@@ -46,6 +46,7 @@ class Runner:
 
     def _start(self, step: Step, task: Task) -> None:
         step.outstanding += 1
+        step.decoding += task.decodes
         try:
             with step.trace.compressing("encode", task.label):
                 task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
@@ -76,4 +77,3 @@ class Runner:
         except BaseException as error:
             step.fail(error, f"decode of {task.label}", self._rank)
         step.record(task)
-        step.outstanding -= 1

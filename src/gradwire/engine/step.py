@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from gradwire.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.comm import Comm, Round
@@ -21,8 +22,9 @@ from gradwire.engine.verdict import SmallReduce, Verdict, VerdictReduce
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import Folded, compiled_s, is_finite, zero_idle
-from gradwire.measure.clock import Trace, now_s
+from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.observed import Observed
+from gradwire.measure.ranges import RangedTrace
 from gradwire.moment import Moment, refuse
 from gradwire.planning.facts import Times
 
@@ -62,6 +64,11 @@ class Task:
     agreed: tuple[Round, ...]
     land: Callable[[], None] = lambda: None
     finish: Finish | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it may still fail once its bytes have come."""
+        return self.exchange.laws.decodes
 
     @property
     def is_unseen(self) -> bool:
@@ -139,13 +146,15 @@ class Step:
     """Slots without a gradient; to call one of these may wait for a device."""
     direct: list[int] = field(default_factory=list)
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
+    """Small dense gradients that have come and not been sent."""
     buffers: Passenger | None = None
     stale: bool = False
     small: list[SmallReduce] = field(default_factory=list)
     """All that small gradients travel in."""
-    sent_early: bool = False
     all_arrived: bool = False
     outstanding: int = 0
+    decoding: int = 0
+    """Of the outstanding tasks, those that still have to decode."""
     outcome: Outcome = Running()
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
@@ -162,6 +171,18 @@ class Step:
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _waiting: dict[int, Arrival] = field(default_factory=dict)
     _turn: int = 0
+
+    @classmethod
+    def begun(
+        cls, number: int, plan: str, watch: BackwardWatch, at_s: float, *, is_late: bool = False
+    ) -> Step:
+        """A step whose first gradients are there since `at_s`."""
+        step = cls(number, plan, is_late=is_late)
+        if profiler._is_profiler_enabled:
+            step.trace = RangedTrace(recipe=plan.partition("(")[0])
+        step.started_s = min(watch.take_begun_s(), at_s)
+        step.before_s = watch.before_s(step.started_s)
+        return step
 
     def arrive(self, arrival: Arrival) -> None:
         """Note a flat buffer, whose turn may come later."""
@@ -339,10 +360,12 @@ class Step:
             self.fail(error, "end of the step", rank)
 
     def record(self, task: Task) -> None:
-        """Add a finished task's bytes: as metered, and as its exchange predicts them.
+        """A task has finished. Add its bytes: as metered, and as its exchange predicts them.
 
         Of rounds whose size is agreed on the way, what is known is what they came to.
         """
+        self.outstanding -= 1
+        self.decoding -= task.decodes
         self.metered_bytes += task.comm.wire_bytes
         known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
         self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in known)
@@ -350,24 +373,25 @@ class Step:
     def record_small(self, small: SmallReduce) -> None:
         """Add the bytes of small gradients."""
         self.metered_bytes += small.comm.wire_bytes
-        round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype)
+        round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype, algorithm=small.algorithm)
         self.predicted_bytes += round_.wire_bytes(small.comm.world)
 
-    def small_in(self, order: Sequence[ParameterSpec], names: Set[str]) -> list[Tensor]:
-        """The small dense gradients of `names` that have come.
+    def take_small(self, order: Sequence[ParameterSpec], names: Set[str]) -> list[Tensor]:
+        """The small dense gradients of `names` that are still to be sent.
 
         In layout order, whatever the buckets: a ring adds in an order that depends on the position.
         """
-        here = names & self.tail_regions.keys()
-        return [self.tail_regions[spec.name] for spec in order if spec.name in here]
+        here = [spec.name for spec in order if spec.name in names and spec.name in self.tail_regions]
+        return [self.tail_regions.pop(name) for name in here]
 
     def observed(self, comm: Comm, label: str) -> Observed:
         """`comm`, of which the trace notes what passes."""
         return Observed(comm, self.trace, label)
 
-    def late_small(self, early: Set[str]) -> Set[str]:
-        """The small gradients that did not travel with the `early` ones."""
-        return self.tail_regions.keys() - (early if self.sent_early else frozenset())
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the small dense gradients that have not been sent."""
+        return 4 * sum(region.numel() for region in self.tail_regions.values())
 
     def receive_small(self, rank: int) -> None:
         """Block until all small means are here; where they are damaged, the step fails on all ranks."""
@@ -393,6 +417,14 @@ class Step:
     def device(self) -> torch.device:
         """The device of the gradients."""
         return self.arrivals[0].buffer.device
+
+    def end(self, outcome: Outcome, rank: int) -> None:
+        """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
+        self.outcome = outcome
+        if isinstance(outcome, Failed):
+            self.poison()
+            if not hasattr(outcome.error, "__notes__"):
+                outcome.error.add_note(f"gradwire: step {self.number}, rank {rank}, {self.plan}")
 
     def poison(self) -> None:
         """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""

@@ -1,8 +1,8 @@
 """The rows that ranks exchange at the end of a step, before anything is committed, and their all-reduce.
 
-A table with one row per rank travels in the step's last all-reduce, with small dense gradients. Every rank
-contributes its own row, and zeros elsewhere, so that the sum is the table itself, exactly. Small gradients
-that are there early have an all-reduce of their own while backward runs.
+A table with one row per rank travels in the step's last all-reduce, with a few small dense gradients. Every
+rank contributes its own row, and zeros elsewhere, so that the sum is the table itself, exactly. Small
+gradients that are there early, or that are too many for an all-reduce of one latency, have one of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Pending
-from gradwire.comm.base import DONE
+from gradwire.comm.base import DONE, short_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels import is_finite
 from gradwire.measure.observed import Observed
@@ -125,6 +125,7 @@ class SmallReduce:
         self._pending: Pending | None = None
         self.comm = comm
         self.buffer = torch.empty(sum(self._sizes) + room, dtype=torch.float32, device=device)
+        self.algorithm = short_sum(self.buffer.nbytes, comm.world)
         if regions:
             # In one call: there may be hundreds of them.
             torch.cat(regions, out=self._gradients).mul_(1.0 / comm.world)
@@ -135,7 +136,7 @@ class SmallReduce:
 
     def send(self, ended: Callable[[], None] = lambda: None) -> None:
         """Issue the all-reduce; of `ended` see `Pending.then`. Raises `TransportError`."""
-        self._pending = self.comm.all_reduce(self.buffer)
+        self._pending = self.comm.all_reduce(self.buffer, self.algorithm)
         self._pending.then(ended)
 
     def wait(self) -> None:
@@ -195,7 +196,8 @@ class VerdictReduce(SmallReduce):
         if self._control is None:
             super().send(ended)
             return
-        self._said = said = self._control.all_reduce(self._table.view(-1))
+        table, among = self._table.view(-1), self._control.world
+        self._said = said = self._control.all_reduce(table, short_sum(table.nbytes, among))
         if self.buffer.numel():
             super().send(lambda: said.then(ended))
         else:

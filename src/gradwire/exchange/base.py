@@ -34,6 +34,8 @@ class ExchangeLaws:
     - `stays_on_device`: where gradients are on a device, neither `start` nor `finish` makes the host wait for
       it. They read no number, no size depends on one, and copies to the device come from pinned memory. The
       first step may copy constants that every step needs.
+    - `decodes`: what `start` returns has more to do than to wait and to move the mean. Where it has not, it
+      cannot fail, and the verdict does not wait for it.
     - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
     """
 
@@ -43,6 +45,7 @@ class ExchangeLaws:
     may_overflow: bool = False
     asks_optimizer: bool = False
     stays_on_device: bool = False
+    decodes: bool = True
     grain: int = 1
 
 

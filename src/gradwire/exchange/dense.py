@@ -23,7 +23,7 @@ class Dense:
     """
 
     algorithm: Algorithm = "library"
-    laws = ExchangeLaws(contractive=True, in_place=True, stays_on_device=True)
+    laws = ExchangeLaws(contractive=True, in_place=True, stays_on_device=True, decodes=False)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:

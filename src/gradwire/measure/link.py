@@ -170,9 +170,7 @@ class Traffic:
 
     def __init__(self, world: int, agreeing: int | None = None, threshold: float = THRESHOLD) -> None:
         self.monitor = LinkMonitor(world, threshold)
-        self._world = world
-        among = max(hops("all_reduce", agreeing or world), 1)
-        self._fewer = hops("all_reduce", world) / among  # latencies of a tail of `world` ranks
+        self._world, self._agreeing = world, agreeing or world
         self._tail_bytes = 0.0
         self.row: Row = NOTHING
         """Seconds of the tail, seconds in which the rest was under way, the payload of an all-reduce that
@@ -187,11 +185,14 @@ class Traffic:
         """Take in all rounds of a step that has ended; the last one is the tail's."""
         *others, tail = rounds
         carried = sum(serial_bytes(each.verb, each.payload_bytes, self._world) for each in others)
-        payload = carried / max(serial_bytes("all_reduce", 1.0, self._world), 1e-9)
+        volume = max(serial_bytes("all_reduce", 1.0, self._world), 1e-9)
+        payload = carried / volume
         alone = all(each.stop_s is not None and each.stop_s <= tail.start_s for each in others)
-        self._tail_bytes = float(tail.payload_bytes)
+        # The library's all-reduce of `world` ranks with as many bytes to a latency as the tail has.
+        longer = hops("all_reduce", self._world) / max(hops(tail.verb, self._agreeing), 1)
+        self._tail_bytes = longer * serial_bytes(tail.verb, tail.payload_bytes, self._agreeing) / volume
         busy_s, waits = under_way(others, self._world)
-        self.row = (self._fewer * tail.seconds if alone else 0.0, busy_s, payload, waits)
+        self.row = (longer * tail.seconds if alone else 0.0, busy_s, payload, waits)
 
     def forget(self) -> None:
         """The step broke off: of it nothing is known here."""

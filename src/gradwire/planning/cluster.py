@@ -100,6 +100,8 @@ class Cluster:
                 return 2 * shared * levels(self.nodes)
             case "all_reduce", "star":
                 return 2 * (self.workers - shared)
+            case "all_reduce", "direct":
+                return shared * (self.workers - shared)
         return algorithm_of(verb, name).volume(self.workers)  # from neighbour to neighbour
 
     def inside_s(self, share_bytes: float) -> float:

@@ -49,10 +49,14 @@ def levels(world: int) -> int:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What one way to run a collective takes in a world of N ranks, for a payload of one byte."""
+    """What one way to run a collective takes in a world of N ranks, for a payload of one byte.
+
+    `messages` follow one upon another; `side_by_side` of them leave a rank at once.
+    """
 
     messages: Callable[[int], float]
     volume: Callable[[int], float]
+    side_by_side: Callable[[int], float] = lambda _world: 1
 
     def seconds(self, payload_bytes: float, world: int, link: Link) -> float:
         """messages·α + volume·M·β; nothing for a rank that is alone."""
@@ -84,6 +88,8 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("all_reduce", "tree"): Algorithm(_twice(levels), _twice(levels)),
     # A parameter server: its one link carries all ranks' payloads in, and the sum to all ranks.
     ("all_reduce", "star"): Algorithm(_twice(_once), _twice(_others)),
+    # Every rank sends all of it to every other, at once.
+    ("all_reduce", "direct"): Algorithm(_once, _others, side_by_side=_others),
     # Doubling: twice as much in every round.
     ("all_gather", "tree"): Algorithm(levels, _others),
     ("all_gather", "ring"): Algorithm(_others, _others),
@@ -129,12 +135,26 @@ def time_of(round_: Sends, world: int, network: Network, algorithm: str | None =
     >>> round(time_of(Transfer("all_reduce", 1e6, "tree"), 4, network), 6)
     0.044
     """
-    named = getattr(round_, "algorithm", None)
-    named = algorithm if named in (None, "library") else named
+    named = _named_in(round_, algorithm)
     found = algorithm_of(round_.verb, named)
     name = f"{round_.verb}/{named or GLOO[round_.verb]}"
     link = network.calibrated.get(name) or network.of(round_.verb)
     return found.seconds(round_.payload_bytes, world, link)
+
+
+def _named_in(round_: Sends, otherwise: str | None = None) -> str | None:
+    named: str | None = getattr(round_, "algorithm", None)
+    return otherwise if named in (None, "library") else named
+
+
+def messages_of(rounds: Iterable[Sends], world: int) -> float:
+    """How many messages a rank sends for several collectives: each takes processor time.
+
+    >>> messages_of([Transfer("all_reduce", 1.0), Transfer("all_reduce", 1.0, "direct")], world=4)
+    9
+    """
+    found = [algorithm_of(each.verb, _named_in(each)) for each in rounds] if world > 1 else []
+    return sum(each.messages(world) * each.side_by_side(world) for each in found)
 
 
 def total_time(rounds: Iterable[Sends], world: int, network: Network) -> float:

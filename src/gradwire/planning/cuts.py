@@ -1,14 +1,17 @@
 """Where to cut a lane into units, and tensors into groups.
 
-The first functions take the sizes of a lane's parameters, in order, and return the inner cut points, both in
-elements. The others group tensors in ready order: cut k lies between the k-th tensor, counted from one, and
-the next.
+The first functions return the inner cut points of a lane, in elements; most of them take the sizes of its
+parameters, in order. The others group tensors in ready order: cut k lies between the k-th tensor, counted
+from one, and the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+
+from gradwire.planning.collectives import Sends, messages_of, total_time
+from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, Link, Network
 
 
 def even_cuts(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
@@ -43,32 +46,42 @@ def _even(numel: int, unit_elements: int) -> tuple[int, ...]:
     return tuple(numel * part // parts for part in range(1, parts))
 
 
-_RAMP = (2, 8, 13, 15)  # sixteenths of the arena
-_SHORT_RAMP = (6, 12, 15)
 PHASED_RAMP = (2 / 16, 6 / 16, 10 / 16, 13 / 16, 15 / 16)
+_RAMPS = ((2, 8, 13, 15), (4, 10, 14), (6, 12), (8,), ())
+"""Inner edges in sixteenths of the arena. The wire idles until the first unit is ready, and nothing is left
+to hide the last one, so both are small. Each ramp ends in a unit of half the size of the next one's."""
+
+_BYTES = Network(Link(0.0, NOMINAL.beta_s))
+
+Announced = Callable[[int], Sequence[Sends]]
+"""The collectives of the elements from here to the end of a lane, sent as one unit."""
 
 
-def ramped_cuts(
-    sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12, small: int = 1 << 20
-) -> tuple[int, ...]:
-    """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
+def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 << 18) -> tuple[int, ...]:
+    """As many units as are worth their calls, for an exchange that overlaps with backward.
 
-    The wire idles until the first unit is ready, and the last unit overlaps with nothing, so both are small.
-    Every round costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the lane.
-    Units above `largest` elements (25 MB of float32) are divided until they fit. The cost of a round does not
-    shrink with the lane (1 ms of CPU time on a core that computes). So a lane of up to `small` elements gets
-    four units, of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets two at most.
+    What is ready last cannot hide. One cut more takes half of that off the end of the step, and costs the
+    messages of one more unit, whose processor time the computation lacks. So units become more, up to five,
+    as long as the last one's bytes and arithmetic take longer than its messages. All three follow from what
+    it announces and from nominal costs, so that cuts depend on no clock. Units above `largest` elements
+    (25 MB of float32) are divided until they fit.
 
-    >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
-    (200, 500, 800, 1300, 1500)
-    >>> ramped_cuts((1600,), smallest=100)
-    (600, 1200, 1500)
+    >>> from gradwire.planning.collectives import Transfer
+    >>> [fitted_cuts(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=2) for kb in (5, 50)]
+    [(524288,), (131072, 524288, 851968, 983040)]
+    >>> [fitted_cuts(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=4) for kb in (5, 50)]
+    [(), (131072, 524288, 851968, 983040)]
     """
-    numel = sum(sizes)
-    if numel < 16 * smallest:
-        return _even(numel, max(numel // 2 + 1, smallest))
+    world = max(world, 2)  # a rank alone sends nothing, and is cut as the smallest world is
+    for ramp in _RAMPS:
+        bounds = [0, *(numel * edge // 16 for edge in ramp), numel]
+        last = bounds[-2]
+        sends = announced(last)
+        work_s = (numel - last) * NOMINAL_ELEMENT_S + total_time(sends, world, _BYTES)
+        if work_s > messages_of(sends, world) * NOMINAL.alpha_s:
+            break
     cuts: list[int] = []
-    for start, stop in _segments(numel, _SHORT_RAMP if numel <= small else _RAMP):
+    for start, stop in pairwise(bounds):
         cuts += [start + cut for cut in _even(stop - start, largest)]
         cuts.append(stop)
     return tuple(cuts[:-1])
@@ -94,10 +107,6 @@ def phased_cuts(sizes: Sequence[int], interval: int, edges: Sequence[float] = PH
         for part in range(1, interval + 1)
     ]
     return tuple(bounds[:-1])
-
-
-def _segments(numel: int, ramp: tuple[int, ...]) -> list[tuple[int, int]]:
-    return list(pairwise([0, *(numel * edge // 16 for edge in ramp), numel]))
 
 
 Cuts = tuple[int, ...]

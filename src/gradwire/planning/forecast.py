@@ -32,7 +32,7 @@ class Forecast:
 
     backward: Backward
     cycle: tuple[tuple[UnitWork, ...], ...]
-    tail: Tail
+    tail: Tail | None
     wire_bytes: float
     node_bytes: float
     memory_bytes: float

@@ -56,10 +56,14 @@ class UnitWork:
 
 @dataclass(frozen=True)
 class Tail:
-    """The step's last collective, which carries the verdict; it waits for every decode, or goes at once."""
+    """The step's last collective, which carries the verdict; it waits for every decode, or goes at once.
+
+    `beside` goes out when the backward pass ends, and waits for nothing.
+    """
 
     round: Sends
     waits: bool = True
+    beside: Sends | None = None
 
 
 class Span(NamedTuple):
@@ -119,6 +123,8 @@ def predict(
     stage = _Stage(lambda sent: time_of(sent, world, network), inline)
     worker = _run(units, backward_s, stage)
     compute_s = before_s + backward_s
+    if tail is not None and tail.beside is not None:
+        stage.wire(-1, tail.beside, max(backward_s + stage.held_s, stage.issued_s))
     ended_s = max(backward_s + stage.held_s, worker, stage.wire_free_s)
     if tail is not None:
         # A tail that waits for no decode goes out with the last unit, after it on the wire.

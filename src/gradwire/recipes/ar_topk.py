@@ -12,7 +12,6 @@ from gradwire.comm.base import Algorithm, Broadcasting
 from gradwire.exchange.ar_topk import Election
 from gradwire.exchange.ar_topk import ar_topk as exchange_of
 from gradwire.exchange.compose import remember
-from gradwire.planning.cuts import ramped_cuts
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 
@@ -69,7 +68,7 @@ def _composed(
     # With a tree no rank waits for more than ⌈log2 N⌉ hops in a row; the library's broadcast is one, too.
     broadcast: Broadcasting = "library" if algorithm == "tree" else "scatter"
     exchange = remember(exchange_of(top_k(ratio), elect, dtype_of(values), algorithm, broadcast))
-    return Composition(exchange, one_unit if fused else ramped_cuts)
+    return Composition(exchange, one_unit if fused else None)
 
 
 def one_unit(_sizes: Sequence[int]) -> Sequence[int]:

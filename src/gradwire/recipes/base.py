@@ -6,20 +6,26 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
-from gradwire.arena import Cutter
-from gradwire.exchange.base import Exchange
-from gradwire.planning.cuts import ramped_cuts
+from gradwire.arena import ParameterSpec, slots_of, units_of
+from gradwire.comm.base import Round
+from gradwire.exchange.base import Exchange, first_busy_step
+from gradwire.memory import Forgetful
+from gradwire.moment import Moment
+from gradwire.planning.cuts import fitted_cuts
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.spread import THRESHOLD
 from gradwire.recipes.catalogue import MODULES
 
 if TYPE_CHECKING:  # loaded by what chooses
     from gradwire.decide.choice import Considered
+
+Cutter = Callable[[Sequence[int]], Sequence[int]]
+"""From the elements of a lane's parameters, in order, to its inner cut points, ascending."""
 
 Judge = Callable[[Observed], "Composition | None"]
 """Takes what each step has shown, in turn; returns what should run from now on, or `None` to go on."""
@@ -47,6 +53,7 @@ class Watch:
 class Composition:
     """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report.
 
+    Without a `cutter` there are as many units as are worth what they announce (`fitted_cuts`).
     `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
     composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
@@ -57,7 +64,7 @@ class Composition:
     """
 
     exchange: Exchange
-    cutter: Cutter = ramped_cuts
+    cutter: Cutter | None = None
     why: str = "as configured"
     tiny: str = "dense"
     text: str = ""
@@ -67,6 +74,33 @@ class Composition:
     table: tuple[Considered, ...] = ()
     by_host: bool = False
     placed: str = ""
+
+    def cuts(self, specs: Sequence[ParameterSpec], world: int) -> Sequence[int]:
+        """Inner cut points, ascending, of a lane of `specs` among `world` ranks.
+
+        They follow from these arguments alone.
+
+        >>> import torch
+        >>> from gradwire.recipes import recipe
+        >>> specs = [ParameterSpec(f"{n}", (256, 1024), torch.float32, 1 << 18) for n in range(4)]
+        >>> [len(recipe(text).build().cuts(specs, world=4)) + 1 for text in ("powersgd", "int8", "star_topk")]
+        [1, 5, 1]
+        """
+        if self.cutter is not None:
+            return self.cutter([spec.numel for spec in specs])
+        numel = sum(spec.numel for spec in specs)
+        return fitted_cuts(numel, partial(_announced, self.exchange, specs, world), world)
+
+
+def _announced(
+    exchange: Exchange, specs: Sequence[ParameterSpec], world: int, start: int
+) -> tuple[Round, ...]:
+    """What the elements from `start` to the end send as one unit, in a step of the steady state."""
+    memory = exchange.memory or Forgetful()
+    last = units_of(slots_of(specs), (start,), exchange.laws.grain)[-1]
+    step = first_busy_step(exchange, last.numel, world)
+    at = Moment(step, 0, 0, world, parts=last.parts, narrow=specs[0].narrow_for(memory))
+    return exchange.rounds(last.numel, specs[0].type_for(memory), at)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
-from gradwire.arena import Cutter
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import every, forget, remember
 from gradwire.exchange.dense import dense
@@ -25,7 +24,7 @@ from gradwire.planning.costs import Line
 from gradwire.planning.cuts import PHASED_RAMP, phased_cuts
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import balanced_edges, bucketed, interval_for, paper_cuts
-from gradwire.recipes.base import Composition, Decision, register
+from gradwire.recipes.base import Composition, Cutter, Decision, register
 from gradwire.recipes.dense import measured_for
 
 Sharding = Literal["balanced", "paper", "off"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.arena import Cutter
+from gradwire.arena import ParameterSpec
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm.base import Round
@@ -28,11 +28,10 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import magnitude_edges, magnitude_histogram
 from gradwire.moment import Moment
-from gradwire.planning.cuts import ramped_cuts
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
 from gradwire.recipes.ar_topk import one_unit
-from gradwire.recipes.base import Composition, Judge, Watch, register
+from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 
 
 @register
@@ -84,7 +83,7 @@ def flexible(
         asked = low, high, rule, fused, every, link_change, gain_change, factor, elect
         return replace(flexible(choice.ratio, choice.way, *asked), why=why)
 
-    cutter = one_unit if fused else ramped_cuts
+    cutter = one_unit if fused else None
 
     def controller(watched: Watched) -> Flexible:
         rounds = rounds_of(watched, cutter, elect)
@@ -109,19 +108,21 @@ def exchange_of(ratio: float, way: str, elect: Election = "round_robin") -> Exch
     return remember(ar_topk(top_k(ratio), elect))
 
 
-def rounds_of(watched: Watched, cutter: Cutter, elect: Election = "round_robin") -> Rounds:
+def rounds_of(watched: Watched, cutter: Cutter | None, elect: Election = "round_robin") -> Rounds:
     """What all units of the watched lane send in a step under a choice, as its exchange announces it.
 
     >>> sent = rounds_of(Watched(4, (600, 400)), one_unit)(Choice(0.1, "tree"))
     >>> [(each.verb, each.algorithm) for each in sent]
     [('broadcast', 'library'), ('all_reduce', 'tree')]
     """
-    units = [b - a for a, b in pairwise((0, *cutter(watched.sizes), sum(watched.sizes)))]
+    specs = [ParameterSpec(f"{n}", (size,), torch.float32, size) for n, size in enumerate(watched.sizes)]
     at = Moment(0, 0, 0, watched.world)
 
     @cache
     def rounds(choice: Choice) -> tuple[Round, ...]:
         exchange = exchange_of(choice.ratio, choice.way, elect)
+        cuts = Composition(exchange, cutter).cuts(specs, watched.world)
+        units = [stop - start for start, stop in pairwise((0, *cuts, sum(watched.sizes)))]
         return tuple(chain.from_iterable(exchange.rounds(numel, torch.float32, at) for numel in units))
 
     return rounds

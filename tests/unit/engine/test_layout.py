@@ -29,7 +29,7 @@ SPECS = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 51
 
 def _layout(text: str, policy: Any = None, specs: tuple[ParameterSpec, ...] = SPECS) -> Layout:
     composition = recipe(text).build()
-    return build(specs, composition, policy, CPU)
+    return build(specs, composition, policy, CPU, 2)
 
 
 def test_vectors_and_tiny_matrices_travel_densely_beside_a_lossy_recipe() -> None:
@@ -104,7 +104,7 @@ def test_an_exchange_that_forgets_is_refused() -> None:
     forgetful = Composition(reduce(values(random_k(0.1))), text="forgetful")
     assert isinstance(forgetful.exchange, Reduce)
     with pytest.raises(ValueError, match=r"'forgetful' forgets what it does not send"):
-        build(SPECS, forgetful, None, CPU)
+        build(SPECS, forgetful, None, CPU, 2)
 
 
 def test_a_policy_may_not_measure() -> None:
@@ -118,7 +118,7 @@ def _early(
     monkeypatch.setattr(layouts, "EARLY_BYTES", few)
     composition = recipe(text).build()
     specs = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 512), *LATE)
-    return build(specs, replace(composition, cutter=lambda _sizes: [cuts]), None, CPU).early
+    return build(specs, replace(composition, cutter=lambda _sizes: [cuts]), None, CPU, 2).early
 
 
 LATE = (_spec("body", 512, 64), _spec("stem.bias", 64), _spec("stem", 64, 64))

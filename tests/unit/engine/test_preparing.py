@@ -115,7 +115,7 @@ def test_what_a_recipe_does_not_call_is_not_prepared() -> None:
 def prepared_for(text: str, *sizes: int) -> frozenset[str]:
     specs = [ParameterSpec(str(number), (size, 1), torch.float32, size) for number, size in enumerate(sizes)]
     main = recipe(text or "dense").build()
-    return kernels_for(build(specs, main, by_size(), torch.device("cpu"))) & SIGNATURES.keys()
+    return kernels_for(build(specs, main, by_size(), torch.device("cpu"), 2)) & SIGNATURES.keys()
 
 
 def test_layouts_without_memory_need_no_kernels() -> None:

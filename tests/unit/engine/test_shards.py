@@ -57,7 +57,7 @@ def test_a_shard_of_rows_is_those_rows_whatever_the_order_in_memory() -> None:
 @pytest.mark.parametrize("parts", [2, 3])
 def test_policies_go_by_the_whole_parameter(parts: int) -> None:
     cpu, compressed = torch.device("cpu"), recipe("topk(ratio=0.1)").build()
-    whole, shards = (build(shards_of(specs(), each), compressed, None, cpu) for each in (1, parts))
+    whole, shards = (build(shards_of(specs(), each), compressed, None, cpu, 2) for each in (1, parts))
     assert whole.slots.keys() == shards.slots.keys()
     assert whole.slots
 

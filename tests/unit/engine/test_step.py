@@ -20,7 +20,7 @@ from tests.support.rig import Rig, gradients
 
 def _lane(*sizes: int) -> Lane:
     specs = [ParameterSpec(f"p{i}", (size,), torch.float32, size) for i, size in enumerate(sizes)]
-    return Lane(0, specs, remember(gather(sparse(top_k(0.5)))), lambda _: (), torch.device("cpu"))
+    return Lane(0, specs, remember(gather(sparse(top_k(0.5)))), (), torch.device("cpu"))
 
 
 def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:

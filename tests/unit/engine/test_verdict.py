@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.comm import Comm, run_ranks
-from gradwire.engine.verdict import Row, SmallReduce, Verdict, VerdictReduce, plan_number
+from gradwire.comm import Comm, base, run_ranks
+from gradwire.comm.base import DIRECT_WORLD
+from gradwire.engine.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.observed import Observed
+from tests.support.rig import Outcome, Rig, gradients
 
 FINE = Row(finite=True, failed=False, plan=7)
 
@@ -106,3 +108,42 @@ def test_a_plan_number_is_exact_in_float32_and_sees_every_part() -> None:
     numbers = {plan_number(step, text) for step in range(50) for text in ("dense", "topk")}
     assert len(numbers) == 100
     assert all(torch.tensor(float(number), dtype=torch.float32).item() == number for number in numbers)
+
+
+def test_a_short_tail_goes_direct_from_three_ranks_on_and_counts_its_bytes() -> None:
+    def rank(comm: Comm) -> tuple[str, float, float]:
+        step = Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0)).step
+        return step.trace.rounds[-1].verb, step.metered_bytes, step.predicted_bytes
+
+    for world, verb in ((2, "all_reduce"), (3, "all_reduce/direct"), (DIRECT_WORLD + 1, "all_reduce")):
+        for found, metered, predicted in run_ranks(world, rank):
+            assert found == verb
+            assert metered == predicted
+
+
+def test_many_small_gradients_do_not_travel_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(comm: Comm) -> Outcome:
+        return Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0))
+
+    together = run_ranks(3, rank)
+    assert [len(each.step.small) for each in together] == [1] * 3
+    monkeypatch.setattr(base, "DIRECT_BYTES", 4 * (59 + 1 + 61) - 1)
+    apart = run_ranks(3, rank)
+    for one, other in zip(together, apart, strict=True):
+        many, verdict = other.step.small
+        assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * (HEADER + 4))
+        assert torch.equal(one.flat(), other.flat())
+        assert other.step.metered_bytes == other.step.predicted_bytes < one.step.metered_bytes
+
+
+@pytest.mark.parametrize(("text", "waits"), [("covap(interval=2)", False), ("int8", True)])
+def test_the_verdict_waits_for_decodes_alone(text: str, waits: bool) -> None:
+    # On threads a collective has ended when it is issued, and what follows it is a job of its own.
+    def rank(comm: Comm) -> tuple[float, float]:
+        step = Rig(comm, text, unit_elements=1000).step(gradients(comm.rank, 0)).step
+        assert step.committed
+        decoded_s = max(span.stop_s for span in step.trace.spans if span.what == "decode")
+        return step.trace.rounds[-1].start_s, decoded_s
+
+    for sent_s, decoded_s in run_ranks(2, rank):
+        assert (sent_s > decoded_s) == waits

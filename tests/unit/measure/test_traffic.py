@@ -47,11 +47,14 @@ def test_a_change_is_seen_by_all_ranks_in_the_same_step() -> None:
 
 @pytest.mark.parametrize("verbs", [["all_gather"], ["broadcast/scatter", "all_reduce"], ["all_reduce/tree"]])
 @pytest.mark.parametrize("link", [Link(5e-2, 4e-10), Link(1e-4, 1e-8)])
-def test_latencies_are_told_from_bytes_whatever_they_are_carried_by(verbs: list[str], link: Link) -> None:
+@pytest.mark.parametrize("tail", ["all_reduce", "all_reduce/direct"])
+def test_latencies_are_told_from_bytes_whatever_they_are_carried_by(
+    verbs: list[str], link: Link, tail: str
+) -> None:
     """Far away an all-gather of much takes less time than the tail, and two rounds in a row more."""
     traffic, world = Traffic(8), 8
     rounds, now_s = [], 1.0
-    for verb, size in zip([*verbs, "all_reduce"], [*[800_000] * len(verbs), TAIL_BYTES], strict=True):
+    for verb, size in zip([*verbs, tail], [*[800_000] * len(verbs), TAIL_BYTES], strict=True):
         took_s = hops(verb, world) * link.alpha_s + serial_bytes(verb, size, world) * link.beta_s
         rounds.append(RoundTime(verb, size, now_s, now_s := now_s + took_s))
     for _ in range(WINDOW):

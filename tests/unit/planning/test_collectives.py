@@ -144,6 +144,7 @@ def test_by_hand_for_eight_ranks() -> None:
         ("all_reduce", "ring"): 14 + 14,
         ("all_reduce", "tree"): 6 + 6 * 8,
         ("all_reduce", "star"): 2 + 14 * 8,
+        ("all_reduce", "direct"): 1 + 7 * 8,
         ("all_gather", "tree"): 3 + 7 * 8,
         ("all_gather", "ring"): 7 + 7 * 8,
         ("broadcast", "tree"): 3 + 3 * 8,

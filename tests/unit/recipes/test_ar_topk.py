@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradwire import recipes
+from gradwire.arena import ParameterSpec
 from gradwire.moment import Moment
 from gradwire.recipes import Composition
 
@@ -18,8 +19,9 @@ def composed(text: str) -> Composition:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_choice_for_the_whole_gradient_or_one_by_unit(name: str) -> None:
-    assert list(composed(name).cutter((1 << 24,))) == []
-    assert len(composed(f"{name}(fused=False)").cutter((1 << 24,))) > 1
+    specs = [ParameterSpec("weight", (1 << 12, 1 << 12), torch.float32, 1 << 24)]
+    assert list(composed(name).cuts(specs, world=4)) == []
+    assert len(composed(f"{name}(fused=False)").cuts(specs, world=4)) > 1
 
 
 @pytest.mark.parametrize("name", NAMES)

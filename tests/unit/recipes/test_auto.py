@@ -57,7 +57,7 @@ class Setting:
         )
 
     def forecast(self, text: str) -> Forecast:
-        layout = build(self.specs, steady(text, "candidate"), None, torch.device("meta"))
+        layout = build(self.specs, steady(text, "candidate"), None, torch.device("meta"), self.world)
         found = forecast_by(self.measured, layout, self.specs)
         assert found is not None
         return found

@@ -25,7 +25,7 @@ def units(text: str, sizes: tuple[int, ...] = VGG_19) -> list[int]:
     """Elements of each unit of a lane with parameters of `sizes`."""
     built = recipe(text).build()
     specs = [ParameterSpec(f"p{i}", (size,), torch.float32, size) for i, size in enumerate(sizes)]
-    lane = Lane(0, specs, built.exchange, built.cutter, torch.device("meta"))
+    lane = Lane(0, specs, built.exchange, built.cuts(specs, 2), torch.device("meta"))
     return [unit.numel for unit in lane.units]
 
 

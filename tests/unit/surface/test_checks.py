@@ -19,7 +19,7 @@ SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 def warn(text: str, optimizer: torch.optim.Optimizer | None) -> None:
     main = recipe(text).build()
     given = () if optimizer is None else (optimizer,)
-    warn_without_optimizer(build(specs(), main, None, torch.device("meta")), given)
+    warn_without_optimizer(build(specs(), main, None, torch.device("meta"), 2), given)
 
 
 @pytest.mark.parametrize("text", ["gcomp", "gcomp(mode='levels')"])
@@ -45,7 +45,7 @@ def test_where_no_momentum_is_applied_nothing_is_said(text: str) -> None:
 
 def test_a_momentum_that_a_policy_brings_is_said_too() -> None:
     main = recipe("topk(ratio=0.1)").build()
-    layout = build(specs(), main, {"*": "dgc(ratio=0.1)"}, torch.device("meta"))
+    layout = build(specs(), main, {"*": "dgc(ratio=0.1)"}, torch.device("meta"), 2)
     with pytest.warns(GradwireWarning, match="applies momentum itself"):
         warn_without_optimizer(layout, ())
 

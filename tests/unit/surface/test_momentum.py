@@ -21,15 +21,15 @@ def plain_sgd() -> torch.optim.Optimizer:
 def test_a_policy_that_leaves_momentum_out_for_some_is_refused(other: str) -> None:
     main = recipe(DGC).build()
     policy = {"middle.*": other, "*": DGC}
-    layout = build(specs(), main, policy, torch.device("meta"))
+    layout = build(specs(), main, policy, torch.device("meta"), 2)
     with pytest.raises(ValueError, match=r"not to 'middle.weight', which the policy sends"):
         check_momentum(layout, (plain_sgd(),))
     check_momentum(layout, ())
-    check_momentum(build(specs(), main, None, torch.device("meta")), (plain_sgd(),))
+    check_momentum(build(specs(), main, None, torch.device("meta"), 2), (plain_sgd(),))
 
 
 def test_one_of_several_optimizers_with_a_momentum_of_its_own_is_refused() -> None:
-    layout = build(specs(), recipe(DGC).build(), None, torch.device("meta"))
+    layout = build(specs(), recipe(DGC).build(), None, torch.device("meta"), 2)
     check_momentum(layout, (plain_sgd(), plain_sgd()))
     adam = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
     with pytest.raises(ValueError, match="not Adam"):
