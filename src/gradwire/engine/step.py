@@ -24,7 +24,6 @@ from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import Folded, compiled_s, is_finite, zero_idle
 from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.observed import Observed
-from gradwire.measure.ranges import RangedTrace
 from gradwire.moment import Moment, refuse
 from gradwire.planning.facts import Times
 
@@ -179,6 +178,8 @@ class Step:
         """A step whose first gradients are there since `at_s`."""
         step = cls(number, plan, is_late=is_late)
         if profiler._is_profiler_enabled:
+            from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
+
             step.trace = RangedTrace(recipe=plan.partition("(")[0])
         step.started_s = min(watch.take_begun_s(), at_s)
         step.before_s = watch.before_s(step.started_s)

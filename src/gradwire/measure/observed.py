@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round
 from gradwire.measure.clock import RoundTime, Trace, now_s
-from gradwire.measure.ranges import OnTheWire
 
 UNANNOUNCED = ("shift",)
 """Messages, whose end gloo cannot announce: `then` calls back at once; `wait` knows."""
@@ -40,6 +39,8 @@ class Observed(Comm):
         time = RoundTime(round_.name, round_.payload_bytes, now_s() if exact is None else exact())
         pending = self._comm.issue(round_, tensor, out)
         if self._trace.recipe is not None:
+            from gradwire.measure.ranges import OnTheWire  # loaded by those who profile
+
             pending = OnTheWire(pending, f"gradwire/wire {self._trace.recipe} {self._unit}")
         self.last = _Timed(pending, self._trace, time, self._unit, self._comm.announces)
         self.rounds.append(round_)

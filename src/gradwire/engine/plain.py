@@ -1,0 +1,112 @@
+"""Steps of plain all-reduce without a verdict: what DDP does, and little more.
+
+Where nothing is remembered, nothing can be lost; where nothing is encoded, no rank can fail alone; and all
+ranks see the same means, so that each knows by itself whether they are finite.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gradwire.engine.arrival import Arrival
+from gradwire.engine.step import Committed, Failed, Outcome, Poisoned, Step, Task
+from gradwire.errors import TransportError
+
+if TYPE_CHECKING:
+    from gradwire.engine.engine import Engine
+
+LOOKS = 16
+"""Where an adaptive recipe has come to dense, every so many steps have a verdict: it tells of the link."""
+
+
+class PlainSteps:
+    """Takes gradients as an engine does, but on the thread that brings them.
+
+    The engine's thread has its only turn when all bytes are here, and ends the step. The thread that brings
+    gradients could not: DDP may wait for its futures before that thread comes to anything of ours.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        first = engine.recipe.build()
+        self._looks = LOOKS if first.next is not None or first.watch is not None else 0
+        self._step: Step | None = None
+        self._tasks: list[Task] = []
+        self._lock = threading.Lock()
+        self._awaited = 0
+
+    @property
+    def suits(self) -> bool:
+        """Whether ranks have nothing to agree on in the next step: the same answer on all of them."""
+        engine, around = self._engine, self._engine.around
+        if not engine.layout.is_dense or engine.measuring or engine.layout.main.watch is not None:
+            return False
+        if engine.comm.verifies:  # then a rank may find damage
+            return False
+        on_cpu = around.placement.device.where.type == "cpu"
+        due = around.guard.is_due(engine.step) or (self._looks and engine.step % self._looks == 0)
+        return on_cpu and not around.sharded and not due
+
+    def open(self, at_s: float) -> None:
+        """As `Engine.open`."""
+        engine = self._engine
+        self._step = Step.begun(engine.step, engine.layout.main.text, engine.watch, at_s)
+        self._tasks = []
+        self._awaited = 1  # for `close`
+
+    def arrive(self, arrival: Arrival) -> None:
+        """As `Engine.arrive`: issue its all-reduce."""
+        engine, step = self._engine, self._step
+        assert step is not None, "open the step first"
+        step.arrive(arrival)
+        for each in step.next_turns():
+            for run in engine.layout.intake(each.entries).runs:
+                engine.runner.issue(partial(self._start, engine.direct(step, each, run)))
+
+    def _start(self, task: Task) -> None:
+        task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
+        self._tasks.append(task)
+        if task.comm.last is not None:
+            with self._lock:
+                self._awaited += 1
+            task.comm.last.then(self._one_less)
+
+    def close(self) -> None:
+        """As `Engine.close`."""
+        self._one_less()
+
+    def _one_less(self) -> None:
+        with self._lock:
+            self._awaited -= 1
+            is_last = self._awaited == 0
+        if is_last:
+            self._engine.around.placement.post(self._conclude)
+
+    def _conclude(self) -> None:
+        """Give the step its outcome, and tell of it."""
+        engine, step = self._engine, self._step
+        assert step is not None, "open the step first"
+        self._step = None
+        try:
+            if engine.runner.broken is not None:
+                raise engine.runner.broken
+            for task in self._tasks:
+                assert task.finish is not None, "it was started"
+                task.finish()
+                step.look(task.mean)
+                step.record(task)
+            outcome: Outcome = Committed() if step.is_finite() else Poisoned()
+        except BaseException as error:
+            if isinstance(error, TransportError):
+                engine.lose(error)
+            else:  # our own: futures would wait for ever
+                engine.crash(error)
+            assert engine.runner.broken is not None, "lost"
+            outcome = Failed(engine.runner.broken)
+        step.end(outcome, engine.rank)
+        engine.step += step.committed
+        if step.error is None:
+            engine.around.resolved(step)
+        engine.around.concluded(step)
