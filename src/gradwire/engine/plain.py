@@ -16,6 +16,7 @@ from gradwire.errors import TransportError
 
 if TYPE_CHECKING:
     from gradwire.engine.engine import Engine
+    from gradwire.recipes import Recipe
 
 LOOKS = 16
 """Where an adaptive recipe has come to dense, every so many steps have a verdict: it tells of the link."""
@@ -30,8 +31,8 @@ class PlainSteps:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        first = engine.recipe.build()
-        self._looks = LOOKS if first.next is not None or first.watch is not None else 0
+        self._known: Recipe | None = None
+        self._adapts = False
         self._step: Step | None = None
         self._tasks: list[Task] = []
         self._lock = threading.Lock()
@@ -46,8 +47,17 @@ class PlainSteps:
         if engine.comm.verifies:  # then a rank may find damage
             return False
         on_cpu = around.placement.device.where.type == "cpu"
-        due = around.guard.is_due(engine.step) or (self._looks and engine.step % self._looks == 0)
+        due = around.guard.is_due(engine.step) or (engine.step % LOOKS == 0 and self._is_adaptive)
         return on_cpu and not around.sharded and not due
+
+    @property
+    def _is_adaptive(self) -> bool:
+        """Whether the recipe decides by what is measured. The user may switch to another one."""
+        recipe = self._engine.recipe
+        if recipe is not self._known:
+            first = recipe.build()
+            self._known, self._adapts = recipe, first.next is not None or first.watch is not None
+        return self._adapts
 
     def open(self, at_s: float) -> None:
         """As `Engine.open`."""

@@ -14,6 +14,7 @@ from gradwire.engine.plain import LOOKS, PlainSteps
 from gradwire.engine.step import Step
 from gradwire.errors import TransportError
 from gradwire.measure.clock import now_s
+from gradwire.recipes import recipe
 from tests.support.rig import ALONE, REVERSED, Outcome, Rig, _arrival, _means, gradients
 
 
@@ -94,9 +95,13 @@ def test_the_guard_has_its_verdicts() -> None:
     assert run_ranks(2, rank) == [[False, True, True] * 2] * 2
 
 
-def test_dense_after_measuring_tells_of_the_link_now_and_then() -> None:
+@pytest.mark.parametrize("attached", ["covap", "dense"])
+def test_dense_after_measuring_tells_of_the_link_now_and_then(attached: str) -> None:
     def rank(comm: Comm) -> list[int]:
-        rig = PlainRig(comm, "covap")
+        rig = PlainRig(comm, attached)
+        if attached == "dense":
+            assert rig.plain.suits
+            rig.engine.recipe = recipe("covap")  # as `wire.switch` does
         rig.engine.install(rig.engine.recipe.build().next.decide(_hidden()))  # type: ignore[union-attr]
         assert rig.engine.layout.is_dense
         usual = []
