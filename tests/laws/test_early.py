@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.comm.base import shortest_sum
 from gradwire.engine import layout
 from gradwire.engine.decider import HEALTH_NUMBERS
 from gradwire.engine.verdict import HEADER
@@ -29,7 +30,8 @@ def test_means_are_those_of_the_tail_alone(world: int, buckets: str, monkeypatch
         assert all(len(step.step.small) == 2 for step in one)
         assert all(len(step.step.small) == 1 for step in other)
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(one, other, strict=True))
-        assert [a.step.metered_bytes for a in one] == [b.step.metered_bytes for b in other]
+        if shortest_sum(world) == "library":  # else what rides with the verdict goes direct
+            assert [a.step.metered_bytes for a in one] == [b.step.metered_bytes for b in other]
 
 
 def test_the_order_within_is_that_of_the_layout_whatever_the_buckets() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import DONE
-from gradwire.exchange.base import run
+from gradwire.exchange.base import first_busy_step, run
 from gradwire.kernels import LARGEST_SUM
 from gradwire.measure.observed import Observed
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
@@ -227,7 +227,7 @@ class Replacing(Comm):
 
 @pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.exchange.laws.decodes], ids=str)
 def test_what_decodes_nothing_moves_what_has_come_whatever_it_is(case: ExchangeCase) -> None:
-    row = Row(case, 2, 50, F32, coded, SENDING)
+    row = Row(case, 2, 50, F32, coded, (first_busy_step(case.exchange, 50, 2), 0))
     brought = torch.randn(50)
     brought[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
 

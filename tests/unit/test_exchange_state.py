@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.arena import ParameterSpec, Slot, _units
+from gradwire.arena import ParameterSpec, slots_of, units_of
 from gradwire.exchange.base import WHOLE
 from gradwire.moment import ExchangeState, Moment, Part
 
@@ -39,10 +39,10 @@ def test_parts_know_whether_they_are_whole() -> None:
     assert Moment(0, 0, 0, 1).sizes(9) == (9,)
 
 
-def test_cuts_of_whole_parameters_fall_between_them() -> None:
-    starts, slots = 0, []
-    for name, numel in (("a", 10), ("b", 5), ("c", 20)):
-        slots.append(Slot(ParameterSpec(name, (numel,), torch.float32, numel), starts))
-        starts += numel
-    units = _units(0, slots, 35, lambda _: [3, 10, 12, 30], WHOLE)
+def test_cuts_of_whole_parameters_move_to_the_nearest_place_between_them() -> None:
+    specs = [
+        ParameterSpec(name, (numel,), torch.float32, numel)
+        for name, numel in (("a", 10), ("b", 5), ("c", 20))
+    ]
+    units = units_of(slots_of(specs), (3, 10, 13, 20), WHOLE)
     assert [(unit.start, unit.stop) for unit in units] == [(0, 10), (10, 15), (15, 35)]

@@ -34,26 +34,20 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     return algorithm
 
 
-DIRECT_BYTES = 8 * 1024
 DIRECT_WORLD = 8
-"""A sum of at most so many bytes, over at most so many ranks, goes direct: every rank sends all of it to all
-others. That is one latency where a ring has 2(N-1), and half as many messages, but N/2 times the bytes. With
-nominal costs (`gradwire.planning.costs`) the messages saved outweigh them up to 7.5·N/(N-2) kB."""
+"""Among at most so many ranks the verdict goes direct: every rank sends its table to all others."""
 
 
-def short_sum(payload_bytes: int, world: int) -> Algorithm:
-    """How an all-reduce that few wait for long should go: the library's, or direct where it is short.
+def shortest_sum(world: int) -> Algorithm:
+    """How an all-reduce of few bytes, which all ranks wait for, should go.
 
-    >>> short_sum(100, world=4), short_sum(100, world=2), short_sum(100_000, world=4)
-    ('direct', 'library', 'library')
+    A direct one takes one latency where a ring takes 2(N-1), and half as many messages; its bytes are N/2
+    times as many.
+
+    >>> [shortest_sum(world) for world in (2, 4, 64)]
+    ['library', 'direct', 'library']
     """
-    is_short = payload_bytes <= DIRECT_BYTES and 2 < world <= DIRECT_WORLD
-    return "direct" if is_short else "library"
-
-
-def keeps_from_direct(payload_bytes: int, world: int) -> bool:
-    """Whether a sum over so few ranks would go direct, but for these bytes."""
-    return short_sum(0, world) == "direct" != short_sum(payload_bytes, world)
+    return "direct" if 2 < world <= DIRECT_WORLD else "library"
 
 
 @dataclass(frozen=True)

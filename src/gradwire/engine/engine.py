@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import ParameterSpec, Unit
-from gradwire.comm.base import keeps_from_direct
 from gradwire.decide.health import Health
 from gradwire.engine.arrival import Arrival, Run, Share
 from gradwire.engine.decider import Decider, Heard, Rows, decider, handed_over, traffic_for
@@ -22,7 +21,7 @@ from gradwire.engine.layout import Layout, build, only_compresses, uncompressed
 from gradwire.engine.runner import Runner
 from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
 from gradwire.engine.surroundings import Surroundings
-from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number
+from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number, rides
 from gradwire.errors import DAMAGED, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
@@ -199,8 +198,7 @@ class Engine:
         step = self._now
         assert step is not None, "open the step first"
         step.all_arrived = True
-        # Many bytes would keep the verdict from going direct, and need not wait for the last decode.
-        if self.around.sharded or keeps_from_direct(step.left_bytes, self.comm.world):
+        if self.around.sharded or not rides(step.left_bytes, self.comm.world):
             self._send_small(step, step.tail_regions.keys())
         self._progress(step)
 

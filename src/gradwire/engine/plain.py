@@ -1,15 +1,19 @@
 """Steps of plain all-reduce without a verdict: what DDP does, and little more.
 
-Where nothing is remembered, nothing can be lost; where nothing is encoded, no rank can fail alone; and all
-ranks see the same means, so that each knows by itself whether they are finite.
+Where nothing is remembered, nothing can be lost; and all ranks see the same means, so that each knows by
+itself whether they are finite. Should a rank fail all the same, it sends NaN: the step counts on no rank.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
+from gradwire.comm.base import drain, issue_alone
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.step import Committed, Failed, Outcome, Poisoned, Step, Task
 from gradwire.errors import TransportError
@@ -70,13 +74,23 @@ class PlainSteps:
         """As `Engine.arrive`: issue its all-reduce."""
         engine, step = self._engine, self._step
         assert step is not None, "open the step first"
+        if arrival.failure is not None:
+            step.fail(arrival.failure, f"bringing of buffer {arrival.index}", engine.rank)
+            arrival.buffer.fill_(math.nan)
         step.arrive(arrival)
         for each in step.next_turns():
             for run in engine.layout.intake(each.entries).runs:
-                engine.runner.issue(partial(self._start, engine.direct(step, each, run)))
+                engine.runner.issue(partial(self._start, step, engine.direct(step, each, run)))
 
-    def _start(self, task: Task) -> None:
-        task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
+    def _start(self, step: Step, task: Task) -> None:
+        try:
+            task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
+        except TransportError:
+            raise
+        except BaseException as error:
+            step.fail(error, f"encode of {task.label}", self._engine.rank)
+            for owed in task.agreed[len(task.comm.rounds) :]:
+                drain(issue_alone(task.comm, owed, torch.full((owed.numel,), math.nan, dtype=owed.dtype)))
         self._tasks.append(task)
         if task.comm.last is not None:
             with self._lock:
@@ -103,11 +117,13 @@ class PlainSteps:
             if engine.runner.broken is not None:
                 raise engine.runner.broken
             for task in self._tasks:
-                assert task.finish is not None, "it was started"
-                task.finish()
-                step.look(task.mean)
+                if task.finish is not None:
+                    task.finish()
+                    step.look(task.mean)
                 step.record(task)
             outcome: Outcome = Committed() if step.is_finite() else Poisoned()
+            if step.failure is not None:
+                outcome = Failed(step.failure)
         except BaseException as error:
             if isinstance(error, TransportError):
                 engine.lose(error)

@@ -11,9 +11,9 @@ import torch
 
 from gradwire.arena import Lane, ParameterSpec
 from gradwire.comm import Round
-from gradwire.comm.base import keeps_from_direct, short_sum
+from gradwire.comm.base import shortest_sum
 from gradwire.engine.layout import Layout
-from gradwire.engine.verdict import HEADER
+from gradwire.engine.verdict import HEADER, rides
 from gradwire.moment import Moment
 from gradwire.planning.facts import Facts
 from gradwire.planning.predict import Tail, step_from_facts
@@ -80,9 +80,9 @@ class MainLane:
         if self.layout.is_dense and has_plain:
             return None
         beside = Round("all_reduce", self.beside, torch.float32)
-        is_apart = keeps_from_direct(beside.payload_bytes, world)
+        is_apart = not rides(beside.payload_bytes, world)
         numel = world * HEADER + (0 if is_apart else self.beside)
-        carried = Round("all_reduce", numel, torch.float32, algorithm=short_sum(4 * numel, world))
+        carried = Round("all_reduce", numel, torch.float32, algorithm=shortest_sum(world))
         exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())
         waits = any(exchange.laws.decodes for exchange in exchanges)
         return Tail(carried, waits, beside if is_apart else None)

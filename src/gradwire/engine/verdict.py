@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Pending
-from gradwire.comm.base import DONE, short_sum
+from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels import is_finite
 from gradwire.measure.observed import Observed
@@ -27,6 +27,14 @@ EARLY_BYTES = 4 * 1024
 """From this size on, small gradients that are ready before the last unit do not wait for the end. (There
 7 kB would add 5 ms at 13 Mbit/s, with no computation to overlap; one more all-reduce costs up to 1 ms of CPU
 time.)"""
+RIDING_BYTES = 1000
+"""Up to this size, what is left of them rides with a verdict that goes direct. With the table that is one
+packet to each other rank; more bytes leave at the end of the backward pass, by the library's all-reduce."""
+
+
+def rides(left_bytes: int, world: int) -> bool:
+    """Whether so many bytes of small gradients, which are left at the end, go out with the verdict."""
+    return left_bytes <= RIDING_BYTES or shortest_sum(world) == "library"
 
 
 def plan_number(*parts: object) -> int:
@@ -119,13 +127,14 @@ class SmallReduce:
     more travel along.
     """
 
+    algorithm: Algorithm = "library"
+
     def __init__(self, regions: list[Tensor], comm: Observed, device: torch.device, room: int = 0) -> None:
         self._regions = regions
         self._sizes = [region.numel() for region in regions]
         self._pending: Pending | None = None
         self.comm = comm
         self.buffer = torch.empty(sum(self._sizes) + room, dtype=torch.float32, device=device)
-        self.algorithm = short_sum(self.buffer.nbytes, comm.world)
         if regions:
             # In one call: there may be hundreds of them.
             torch.cat(regions, out=self._gradients).mul_(1.0 / comm.world)
@@ -182,6 +191,8 @@ class VerdictReduce(SmallReduce):
         cells, doubts = said.world * row.width, 0 if finite is None else 1
         super().__init__(regions, comm, device, room=doubts + (cells if control is None else 0))
         self._control = control
+        if control is None:
+            self.algorithm = shortest_sum(comm.world)
         self._said: Pending = DONE
         room = self.buffer[sum(self._sizes) :]
         self._doubts = room[:doubts]
@@ -196,8 +207,8 @@ class VerdictReduce(SmallReduce):
         if self._control is None:
             super().send(ended)
             return
-        table, among = self._table.view(-1), self._control.world
-        self._said = said = self._control.all_reduce(table, short_sum(table.nbytes, among))
+        way = shortest_sum(self._control.world)
+        self._said = said = self._control.all_reduce(self._table.view(-1), way)
         if self.buffer.numel():
             super().send(lambda: said.then(ended))
         else:

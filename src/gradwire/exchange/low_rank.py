@@ -36,7 +36,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Comm, Pending, Round, short_sum
+from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT
 from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
@@ -162,16 +162,6 @@ def factor_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _sum(factors: Tensor, comm: Comm) -> Pending:
-    """Add up over ranks what all of them wait for."""
-    return comm.all_reduce(factors, short_sum(factors.nbytes, comm.world))
-
-
-def _round(numel: int, dtype: torch.dtype, at: Moment) -> Round:
-    wire = factor_type(dtype)
-    return Round("all_reduce", numel, wire, algorithm=short_sum(numel * wire.itemsize, at.world))
-
-
 def check_rank(rank: int) -> int:
     """`rank`; raises `ValueError` if it is below 1."""
     if rank < 1:
@@ -196,14 +186,14 @@ class PowerSgd:
         left_products(x, unit.places, self.rank, left, kept)
         left *= weight
         unit.take_raw(x, raw, weight)
-        pending = _sum(buffer, comm) if buffer.numel() else None
+        pending = comm.all_reduce(buffer) if buffer.numel() else None
         right = x.new_empty(unit.right.numel, dtype=dtype)
         if right.numel() and pending is not None:
             pending.wait()
             orthonormalise(left, unit.left.spans, self.rank)
             right_products(x, unit.places, self.rank, left, right)
             right *= weight
-            pending = _sum(right, comm)
+            pending = comm.all_reduce(right)
 
         def finish() -> None:
             if pending is not None:
@@ -217,7 +207,7 @@ class PowerSgd:
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         unit = arrange(numel, at.parts, self.rank)
         sizes = (unit.left.numel + unit.raw_numel, unit.right.numel)
-        return tuple(_round(size, dtype, at) for size in sizes if size)
+        return tuple(Round("all_reduce", size, factor_type(dtype)) for size in sizes if size)
 
 
 def power_sgd(rank: int = 1) -> PowerSgd:
@@ -255,7 +245,7 @@ class AcpSgd:
             right_products(x, unit.places, self.rank, left, right)
         factor *= weight
         unit.take_raw(x, raw, weight)
-        pending = _sum(buffer, comm) if buffer.numel() else None
+        pending = comm.all_reduce(buffer) if buffer.numel() else None
 
         def finish() -> None:
             if pending is not None:
@@ -269,7 +259,7 @@ class AcpSgd:
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         unit = arrange(numel, at.parts, self.rank)
         size = (unit.left if at.step % 2 == 0 else unit.right).numel + unit.raw_numel
-        return (_round(size, dtype, at),) if size else ()
+        return (Round("all_reduce", size, factor_type(dtype)),) if size else ()
 
 
 def acp_sgd(rank: int = 1) -> AcpSgd:

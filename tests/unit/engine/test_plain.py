@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from gradwire.engine.guard import Guard
 from gradwire.engine.plain import LOOKS, PlainSteps
 from gradwire.engine.step import Step
 from gradwire.errors import TransportError
+from gradwire.exchange.base import Finish
+from gradwire.exchange.dense import Dense
 from gradwire.measure.clock import now_s
+from gradwire.moment import Moment
 from gradwire.recipes import recipe
 from tests.support.rig import ALONE, REVERSED, Outcome, Rig, _arrival, _means, gradients
 
@@ -25,8 +29,11 @@ class PlainRig(Rig):
         super().__init__(comm, text, **options)
         self.plain = PlainSteps(self.engine)
 
-    def plain_step(self, grads: Any, buckets: Any = REVERSED) -> Outcome:
+    def plain_step(
+        self, grads: Any, buckets: Any = REVERSED, failure: BaseException | None = None
+    ) -> Outcome:
         arrivals = [_arrival(grads, names, index) for index, names in enumerate(buckets)]
+        arrivals[-1] = replace(arrivals[-1], failure=failure)
         self.plain.open(now_s())
         for arrival in arrivals:
             self.plain.arrive(arrival)
@@ -174,3 +181,30 @@ def test_one_thread_may_close_while_another_hears_of_the_last_byte() -> None:
         callback()
     rig._run()
     assert rig._concluded.pop().committed
+
+
+@pytest.mark.parametrize("when", ["bringing", "starting"])
+def test_a_rank_that_fails_makes_the_step_count_on_no_rank(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Dense.start
+
+    def failing(self: Dense, x: torch.Tensor, mean: torch.Tensor, comm: Comm, at: Moment) -> Finish:
+        if (at.rank, at.step, at.unit) == (1, 0, 1) and failing.left.pop(at.rank, False):  # type: ignore[attr-defined]
+            raise MemoryError("planted")
+        return start(self, x, mean, comm, at)
+
+    failing.left = {1: when == "starting"}  # type: ignore[attr-defined]
+    monkeypatch.setattr(Dense, "start", failing)
+
+    def rank(comm: Comm) -> tuple[Outcome, Outcome]:
+        rig, fails = PlainRig(comm), comm.rank == 1 and when == "bringing"
+        error = MemoryError("planted") if fails else None
+        return rig.plain_step(gradients(comm.rank, 0), failure=error), rig.plain_step(gradients(comm.rank, 1))
+
+    for number, (failed, following) in enumerate(run_ranks(3, rank)):
+        assert not failed.step.committed
+        assert failed.flat().isnan().any(), "as for a GradScaler"
+        assert isinstance(failed.error, MemoryError) == (number == 1)
+        assert following.step.committed
+        assert following.step.number == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.comm import Comm, base, run_ranks
+from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import DIRECT_WORLD
+from gradwire.engine import verdict as verdict_of
+from gradwire.engine.decider import HEALTH_NUMBERS
 from gradwire.engine.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.observed import Observed
@@ -110,7 +112,7 @@ def test_a_plan_number_is_exact_in_float32_and_sees_every_part() -> None:
     assert all(torch.tensor(float(number), dtype=torch.float32).item() == number for number in numbers)
 
 
-def test_a_short_tail_goes_direct_from_three_ranks_on_and_counts_its_bytes() -> None:
+def test_a_tail_goes_direct_from_three_ranks_on_and_counts_its_bytes() -> None:
     def rank(comm: Comm) -> tuple[str, float, float]:
         step = Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0)).step
         return step.trace.rounds[-1].verb, step.metered_bytes, step.predicted_bytes
@@ -127,11 +129,11 @@ def test_many_small_gradients_do_not_travel_with_the_verdict(monkeypatch: pytest
 
     together = run_ranks(3, rank)
     assert [len(each.step.small) for each in together] == [1] * 3
-    monkeypatch.setattr(base, "DIRECT_BYTES", 4 * (59 + 1 + 61) - 1)
-    apart = run_ranks(3, rank)
+    monkeypatch.setattr(verdict_of, "RIDING_BYTES", 4 * (59 + 1 + 61) - 1)
+    apart, row = run_ranks(3, rank), HEADER + 4 + HEALTH_NUMBERS  # 4 of the link
     for one, other in zip(together, apart, strict=True):
         many, verdict = other.step.small
-        assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * (HEADER + 4))
+        assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * row)
         assert torch.equal(one.flat(), other.flat())
         assert other.step.metered_bytes == other.step.predicted_bytes < one.step.metered_bytes
 

@@ -19,7 +19,7 @@ SPECS = tuple(
 
 def remembered(text, policy):
     """The recipe of every lane with memory, by parameter."""
-    layout = build(SPECS, recipe(text).build(), policy, torch.device("meta"))
+    layout = build(SPECS, recipe(text).build(), policy, torch.device("meta"), world=2)
     return {name: type(lane.exchange).__name__ for name, (lane, _slot) in layout.slots.items()}.keys()
 
 
@@ -42,7 +42,7 @@ def test_who_is_remembered(text, names):
 def test_by_size_leaves_tiny_tensors_to_the_recipe_as_the_default_policy_does():
     for text in ("dgc(ratio=0.1)", "fp16", "topk(ratio=0.1)"):
         layouts = [
-            build(SPECS, recipe(text).build(), policy, torch.device("meta"))
+            build(SPECS, recipe(text).build(), policy, torch.device("meta"), world=2)
             for policy in (None, policy_of("by_size(smallest=2048)"))
         ]
         assert layouts[0].direct == layouts[1].direct

@@ -119,7 +119,7 @@ def specs(profile):
 
 def sent(profile, policy):
     """The share of all elements that covap(interval=3) sends in a step, in the mean."""
-    layout = build(specs(profile), recipe("covap(interval=3)").build(), policy, torch.device("meta"))
+    layout = build(specs(profile), recipe("covap(interval=3)").build(), policy, torch.device("meta"), world=2)
     waiting = sum(lane.numel for lane in layout.lanes) / profile.parameters
     return 1 - waiting * 2 / 3
 
