@@ -216,7 +216,7 @@ class _Flat:
     """Whether plain all-reduce has no verdict."""
 
     def end(self, tail: Tail, _beside: Round) -> Tail:
-        """What follows the units, as seconds: `tail` carries `beside`, the small gradients, and the verdict."""
+        """What follows the units, in seconds: `tail` carries `beside`, small gradients, and the verdict."""
         apart = None if tail.beside is None else _known(self.cluster.seconds(tail.beside))
         return replace(tail, round=_known(self.cluster.seconds(tail.round)), beside=apart)
 

@@ -90,7 +90,8 @@ class PlainSteps:
         except BaseException as error:
             step.fail(error, f"encode of {task.label}", self._engine.rank)
             for owed in task.agreed[len(task.comm.rounds) :]:
-                drain(issue_alone(task.comm, owed, torch.full((owed.numel,), math.nan, dtype=owed.dtype)))
+                nothing = torch.full((owed.numel,), math.nan, dtype=owed.dtype, device=task.x.device)
+                drain(issue_alone(task.comm, owed, nothing))
         self._tasks.append(task)
         if task.comm.last is not None:
             with self._lock:

@@ -50,11 +50,33 @@ PHASED_RAMP = (2 / 16, 6 / 16, 10 / 16, 13 / 16, 15 / 16)
 _RAMPS = ((2, 8, 13, 15), (4, 10, 14), (6, 12), (8,), ())
 """Inner edges in sixteenths of the arena. The wire idles until the first unit is ready, and nothing is left
 to hide the last one, so both are small. Each ramp ends in a unit of half the size of the next one's."""
+_SHORT_RAMP = (6, 12, 15)
 
 _BYTES = Network(Link(0.0, NOMINAL.beta_s))
 
 Announced = Callable[[int], Sequence[Sends]]
 """The collectives of the elements from here to the end of a lane, sent as one unit."""
+
+
+def ramped_cuts(
+    sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12, small: int = 1 << 20
+) -> tuple[int, ...]:
+    """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
+
+    Every round costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the lane.
+    Units above `largest` elements (25 MB of float32) are divided until they fit. The cost of a round does not
+    shrink with the lane (1 ms of CPU time on a core that computes). So a lane of up to `small` elements gets
+    four units, of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets two at most.
+
+    >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
+    (200, 500, 800, 1300, 1500)
+    >>> ramped_cuts((1600,), smallest=100)
+    (600, 1200, 1500)
+    """
+    numel = sum(sizes)
+    if numel < 16 * smallest:
+        return _even(numel, max(numel // 2 + 1, smallest))
+    return _ramped(numel, _SHORT_RAMP if numel <= small else _RAMPS[0], largest)
 
 
 def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 << 18) -> tuple[int, ...]:
@@ -74,14 +96,17 @@ def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 
     """
     world = max(world, 2)  # a rank alone sends nothing, and is cut as the smallest world is
     for ramp in _RAMPS:
-        bounds = [0, *(numel * edge // 16 for edge in ramp), numel]
-        last = bounds[-2]
+        last = numel * ramp[-1] // 16 if ramp else 0
         sends = announced(last)
         work_s = (numel - last) * NOMINAL_ELEMENT_S + total_time(sends, world, _BYTES)
         if work_s > messages_of(sends, world) * NOMINAL.alpha_s:
             break
+    return _ramped(numel, ramp, largest)
+
+
+def _ramped(numel: int, ramp: Sequence[int], largest: int) -> tuple[int, ...]:
     cuts: list[int] = []
-    for start, stop in pairwise(bounds):
+    for start, stop in pairwise([0, *(numel * edge // 16 for edge in ramp), numel]):
         cuts += [start + cut for cut in _even(stop - start, largest)]
         cuts.append(stop)
     return tuple(cuts[:-1])

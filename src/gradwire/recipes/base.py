@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gradwire.arena import ParameterSpec, slots_of, units_of
 from gradwire.comm.base import Round
-from gradwire.exchange.base import Exchange, first_busy_step
+from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
 from gradwire.memory import Forgetful
 from gradwire.moment import Moment
-from gradwire.planning.cuts import fitted_cuts
+from gradwire.planning.cuts import fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.spread import THRESHOLD
 from gradwire.recipes.catalogue import MODULES
@@ -53,7 +53,9 @@ class Watch:
 class Composition:
     """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report.
 
-    Without a `cutter` there are as many units as are worth what they announce (`fitted_cuts`).
+    Without a `cutter`, units of whole matrices are as many as are worth what they announce (`fitted_cuts`).
+    Other units are also what a choice of elements or a scale is made over, so that fewer of them would change
+    what arrives: those stay as they are (`ramped_cuts`).
     `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
     composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
@@ -84,11 +86,12 @@ class Composition:
         >>> from gradwire.recipes import recipe
         >>> specs = [ParameterSpec(f"{n}", (256, 1024), torch.float32, 1 << 18) for n in range(4)]
         >>> [len(recipe(text).build().cuts(specs, world=4)) + 1 for text in ("powersgd", "int8", "star_topk")]
-        [1, 5, 1]
+        [1, 4, 1]
         """
-        if self.cutter is not None:
-            return self.cutter([spec.numel for spec in specs])
-        numel = sum(spec.numel for spec in specs)
+        sizes = [spec.numel for spec in specs]
+        if self.cutter is not None or self.exchange.laws.grain != WHOLE:
+            return (self.cutter or ramped_cuts)(sizes)
+        numel = sum(sizes)
         return fitted_cuts(numel, partial(_announced, self.exchange, specs, world), world)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.planning.collectives import Transfer, algorithm_of
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S
-from gradwire.planning.cuts import Announced, even_cuts, fitted_cuts, phased_cuts
+from gradwire.planning.cuts import Announced, even_cuts, fitted_cuts, phased_cuts, ramped_cuts
 
 SIZES = (0, 1, 7, 1000, 16_384, 100_003, 11_000_000, 143_667_240)
 
@@ -26,6 +26,20 @@ def test_even_units_differ_by_one_element_at_most_and_none_is_too_large(numel: i
     assert max(parts) <= unit
     assert max(parts) - min(parts) <= 1
     assert sum(parts) == numel
+
+
+@pytest.mark.parametrize("numel", SIZES)
+def test_ramped_units_hold_8_kilobytes_to_25_megabytes_of_float32(numel: int) -> None:
+    parts = _parts(numel, ramped_cuts((numel,)))
+    assert max(parts) <= 25 << 18
+    assert len(parts) == 1 or min(parts) >= (1 << 12) // 2
+    assert sum(parts) == numel
+
+
+def test_ramped_units_are_small_where_they_show() -> None:
+    first, *middle, last = _parts(11_000_000, ramped_cuts((11_000_000,)))
+    assert last == pytest.approx(min(first, *middle, last), abs=1), "nothing is left to hide it behind"
+    assert first < max(middle), "nothing is under way before it"
 
 
 def _sending(verbs: Sequence[str], bytes_per_element: float, numel: int) -> Announced:
