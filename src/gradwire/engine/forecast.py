@@ -130,10 +130,7 @@ def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) ->
 
 def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
-    tail, beside = (
-        main.tail(way.cluster.workers, has_plain=way.has_plain),
-        Round("all_reduce", main.beside, torch.float32),
-    )
+    tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
     sent = [way.rounds(step) for step in range(STEADY, STEADY + _cycle(exchange))]
     decodes = payloads(exchange, max(way.sizes), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
@@ -149,7 +146,7 @@ def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> F
     return Forecast(
         backward,
         cycle,
-        None if tail is None else way.end(tail, beside),
+        way.end(tail, beside),
         wire_bytes=fmean(sum(map(way.wire_bytes, way.sizes, step)) for step in sent)
         + way.wire_bytes(main.beside, (beside,)),
         node_bytes=fmean(sum(map(way.node_bytes, step)) for step in sent) + way.node_bytes((beside,)),
@@ -212,9 +209,6 @@ class _Flat:
         """The rounds' seconds: what the worker waits for, and the last."""
         return tuple(map(_known, once([self.cluster.seconds(self._carried(each)) for each in rounds])))
 
-    has_plain = True
-    """Whether plain all-reduce has no verdict."""
-
     def end(self, tail: Tail, _beside: Round) -> Tail:
         """What follows the units, in seconds: `tail` carries `beside`, small gradients, and the verdict."""
         apart = None if tail.beside is None else _known(self.cluster.seconds(tail.beside))
@@ -247,8 +241,6 @@ class _TwoLevels(_Flat):
     def timed(self, numel: int, rounds: Rounds) -> tuple[Transfer, ...]:
         between_s = [self.cluster.between_s(self._carried(each)) for each in rounds]
         return tuple(map(_known, once([self.cluster.inside_s(_BYTES * numel), *between_s])))
-
-    has_plain = False
 
     def end(self, tail: Tail, beside: Round) -> Tail:
         """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""

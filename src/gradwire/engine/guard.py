@@ -40,10 +40,6 @@ class Guard:
         self._parameters, self._every, self._uneven = dict(parameters), every, uneven
         self._sums: list[int] = []
 
-    def is_due(self, step: int) -> bool:
-        """Whether replicas are compared in `step`; the same on all ranks."""
-        return self._every > 0 and step % self._every == 0 and not self._uneven()
-
     def numbers(self, step: int) -> tuple[float, ...]:
         """This rank's number for its row of `step`: 24 bits of a checksum if the check is due.
 
@@ -51,7 +47,7 @@ class Guard:
         """
         if self._every == 0:
             return ()
-        if not self.is_due(step):
+        if step % self._every or self._uneven():
             return (_NOT_DUE,)
         self._sums = [_checksum(each) for each in self._parameters.values()]
         return (float(zlib.crc32(repr(self._sums).encode()) % 2**_BITS),)

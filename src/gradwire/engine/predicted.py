@@ -75,10 +75,8 @@ class MainLane:
             rounds.append(exchange.rounds(stop - start, dtype, replace(at, unit=index, parts=parts)))
         return tuple(rounds)
 
-    def tail(self, world: int, *, has_plain: bool = True) -> Tail | None:
-        """The verdict, and what travels beside: with it where that is little. Plain steps have neither."""
-        if self.layout.is_dense and has_plain:
-            return None
+    def tail(self, world: int) -> Tail:
+        """The verdict, and what travels beside: with it where that is little."""
         beside = Round("all_reduce", self.beside, torch.float32)
         is_apart = not rides(beside.payload_bytes, world)
         numel = world * HEADER + (0 if is_apart else self.beside)

@@ -32,7 +32,7 @@ class Forecast:
 
     backward: Backward
     cycle: tuple[tuple[UnitWork, ...], ...]
-    tail: Tail | None
+    tail: Tail
     wire_bytes: float
     node_bytes: float
     memory_bytes: float
@@ -81,8 +81,7 @@ class Forecast:
                 there.append(replace(unit, ready_s=free_s))
             cycle.append(tuple(there))
         back_s = max(sum(unit.numel for unit in units) for units in self.cycle) * element_s
-        tail = self.tail or Tail(Transfer("shift", 0.0))
-        tail = replace(tail, round=Transfer("shift", tail.round.payload_bytes + back_s))
+        tail = replace(self.tail, round=Transfer("shift", self.tail.round.payload_bytes + back_s))
         return replace(self, cycle=tuple(cycle), tail=tail)
 
     def coded(self, codec: CodecCost) -> Forecast:

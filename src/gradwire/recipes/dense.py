@@ -1,7 +1,6 @@
 """dense: DDP's own all-reduce, bit for bit, through gradwire's hook.
 
-Differences from DDP: none in value. Where ranks have something to agree on (`gradwire.engine.plain` says
-where not), a verdict of a few bytes goes with the last bucket.
+Differences from DDP: none in value. One verdict of a few bytes follows the last bucket.
 """
 
 from dataclasses import replace

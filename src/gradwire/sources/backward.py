@@ -15,7 +15,6 @@ from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
 from gradwire.engine.history import History
 from gradwire.engine.news import News
-from gradwire.engine.plain import PlainSteps
 from gradwire.engine.step import Step
 from gradwire.engine.worker import Job, Worker
 from gradwire.errors import GradwireError
@@ -26,7 +25,6 @@ from gradwire.sources.source import Source
 
 T = TypeVar("T")
 Hear: TypeAlias = Callable[[Step], None]
-Taker: TypeAlias = NodeLevel | Engine | PlainSteps
 
 _BROKE_OFF = (
     "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
@@ -73,9 +71,7 @@ class Backward:
         else:
             self.engine = engine(partial(level.conclude, deliver=self.deliver), self.note)
             level.join(self.engine)
-        self._plain = PlainSteps(self.engine)
-        self._usual = level or self.engine
-        self._taker: Taker = self._usual
+        self._taker = level or self.engine
         self.news = News(self.engine)
         self._placement = self.placement
 
@@ -102,8 +98,6 @@ class Backward:
         self._ended.clear()
         self._all_given = False
         self._placement = self.placement
-        is_plain = self._plain.suits and not self._source.needs_verdict
-        self._taker = self._plain if is_plain else self._usual
         self._held, self._brought = [partial(self._taker.open, now_s())], []
 
     def bring(self, arrival: Arrival) -> None:
@@ -131,11 +125,6 @@ class Backward:
             if self._placement.wait is not None:  # or what is left to do would be done in the next pass
                 self._await_end()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the current step, or the last one, goes without a verdict."""
-        return self._taker is self._plain
-
     def _arrive(self, arrival: Arrival, brought: Brought) -> None:
         """On the engine's thread: wait for a copy, if it is one."""
         failure = arrival.failure
@@ -150,7 +139,7 @@ class Backward:
     def _post_held(self) -> None:
         held, self._held = self._held, []
         for job in held:
-            job() if self.is_plain else self._placement.post(job)
+            self._placement.post(job)
 
     @property
     def is_sound(self) -> bool:

@@ -133,12 +133,6 @@ class Source(ABC):
         """What travels beside the current step's gradients, such as buffers. On the engine's thread."""
         return None
 
-    @property
-    def needs_verdict(self) -> bool:
-        """Whether every step needs one, whatever runs: because more than gradients travels, or because a rank
-        may fail to bring its own; the same on all ranks."""
-        return True
-
     def is_uneven(self) -> bool:
         """Whether ranks may take different numbers of steps, as under `join()`; the same on all ranks."""
         return False

@@ -146,6 +146,6 @@ def test_means_are_gathered_after_the_last_decode() -> None:
 def test_without_overlap_everything_waits_for_the_end() -> None:
     late = ready_of(PROFILE, 0.06, 0.12, overlap=False)
     step = forecast(recipe("dense").build(), SPECS, late, FLAT)
-    sent_s = sum(unit.rounds[0].payload_bytes for unit in step.cycle[0])
+    sent_s = sum(unit.rounds[0].payload_bytes for unit in step.cycle[0]) + step.tail.round.payload_bytes
     assert step.step_s() == pytest.approx(0.18 + sent_s, rel=1e-12)
     assert step.step_s() > found("dense").step_s()

@@ -45,13 +45,14 @@ def _predicted(text: str, facts: Facts | None = FACTS, step: int = 0) -> float |
     )
 
 
-def test_a_dense_step_is_ddps_buckets() -> None:
+def test_a_dense_step_is_ddps_buckets_and_the_verdict() -> None:
     first_s, last_s = (
         time_of(Transfer("all_reduce", 4.0 * numel), WORLD, NETWORK) for numel in FACTS.buckets
     )
+    verdict_s = time_of(Transfer("all_reduce", 4.0 * HEADER * WORLD, "direct"), WORLD, NETWORK)
     at_s = next(at_s for at_s, end in zip(READY_S, accumulate(NUMEL), strict=True) if end >= FIRST)
     sent_s = max(at_s + first_s, READY_S[-1]) + last_s
-    assert _predicted("dense") == pytest.approx(0.5 + sent_s, rel=1e-12)
+    assert _predicted("dense") == pytest.approx(0.5 + sent_s + verdict_s, rel=1e-12)
 
 
 def test_what_a_codec_costs_is_added_where_it_is_a_fact() -> None:

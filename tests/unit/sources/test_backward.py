@@ -130,7 +130,7 @@ def _engine(**other: Any) -> Any:
         "arrive": print,
         "close": print,
         "plan": "dense",
-        "layout": SimpleNamespace(is_plain=True, is_dense=False),
+        "layout": SimpleNamespace(is_plain=True),
         "watch": SimpleNamespace(end=print),
         "runner": SimpleNamespace(broken=None),
         "is_resolved": True,

@@ -67,27 +67,19 @@ class Buffers:
     def pack(self, bringing: Bringing, measuring: bool) -> None:
         """A backward pass has its first bucket: copy what the forward pass has left, if it is to be carried.
 
-        Not while dense steps measure what is on the wire alone.
+        Not where users have switched it off or have a hook of their own for it; not under `join()`, where
+        another rank than 0 may be the source; and not while dense steps measure what is on the wire alone.
         """
-        self.packed = None
-        if not measuring and (buffers := self.carried()):
+        self.packed, ddp = None, self._ddp()
+        if ddp is None or measuring or self._world == 1 or self._in_vain >= _PATIENCE:
+            return
+        if joins(ddp) or hasattr(ddp, "buffer_hook") or not ddp.broadcast_buffers:
+            return
+        if buffers := self._listed(ddp):
             if self._known is None or not self._known.holds(buffers):
                 self._known = BufferBroadcast(buffers, self._rank)
             self._known.pack(bringing)
             self.packed = self._known
-
-    def carried(self) -> list[Tensor]:
-        """What is to travel under backward passes, as on all ranks.
-
-        Nothing where users have switched it off or have a hook of their own for it, nor under `join()`, where
-        another rank than 0 may be the source.
-        """
-        ddp = self._ddp()
-        if ddp is None or self._world == 1 or self._in_vain >= _PATIENCE:
-            return []
-        if joins(ddp) or hasattr(ddp, "buffer_hook") or not ddp.broadcast_buffers:
-            return []
-        return self._listed(ddp)
 
     def look(self, device: Device) -> None:
         """The last bucket is there, and its verdict not yet under way; buffers are on the `device`."""

@@ -80,11 +80,6 @@ class DDPBuckets(Source):
 
     kind = "DistributedDataParallel"
 
-    @property
-    def needs_verdict(self) -> bool:
-        """Where buffers travel beside the gradients, and under `join()`."""
-        return self.is_uneven() or bool(self._buffers.carried())
-
     def is_uneven(self) -> bool:
         """Ranks that have finished under `join()` take no steps; DDP stays in that mode for good."""
         ddp = self._model()
