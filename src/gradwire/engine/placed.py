@@ -7,6 +7,7 @@ composition is about to run: copies and launches by the device's own time, the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -54,9 +55,13 @@ def _chosen(composition: Composition, facts: Facts, layout: Layout, around: Surr
     device = around.placement.device
     there = agreed_cost(composition, around.control, device)
     here = agreed_cost(composition, around.control, HostDevice())
-    [byte_s] = slowest(around.control, [copied_s(device) / _COPIED_BYTES])
+    try:
+        mine_s = copied_s(device) / _COPIED_BYTES
+    except (RuntimeError, MemoryError):  # memory is short: peers wait for this rank's number all the same
+        mine_s = math.inf
+    [byte_s] = slowest(around.control, [mine_s])
     forecast = forecast_by(facts, layout, layout.specs)
-    if forecast is None or there is None or here is None:
+    if forecast is None or there is None or here is None or byte_s == math.inf:
         return False, ""
     device_s = forecast.coded(there).step_s()
     host_s = forecast.coded(here).copied(byte_s * layout.specs[0].dtype.itemsize).step_s()
