@@ -47,12 +47,15 @@ def composition_of(engine: Engine, state: State) -> Composition:
     """The composition that a state resumes; the engine's own if nothing was decided yet."""
     if state["plan"] is None:
         return engine.recipe.build()
-    composition = engine.recipe.build()  # of which a user's own has no other place to be found
-    if composition.text != state["plan"]:
-        composition = recipe(state["plan"]).build()
+    asked = engine.recipe.build()
+    if asked.next is None and asked.text == state["plan"]:  # a user's own has no other place to be found
+        return asked
+    composition = recipe(state["plan"]).build()
     if composition.next is not None:
         raise ValueError(f"the state's plan {state['plan']!r} is none that was decided on")
-    return composition
+    if asked.next is None or composition.watch is not None:
+        return composition
+    return asked.next.resume(composition)
 
 
 def vetted(engine: Engine, state: State) -> None:

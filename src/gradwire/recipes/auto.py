@@ -14,7 +14,7 @@ from gradwire.decide.choice import Option, Standing, margin_of, shortlist
 from gradwire.planning.facts import Facts
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
-from gradwire.recipes.trial import COUNTED, Again, on_trial
+from gradwire.recipes.trial import COUNTED, Again, on_trial, watched
 
 FAMILIES: tuple[dict[str, float], ...] = (
     {"gcomp": 1.0},
@@ -64,13 +64,14 @@ def auto(target: float = 0.95, floor: float = FLOOR) -> Composition:
         raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
     if not 0.0 <= floor <= 1.0:
         raise ValueError(f"floor={floor} is outside 0 … 1, the share of the gradient that must be kept")
-    standing = partial(standing_of, target=target, floor=floor)
+    standing, again = partial(standing_of, target=target, floor=floor), partial(auto, target, floor)
     return measured_for(
         Decision(
-            lambda facts: chosen_by(facts, standing(facts), partial(auto, target, floor)),
+            lambda facts: chosen_by(facts, standing(facts), again),
             whole_steps=True,
             candidates=("dense", *CANDIDATES),
             examine=lambda facts: shortlist(standing(facts), [tuple(family) for family in FAMILIES]),
+            resume=lambda composition: watched(composition, again),
         )
     )
 
@@ -113,7 +114,7 @@ def chosen_by(facts: Facts, standing: Standing, again: Again) -> Composition:
         why = (
             f"nothing is predicted to be faster than the {_ms(standing.before_s + standing.dense_s)} of dense"
         )
-    return replace(dense(), why=f"{measured}: {why}", table=standing.table("dense"))
+    return watched(replace(dense(), why=f"{measured}: {why}", table=standing.table("dense")), again)
 
 
 def _ms(seconds: float) -> str:

@@ -117,6 +117,8 @@ class Decision:
     One that chooses among other recipes names these `candidates`, and gets their forecasts
     (`Facts.forecasts`). Those that `examine` picks by the forecasts run on recorded gradients beside further
     dense steps, until what their codecs cost and what they keep is known (`Facts.fidelity`).
+
+    A run that goes on from a checkpoint begins with what was decided before: `resume` makes of it what runs.
     """
 
     decide: Callable[[Facts], Composition]
@@ -125,6 +127,7 @@ class Decision:
     whole_steps: bool = False
     candidates: tuple[str, ...] = ()
     examine: Callable[[Facts], Sequence[str]] = lambda _facts: ()
+    resume: Callable[[Composition], Composition] = lambda composition: composition
 
 
 Builder = Callable[..., Composition]

@@ -5,7 +5,7 @@ What it took replaces what was predicted, and corrects what is predicted of the 
 (`gradwire.decide.choice`). Verdicts carry the times, so all ranks judge the same numbers in the same step.
 
 What is unsent moves along from one recipe to the next; the engine sends it before one that remembers nothing.
-A recipe that stays is watched: when its link or its steps change, all is measured and decided anew.
+What stays is watched, dense too: when its link or its steps change, all is measured and decided anew.
 """
 
 import logging
@@ -30,6 +30,8 @@ MOST_TRIALS = 3
 KEPT = 1000
 """Steps that a recipe stays at least. To decide anew takes some 30 dense steps, each a few times as
 long where the network binds: below a tenth of the time, even if nothing has changed."""
+KEPT_DENSE = 300
+"""The same of dense. From dense only steps on trial, and three that are taken apart, take another time."""
 
 Again = Callable[[], Composition]
 
@@ -79,23 +81,28 @@ def _after(text: str, known: Standing, again: Again, number: int) -> Composition
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s was tried: %s", text, said_of(known, text))
-        return replace(dense(), why=f"{text} was tried: {said_of(known, text)}", table=known.table("dense"))
+        why = f"{text} was tried: {said_of(known, text)}"
+        return watched(replace(dense(), why=why, table=known.table("dense")), again)
     if best.took_s is None:
         following = on_trial(best.recipe, known, again, number + 1)
         return replace(following, why=f"{following.why}; before it {text} was tried")
-    return replace(
-        steady(best.recipe, "candidate"),
-        why=said_of(known, best.recipe),
-        table=known.table(best.recipe),
-        watch=Watch(partial(_watching, best.recipe, again), every=1),
+    stays = replace(
+        steady(best.recipe, "candidate"), why=said_of(known, best.recipe), table=known.table(best.recipe)
     )
+    return watched(stays, again)
+
+
+def watched(chosen: Composition, again: Again) -> Composition:
+    """`chosen`, which stays until link or steps have changed; `again` makes what then decides anew."""
+    return replace(chosen, watch=Watch(partial(_watching, chosen.text, again), every=1))
 
 
 def _watching(text: str, again: Again, _watched: Watched) -> Judge:
-    """Decides anew once the link or the steps have changed, but not within `KEPT` steps.
+    """Decides anew once the link or the steps have changed, but not within `KEPT` or `KEPT_DENSE` steps.
 
     Where training suffers (`gradwire.decide.health`), dense follows at once, and stays.
     """
+    kept = KEPT_DENSE if text == dense().text else KEPT
     steps, changed = count(1), False
 
     def judge(shown: Observed) -> Composition | None:
@@ -103,7 +110,7 @@ def _watching(text: str, again: Again, _watched: Watched) -> Judge:
         if shown.unhealthy:
             return replace(dense(), why=f"step {shown.step}: {shown.unhealthy} under {text}")
         changed = changed or shown.link_change is not None or shown.step_change_s is not None
-        return again() if next(steps) >= KEPT and changed else None
+        return again() if next(steps) >= kept and changed else None
 
     return judge
 

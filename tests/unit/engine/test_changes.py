@@ -12,18 +12,20 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.decide.health import EVERY
+from gradwire.engine import state
+from gradwire.engine.examining import Found
 from gradwire.engine.news import News
 from gradwire.engine.step import Step
 from gradwire.measure.clock import Trace
 from gradwire.measure.link import Traffic
 from gradwire.planning.collectives import hops, serial_bytes
-from gradwire.planning.costs import Link
-from gradwire.planning.facts import Observed
+from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.facts import Facts, Observed
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
-from tests.support.rig import Rig, gradients
+from tests.support.rig import Rig, gradients, specs
 
-FAST, SLOW = Link(1e-3, 1e-9), Link(1e-3, 1e-4)
+FAST, MIDDLING, SLOW = Link(1e-3, 1e-9), Link(1e-3, 2e-6), Link(1e-3, 1e-4)
 CHANGED = 60
 
 
@@ -74,6 +76,94 @@ def test_flexible_follows_a_link_that_changes_within_ten_steps_on_all_ranks(link
     (_, before), (step, after) = first
     assert CHANGED < step <= CHANGED + 10
     assert after < before
+
+
+SETTLED, SOON = 30, 40
+"""Steps after which `auto` has long decided, and those that dense stays at least."""
+
+
+@pytest.fixture
+def training(link: dict[str, Link], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds of a "backward" pass and of "sending" all of it densely; other steps take 1.1 passes."""
+    takes = {"backward": 0.1, "sending": 0.05}
+
+    def lasted_s(step: Step) -> float:
+        backward_s = takes["backward"]
+        return max(backward_s, takes["sending"]) if step.plan == "dense" else 1.1 * backward_s
+
+    def surveyed(facts: Facts, *_: object) -> Facts:
+        numel = tuple(spec.numel for spec in specs())
+        backward_s = takes["backward"]
+        ready_s = tuple(backward_s * (number + 1) / len(numel) for number in range(len(numel)))
+        backward = Backward(0.0, ready_s, numel, backward_s)
+        return replace(facts, backward_s=backward_s, backward=backward, network=Network(link["link"]))
+
+    codec = CodecCost(Line(1e-5, 0.0), Line(1e-5, 0.0))
+    monkeypatch.setattr(Step, "lasted_s", lasted_s)
+    monkeypatch.setattr("gradwire.engine.decider.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.engine.examining._examined", lambda *_: Found(0.9, codec))
+    monkeypatch.setattr("gradwire.engine.examining.in_background", lambda job: job())
+    monkeypatch.setattr("gradwire.recipes.trial.KEPT_DENSE", SOON)
+    return takes
+
+
+def _plans(every: Callable[[int], None], steps: int, resumes_at: int | None) -> list[str | None]:
+    """What `auto` runs by step, on all ranks; `None` while it measures."""
+
+    def rank(comm: Comm) -> list[str | None]:
+        rig, plans = Rig(comm, "auto"), list[str | None]()
+        for step in range(steps):
+            every(step)
+            if step == resumes_at:
+                rig, before = Rig(comm, "auto"), rig
+                state.load(rig.engine, state.save(before.engine))
+            plans.append(rig.engine.plan)
+            assert rig.step(gradients(comm.rank, step)).error is None
+        return plans
+
+    first, second = run_ranks(2, rank)
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize("resumes_at", [None, SETTLED], ids=["runs on", "resumes"])
+@pytest.mark.parametrize("change", ["link", "backward"])
+def test_dense_that_has_hidden_is_given_up_once_it_does_not(
+    training: dict[str, float], link: dict[str, Link], change: str, resumes_at: int | None
+) -> None:
+    """A link that becomes slow, and computation that becomes fast."""
+
+    def every(step: int) -> None:
+        if step >= CHANGED and change == "link":
+            link["link"], training["sending"] = SLOW, 2.0
+        elif step >= CHANGED:
+            training["backward"] = 0.01
+
+    link["link"] = FAST if change == "link" else MIDDLING
+    plans = _plans(every, CHANGED + 2 * SOON + SETTLED, resumes_at)
+    assert plans[SETTLED:CHANGED] == (CHANGED - SETTLED) * ["dense"]
+    again = plans.index(None, SETTLED)
+    assert CHANGED < again <= SETTLED + SOON + 10
+    assert plans[-1] not in (None, "dense")
+
+
+def test_a_link_that_comes_and_goes_is_followed_without_flapping(
+    training: dict[str, float], link: dict[str, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Good, bad, good; on the way every change of the link is answered once."""
+    monkeypatch.setattr("gradwire.recipes.trial.KEPT", SOON)
+    long = SETTLED + 2 * SOON
+
+    def every(step: int) -> None:
+        is_bad = long <= step < 2 * long
+        link["link"], training["sending"] = (SLOW, 2.0) if is_bad else (FAST, 0.05)
+
+    plans = _plans(every, 4 * long, None)
+    decided = [plans[step] for step in range(1, len(plans)) if plans[step - 1] is None and plans[step]]
+    assert len(decided) == 3
+    assert (decided[0], decided[2]) == ("dense", "dense")
+    assert plans[2 * long - 1] == decided[1] != "dense"
+    assert plans[-1] == "dense"
 
 
 def test_judges_are_told_of_the_change_in_the_same_step(link: dict[str, Link]) -> None:

@@ -26,7 +26,7 @@ from gradwire.recipes.auto import CANDIDATES, auto
 from gradwire.recipes.base import Judge
 from gradwire.recipes.dense import dense
 from gradwire.recipes.handover import AGAIN, sending_unsent
-from gradwire.recipes.trial import COUNTED, KEPT, MOST_TRIALS, SKIPPED, _watching, on_trial
+from gradwire.recipes.trial import COUNTED, KEPT, KEPT_DENSE, MOST_TRIALS, SKIPPED, _watching, on_trial
 from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
@@ -113,17 +113,22 @@ LINKS = (Link(1e-3, 1e-8), Link(1e-3, 4e-8))
 
 
 @pytest.mark.parametrize("change", [{"link_change": LINKS}, {"step_change_s": (0.1, 0.2)}], ids=list)
-def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(change: dict[str, Any]) -> None:
-    judge = _judge(_follows(on_trial("int4", STANDING, auto), 0.06))
+@pytest.mark.parametrize(("took_s", "kept"), [(0.06, KEPT), (0.6, KEPT_DENSE)], ids=["int4", "dense"])
+def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(
+    change: dict[str, Any], took_s: float, kept: int
+) -> None:
+    stays = _follows(on_trial("int4", STANDING, auto, MOST_TRIALS), took_s)
+    judge = _judge(stays)
+    assert (stays.text == "dense") == (kept == KEPT_DENSE)
     calm = Observed(0, 0.06, 0.0)
     assert not any(judge(calm) for _step in range(3))
     assert judge(replace(calm, **change)) is None, "not so soon"
-    later = [judge(calm) for _step in range(KEPT - 4)]
+    later = [judge(calm) for _step in range(kept - 4)]
     assert not any(later[:-1])
     assert later[-1] is not None
     assert later[-1].next is not None, "it measures"
-    calm_for_long = _judge(_follows(on_trial("int4", STANDING, auto), 0.06))
-    assert not any(calm_for_long(calm) for _step in range(2 * KEPT))
+    calm_for_long = _judge(stays)
+    assert not any(calm_for_long(calm) for _step in range(2 * kept))
 
 
 def test_a_trial_asks_for_no_kernels_but_those_that_run_in_it() -> None:
@@ -310,7 +315,7 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
     [on_trial("int4", STANDING, auto), sending_unsent(dense())],
     ids=lambda c: c.text,
 )
-def test_a_checkpoint_goes_on_with_what_ran_and_without_a_trial(running: Composition) -> None:
+def test_a_checkpoint_goes_on_with_what_ran_watched_and_without_a_trial(running: Composition) -> None:
     def rank(comm: Comm) -> tuple[str, bool, bool]:
         rig, again = Rig(comm, "auto"), Rig(comm, "auto")
         rig.engine.install(replace(_fixed("int4"), text="int4"))
@@ -320,7 +325,8 @@ def test_a_checkpoint_goes_on_with_what_ran_and_without_a_trial(running: Composi
         state.load(again.engine, saved)
         same = all(torch.equal(again.memory[name], each) for name, each in rig.memory.items())
         assert any(each.any() for each in rig.memory.values())
-        return again.engine.layout.main.text, again.engine.layout.main.watch is None, same
+        main = again.engine.layout.main
+        return main.text, main.watch is not None and not main.watch.ends, same
 
     assert run_ranks(1, rank) == [(running.text, True, True)]
 
