@@ -131,7 +131,9 @@ def attach(
         parts = _parts(source, lines)
         if source.members is None and nodes is not None:
             table = agreed(kind_of(nodes), mine(), everyone)
-            if table is not None and (kind_of(nodes) == "given" or _gains(table, chosen, source)):
+            if table is not None and (
+                kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
+            ):
                 parts = _on_nodes(nodes, table, lines)
         if not parts:
             lines = with_streams(asked, lines, source.group, process_group, where)
@@ -151,19 +153,20 @@ def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...
     return tuple(ProcessGroupComm(each) for each in groups)
 
 
-def _gains(table: Table, chosen: Recipe, source: Source) -> bool:
+def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
     """Whether two levels spare more than they cost; it follows from what all ranks have agreed on."""
     from gradwire.engine.forecast import gains_by_two_levels
 
     workers = len(table.nodes) * table.per_node
     composition = chosen.build()
-    if gains_by_two_levels(composition, source.specs, workers, table.per_node):
+    if gains_by_two_levels(composition, source.specs, workers, table.per_node, policy):
         return True
-    _LOG.info(
-        "ranks share nodes, and gradients go between all ranks alike: what %s sends is little beside the sum "
-        "inside a node. nodes= with the ranks of every node has them add up there first",
-        composition.text,
-    )
+    if dist.get_rank() == 0:
+        _LOG.info(
+            "ranks share nodes, and gradients go between all ranks alike: what %s sends is little beside the "
+            "sum inside a node. nodes= with the ranks of every node has them add up there first",
+            composition.text,
+        )
     return False
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,12 +83,6 @@ class Wire:
     def _engine(self) -> Engine:
         return self._backward.engine
 
-    def _together(self, what: str, function: Callable[[], T]) -> T:
-        """Run `function` on the engine's thread once all ranks have come to the same call."""
-        self._backward.rest()
-        self._backward.calls.begin(what, self._engine.step)
-        return self._backward.call(function)
-
     @property
     def overlap(self) -> bool:
         """Whether exchanges run under the backward pass (the default) or all after it."""
@@ -143,7 +136,7 @@ class Wire:
             print(wire.diagnose())
         """
         watch, engine = self._watch, self._engine
-        self._diagnosis = self._together(
+        self._diagnosis = self._backward.together(
             "diagnose()",
             lambda: diagnose(watch.seen, engine.layout.lanes, engine.comm, engine.around.control),
         )
@@ -262,7 +255,9 @@ class Wire:
             if rank == 0:
                 torch.save(mean, "wire.pt")
         """
-        return state.keyed(self._together("mean_state_dict()", lambda: state.save_mean(self._engine)))
+        return state.keyed(
+            self._backward.together("mean_state_dict()", lambda: state.save_mean(self._engine))
+        )
 
     def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
         """Resume: from this rank's state, a mean, or the states of all ranks of any world. A collective.
@@ -279,7 +274,7 @@ class Wire:
             wire.load_state_dict(torch.load(f"wire-{rank}.pt"))
         """
         self._source.may_differ()  # a model is loaded beside its state
-        self._together(
+        self._backward.together(
             f"load_state_dict(missing={missing!r})", lambda: state.load(self._engine, saved, missing)
         )
 
@@ -298,7 +293,7 @@ class Wire:
             torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
             wire.save("wire")
         """
-        return self._together("save()", lambda: saving.save(self._engine, Path(folder)))
+        return self._backward.together("save()", lambda: saving.save(self._engine, Path(folder)))
 
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
         """Resume from the newest complete set of files that `save` left in `folder`. A collective.
@@ -317,7 +312,7 @@ class Wire:
                 model.load_state_dict(torch.load(f"model-{step}.pt"))
         """
         self._source.may_differ()
-        return self._together(
+        return self._backward.together(
             f"load(missing={missing!r})", lambda: saving.load(self._engine, Path(folder), missing)
         )
 
@@ -344,7 +339,7 @@ class Wire:
             warn_without_optimizer(layout, optimizers)
 
         covered = self._covers_momentum
-        self._together("switch()", lambda: switch(self._engine, recipe, check))
+        self._backward.together("switch()", lambda: switch(self._engine, recipe, check))
         self._backward.news.changed()
         if covered and not self._covers_momentum:
             self._warn_of_momentum()
@@ -372,7 +367,7 @@ class Wire:
             wire.flush()
             optimizer.step()
         """
-        self._add(self._together("flush()", self._taken))
+        self._add(self._backward.together("flush()", self._taken))
 
     def _taken(self) -> list[tuple[ParameterSpec, Tensor]]:
         # Where the source brings shards itself, a shard is what its optimizer steps.
@@ -398,7 +393,7 @@ class Wire:
             optimizer.step()
         """
         covered = self._covers_momentum
-        self._add(self._together("detach()", self._detach))
+        self._add(self._backward.together("detach()", self._detach))
         if covered:
             self._warn_of_momentum()
 

@@ -40,10 +40,6 @@ def zero_idle() -> None:
     device.zero_idle(torch.zeros(N), Pieces([(0, 0, N)]), torch.zeros(1, dtype=torch.bool))
 
 
-def rescale() -> None:
-    device.rescale(torch.zeros(N), torch.zeros(1))
-
-
 def coded(kind: BlockKind, world: int) -> tuple[ScaledBlocks, torch.Tensor, torch.Tensor]:
     """As in a payload: codes after scales, of which there need not be a multiple of 4."""
     blocks = ScaledBlocks((N + 256,), 256, kind)
@@ -117,7 +113,6 @@ CALLS = (
     fold_momentum_ahead,
     poison,
     zero_idle,
-    rescale,
     chunks,
     signs,
     topk,

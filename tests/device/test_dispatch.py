@@ -54,7 +54,7 @@ def test_tensors_on_a_device_are_brought_there(
 def test_without_triton_the_reference_computes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_device_kernels", lambda: None)
     x = OnDevice(torch.ones(4).double())
-    assert dispatch.on_device("rescale")(x, x) is dispatch.DECLINED
+    assert dispatch.on_device("poison")([x], x) is dispatch.DECLINED
 
 
 def test_every_kernel_for_devices_is_reached_by_its_first_tensor() -> None:

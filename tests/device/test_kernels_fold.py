@@ -118,11 +118,3 @@ def test_idle_pieces_become_zero_and_no_others() -> None:
     reference.zero_idle(expected, pieces, idle)
     assert torch.equal(found, expected)
     assert found.sum() == 2080 - 2049 - 2
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.0**16, 0.1])
-def test_rescaling_is_a_product(factor: float) -> None:
-    found = special(4099)
-    expected = found * torch.tensor(factor)
-    device.rescale(found, torch.tensor(factor))
-    assert same(found, expected)

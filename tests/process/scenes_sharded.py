@@ -346,6 +346,7 @@ def refused() -> dict[str, str]:
     offloaded = fully_shard(nn.Linear(8, 8), mesh=inside, offload_policy=CPUOffloadPolicy(pin_memory=False))
     tensor_parallel = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
     parallelize_module(tensor_parallel, inside, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    by_rows = parallelize_module(nn.Linear(8, 12), inside, ColwiseParallel())
     both = nn.Sequential(nn.Linear(8, 12))
     parallelize_module(both, inside, {"0": ColwiseParallel()})
     fully_shard(both, mesh=between)
@@ -361,6 +362,7 @@ def refused() -> dict[str, str]:
         "part": _refusal(lambda: gradwire.attach(part, replicas=between)),
         "columns": _refusal(lambda: gradwire.attach(columns, replicas=between)),
         "tensor parallel": _refusal(lambda: gradwire.attach(tensor_parallel, replicas=between)),
+        "tensor parallel, by rows": _refusal(lambda: gradwire.attach(by_rows, replicas=between)),
         "both": _refusal(lambda: gradwire.attach(both, replicas=between)),
         "offload": _refusal(lambda: gradwire.attach(offloaded, replicas=between)),
         "wrong dimension": _refusal(lambda: gradwire.attach(sharded(), replicas=inside)),

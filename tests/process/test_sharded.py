@@ -124,6 +124,7 @@ REFUSED = {
     "part": "is not sharded, while others are",
     "columns": "shards by rows",
     "tensor parallel": "Tensor parallelism is not carried yet",
+    "tensor parallel, by rows": "not by fully_shard",
     "both": "Tensor parallelism is not carried yet",
     "offload": "CPUOffloadPolicy",
     "wrong dimension": "must have one rank in common",

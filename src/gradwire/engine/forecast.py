@@ -17,7 +17,7 @@ import torch
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
-from gradwire.engine.layout import Layout, build
+from gradwire.engine.layout import TINY, Layout, Policy, build, chooser
 from gradwire.engine.predicted import MainLane, Sent, main_lane
 from gradwire.engine.shards import shards_of
 from gradwire.exchange.base import STEADY, Exchange, parts
@@ -34,6 +34,7 @@ from gradwire.planning.interval import bucketed
 from gradwire.planning.predict import FREE, Tail, UnitWork, ready_of_element
 from gradwire.planning.shapes import Profile
 from gradwire.recipes import Composition
+from gradwire.recipes.parse import steady
 
 NEAR_LOSSLESS_SHARE = 0.45
 """The share that travels of what near-lossless frames announce at most. It depends on the values: 0.37 to
@@ -95,7 +96,11 @@ def forecast(
 
 
 def gains_by_two_levels(
-    composition: Composition, specs: Sequence[ParameterSpec], workers: int, per_node: int
+    composition: Composition,
+    specs: Sequence[ParameterSpec],
+    workers: int,
+    per_node: int,
+    policy: Policy | None = None,
 ) -> bool:
     """Whether two levels spare a node's link more time than the bytes inside the node take. By bytes alone.
 
@@ -106,14 +111,30 @@ def gains_by_two_levels(
     >>> [gains_by_two_levels(recipe(text).build(), [layer], 4, 2) for text in ("dense", "topk(ratio=0.001)")]
     [True, False]
     """
+    members: dict[str, list[ParameterSpec]] = {}
+    choose = chooser(policy)
+    for spec in specs:
+        text = choose(spec)
+        members.setdefault(composition.text if text in (None, TINY) else text, []).append(spec)
+    spared = 0.0
+    for text, held in members.items():
+        each = composition if text == composition.text else steady(text, "policy")
+        spared += _spared_bytes(each, held, workers, per_node)
+    inside = 2 * (per_node - 1) / per_node * sum(spec.numel * spec.dtype.itemsize for spec in specs)
+    return spared > inside / INSIDE
+
+
+def _spared_bytes(
+    composition: Composition, specs: Sequence[ParameterSpec], workers: int, per_node: int
+) -> float:
+    """Bytes over a node's link that two levels spare."""
     numel = tuple(spec.numel for spec in specs)
     at_once, unknown = Backward(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
     cluster = Cluster(workers, unknown, per_node, unknown)
     flat, levels = (
         forecast(composition, specs, at_once, cluster, two_levels=each).node_bytes for each in (False, True)
     )
-    inside = 2 * (per_node - 1) / per_node * sum(spec.numel * spec.dtype.itemsize for spec in specs)
-    return flat - levels > inside / INSIDE
+    return flat - levels
 
 
 def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> Forecast | None:

@@ -26,7 +26,7 @@ from gradwire.comm import Comm
 from gradwire.engine.layout import Layout
 from gradwire.errors import WireError
 from gradwire.exchange.base import CYCLE, STEADY
-from gradwire.kernels import Pieces, zero_idle
+from gradwire.kernels import Pieces, poison, zero_idle
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
@@ -81,6 +81,7 @@ def rehearse(layout: Layout, world: int) -> None:
             seen = lane.fold(grads, STEADY, world)
             if isinstance(seen.idle, Tensor):
                 zero_idle(lane.x, grads.pieces, seen.idle)
+        poison([lane.x], torch.zeros((), dtype=torch.bool, device=lane.x.device))
         lane.x.copy_(lane.committed[UNSENT]) if UNSENT in lane.committed else lane.x.zero_()
         try:
             for unit in lane.units:

@@ -21,7 +21,7 @@ from gradwire.engine.arrival import Arrival, Entry, Share
 from gradwire.engine.verdict import SmallReduce, Verdict, VerdictReduce
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Exchange, Finish
-from gradwire.kernels import Folded, compiled_s, is_finite, zero_idle
+from gradwire.kernels import Folded, compiled_s, is_finite, poison, zero_idle
 from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.observed import Observed
 from gradwire.moment import Moment, refuse
@@ -434,6 +434,4 @@ class Step:
 
     def poison_unless(self, finite: Tensor) -> None:
         """The same where `finite`, a bool of no dimension, is false, without reading it here."""
-        bad = ~finite
-        for arrival in self.arrivals:
-            arrival.buffer.masked_fill_(bad, torch.nan)
+        poison([arrival.buffer for arrival in self.arrivals], ~finite)

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as Cut
 
 from gradwire.arena import ParameterSpec, layout_hash
+from gradwire.comm import gathered
 from gradwire.engine.shards import Shard
 from gradwire.engine.state import Missing, single
 from gradwire.wire import Wire
@@ -100,11 +101,10 @@ class WireState:
 
     def _on_all(self, mine: bool) -> bool:
         """Whether it holds on all ranks, which then read what belongs together."""
-        control = self._around.control
-        said = torch.tensor([int(mine)], device="cpu")
-        out = torch.empty(control.world, 1, dtype=said.dtype, device="cpu")
-        self._wire.attached.backward.call(lambda: control.all_gather(out, said).wait())
-        return bool(out.all())
+        said = torch.tensor([mine], device="cpu")
+        backward = self._wire.attached.backward
+        found = backward.together("loading by DCP", lambda: gathered(self._around.control, said))
+        return bool(found.all())
 
     def _reads(self, inner: Sequence[str]) -> bool:
         """What exchanges keep belongs to one shard, and is of no use to others."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gradwire.kernels.reference.chosen import add_chosen, pack_elias_fano, take_chosen, unpack_elias_fano
     from gradwire.kernels.reference.chunks import chunk_topk_indices, indices_near_maxima
     from gradwire.kernels.reference.draws import random_words, sample_indices, stratified_indices
-    from gradwire.kernels.reference.flagged import poison, rescale, zero_idle
+    from gradwire.kernels.reference.flagged import poison, zero_idle
     from gradwire.kernels.reference.folding import Folded, fold, fold_momentum, mask_zeros
     from gradwire.kernels.reference.low_rank import (
         left_products,
@@ -175,7 +175,6 @@ __all__ = [
     "quantize",
     "random_words",
     "reduce_blocks",
-    "rescale",
     "right_products",
     "sample_indices",
     "scale_type",

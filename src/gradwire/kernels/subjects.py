@@ -34,7 +34,6 @@ CONTRACTS = {
     ),
     "flagged": (
         "poison",
-        "rescale",
         "zero_idle",
     ),
     "folding": (

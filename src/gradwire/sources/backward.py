@@ -160,6 +160,15 @@ class Backward:
         if not self.engine.is_resolved:
             self.call(self.engine.resolve)
 
+    def together(self, what: str, function: Callable[[], T]) -> T:
+        """Run `function` as `call` does, once all ranks have come to the same call, named `what`.
+
+        With the errors of `rest` and of `Calls.begin`.
+        """
+        self.rest()
+        self.calls.begin(what, self.engine.step)
+        return self.call(function)
+
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` between steps, where the engine works, and return its result, or raise its error.
 

@@ -113,7 +113,7 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
         begin()
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(begin)  # type: ignore[no-untyped-call]
+                tensor.register_hook(begin)  # type: ignore[no-untyped-call]  # torch has not typed it
                 return
 
     return hook

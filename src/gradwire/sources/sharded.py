@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from gradwire.arena import ParameterSpec, specs_of
@@ -71,6 +72,7 @@ class ShardedParameters(PlainParameters):
                 f"must have one rank in common, and make up all {world} ranks as a grid. Take both from one "
                 "mesh: fully_shard(model, mesh=mesh['shard']), replicas=mesh['replicate']"
             )
+        carried = _sharded_by_fsdp(self.model)
         for name, parameter in self.parameters.items():
             if not parameter.requires_grad and not isinstance(parameter, DTensor):
                 continue
@@ -78,6 +80,11 @@ class ShardedParameters(PlainParameters):
                 raise ValueError(
                     f"parameter {name!r} is not sharded, while others are: call fully_shard on the whole "
                     "model, too, and without ignored_params. Tensor parallelism is not carried yet"
+                )
+            if id(parameter) not in carried:
+                raise ValueError(
+                    f"parameter {name!r} is sharded, but not by fully_shard, whose hooks bring gradients. "
+                    "Tensor parallelism is not carried yet"
                 )
             if parameter.device_mesh != self._mesh or parameter.placements != (Shard(0),):
                 raise ValueError(
@@ -155,6 +162,12 @@ def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:
             "pass the one between nodes as replicas=. Tensor parallelism is not carried yet"
         )
     return mesh
+
+
+def _sharded_by_fsdp(model: nn.Module) -> set[int]:
+    """The ids of all parameters in modules on which `fully_shard` was called."""
+    modules = [each for each in model.modules() if isinstance(each, FSDPModule)]
+    return {id(parameter) for module in modules for parameter in module.parameters()}
 
 
 def _is_offloaded(module: nn.Module) -> bool:

@@ -132,6 +132,16 @@ def test_two_levels_gain_where_much_is_sent() -> None:
     assert gain == {text: text not in few for text in FIXED}
 
 
+def test_a_policy_counts_in_what_two_levels_spare() -> None:
+    dense = recipe("dense").build()
+    few, much = {"*": "topk(ratio=0.001)"}, {"stage0.*": "topk(ratio=0.001)"}
+    assert [gains_by_two_levels(dense, SPECS, 4, 2, policy) for policy in (None, few, much)] == [
+        True,
+        False,
+        True,
+    ]
+
+
 def test_means_are_gathered_after_the_last_decode() -> None:
     slow = replace(INSIDE, beta_s=1e-9)
     gathered_s = 4 * PROFILE.parameters / 2 * (slow.beta_s - INSIDE.beta_s)

@@ -7,7 +7,7 @@ could choose differently. Imported with the first CUDA tensor (`dispatch.on_devi
 
 from gradwire.kernels.device.blocks import add_blocks, decode_blocks, encode_blocks, reduce_blocks
 from gradwire.kernels.device.chunks import chunk_topk_indices
-from gradwire.kernels.device.flagged import poison, rescale, zero_idle
+from gradwire.kernels.device.flagged import poison, zero_idle
 from gradwire.kernels.device.folding import fold, fold_momentum
 from gradwire.kernels.device.signs import add_signs, feedback_signs, pack_signs
 from gradwire.kernels.device.stochastic import add_quantized, quantize
@@ -28,7 +28,6 @@ __all__ = [
     "poison",
     "quantize",
     "reduce_blocks",
-    "rescale",
     "take_topk",
     "topk_indices",
     "zero_idle",

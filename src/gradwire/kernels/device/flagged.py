@@ -34,12 +34,3 @@ def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> Declined | None:
     tiles = piece_tiles(pieces, plane.device)
     launch(bodies.zero_idle, len(tiles.rows), plane, tiles.rows, idle.view(torch.uint8), TILE=TILE)
     return None
-
-
-def rescale(x: Tensor, factor: Tensor) -> Declined | None:
-    """Nothing but one read where the factor is 1."""
-    if not is_taken(x, factor):
-        return DECLINED
-    programs = min(-(-x.numel() // TILE), _PROGRAMS)
-    launch(bodies.rescale, programs, x, x.numel(), factor, TILE=TILE)
-    return None

@@ -23,11 +23,6 @@ def _has_flags(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
         )
 
 
-def _has_factor(x: Tensor, factor: Tensor) -> None:
-    if factor.numel() != 1 or factor.dtype != torch.float32:
-        raise ValueError(f"a factor is one float32, but it is {factor.dtype} of shape {tuple(factor.shape)}")
-
-
 @checked(_is_number)
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
     """Fill all of `buffers`, each of any float type and shape, with NaN unless the number `bad` is 0.
@@ -51,15 +46,3 @@ def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
     """
     for (place, _bucket), is_idle in zip(pieces.slices(), idle, strict=True):
         plane[place].masked_fill_(is_idle, 0.0)
-
-
-@checked(_has_factor)
-def rescale(x: Tensor, factor: Tensor) -> None:
-    """Multiply x (n,) by the number `factor`, such as a loss scale that the fold has divided out.
-
-    >>> x = torch.tensor([1.0, 2.0])
-    >>> rescale(x, torch.tensor(4.0))
-    >>> x
-    tensor([4., 8.])
-    """
-    x.mul_(factor.view(()))

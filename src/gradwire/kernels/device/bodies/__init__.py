@@ -20,7 +20,6 @@ ENTRIES = (
     "poison",
     "quantize",
     "reduce_blocks",
-    "rescale",
     "set_levels",
     "set_steps",
     "settle",

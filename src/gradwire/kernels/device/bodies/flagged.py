@@ -27,18 +27,3 @@ def zero_idle(plane, rows, idle, TILE: tl.constexpr):
     if tl.load(idle + tl.load(row + 3)) != 0:
         place = tl.arange(0, TILE)
         tl.store(plane + tl.load(row) + place, tl.zeros((TILE,), tl.float32), place < tl.load(row + 2))
-
-
-@triton.jit(do_not_specialize=["numel"])
-def rescale(x, numel, factor, TILE: tl.constexpr):
-    """x *= factor, unless that is 1."""
-    weight = tl.load(factor)
-    if weight != 1.0:
-        place = tl.program_id(0).to(tl.int64) * TILE
-        while place < numel:
-            here, mask = x + place + tl.arange(0, TILE), tl.arange(0, TILE) < numel - place
-            if place + TILE <= numel:
-                tl.store(here, tl.load(here) * weight)
-            else:
-                tl.store(here, tl.load(here, mask) * weight, mask)
-            place += tl.num_programs(0) * TILE
