@@ -137,7 +137,8 @@ def kernels_for(layout: Layout) -> frozenset[str]:
     """The kernels, by `kernels_of`, of everything that runs in `layout`."""
     # Only lanes are folded, though any exchange may have a memory.
     beside = kernels_of(*layout.direct.values()) - {"folding"}
-    return beside | kernels_of([lane.exchange for lane in layout.lanes], layout.main.watch)
+    looks = None if layout.main.watch is None else layout.main.watch.look  # a judge sees numbers only
+    return beside | kernels_of([lane.exchange for lane in layout.lanes], looks)
 
 
 def kernels_of(*objects: object) -> frozenset[str]:

@@ -26,7 +26,16 @@ from gradwire.recipes.auto import CANDIDATES, auto
 from gradwire.recipes.base import Judge
 from gradwire.recipes.dense import dense
 from gradwire.recipes.handover import AGAIN, sending_unsent
-from gradwire.recipes.trial import COUNTED, KEPT, KEPT_DENSE, MOST_TRIALS, SKIPPED, _watching, on_trial
+from gradwire.recipes.trial import (
+    COUNTED,
+    KEPT,
+    KEPT_DENSE,
+    MOST_TRIALS,
+    SKIPPED,
+    _watching,
+    on_trial,
+    watched,
+)
 from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
@@ -137,6 +146,15 @@ def test_a_trial_asks_for_no_kernels_but_those_that_run_in_it() -> None:
 
     for text in ("int4", "fp16", "topk(ratio=0.1)"):
         assert asked(on_trial(text, STANDING, auto)) <= asked(_fixed(text)) | {"folding"}
+
+
+def test_a_dense_that_is_watched_asks_for_the_kernels_of_dense() -> None:
+    """The others would be compiled for nothing."""
+
+    def asked(composition: Composition) -> frozenset[str]:
+        return kernels_for(build(specs(), composition, None, torch.device("meta"), 2))
+
+    assert asked(watched(dense(), auto)) == asked(dense())
 
 
 LINK = Network(Link(6e-3, 1e-9))
