@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
-from gradwire.planning.spread import error_of
+from gradwire.planning.spread import error_of, noise_of
 
 if TYPE_CHECKING:  # loaded by those who make them
     from gradwire.planning.forecast import Forecast
@@ -28,6 +29,13 @@ is all latency are faster by nothing that could be measured."""
 
 ERRORS = 2.0
 """The standard errors by which a trial must differ from dense."""
+
+CERTAIN = 3.2
+"""The standard errors within which a median is taken to lie. A normal one lies outside with a probability of
+0.0014: below 1 % in all of the six looks at a trial that may end it early."""
+
+DOUBT = 1.55
+"""Times that noise may be what was found: 13 values tell it to 1/√13 of itself, and two such errors count."""
 
 MOST_EXAMINED = 8
 """Recipes whose codec and fidelity are measured."""
@@ -75,7 +83,7 @@ class Standing:
     """The options beside dense, which takes `dense_s` as measured, and what is asked of them.
 
     A recipe counts as faster than dense from the share `margin` on. A step without communication takes
-    `before_s` and `backward_s`.
+    `before_s` and `backward_s`. Dense steps vary by `noise`, their relative standard deviation.
     """
 
     options: tuple[Option, ...]
@@ -87,6 +95,7 @@ class Standing:
     margin: float = LEAD
     target: float = 0.95
     floor: float = 0.5
+    noise: float = 0.0
 
     @property
     def load(self) -> float:
@@ -135,6 +144,19 @@ class Standing:
         """What is known once `recipe` has run."""
         tried = [replace(each, took_s=took_s) if each.recipe == recipe else each for each in self.options]
         return replace(self, options=tuple(tried))
+
+    def is_clear(self, recipe: str, took_s: Sequence[float], *, tried_only: bool) -> bool:
+        """Whether the same follows wherever the median of such steps may lie, of which some took `took_s`.
+
+        That is at both ends of its confidence interval (`CERTAIN`) and in the middle.
+        """
+        middle, noise = median(took_s), max(DOUBT * self.noise, noise_of(took_s))
+        off = CERTAIN * error_of(noise, 2 * len(took_s))  # of one median, not of a difference of two
+        following = [
+            self.after_trial(recipe, max(1.0 + each, 0.0) * middle).best(tried_only=tried_only)
+            for each in (-off, 0.0, off)
+        ]
+        return len({None if each is None else each.recipe for each in following}) == 1
 
     def option(self, recipe: str) -> Option:
         """The one of that text."""

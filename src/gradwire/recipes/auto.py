@@ -97,6 +97,7 @@ def standing_of(facts: Facts, target: float, floor: float) -> Standing:
         margin_of(facts.dense_noise, COUNTED),
         target,
         floor,
+        facts.dense_noise,
     )
 
 

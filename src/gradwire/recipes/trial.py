@@ -1,8 +1,9 @@
 """A recipe on trial: it stays if its steps are as fast as it was chosen for, else the next best is tried.
 
 A trial is timed as dense steps were, from the start of the backward pass to the verdict on the slowest rank.
-What it took replaces what was predicted, and corrects what is predicted of the others
-(`gradwire.decide.choice`). Verdicts carry the times, so all ranks judge the same numbers in the same step.
+It ends when more steps would hardly change what follows (`Standing.is_clear`). What it took replaces what was
+predicted, and corrects what is predicted of the others (`gradwire.decide.choice`). Verdicts carry the times,
+so all ranks judge the same numbers in the same step.
 
 What is unsent moves along from one recipe to the next; the engine sends it before one that remembers nothing.
 What stays is watched, dense too: when its link or its steps change, all is measured and decided anew.
@@ -15,7 +16,7 @@ from functools import partial
 from itertools import count
 from statistics import median
 
-from gradwire.decide.choice import Standing
+from gradwire.decide.choice import Option, Standing
 from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
@@ -24,9 +25,13 @@ from gradwire.recipes.parse import steady
 SKIPPED = 2
 """Steps that are not counted: caches are cold, and DDP rebuilds its buckets in the second."""
 COUNTED = 9
-"""Steps whose median is compared."""
+"""Steps whose median is compared at most."""
+FEWEST = 3
+"""Steps whose median is compared at least: one that was disturbed does not count."""
 MOST_TRIALS = 3
 """After which the best of those that were tried runs, or dense."""
+ON_TRIAL = 21
+"""Steps of all trials together: 40 with the 19 dense ones before them. Past that, the same."""
 KEPT = 1000
 """Steps that a recipe stays at least. To decide anew takes some 30 dense steps, each a few times as
 long where the network binds: below a tenth of the time, even if nothing has changed."""
@@ -38,14 +43,18 @@ Again = Callable[[], Composition]
 _LOG = logging.getLogger("gradwire")
 
 
-def on_trial(text: str, standing: Standing, again: Again, number: int = 1) -> Composition:
-    """The recipe `text`, an option of `standing`, as trial `number`; `again` makes what decides anew.
+def on_trial(
+    text: str, standing: Standing, again: Again, number: int = 1, left: int = ON_TRIAL
+) -> Composition:
+    """The recipe `text`, an option of `standing`, as trial `number`, with `left` steps for it and all others.
+
+    `again` makes what decides anew.
 
     A checkpoint saved during the trial carries that text. A run that resumes from it keeps the recipe without
     a trial.
     """
     chosen = steady(text, "candidate")
-    judge = partial(_judge_of, text, standing, again, number)
+    judge = partial(_judge_of, text, standing, again, number, left)
     why = f"trial {number}: {said_of(standing, text)}"
     return replace(chosen, why=why, table=standing.table(text), watch=Watch(judge, every=1, ends=True))
 
@@ -62,29 +71,40 @@ def said_of(standing: Standing, text: str) -> str:
     )
 
 
-def _judge_of(text: str, standing: Standing, again: Again, number: int, _watched: Watched) -> Judge:
+def _judge_of(
+    text: str, standing: Standing, again: Again, number: int, left: int, _watched: Watched
+) -> Judge:
     took_s: list[float] = []
 
     def judge(shown: Observed) -> Composition | None:
         if shown.previous_s > 0.0:  # the step before ran this composition
             took_s.append(shown.previous_s)
-        if len(took_s) < SKIPPED + COUNTED:
+        counted, after = took_s[SKIPPED:], left - len(took_s) - 1
+        if len(counted) < FEWEST:
             return None
-        return _after(text, standing.after_trial(text, median(took_s[SKIPPED:])), again, number)
+        is_last = number == MOST_TRIALS or after < SKIPPED + FEWEST + 1
+        if min(COUNTED - len(counted), after) > 0 and not standing.is_clear(
+            text, counted, tried_only=is_last
+        ):
+            return None
+        known = standing.after_trial(text, median(counted))
+        best = known.best(tried_only=is_last)
+        return _after(text, known, best, again, partial(on_trial, number=number + 1, left=after))
 
     return judge
 
 
-def _after(text: str, known: Standing, again: Again, number: int) -> Composition:
-    """What follows trial `number`, in which `text` was tried."""
-    best = known.best(tried_only=number >= MOST_TRIALS)
+def _after(
+    text: str, known: Standing, best: Option | None, again: Again, trying: Callable[..., Composition]
+) -> Composition:
+    """What follows a trial in which `text` was tried: `best`, by `trying` where it has not run."""
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s was tried: %s", text, said_of(known, text))
         why = f"{text} was tried: {said_of(known, text)}"
         return watched(replace(dense(), why=why, table=known.table("dense")), again)
     if best.took_s is None:
-        following = on_trial(best.recipe, known, again, number + 1)
+        following = trying(best.recipe, known, again)
         return replace(following, why=f"{following.why}; before it {text} was tried")
     stays = replace(
         steady(best.recipe, "candidate"), why=said_of(known, best.recipe), table=known.table(best.recipe)
