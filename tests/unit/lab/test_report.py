@@ -14,6 +14,7 @@ from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.report import svg
 from gradwire.lab.report.charts import Series, line_chart, smooth, thin
 from gradwire.lab.report.page import on_slow_link, render
+from gradwire.recipes.base import Composition
 
 
 def row(kind, step_s, **fields):
@@ -119,7 +120,7 @@ def test_the_page_shows_what_was_chosen_and_among_what():
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
-    assert [page.count(text) for text in ("fidelity &lt; 0.98", "104.0 ms", '"good">runs')] == [1, 1, 1]
+    assert [page.count(text) for text in ("fidelity &lt; 0.98", "104.0 ms", 'reason good">runs')] == [1, 1, 1]
     assert "among what" not in render(document())
 
 
@@ -152,6 +153,32 @@ def test_a_bench_makes_a_page_too():
     assert '<td class="number bad">DIFFER</td>' in page
     assert "powersgd_hook(bucket_cap_mb=100) failed: taken to hang" in page
     assert page.count('role="img"') == 2
+
+
+def test_only_a_recipe_that_chose_is_said_to_have_chosen():
+    rows = bench()["rows"]
+    assert "<code>topk(ratio=0.01)</code>: chosen by the user" in render(bench(rows=rows))
+    rows[2]["report"] = {"recipe": "topk(ratio=0.01, values='full')", "why": Composition.why}
+    assert 'class="chosen"' not in render(bench(rows=rows))
+
+
+def test_the_spread_of_the_bound_is_said_in_words():
+    assert "The second time it took 0.98 to 1.02 times as long" in render(bench())
+    assert "was not measured twice" in render(bench(spread=None))
+
+
+def test_paper_gets_neither_the_layout_of_a_phone_nor_dark_colours():
+    style = re.search(r"<style>(.*?)</style>", render(bench()), re.DOTALL)
+    assert style is not None
+    narrow_or_dark = re.findall(r"@media ([^{]*(?:max-width|dark)[^{]*) \{", style[1])
+    assert len(narrow_or_dark) == 2
+    assert all(each.startswith("screen and ") for each in narrow_or_dark)
+
+
+def test_what_scrolls_can_be_scrolled_by_keys():
+    page = render(document()) + render(bench())
+    assert re.findall(r'<[^>]*class="(?:scroll|wide)"(?! tabindex="0")[^>]*>', page) == []
+    assert page.count('class="scroll" tabindex="0"') == 2
 
 
 def test_names_have_the_room_that_they_need():
@@ -203,7 +230,9 @@ def test_colours_can_be_told_from_what_is_behind_them(theme):
         low, high = sorted((luminance(colours[one]), luminance(colours[other])))
         return (high + 0.05) / (low + 0.05)
 
-    texts = [contrast(ink, card) for ink in ("ink", "soft", "good", "bad") for card in ("page", "card")]
+    texts = [
+        contrast(ink, card) for ink in ("ink", "soft", "good", "bad", "gradwire") for card in ("page", "card")
+    ]
     bars = ("data", "forward", "backward", "wait", "optimizer")
     marks = ("ddp", "gradwire", "bound", "encode", "decode", "wire", *bars)
     assert min(texts) >= 4.5

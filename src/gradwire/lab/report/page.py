@@ -171,11 +171,16 @@ def _of_bench(document: Document) -> Document:
     if best is not None:
         title += f": {best['name']} is {ratio_text(best['speedup_over_ddp']['ratio'])} as fast as plain DDP"
     spread = document["spread"]
-    against = "not measured" if spread is None else f"{spread['low']:.3f} to {spread['high']:.3f}"
+    lead = "The step without communication was not measured twice"
+    if spread is not None:
+        lead = (
+            "The step without communication was measured twice. The second time it took "
+            f"{spread['low']:.2f} to {spread['high']:.2f} times as long, so such differences mean nothing"
+        )
     return {
         "pictures": {each.__name__: Markup(each(document)) for each in (step_parts, bytes_beside)},
         "headline": title,
-        "lead": f"The step without communication, measured twice, agrees with itself within {against}",
+        "lead": lead,
         "attached": False,
         "tables": [_table("Results", RESULTS, rows), _table("Where the time goes", COSTS, rows)],
         "notes": [
