@@ -85,6 +85,7 @@ def attach(
     - `process_group`: by default one over the same ranks that gradwire alone uses, for one model at a time.
     - `replicas`: for a plain module, the ranks over which gradients are averaged: a process group, such as
       `torch.distributed.group.WORLD`, or a mesh dimension. All begin with rank 0's parameters and buffers.
+      A single rank can leave it out.
     - `nodes`: which ranks share a node: a list of each node's ranks or process group, or a `DeviceMesh` of
       nodes by ranks. They add up gradients among themselves; shards of the sums travel between nodes by the
       recipe (`docs/nodes.md`). "auto" goes by `LOCAL_WORLD_SIZE`, which torchrun sets; it changes nothing

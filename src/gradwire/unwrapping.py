@@ -77,6 +77,16 @@ def replicated_in(model: object) -> nn.Module:
     raise ValueError(why or _neither(inner))
 
 
+def is_plain(model: object) -> bool:
+    """Whether it is a module that nothing wraps but what is taken off, and that nothing has sharded."""
+    inner = _inside(model)
+    return (
+        isinstance(inner, nn.Module)
+        and not isinstance(inner, DistributedDataParallel)
+        and not _why_not(inner)
+    )
+
+
 def _inside(model: object) -> object:
     inner = model
     while isinstance(inner, nn.Module) and not isinstance(inner, DistributedDataParallel):

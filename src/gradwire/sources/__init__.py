@@ -1,9 +1,10 @@
 """Sources bring gradients to the engine and take the means back: one for each kind of model."""
 
+import torch.distributed as dist
 from torch import nn
 
 from gradwire.sources.source import Source
-from gradwire.unwrapping import ddp_of, replicated_in
+from gradwire.unwrapping import ddp_of, is_plain, replicated_in
 
 
 def source_of(model: nn.Module, replicas: object = None) -> Source:
@@ -11,6 +12,8 @@ def source_of(model: nn.Module, replicas: object = None) -> Source:
 
     Raises `ValueError` where nothing can, without asking other ranks: a script wraps alike on all of them.
     """
+    if replicas is None and dist.get_world_size() == 1 and is_plain(model):
+        replicas = dist.group.WORLD  # frameworks do not wrap a model that one process trains alone
     # A source is loaded with the models that need it.
     if replicas is None:
         from gradwire.sources.ddp.source import DDPBuckets

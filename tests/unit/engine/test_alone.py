@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -241,26 +241,31 @@ def world_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _ddp() -> DistributedDataParallel:
+def _plain() -> nn.Module:
     torch.manual_seed(0)
-    return DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
 
 
-def _train(ddp: DistributedDataParallel, steps: int) -> dict[str, Tensor]:
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+def _ddp() -> DistributedDataParallel:
+    return DistributedDataParallel(_plain())
+
+
+def _train(model: nn.Module, steps: int) -> dict[str, Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(steps):
         optimizer.zero_grad()
-        ddp(torch.full((2, 64), 1.0 + step)).pow(2).mean().backward()
+        model(torch.full((2, 64), 1.0 + step)).pow(2).mean().backward()
         optimizer.step()
-    return {name: parameter.detach().clone() for name, parameter in ddp.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("make", [_ddp, _plain])
 @pytest.mark.parametrize("recipe", ["topk", "int8", "fp16", "powersgd", "signsgd", "mergecomp", "auto"])
-def test_a_training_is_what_it_is_without_a_hook(recipe: str) -> None:
-    expected, ddp = _train(_ddp(), 4), _ddp()
-    wire = gradwire.attach(ddp, recipe=recipe)
-    found, report = _train(ddp, 4), wire.report()
+def test_a_training_is_what_it_is_without_a_hook(recipe: str, make: Callable[[], nn.Module]) -> None:
+    expected, model = _train(make(), 4), make()
+    wire = gradwire.attach(model, recipe=recipe)
+    found, report = _train(model, 4), wire.report()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert wire.settled
     assert report.why == "one rank: nothing to send, so gradients are dense"

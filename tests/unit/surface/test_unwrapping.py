@@ -129,11 +129,6 @@ def test_the_scaler_comes_along_with_accelerates_optimizer() -> None:
 @pytest.mark.parametrize(
     ("wrap", "says"),
     [
-        (
-            lambda module: module,
-            "Sequential is a plain module: wrap it in DistributedDataParallel first, or pass",
-        ),
-        (partial(torch.compile, backend="eager"), "Sequential is a plain module: wrap it in Distributed"),
         (DataParallel, "start one process per device with torchrun"),
         (fully_shard, "FSDPSequential, is sharded by fully_shard"),
         (replicate, "DDPSequential, was made by replicate()"),
@@ -148,6 +143,17 @@ def test_a_model_that_cannot_be_carried_is_refused_with_what_to_do(
     with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is compared below without escapes
         gradwire.attach(model)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, partial(torch.compile, backend="eager")])
+def test_a_model_without_a_wrapper_is_refused_only_if_there_are_other_ranks(
+    wrap: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = wrap(nn.Sequential(nn.Linear(4, 4)))
+    gradwire.attach(model).detach()
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="Sequential is a plain module: wrap it in DistributedDataParallel"):
+        gradwire.attach(model)
 
 
 def test_the_older_fsdp_is_refused_too() -> None:
