@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import gradwire
 
 ROOT = Path(__file__).parents[2]
 WORLD = 2
-KILLED = 9
+KILLED = -signal.SIGKILL
 GUARD_S = 100.0
 
 _FORKED = multiprocessing.get_context("forkserver")
@@ -30,26 +31,29 @@ _FORKED.set_forkserver_preload(["tests.integrations.prepared", "tests.integratio
 
 @dataclass
 class Steps:
-    """What a rank saw at each of its optimizer's steps; in step `die_at` it dies."""
+    """Notes each of this process's optimizer steps in a file of its rank; in step `die_at` it is killed.
 
+    A line says how many steps gradwire had carried by then, those before a checkpoint included, and has a
+    digest of the parameters.
+    """
+
+    folder: Path
     die_at: int | None
-    carried: list[int] = field(default_factory=list)
-    """How many steps gradwire had carried by then, in this run and those that it went on from."""
-    parameters: str = ""
-    """A digest of the last."""
+    count: int = 0
     wire: gradwire.Wire | None = None
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.wire is None:
             (self.wire,) = (each for each in gc.get_objects() if isinstance(each, gradwire.Wire))
-        self.carried.append(self.wire.report().step)
         found = hashlib.sha256()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 found.update(parameter.detach().numpy().tobytes())
-        self.parameters = found.hexdigest()
-        if len(self.carried) == self.die_at:
-            os._exit(KILLED)
+        with (self.folder / f"{dist.get_rank()}.steps").open("a") as file:
+            file.write(f"{self.wire.report().step} {found.hexdigest()}\n")
+        self.count += 1
+        if self.count == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,14 @@ def run(example: str, checkpoints: Path, folder: Path, die_at: int | None = None
         process.join(GUARD_S)
         process.kill()
         process.join()
-    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return seen([process.exitcode for process in ranks], folder)
+
+
+def seen(codes: list[int | None], folder: Path) -> Seen:
+    lines = [path.read_text().split() for path in sorted(folder.glob("*.steps"))]
     printed = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.out")))
-    return Seen(
-        [process.exitcode for process in ranks],
-        [row["carried"] for row in rows],
-        [row["parameters"] for row in rows],
-        printed,
-    )
+    carried = [[int(step) for step in each[::2]] for each in lines]
+    return Seen(codes, carried, [each[-1] for each in lines], printed)
 
 
 def _main(rank: int, port: int, example: str, checkpoints: Path, folder: Path, die_at: int | None) -> None:
@@ -94,11 +98,8 @@ def _main(rank: int, port: int, example: str, checkpoints: Path, folder: Path, d
     with (folder / f"{rank}.out").open("wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    steps = Steps(die_at)
-    register_optimizer_step_post_hook(steps)
+    register_optimizer_step_post_hook(Steps(folder, die_at))
     sys.argv = [example, str(checkpoints)]
     runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
-    seen = {"carried": steps.carried, "parameters": steps.parameters}
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
     sys.stdout.flush()
     os._exit(0)  # without the frameworks' own good-byes, which wait for each other
