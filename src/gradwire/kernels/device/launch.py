@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,11 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     Never with fused multiplications and additions: they round once where the contracts round twice. What
     is a constant of the compiled code goes by name; `num_warps` is among these, if it is not `WARPS`.
     """
-    if programs:
+    if not programs:
+        return
+    where = next(each.device for each in arguments if isinstance(each, Tensor))
+    # Triton launches on the thread's current device, which need not be the one that has the tensors.
+    with torch.cuda.device(where) if where.type == "cuda" else nullcontext():
         kernel[(programs,)](*arguments, **{"num_warps": WARPS, **constants}, enable_fp_fusion=False)
 
 
