@@ -120,6 +120,18 @@ class Standing:
         """Whether dense reaches the target."""
         return self.share_of_linear(self.dense_s) >= self.target
 
+    def missed(self, seconds: float) -> str:
+        """In words, that a step of so many seconds stays below the target by more than `LEAD`; else empty.
+
+        >>> standing = Standing((), 0.0, 1.0, 4.0, 1e6, target=0.9)
+        >>> standing.missed(2.0), standing.missed(1.15)
+        ('; it missed its target: 50% of linear instead of 90%', '')
+        """
+        share = self.share_of_linear(seconds)
+        if share >= (1.0 - LEAD) * self.target:
+            return ""
+        return f"; it missed its target: {share:.0%} of linear instead of {self.target:.0%}"
+
     def beats_dense(self, seconds: float) -> bool:
         """Whether a step of so many seconds is faster than dense by more than noise."""
         return seconds < (1.0 - self.margin) * self.dense_s

@@ -74,7 +74,8 @@ class Choosing(Measuring):
     def decide(self, facts: Facts) -> Composition | None:
         """Forecast all candidates and begin to examine those worth it; the decision where none is."""
         built = _built(self.decision.candidates)
-        found = {text: forecast_by(facts, self._layout_of(each), self.specs) for text, each in built.items()}
+        layouts = {text: self._layout_of(each) for text, each in built.items()}
+        found = {text: forecast_by(facts, layout, self.specs) for text, layout in layouts.items()}
         facts = replace(facts, forecasts={text: each for text, each in found.items() if each is not None})
         self._examined = tuple(self.decision.examine(facts))
         if not self._examined:
@@ -88,7 +89,7 @@ class Choosing(Measuring):
             self._recording,
             recorded,
             self.around.comm,
-            partial(_prepare, self.around, self._layout_of),
+            [self.around.compiling(layouts[text]) for text in self._examined],
             self.around.placement.memory,
         )
         return None
@@ -118,9 +119,3 @@ def _built(texts: Sequence[str]) -> dict[str, Composition]:
 
 def _imagined(layout_of: Callable[[Composition, torch.device], Layout], composition: Composition) -> Layout:
     return layout_of(composition, torch.device("meta"))
-
-
-def _prepare(
-    around: Surroundings, layout_of: Callable[[Composition], Layout], composition: Composition
-) -> None:
-    around.compile_for(layout_of(composition))

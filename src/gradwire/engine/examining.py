@@ -157,7 +157,8 @@ class Examination:
     """Examines `compositions` on recorded gradients: this rank every `world`-th of them, in their order.
 
     Ends when all is found, when nothing refers to it any more, or when the interpreter is about to end.
-    `prepare` compiles kernels. Codecs run on the `device` if they stay there.
+    `prepare` compiles the kernels of each. Codecs run on the `device` if they stay there. The thread holds
+    what is passed here, so nothing of that may refer to the model: it would live until all is found.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Examination:
         recording: Recording,
         recorded: Recorded,
         comm: Comm,
-        prepare: Callable[[Composition], None],
+        prepare: Sequence[Callable[[], None]],
         device: Device,
     ) -> None:
         self._found: list[Found | None] = [None] * len(compositions)
@@ -183,7 +184,7 @@ class Examination:
             for number in mine:
                 composition = compositions[number]
                 try:
-                    prepare(composition)
+                    prepare[number]()
                     found[number] = _examined(composition, recording.specs, recorded, is_over, device)
                 except Interrupted:
                     return

@@ -114,6 +114,7 @@ def chosen_by(facts: Facts, standing: Standing, again: Again) -> Composition:
     else:
         why = (
             f"nothing is predicted to be faster than the {_ms(standing.before_s + standing.dense_s)} of dense"
+            + standing.missed(standing.dense_s)
         )
     return watched(replace(dense(), why=f"{measured}: {why}", table=standing.table("dense")), again)
 

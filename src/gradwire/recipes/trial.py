@@ -101,15 +101,13 @@ def _after(
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s was tried: %s", text, said_of(known, text))
-        why = f"{text} was tried: {said_of(known, text)}"
+        why = f"{text} was tried: {said_of(known, text)}{known.missed(known.dense_s)}"
         return watched(replace(dense(), why=why, table=known.table("dense")), again)
     if best.took_s is None:
         following = trying(best.recipe, known, again)
         return replace(following, why=f"{following.why}; before it {text} was tried")
-    stays = replace(
-        steady(best.recipe, "candidate"), why=said_of(known, best.recipe), table=known.table(best.recipe)
-    )
-    return watched(stays, again)
+    why = said_of(known, best.recipe) + known.missed(best.took_s)
+    return watched(replace(steady(best.recipe, "candidate"), why=why, table=known.table(best.recipe)), again)
 
 
 def watched(chosen: Composition, again: Again) -> Composition:

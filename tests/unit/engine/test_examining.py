@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -136,7 +138,12 @@ def _examination(job: Callable[..., Found] | None, monkeypatch: pytest.MonkeyPat
     draws = torch.randn(3, 2, 256, generator=torch.Generator().manual_seed(0))
     recording.specs = (_matrix("w", 4, 64),)
     return Examination(
-        built, recording, [list(step) for step in draws], EchoComm(2), lambda _composition: None, HostDevice()
+        built,
+        recording,
+        [list(step) for step in draws],
+        EchoComm(2),
+        [lambda: None] * len(TEXTS),
+        HostDevice(),
     )
 
 
@@ -195,6 +202,29 @@ def test_it_ends_with_what_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None
     del mine
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_model_that_is_dropped_is_gone_while_recipes_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine, and what brings buffers, refer to the model."""
+    jobs: list[Callable[[], None]] = []
+    monkeypatch.setattr(examining, "in_background", jobs.append)
+    monkeypatch.setattr("gradwire.recipes.auto.shortlist", lambda *_: ("int4", "fp16"))
+
+    def rank(comm: Comm) -> bool:
+        def buffers() -> None:
+            return None
+
+        rig = Rig(comm, "auto", buffers=buffers)
+        gone = weakref.ref(buffers), weakref.ref(rig.engine)
+        for step in range(DISCARDED + ORDINARY + MEASURED):
+            rig.step(gradients(comm.rank, step))
+        assert rig.engine.measuring
+        del rig, buffers
+        gc.collect()
+        return not any(each() for each in gone)
+
+    assert run_ranks(1, rank) == [True]
+    assert len(jobs) == 1, "it is still to be done"
 
 
 def test_measured_codecs_and_fidelities_are_of_the_recipes_themselves() -> None:

@@ -159,6 +159,7 @@ def test_where_nothing_is_predicted_to_be_faster_dense_stays_and_says_why() -> N
     assert chosen.text == "dense"
     assert _is_watched(chosen)
     assert "nothing is predicted to be faster" in chosen.why
+    assert "; it missed its target: " in chosen.why
 
 
 def test_the_table_says_what_was_predicted_of_dense() -> None:

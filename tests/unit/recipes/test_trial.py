@@ -89,6 +89,14 @@ def test_a_recipe_whose_steps_are_as_predicted_stays(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
+def test_what_stays_although_it_misses_its_target_says_so() -> None:
+    """10 ms without communication, of which 60 ms are 17 %."""
+    stays = _follows(on_trial("int4", STANDING, auto), 0.06)
+    assert stays.why.endswith("; it missed its target: 17% of linear instead of 95%")
+    reaches = replace(STANDING, backward_s=0.058)
+    assert "missed" not in _follows(on_trial("int4", reaches, auto), 0.06).why
+
+
 def test_the_next_best_is_tried_where_the_first_is_slower_than_it_would_be() -> None:
     """30 ms beyond the prediction for 1 ms of work: a tenth of the work takes 3 ms more."""
     second = _follows(on_trial("int4", STANDING, auto), 0.09)
@@ -106,6 +114,7 @@ def test_dense_comes_back_where_nothing_beats_it_and_a_log_line_says_so(
     assert back.text == "dense"
     assert _is_settled(back)
     assert "on trial it took 600 ms" in back.why
+    assert back.why.endswith("; it missed its target: 10% of linear instead of 95%")
     assert [row.verdict for row in back.table if row.recipe == "dense"] == ["runs"]
     assert [(each.name, each.levelno) for each in caplog.records] == [("gradwire", logging.INFO)]
     assert caplog.messages[0].startswith("back to dense: fp16 was tried")
