@@ -190,7 +190,7 @@ def _said_wrongly(plan: Plan, attempt: Attempt, seen: dict[int, Any]) -> list[st
     ]
     seen = {rank: each for rank, each in seen.items() if each is not None}
     lost = {rank: each for rank, each in seen.items() if each["ended"] == "lost"}
-    typed = {"TransportError", "RanksDisagree"} | (
+    typed = {"TransportError", "RanksDisagree", "WrapperFailed"} | (
         {"RuntimeError", "DistBackendError"} if plan.source == "hsdp" else set()
     )
     for rank, each in lost.items():

@@ -38,6 +38,13 @@ class Accident(Exception):
     """What an exchange or a memory may raise."""
 
 
+class WrapperFailed(RuntimeError):
+    """A collective of DDP's or FSDP's own failed in a forward pass.
+
+    DDP agrees on its buckets there, before the second one: a rank that is lost then is torch's to tell.
+    """
+
+
 MADE: dict[str, Callable[..., Made]] = {
     "ddp": partial(scenes_ranks.ddp, guard_every=GUARD_EVERY),
     "plain": partial(scenes_ranks.plain, guard_every=GUARD_EVERY),
@@ -242,7 +249,11 @@ def _step(run: Run, fault: str | None) -> tuple[str, str] | None:
     factor = {"nan": torch.nan, "inf": torch.inf}.get(fault or "", 1.0)
     step = run.engine.step
     run.optimizer.zero_grad()
-    loss = nn.functional.mse_loss(run.model(inputs), targets) * factor
+    try:
+        outputs = run.model(inputs)
+    except RuntimeError as error:
+        raise WrapperFailed(str(error)) from error
+    loss = nn.functional.mse_loss(outputs, targets) * factor
     try:
         with misfortune(run.engine, fault):
             loss.backward()
