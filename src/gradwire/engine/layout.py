@@ -60,11 +60,16 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
 
 
 def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
-    """Turn any form of policy into a function of the parameter."""
+    """Turn any form of policy into a function of the parameter; `TypeError` for what is none."""
     if policy is None:
         return by_size(recipe=TINY)
     if callable(policy):
         return policy
+    if not isinstance(policy, Mapping):
+        raise TypeError(
+            f"policy={policy!r} is neither a mapping of name patterns to recipes, such as "
+            '{"*.bias": "dense"}, nor a function of a parameter, such as gradwire.by_size()'
+        )
     patterns = dict(policy)
 
     def choose(spec: ParameterSpec) -> str | None:

@@ -107,6 +107,11 @@ def test_an_exchange_that_forgets_is_refused() -> None:
         build(SPECS, forgetful, None, CPU, 2)
 
 
+def test_what_is_no_policy_is_refused_in_a_sentence() -> None:
+    with pytest.raises(TypeError, match="neither a mapping of name patterns to recipes"):
+        _layout("topk(ratio=0.1)", "by_size()")
+
+
 def test_a_policy_may_not_measure() -> None:
     with pytest.raises(ValueError, match="'auto' must measure before it can decide"):
         _layout("topk(ratio=0.1)", {"*": "auto"})
