@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 from gradwire.planning.costs import Backward, CodecCost, Link, Network
@@ -98,21 +98,19 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
     """Facts of one step from every rank's times; `numel` (parameters,) in layout order.
 
     All ranks leave a collective together but may enter it apart, and an early rank's wait is no
-    transmission: the true duration is the minimum over ranks (COVAP's distributed profiler). Ranks
-    compute side by side, so the mean over ranks stands for all in what they compute.
+    transmission: the true duration is the minimum over ranks (COVAP's distributed profiler). All wait
+    for the rank that computes longest, so its computation stands for all.
 
     >>> facts_of_step([Times(1.0, (0.5, 0.25)), Times(1.0, (0.75, 0.25))])  # doctest: +ELLIPSIS
     Facts(backward_s=1.0, allreduce_s=0.75, world=2, ...)
     """
     durations = zip(*(times.durations_s for times in ranks), strict=True)
     collectives_s = tuple(min(column) for column in durations)
-    backward_s = fmean(times.backward_s for times in ranks)
+    slowest = max(ranks, key=lambda times: times.before_s + times.backward_s)
     backward = None
     if numel:
-        ready_s = tuple(fmean(column) for column in zip(*(times.ready_s for times in ranks), strict=True))
-        before_s = fmean(times.before_s for times in ranks)
-        backward = Backward(before_s, ready_s, tuple(numel), backward_s)
-    return Facts(backward_s, sum(collectives_s), len(ranks), backward, collectives_s=collectives_s)
+        backward = Backward(slowest.before_s, slowest.ready_s, tuple(numel), slowest.backward_s)
+    return Facts(slowest.backward_s, sum(collectives_s), len(ranks), backward, collectives_s=collectives_s)
 
 
 def typical(steps: Sequence[Facts]) -> Facts:

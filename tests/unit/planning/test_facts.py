@@ -12,7 +12,7 @@ from gradwire.planning.interval import interval_for
 def test_a_collective_takes_as_long_as_for_the_rank_that_entered_last() -> None:
     early, late = Times(1.0, (0.9, 0.2)), Times(3.0, (0.5, 0.7))
     facts = facts_of_step([early, late])
-    assert facts == Facts(backward_s=2.0, allreduce_s=0.5 + 0.2, world=2, collectives_s=(0.5, 0.2))
+    assert facts == Facts(backward_s=3.0, allreduce_s=0.5 + 0.2, world=2, collectives_s=(0.5, 0.2))
 
 
 def test_ranks_with_different_numbers_of_collectives_are_no_step() -> None:
@@ -28,9 +28,10 @@ def test_a_backward_pass_of_no_time_does_not_divide_by_zero() -> None:
     assert facts_of_step([Times(0.0, (0.1,))]).ccr > 1e6
 
 
-def test_ranks_compute_side_by_side_so_their_mean_is_when_a_parameter_is_ready() -> None:
-    ranks = [Times(1.0, (0.5,), 2.0, (0.25, 1.0)), Times(2.0, (0.5,), 4.0, (0.75, 2.0))]
-    assert facts_of_step(ranks, (7, 8)).backward == Backward(3.0, (0.5, 1.5), (7, 8), 1.5)
+def test_all_wait_for_the_rank_that_computes_longest_so_its_times_stand_for_all() -> None:
+    """Not each time's maximum: the rank that begins late need not compute for long."""
+    slow, quick = Times(2.0, (0.5,), 4.0, (0.75, 2.0)), Times(2.5, (0.5,), 2.0, (0.8, 2.5))
+    assert facts_of_step([quick, slow], (7, 8)).backward == Backward(4.0, (0.75, 2.0), (7, 8), 2.0)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
