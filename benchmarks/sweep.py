@@ -45,20 +45,21 @@ AS_MUCH = 0.005
 
 @dataclass(frozen=True)
 class Setting:
-    """A workload, so many ranks, and a link."""
+    """A workload, a number of ranks, on nodes or not, and a link: of each rank, or of each node."""
 
     workload: str
     workers: int
     rate: str
     delay: str
     held_back: bool = False
+    nodes: int | None = None
 
     @property
     def name(self) -> str:
         """Unique, short."""
-        return (
-            f"{self.workload.replace('emulated(', '').split(',')[0]}-{self.workers}-{self.rate}-{self.delay}"
-        )
+        workload = self.workload.replace("emulated(", "").split(",")[0]
+        on = f"-on-{self.nodes}" if self.nodes else ""
+        return f"{workload}-{self.workers}{on}-{self.rate}-{self.delay}"
 
 
 SETTINGS = (
@@ -69,10 +70,10 @@ SETTINGS = (
     Setting("chargpt", 2, "unlimited", "0"),
     Setting("convnet", 2, "1gbit", "5ms"),
     Setting("emulated(vgg19, shrink=16)", 4, "500mbit", "0"),
-    Setting("emulated(bert, shrink=16)", 2, "200mbit", "5ms"),
+    Setting("emulated(bert_base, shrink=16)", 2, "200mbit", "5ms"),
     Setting("resnet18", 3, "500mbit", "5ms", held_back=True),
-    Setting("chargpt", 3, "50mbit", "0", held_back=True),
-    Setting("emulated(resnet101, shrink=16)", 4, "200mbit", "0", held_back=True),
+    Setting("emulated(gpt2, shrink=32)", 8, "200mbit", "0", held_back=True),
+    Setting("emulated(resnet101, shrink=16)", 4, "200mbit", "0", held_back=True, nodes=2),
     Setting("convnet", 4, "unlimited", "20ms", held_back=True),
 )
 
@@ -84,6 +85,7 @@ def bench(setting: Setting, steps: int, rounds: int) -> dict[str, Any]:
         command = [str(Path(sys.executable).with_name("gradwire")), "bench"]
         command += ["--workload", setting.workload, "--workers", str(setting.workers)]
         command += ["--rate", setting.rate, "--delay", setting.delay, "--peers", "ddp"]
+        command += ["--nodes", str(setting.nodes)] if setting.nodes else []
         command += ["--recipes", ";".join(("auto", *FIXED)), "--json", str(document)]
         command += ["--steps", str(steps), "--rounds", str(rounds)]
         # A recipe that fails makes the exit code 1, and is a line of the document.
