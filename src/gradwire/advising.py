@@ -18,7 +18,7 @@ from torch import nn
 
 from gradwire.arena import ParameterSpec
 from gradwire.decide.choice import LEAD
-from gradwire.engine.forecast import forecast, specs_of_profile
+from gradwire.engine.forecast import forecast, forecast_as_cut, specs_of_profile
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Link
@@ -305,7 +305,10 @@ def _facts(
     """What `auto` would measure there; what recipes keep of the gradient is as on one model."""
     buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
     sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
-    built = {text: steady(text, "candidate") for text in CHOICES}
+    found = {
+        text: forecast_as_cut(text, specs, backward, cluster, codecs.get(steady(text, "candidate").text))
+        for text in CHOICES
+    }
     return Facts(
         backward.total_s,
         sum(sums),
@@ -316,10 +319,8 @@ def _facts(
         dense_s=dense_s - backward.before_s,
         gradient_bytes=4.0 * sum(backward.numel),
         buckets=buckets,
-        forecasts={
-            text: forecast(each, specs, backward, cluster, codecs.get(each.text))
-            for text, each in built.items()
-        },
+        forecasts={text: each for text, (_, each) in found.items()},
+        recut={text: each.text for text, (each, _) in found.items()},
     )
 
 

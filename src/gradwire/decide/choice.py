@@ -43,9 +43,13 @@ MOST_EXAMINED = 8
 
 @dataclass(frozen=True)
 class Option:
-    """One recipe: what is predicted of it, what it keeps, and what it took on trial (`None` before)."""
+    """One recipe: what is predicted of it, what it keeps, and what it took on trial (`None` before).
+
+    It runs as `text`, which differs from `recipe` where it is cut otherwise than it would be by itself.
+    """
 
     recipe: str
+    text: str
     predicted_s: float
     work_s: float
     """Processor time of codecs and calls in a step (`Forecast.work_s`)."""
@@ -54,10 +58,10 @@ class Option:
     took_s: float | None = None
 
     @classmethod
-    def of(cls, recipe: str, forecast: Forecast, fidelity: float) -> Option:
+    def of(cls, recipe: str, text: str, forecast: Forecast, fidelity: float) -> Option:
         """As the cost model has it."""
         seconds = forecast.step_s() - forecast.backward.before_s
-        return cls(recipe, seconds, forecast.work_s, forecast.wire_bytes, fidelity)
+        return cls(recipe, text, seconds, forecast.work_s, forecast.wire_bytes, fidelity)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from gradwire.arena import ParameterSpec
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.decider import Measuring, Rows
 from gradwire.engine.examining import Examination, Found, Recording
-from gradwire.engine.forecast import forecast_by
+from gradwire.engine.forecast import best_cut, forecast_by
 from gradwire.engine.layout import Layout
+from gradwire.engine.predicted import main_lane
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.planning.facts import Facts
+from gradwire.planning.forecast import Forecast
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import steady
 
@@ -74,9 +76,11 @@ class Choosing(Measuring):
     def decide(self, facts: Facts) -> Composition | None:
         """Forecast all candidates and begin to examine those worth it; the decision where none is."""
         built = _built(self.decision.candidates)
-        layouts = {text: self._layout_of(each) for text, each in built.items()}
-        found = {text: forecast_by(facts, layout, self.specs) for text, layout in layouts.items()}
-        facts = replace(facts, forecasts={text: each for text, each in found.items() if each is not None})
+        forecasts: dict[str, Forecast] = {}
+        if facts.backward is not None and facts.network is not None:
+            for text, own in built.items():
+                built[text], forecasts[text] = self._forecast(facts, text, own)
+        facts = replace(facts, forecasts=forecasts, recut={text: each.text for text, each in built.items()})
         self._examined = tuple(self.decision.examine(facts))
         if not self._examined:
             return super().decide(facts)
@@ -89,10 +93,20 @@ class Choosing(Measuring):
             self._recording,
             recorded,
             self.around.comm,
-            [self.around.compiling(layouts[text]) for text in self._examined],
+            [self.around.compiling(self._layout_of(built[text])) for text in self._examined],
             self.around.placement.memory,
         )
         return None
+
+    def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:
+        """How `text` would be cut, and what a step of it should take."""
+
+        def price(composition: Composition) -> Forecast:
+            found = forecast_by(facts, self._layout_of(composition), self.specs)
+            assert found is not None, "ready times and links are known"
+            return found
+
+        return best_cut(text, own, main_lane(self._layout_of(own), self.specs, facts.bucket_cuts), price)
 
     def _conclude(self, found: Sequence[Found | None]) -> Composition | None:
         """Decide by what was found. A recipe that could not be examined is left out, unless none could."""

@@ -7,7 +7,7 @@ its seconds on the network, so that measured links, clusters, nodes and late wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
@@ -17,6 +17,7 @@ import torch
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
+from gradwire.decide.choice import LEAD
 from gradwire.engine.layout import TINY, Layout, Policy, build, chooser
 from gradwire.engine.predicted import MainLane, Sent, main_lane
 from gradwire.engine.shards import shards_of
@@ -34,6 +35,7 @@ from gradwire.planning.interval import bucketed
 from gradwire.planning.predict import FREE, Tail, UnitWork, ready_of_element
 from gradwire.planning.shapes import Profile
 from gradwire.recipes import Composition
+from gradwire.recipes.mergecomp import in_fewer_units
 from gradwire.recipes.parse import steady
 
 NEAR_LOSSLESS_SHARE = 0.45
@@ -175,6 +177,36 @@ def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> F
         at_most=any(each.at_most for step in sent for rounds in step for each in rounds),
         calls=fmean(sum(map(len, step)) for step in sent) + 1.0,
     )
+
+
+def forecast_as_cut(
+    text: str,
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    codec: CodecCost | None = None,
+) -> tuple[Composition, Forecast]:
+    """The recipe `text` as `best_cut` cuts it there, and its `forecast`."""
+    own = steady(text, "candidate")
+    layout = build(specs, own, None, torch.device("meta"), cluster.workers)
+    main = main_lane(layout, specs, bucket_cuts(backward.numel))
+    return best_cut(text, own, main, lambda each: forecast(each, specs, backward, cluster, codec))
+
+
+def best_cut(
+    text: str, composition: Composition, main: MainLane, price: Callable[[Composition], Forecast]
+) -> tuple[Composition, Forecast]:
+    """`composition`, which `text` builds, or the same in fewer units where that is faster by `LEAD`.
+
+    How a recipe cuts by itself depends on no measured link. Where the delay of a message outweighs its bytes,
+    each further unit costs its rounds. `main` is the recipe's lane; `price` forecasts a composition.
+    """
+    own = price(composition)
+    if main.lane is None or own.step_s() <= (1.0 + LEAD) * own.compute_s:
+        return composition, own
+    others = [(each, price(each)) for each in in_fewer_units(text, main.numel, len(main.cuts) + 1)]
+    best, found = min(others, key=lambda pair: pair[1].step_s(), default=(composition, own))
+    return (best, found) if found.step_s() < (1.0 - LEAD) * own.step_s() else (composition, own)
 
 
 def bucket_cuts(numel: Sequence[int]) -> tuple[int, ...]:

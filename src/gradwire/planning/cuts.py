@@ -104,6 +104,15 @@ def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 
     return _ramped(numel, ramp, largest)
 
 
+def coarse_cuts(numel: int) -> tuple[tuple[int, ...], ...]:
+    """Five units, or fewer, down to one, however large they are: for links whose delay outweighs bytes.
+
+    >>> coarse_cuts(16)
+    ((2, 8, 13, 15), (4, 10, 14), (6, 12), (8,), ())
+    """
+    return tuple(_ramped(numel, ramp, max(numel, 1)) for ramp in _RAMPS)
+
+
 def _ramped(numel: int, ramp: Sequence[int], largest: int) -> tuple[int, ...]:
     cuts: list[int] = []
     for start, stop in pairwise([0, *(numel * edge // 16 for edge in ramp), numel]):

@@ -81,7 +81,7 @@ def standing_of(facts: Facts, target: float, floor: float) -> Standing:
     assert facts.dense_s is not None, "asked for by `whole_steps`"
     before_s = 0.0 if facts.backward is None else facts.backward.before_s
     options = [
-        Option.of(text, found, facts.fidelity.get(text, CANDIDATES[text]))
+        Option.of(text, facts.recut.get(text, text), found, facts.fidelity.get(text, CANDIDATES[text]))
         for text, found in facts.forecasts.items()
         if text != "dense"
     ]

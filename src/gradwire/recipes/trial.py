@@ -46,14 +46,14 @@ _LOG = logging.getLogger("gradwire")
 def on_trial(
     text: str, standing: Standing, again: Again, number: int = 1, left: int = ON_TRIAL
 ) -> Composition:
-    """The recipe `text`, an option of `standing`, as trial `number`, with `left` steps for it and all others.
+    """The option `text` of `standing` as trial `number`, with `left` steps for it and all others.
 
     `again` makes what decides anew.
 
-    A checkpoint saved during the trial carries that text. A run that resumes from it keeps the recipe without
-    a trial.
+    A checkpoint saved during the trial carries the text by which it runs. A run that resumes from it keeps
+    the recipe without a trial.
     """
-    chosen = steady(text, "candidate")
+    chosen = steady(standing.option(text).text, "candidate")
     judge = partial(_judge_of, text, standing, again, number, left)
     why = f"trial {number}: {said_of(standing, text)}"
     return replace(chosen, why=why, table=standing.table(text), watch=Watch(judge, every=1, ends=True))
@@ -107,7 +107,7 @@ def _after(
         following = trying(best.recipe, known, again)
         return replace(following, why=f"{following.why}; before it {text} was tried")
     why = said_of(known, best.recipe) + known.missed(best.took_s)
-    return watched(replace(steady(best.recipe, "candidate"), why=why, table=known.table(best.recipe)), again)
+    return watched(replace(steady(best.text, "candidate"), why=why, table=known.table(best.recipe)), again)
 
 
 def watched(chosen: Composition, again: Again) -> Composition:

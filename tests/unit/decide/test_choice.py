@@ -41,7 +41,7 @@ CONVNET: Setting = (
 
 def _standing(setting: Setting, **asked: float) -> Standing:
     compute_ms, dense_ms, recipes = setting
-    options = [Option(text, ms / 1e3, 0.01, 1e6, kept) for text, (ms, kept) in recipes.items()]
+    options = [Option(text, text, ms / 1e3, 0.01, 1e6, kept) for text, (ms, kept) in recipes.items()]
     return Standing(tuple(options), 0.0, compute_ms / 1e3, dense_ms / 1e3, 4e6, **asked)
 
 

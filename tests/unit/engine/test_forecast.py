@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.engine.forecast import forecast, gains_by_two_levels, specs_of_profile
+from gradwire.engine.forecast import forecast, forecast_as_cut, gains_by_two_levels, specs_of_profile
 from gradwire.engine.layout import build
 from gradwire.engine.predicted import predicted_step_s
 from gradwire.exchange.base import STEADY
@@ -49,6 +49,34 @@ def test_it_is_what_a_report_predicts_from_the_same_facts(text: str) -> None:
     reported_s = predicted_step_s(facts, layout, SPECS, STEADY)
     # Rounds that the worker waits for are added up first here: sums of a few, in another order.
     assert found(text).step_s() == pytest.approx(reported_s, rel=1e-12)
+
+
+FAR = Cluster(4, Link(1e-2, 8e-9))
+"""A delay of 10 ms: as many bytes as 1.25 MB."""
+
+
+@pytest.mark.parametrize("text", ["topk(ratio=0.01)", "leader_topk(ratio=0.01)", "powersgd(rank=2)"])
+def test_where_a_round_is_mostly_delay_recipes_are_cut_into_fewer_units(text: str) -> None:
+    composition, cut = forecast_as_cut(text, SPECS, BACKWARD, FAR)
+    assert composition.text.startswith("mergecomp(")
+    assert cut.step_s() < 0.9 * found(text, FAR).step_s()
+    assert cut.calls < found(text, FAR).calls
+    # It says what a run of that text is predicted to take.
+    assert cut == forecast(recipe(composition.text).build(), SPECS, BACKWARD, FAR)
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        ("topk(ratio=0.001)", Cluster(4, Link(1e-6, 8e-10))),  # hides as it is
+        ("int8", FLAT),  # mostly bytes
+        ("covap(interval=4)", FAR),  # units take turns
+        ("dense", FAR),  # DDP's buckets
+    ],
+)
+def test_elsewhere_a_recipe_is_cut_as_it_would_be_by_itself(text: str, cluster: Cluster) -> None:
+    composition, cut = forecast_as_cut(text, SPECS, BACKWARD, cluster)
+    assert (composition.text, cut) == (recipe(text).build().text, found(text, cluster))
 
 
 def test_a_dense_step_sends_what_the_ring_sends() -> None:
