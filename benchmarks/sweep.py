@@ -6,7 +6,8 @@ interrupted goes on after the last line. The table tells:
 - regret: `auto`'s step over that of the best fixed recipe, or DDP, that keeps at least as much;
 - DDP: the paired ratio of `auto`'s step to DDP's, with its 95 % interval (beside the spread of the bound
   against itself);
-- predicted: what `auto` said a step would take, over what it took.
+- predicted: what `auto` said a step would take, over what it took;
+- hook: the step of torch's PowerSGD hook over that of our recipe of the same rank.
 
 A third of the settings are held back: choose nothing by what they show. `--held-back` runs them alone,
 `--tuning` the others.
@@ -38,6 +39,9 @@ FIXED = (
     "covap(interval=3)",
 )
 """Timed beside `auto`; what each keeps is as `auto` found it, or else as it usually is."""
+
+HOOK = "powersgd_hook(rank=2, bucket_cap_mb=1000)"
+"""Torch's own, of the same rank as one of ours."""
 
 AS_MUCH = 0.005
 """Recipes keep equally much within this share of the gradient."""
@@ -84,7 +88,7 @@ def bench(setting: Setting, steps: int, rounds: int) -> dict[str, Any]:
         document = Path(folder) / "document.json"
         command = [str(Path(sys.executable).with_name("gradwire")), "bench"]
         command += ["--workload", setting.workload, "--workers", str(setting.workers)]
-        command += ["--rate", setting.rate, "--delay", setting.delay, "--peers", "ddp"]
+        command += ["--rate", setting.rate, "--delay", setting.delay, "--peers", f"ddp;{HOOK}"]
         command += ["--nodes", str(setting.nodes)] if setting.nodes else []
         command += ["--recipes", ";".join(("auto", *FIXED)), "--json", str(document)]
         command += ["--steps", str(steps), "--rounds", str(rounds)]
@@ -125,6 +129,7 @@ class Judged:
     over_ddp: float
     low: float
     predicted: float
+    hook: float | None
     chose_dense: bool
     dense_was_right: bool
 
@@ -149,14 +154,21 @@ def judged(line: dict[str, Any]) -> Judged | None:
         over_ddp=line["auto_over_ddp"]["ratio"],
         low=line["auto_over_ddp"]["high"],
         predicted=(line["predicted_step_s"] or 0.0) / steps_s["auto"],
+        hook=_over(steps_s.get(HOOK), steps_s.get("powersgd(rank=2)")),
         chose_dense=chosen == "dense",
         dense_was_right=faster > 0.95 * steps_s["ddp"],
     )
 
 
+def _over(theirs_s: float | None, ours_s: float | None) -> float | None:
+    return theirs_s / ours_s if theirs_s and ours_s else None
+
+
 def table(lines: Iterable[dict[str, Any]]) -> str:
     """One row per setting, and what all of them say together."""
-    shown = [f"{'setting':<28} {'chosen':<40} {'regret':>6} {'DDP':>6} {'≥':>6} {'predicted':>9}  best"]
+    shown = [
+        f"{'setting':<28} {'chosen':<40} {'regret':>6} {'DDP':>6} {'≥':>6} {'predicted':>9} {'hook':>6}  best"
+    ]
     found: list[Judged] = []
     for line in lines:
         verdict = judged(line)
@@ -165,9 +177,11 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
             shown.append(f"{line['setting'] + mark:<28} failed: {line['failed']}")
             continue
         found.append(verdict)
+        hook = "" if verdict.hook is None else f"{verdict.hook:.2f}"
         shown.append(
             f"{line['setting'] + mark:<28} {(line['chosen'] or '')[:40]:<40} {verdict.regret:>6.2f} "
-            f"{verdict.over_ddp:>6.2f} {verdict.low:>6.2f} {verdict.predicted:>9.2f}  {verdict.best}"
+            f"{verdict.over_ddp:>6.2f} {verdict.low:>6.2f} {verdict.predicted:>9.2f} {hook:>6}  "
+            f"{verdict.best}"
         )
     if found:
         regrets = [each.regret for each in found]
