@@ -40,11 +40,9 @@ def main() -> None:
     if start:
         model.load_state_dict(torch.load(options.folder / f"model-{start}.pt"))
     for step in range(start, options.until):
-        data = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-        inputs = torch.randn(64, 64, generator=data)
-        labels = inputs[:, :10].argmax(dim=1)
+        inputs = torch.randn(64, 64, generator=torch.Generator().manual_seed(1000 * step + dist.get_rank()))
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss = nn.functional.cross_entropy(model(inputs), inputs[:, :10].argmax(dim=1))
         loss.backward()
         optimizer.step()
         if step % 10 == 9:

@@ -3,9 +3,8 @@
     torchrun --nproc-per-node 2 examples/plain_loop.py
     torchrun --nproc-per-node 2 examples/plain_loop.py dense
 
-`replicas=` names the ranks that train copies of the model. All of them begin with rank 0's parameters. Here a
-batch is split into two micro-batches: within `wire.no_sync()` gradients only add up, and the second backward
-pass sends the sum.
+`replicas=` names the ranks that train copies of the model; they begin with rank 0's parameters. A batch has
+two micro-batches: within `wire.no_sync()` gradients only add up, and the second backward pass sends the sum.
 """
 
 import sys
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 
 import gradwire
 
-STEPS = 40
-BATCH = 512
+STEPS, BATCH = 40, 512
 
 
 def batch(rank: int, step: int, micro: int) -> tuple[Tensor, Tensor]:
@@ -39,9 +37,9 @@ def main(recipe: str = "int8") -> None:
 
     def backward(step: int, micro: int) -> Tensor:
         inputs, labels = batch(dist.get_rank(), step, micro)
-        loss = nn.functional.cross_entropy(model(inputs), labels) / 2
-        loss.backward()
-        return 2 * loss.detach()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        (loss / 2).backward()
+        return loss
 
     for step in range(STEPS):
         optimizer.zero_grad()

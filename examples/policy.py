@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/policy.py
 
-- The embedding travels in 8 bits, because one-bit and top-k recipes disturb rows that were not used.
-- Biases stay dense, and so does everything small: a policy of your own replaces the default, which does that.
-- Everything else travels by the recipe.
+The embedding travels in 8 bits, because one-bit and top-k recipes disturb rows that were not used. Biases and
+all that is small stay dense: a policy of your own replaces the default, which does that.
 """
 
 import torch
@@ -27,8 +26,7 @@ def policy(parameter: ParameterSpec) -> str | None:
 
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
     """This rank's data: eight words each, and the first of them modulo ten."""
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    words = torch.randint(0, WORDS, (128, 8), generator=generator)
+    words = torch.randint(WORDS, (128, 8), generator=torch.Generator().manual_seed(1000 * step + rank))
     return words, words[:, 0] % 10
 
 

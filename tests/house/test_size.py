@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from tests.support.source import MODULES, functions
+from tests.support.source import MODULES, ROOT, functions
 
-LONGEST_MODULE, LONGEST_FUNCTION = 450, 60
+LONGEST_MODULE, LONGEST_FUNCTION, LONGEST_EXAMPLE = 450, 60, 59
 
 
 def test_modules() -> None:
@@ -21,6 +21,13 @@ def test_functions() -> None:
         for function in functions(module.tree)
     }
     assert {where: count for where, count in lines.items() if count > LONGEST_FUNCTION} == {}
+
+
+def test_examples() -> None:
+    files = [*(ROOT / "examples").glob("*.py")]
+    assert files
+    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {name: count for name, count in lines.items() if count > LONGEST_EXAMPLE} == {}
 
 
 def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

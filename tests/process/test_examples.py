@@ -75,6 +75,7 @@ def test_a_run_resumes_bit_for_bit_and_on_another_number_of_ranks(tmp_path: Path
     resumed = run(2, "broken", 40)
     assert straight.startswith("2 ranks, steps 0 to 40: ")
     assert resumed.startswith("2 ranks, steps 20 to 40: ")
+    assert re.search("parameters [0-9a-f]{8,}", straight)
     assert straight.split(": ")[1] == resumed.split(": ")[1]
     assert run(3, "broken", 50).startswith("3 ranks, steps 40 to 50: ")
 
