@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from gradwire import recipes
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
+from gradwire.engine.shards import shards_of
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual
@@ -199,6 +202,44 @@ def test_the_mean_unsent_moves_to_other_nodes(name: str, since: int, to: int) ->
     for way in range(2):
         mean = _whole_mean([memories[way] for memories in results], to)
         assert (mean - expected).abs().max() <= 32 * 5 * torch.finfo(torch.float32).eps
+
+
+FEW_ROWS = {"conv": (5, 600), "matrix": (64, 32)}
+"""Of which nodes cut the first between elements, and FSDP between rows."""
+
+
+@pytest.mark.parametrize("others", ["nodes", "cuts"])
+def test_the_mean_unsent_moves_to_as_many_ranks_in_other_nodes_or_with_other_cuts(
+    others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(comm: Comm) -> Rig:
+        return Rig(comm, "topk(ratio=0.1)", per_node=2, shapes=FEW_ROWS)
+
+    def saved(comm: Comm) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        rig, draw = made(comm), torch.Generator().manual_seed(comm.rank)
+        rig.step(
+            {s.name: torch.randn(s.numel, generator=draw) for s in specs(shapes=FEW_ROWS)},
+            [[each] for each in FEW_ROWS],
+        )
+        return state.save(rig.engine), state.save_mean(rig.engine)["memory"]
+
+    found = run_ranks(4, saved)
+    if others == "nodes":
+        monkeypatch.setattr(
+            "tests.support.rig.parted",
+            lambda comm, _per_node: (comm.split([(0, 2), (1, 3)]), comm.split([(0, 1), (2, 3)])),
+        )
+    else:
+        monkeypatch.setattr("gradwire.sources.nodes.level.shards_of", partial(shards_of, by_rows=True))
+
+    def loaded(comm: Comm) -> Mapping[str, Tensor]:
+        rig = made(comm)
+        state.load(rig.engine, [own for own, _mean in found])
+        return state.save_mean(rig.engine)["memory"]
+
+    # Halves of two numbers are added as the two are, and halved: not a bit differs.
+    for memory in run_ranks(4, loaded):
+        assert all(torch.equal(memory[name], expected) for name, expected in found[0][1].items())
 
 
 @pytest.mark.parametrize("name", ["topk", "powersgd", "signsgd"])

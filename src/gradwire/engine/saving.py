@@ -119,7 +119,7 @@ def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
             error.__traceback__
         )
     require_success(failure, "read its state", control)
-    others = chosen.each_its_own and not _all_fit(engine, saved)
+    others = chosen.each_its_own and not state.all_fit(engine, saved)
     state.load(engine, _of_all(folder, mine, control) if others else saved, missing, mean=others)
     return engine.step
 
@@ -195,14 +195,6 @@ def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Ch
             "the first save was cut off, so there is nothing to load", GradwireWarning, stacklevel=2
         )
     return None
-
-
-def _all_fit(engine: Engine, saved: Saved) -> bool:
-    """Whether every rank has read a state of the shard that it holds; the same answer on all of them."""
-    mine = all(
-        isinstance(each, Mapping) and state.is_of_our_shard(engine, each) for each in state.single(saved)
-    )
-    return bool(gathered(engine.around.control, torch.tensor([mine], device="cpu")).all())
 
 
 def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:

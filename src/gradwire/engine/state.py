@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import layout_hash
-from gradwire.comm import Comm
+from gradwire.comm import Comm, gathered
 from gradwire.engine.agree import damage, require_agreement, require_undamaged
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
@@ -145,12 +145,14 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
 
     One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
     world every rank takes its own, of another all start with the mean, so that what was unsent in
-    total stays the same. With `missing="drop"` a list may lack ranks, whose unsent gradient is lost: all
+    total stays the same; also of the same world, where nodes are put together otherwise, or parameters cut
+    otherwise. With `missing="drop"` a list may lack ranks, whose unsent gradient is lost: all
     start with the mean of the others. With `mean` no rank takes its own. Raises `ValueError` when a state
     does not belong here or is damaged, and `RanksDisagree` on the ranks whose state would do when
     another rank's does not.
     """
     engine.resolve()
+    mean = not all_fit(engine, saved) or mean
     ready, refusal = _prepared(engine, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
     absent = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
@@ -313,10 +315,32 @@ def _choose(
     return _for_other_shards(_whole(engine, states)), dropped
 
 
+def all_fit(engine: Engine, saved: Saved) -> bool:
+    """Whether every rank was given a state of the shard that it holds, alone or in a list.
+
+    A collective, with the same answer on all ranks: where nodes are put together otherwise, a list has the
+    right state for some ranks and not for others.
+    """
+    control = engine.around.control
+    try:
+        states = single(saved)
+        own = [each for each in states if len(states) == 1 or each["rank"] == control.rank]
+        mine = all(is_of_our_shard(engine, each) for each in own)
+    except Exception:  # what is no state is refused later, with the reason
+        mine = False
+    return bool(gathered(control, torch.tensor([mine], device="cpu")).all())
+
+
 def is_of_our_shard(engine: Engine, state: State) -> bool:
-    """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those."""
+    """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those.
+
+    FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
+    """
     shard, theirs = engine.around.shard, state.get("shard")
-    return (theirs and tuple(theirs)) == (shard and (shard.number, shard.parts))
+    if shard is None or theirs is None:
+        return shard is theirs is None
+    same = tuple(theirs) == (shard.number, shard.parts)
+    return same and state.get("layout") == layout_hash(engine.specs)
 
 
 def _for_other_shards(state: State) -> State:
