@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from gradwire.engine.shards import shards_of
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual
+from gradwire.sources.nodes.level import Packing
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
 from tests.support.rig import BUCKETS, Outcome, Rig, flat, gradients, specs
 
@@ -292,6 +294,30 @@ def test_a_gradient_that_could_not_be_brought_stops_the_step_on_all_ranks() -> N
 
     told = ("PeerFailed", False)
     assert run_ranks(4, rank) == [told, ("ValueError", False), told, told]
+
+
+def test_a_buffer_that_could_not_be_cut_into_shards_stops_the_step_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, ranks = Packing.pack, threading.local()
+
+    def pack(self: Packing, buffer: Tensor) -> Tensor:
+        if ranks.fails:
+            raise MemoryError("no room for rows")
+        return honest(self, buffer)
+
+    monkeypatch.setattr(Packing, "pack", pack)
+
+    def rank(comm: Comm) -> tuple[str, bool, bool]:
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
+        ranks.fails = comm.rank == 1
+        failed = rig.step(gradients(comm.rank, 0))
+        ranks.fails = False
+        again = rig.step(gradients(comm.rank, 0))
+        return type(failed.error).__name__, failed.step.committed, again.step.committed
+
+    told = ("PeerFailed", False, True)
+    assert run_ranks(4, rank) == [told, ("MemoryError", False, True), told, told]
 
 
 def test_an_error_of_our_own_ends_the_step_where_it_happened() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 
@@ -166,7 +166,12 @@ class NodeLevel:
 
     def _scatter(self, now: _Pass, arrival: Arrival) -> None:
         packing = self._packing(arrival)
-        rows, given = packing.rows(arrival.buffer), packing.pack(arrival.buffer)
+        rows = packing.rows(arrival.buffer)
+        try:
+            given = packing.pack(arrival.buffer)
+        except BaseException as error:  # of memory, for instance: neighbours wait for this rank's bytes
+            arrival = replace(arrival, failure=arrival.failure or error)
+            given = torch.zeros_like(rows)
         under_way = self._inside.all_to_all(rows, given)
         shard = rows.new_empty(packing.numel)
         now.buffers.append(buffer := _Buffer(arrival, packing, rows, under_way, shard))
