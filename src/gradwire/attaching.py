@@ -30,7 +30,7 @@ from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
 from gradwire.moment import Replicas, Replicated, read_by
 from gradwire.placement import Bringing, device_at
-from gradwire.placing import Lines, connect, placements, with_streams
+from gradwire.placing import Lines, can_stream, connect, placements, with_streams
 from gradwire.planning.costs import Link
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
@@ -130,10 +130,11 @@ def attach(
         require_agreement(asked.fingerprint(chosen, source, device.where), everyone)
         require_same_optimizer(OptimizerText.of(optimizers), everyone)
         parts = _parts(source, lines)
+        streams = not checksums and can_stream(asked.placement, lines, source.group, process_group, where)
         if source.members is None and nodes is not None:
             table = agreed(kind_of(nodes), mine(), everyone)
             if table is not None and (
-                kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
+                kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy, streams=streams)
             ):
                 parts = _on_nodes(nodes, table, lines)
         if not parts:
@@ -154,19 +155,26 @@ def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...
     return tuple(ProcessGroupComm(each) for each in groups)
 
 
-def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
-    """Whether two levels spare more than they cost; it follows from what all ranks have agreed on."""
+def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None, *, streams: bool) -> bool:
+    """Whether two levels spare more than they cost; it follows from what all ranks have agreed on.
+
+    Not where collectives are work in a device's streams: two levels go by way of the host.
+    """
     from gradwire.engine.forecast import gains_by_two_levels
 
     workers = len(table.nodes) * table.per_node
     composition = chosen.build()
-    if gains_by_two_levels(composition, source.specs, workers, table.per_node, policy):
+    if streams:
+        why = "adding up inside a node goes by way of the host, and NCCL sends from the device"
+    elif gains_by_two_levels(composition, source.specs, workers, table.per_node, policy):
         return True
+    else:
+        why = f"what {composition.text} sends is little beside the sum inside a node"
     if dist.get_rank() == 0:
         _LOG.info(
-            "ranks share nodes, and gradients go between all ranks alike: what %s sends is little beside the "
-            "sum inside a node. nodes= with the ranks of every node has them add up there first",
-            composition.text,
+            "ranks share nodes, and gradients go between all ranks alike: %s. nodes= with the ranks of every "
+            "node has them add up there first",
+            why,
         )
     return False
 

@@ -88,6 +88,15 @@ def connect(
     return Lines(device, ThroughComm(streamed, where), None, streamed)
 
 
+def can_stream(
+    asked: Place, lines: Lines, models: dist.ProcessGroup, own: dist.ProcessGroup | None, where: torch.device
+) -> bool:
+    """Whether collectives of the device's gradients may be work in its streams."""
+    if lines.device.is_host or asked == "host" or lines.cpu is None:
+        return False
+    return _streams(models if own is None else own, where)
+
+
 def with_streams(
     asked: Configuration,
     lines: Lines,
@@ -99,9 +108,7 @@ def with_streams(
 
     Raises `ValueError`, on all ranks, for checksums of what a device sends.
     """
-    if lines.device.is_host or asked.placement == "host" or lines.cpu is None:
-        return lines
-    if not _streams(models if own is None else own, where):
+    if not can_stream(asked.placement, lines, models, own, where):
         return lines
     if asked.checksums:
         if asked.placement == "device":
@@ -110,7 +117,7 @@ def with_streams(
                 "device: leave one of the two out"
             )
         return lines
-    if _streams(lines.cpu.group, where):
+    if lines.cpu is not None and _streams(lines.cpu.group, where):
         return replace(lines, streamed=lines.cpu)
     return replace(lines, streamed=ProcessGroupComm(lending.borrow(models, where) if own is None else own))
 
@@ -128,9 +135,12 @@ def placements(
     if device.is_host or asked == "host":
         return by_host, None
     if not flat:
-        return replace(
-            by_host, why="ranks share nodes or hold shards, which no other placement carries yet"
-        ), None
+        why = "ranks share nodes or hold shards, which no other placement carries yet"
+        if asked == "device" and control.rank == 0:
+            _LOG.warning(
+                "gradients are carried on the host, although placement='device' was asked for: %s", why
+            )
+        return replace(by_host, why=why), None
     if lines.streamed is None:
         return staged(comm, worker.post, device), by_host
     on_device = stream(lines.streamed, control, device, worker.crashed)

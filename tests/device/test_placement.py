@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.placement import Accelerator, Copies, HostDevice, InPlace, Placement, device_at, host
+from gradwire.placing import Lines, placements
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
+from gradwire.sources.nodes.members import Table
 from tests.support.simulated import Near, Simulated
 
 
@@ -162,6 +166,46 @@ def test_recipe_and_backend_choose(
     assert ("reads numbers on the host" in report.placement_why) == (placement == "host")
     [untried] = [record.getMessage() for record in caplog.records if "experimental" in record.message]
     assert f"by the placement {placement!r}" in untried
+
+
+@pytest.mark.parametrize(("placement", "levels"), [("auto", 0), ("device", 0), ("host", 1)])
+def test_ranks_that_share_nodes_stay_flat_where_the_device_sends(
+    ddp: DistributedDataParallel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    placement: Any,
+    levels: int,
+) -> None:
+    """Or the default would take every gradient on nodes of GPUs by way of the host."""
+    caplog.set_level(logging.INFO, "gradwire")
+    on_a_device(monkeypatch, Near(), streams=True)
+    asked: list[Table] = []
+
+    def on_nodes(_nodes: object, table: Table, _lines: object) -> tuple[()]:
+        asked.append(table)
+        return ()
+
+    monkeypatch.setattr("gradwire.attaching.agreed", lambda *_: Table(((0, 1), (2, 3))))
+    monkeypatch.setattr("gradwire.attaching._on_nodes", on_nodes)
+    wire = gradwire.attach(ddp, recipe="int8", placement=placement)
+    assert len(asked) == levels
+    assert wire.report().placement == ("host" if levels else "stream")
+    assert ("NCCL sends from the device" in caplog.text) == (not levels)
+
+
+@pytest.mark.parametrize(("asked", "warnings"), [("device", 1), ("auto", 0)])
+def test_shards_are_carried_on_the_host_and_who_asked_for_the_device_is_warned(
+    asked: Any, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rank(comm: ThreadComm) -> str:
+        worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
+        lines = Lines(Near(), comm, None)
+        placement, elsewhere = placements(asked, lines, comm, comm, worker, flat=False)
+        assert elsewhere is None
+        return placement.name
+
+    assert run_ranks(2, rank) == ["host"] * 2
+    assert [each.levelname for each in caplog.records] == ["WARNING"] * warnings
 
 
 def test_checksums_are_of_what_the_host_sends(
