@@ -303,26 +303,50 @@ def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> 
         source.check()
 
 
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """What `torch.accelerator` has as current on each thread; a stream is on the device of its last digit."""
+    current = threading.local()
+
+    def set_stream(stream: str) -> None:
+        current.stream, current.device = stream, int(stream[-1])
+
+    monkeypatch.setattr(
+        "torch.accelerator.current_stream", lambda at: getattr(current, "stream", f"own {at.index}")
+    )
+    monkeypatch.setattr("torch.accelerator.set_stream", set_stream)
+    monkeypatch.setattr("torch.accelerator.current_device_index", lambda: getattr(current, "device", 0))
+    monkeypatch.setattr(
+        "torch.accelerator.set_device_index", lambda number: setattr(current, "device", number)
+    )
+    return current
+
+
+def test_a_thread_that_has_used_a_stream_is_on_its_own_device_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model on the second GPU, in a process whose current one is the first."""
+    current = accelerators(monkeypatch)
+    with Accelerator(torch.device("cuda", 1)).using("copies 1"):
+        assert (current.stream, current.device) == ("copies 1", 1)
+    assert (current.stream, current.device) == ("own 1", 0)
+
+
 def test_two_threads_may_use_one_stream_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each thread has a current stream of its own; a stream that is its own context manager has one memory.
-    current = threading.local()
-    monkeypatch.setattr("torch.accelerator.current_stream", lambda _where: getattr(current, "stream", "own"))
-    monkeypatch.setattr("torch.accelerator.set_stream", lambda stream: setattr(current, "stream", stream))
-    device, entered, left = Accelerator(torch.device("cuda")), threading.Event(), threading.Event()
+    current = accelerators(monkeypatch)
+    device, entered, left = Accelerator(torch.device("cuda", 0)), threading.Event(), threading.Event()
     seen = []
 
     def other() -> None:
-        with device.using("copies"):
+        with device.using("copies 0"):
             entered.set()
             left.wait(10.0)
             seen.append(current.stream)
         seen.append(current.stream)
 
     thread = threading.Thread(target=other)
-    with device.using("copies"):
+    with device.using("copies 0"):
         thread.start()
         assert entered.wait(10.0)
-    assert current.stream == "own"
+    assert current.stream == "own 0"
     left.set()
     thread.join()
-    assert seen == ["copies", "own"]
+    assert seen == ["copies 0", "own 0"]

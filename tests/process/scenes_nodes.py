@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.comm import groups as lending
 from gradwire.comm.checked import SHORT_BYTES, Sealed
-from gradwire.errors import PeerFailed, RanksDisagree, WireError
+from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.integrations.dcp import WireState
 from tests.faults.scenes_ranks import Made, ddp, hsdp, plain
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
@@ -266,6 +268,25 @@ def refused() -> dict[str, list[str]]:
     return found
 
 
+def unconnected() -> list[str]:
+    """Rank 1 makes a group with the other rank of its node, and then hears that it could not."""
+    honest = lending._new
+
+    def new(terms: Any) -> dist.ProcessGroup:
+        made = honest(terms)
+        if dist.get_rank() == 1 and len(terms[0]) == 2:
+            lending._lent[made] = False  # or later scenes would need one group more on some ranks only
+            raise TransportError("connectFullMesh failed")
+        return made
+
+    with mock.patch.object(lending, "_new", new), mock.patch.object(lending, "_known", return_value=[]):
+        try:
+            _attached("int8")
+        except TransportError as error:
+            return [str(error), type(error.__cause__).__name__]
+    return ["attached", ""]
+
+
 def groups_are_lent_again() -> bool:
     """A model that has gone leaves its three groups to the next one."""
 
@@ -305,6 +326,7 @@ def uneven_batches() -> str:
 
 
 SCENES: dict[str, Callable[[], Any]] = {
+    "unconnected": unconnected,  # first of all: later ranks are in different numbers of groups
     "dense is dense": dense_is_dense,
     **{recipe: partial(learns, recipe) for recipe in RECIPES},
     **{f"NaN, {recipe}": partial(not_finite, recipe) for recipe in ("dense", "int8", "topk(ratio=0.05)")},

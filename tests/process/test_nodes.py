@@ -113,6 +113,12 @@ def test_what_cannot_be_is_refused_on_all_ranks(four: Results) -> None:
         assert "neither 'auto'" in found["a word"][1]
 
 
+def test_a_rank_that_cannot_connect_inside_its_node_is_named_on_all_ranks(four: Results) -> None:
+    for rank, (text, cause) in enumerate(value(four, "unconnected")):
+        assert text == "ranks [1] could not connect to those of their node"
+        assert cause == ("TransportError" if rank == 1 else "NoneType")
+
+
 def test_groups_are_lent_to_the_next_model(four: Results) -> None:
     assert value(four, "lent") == [True] * 4
 

@@ -54,10 +54,11 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Sequence[int]) -> tuple[dist.P
     """The same over each of `parts`: members of `like`, by their numbers there, this rank among them.
 
     `None`, on all ranks, where torch could not make a group that is wanted: it names one by how many groups a
-    rank is in, and ranks that take different names wait until the timeout.
+    rank is in, and ranks that take different names wait until the timeout. Raises `TransportError`, on all
+    ranks, where some cannot make one: the others may be of other parts, and would go on.
 
     A collective over all of `like`, which carries tensors on the CPU: an all-gather of 128 bytes per rank and
-    part, and one of their needs. All ranks are in some part of each kind.
+    part, and two of a few numbers. All ranks are in some part of each kind.
     """
     ranks, backend, timeout = _terms(like, _CPU)
     terms = [([ranks[each] for each in members], backend, timeout) for members in parts]
@@ -72,7 +73,19 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Sequence[int]) -> tuple[dist.P
         count += group is None
     if not _can_be_made(_all_say(needs, like), len(parts)):
         return None
-    return tuple(_lend(group, of) for group, of in zip(free, terms, strict=True))
+    failure: TransportError | None = None
+    lent: list[dist.ProcessGroup] = []
+    for group, of in zip(free, terms, strict=True):
+        try:
+            lent.append(_lend(group, of))
+        except TransportError as error:  # members of the next part wait for this rank all the same
+            failure = failure or error
+    missing = [rank for rank, [came] in enumerate(_all_say([failure is None], like)) if not came]
+    if missing:
+        for group in lent:
+            give_back(group)
+        raise TransportError(f"ranks {missing} could not connect to those of their node") from failure
+    return tuple(lent)
 
 
 def _all_say(mine: Sequence[int], like: dist.ProcessGroup) -> list[list[int]]:

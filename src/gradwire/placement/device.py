@@ -134,13 +134,18 @@ class Accelerator:
 
     @contextmanager
     def using(self, stream: Any) -> Iterator[None]:
-        """A `torch.Stream` itself, as a context manager, would serve one thread at a time."""
+        """A `torch.Stream` itself, as a context manager, would serve one thread at a time.
+
+        A stream brings its device with it, so the thread's own comes back last.
+        """
+        number = torch.accelerator.current_device_index()
         before = torch.accelerator.current_stream(self.where)
         torch.accelerator.set_stream(stream)
         try:
             yield
         finally:
             torch.accelerator.set_stream(before)
+            torch.accelerator.set_device_index(number)
 
     def new_event(self) -> Event:
         return torch.Event(self.where, enable_timing=True)
