@@ -18,8 +18,10 @@ from gradwire.engine.layout import Layout
 from gradwire.engine.predicted import main_lane
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
+from gradwire.planning.costs import NOMINAL_CODEC
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
+from gradwire.planning.predict import FREE
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import steady
 
@@ -99,14 +101,19 @@ class Choosing(Measuring):
         return None
 
     def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:
-        """How `text` would be cut, and what a step of it should take."""
+        """How `text` would be cut, and what a step of it should take while codecs cost nothing.
+
+        Cuts are compared with a nominal codec, because in fewer units less of its work hides.
+        """
 
         def price(composition: Composition) -> Forecast:
             found = forecast_by(facts, self._layout_of(composition), self.specs)
             assert found is not None, "ready times and links are known"
-            return found
+            return found.coded(NOMINAL_CODEC)
 
-        return best_cut(text, own, main_lane(self._layout_of(own), self.specs, facts.bucket_cuts), price)
+        main = main_lane(self._layout_of(own), self.specs, facts.bucket_cuts)
+        composition, found = best_cut(text, own, main, price)
+        return composition, found.coded(FREE)
 
     def _conclude(self, found: Sequence[Found | None]) -> Composition | None:
         """Decide by what was found. A recipe that could not be examined is left out, unless none could."""

@@ -28,7 +28,7 @@ from gradwire.measure.codec import payloads
 from gradwire.moment import Moment
 from gradwire.planning.cluster import Cluster, once
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward, CodecCost, Link
+from gradwire.planning.costs import NOMINAL_CODEC, Backward, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
@@ -186,11 +186,16 @@ def forecast_as_cut(
     cluster: Cluster,
     codec: CodecCost | None = None,
 ) -> tuple[Composition, Forecast]:
-    """The recipe `text` as `best_cut` cuts it there, and its `forecast`."""
+    """The recipe `text` as `best_cut` cuts it there, and its `forecast`.
+
+    Where no `codec` is given, cuts are compared with a nominal one, because in fewer units less of it hides.
+    """
     own = steady(text, "candidate")
     layout = build(specs, own, None, torch.device("meta"), cluster.workers)
     main = main_lane(layout, specs, bucket_cuts(backward.numel))
-    return best_cut(text, own, main, lambda each: forecast(each, specs, backward, cluster, codec))
+    assumed = codec or NOMINAL_CODEC
+    cut, found = best_cut(text, own, main, lambda each: forecast(each, specs, backward, cluster, assumed))
+    return cut, found.coded(codec or FREE)
 
 
 def best_cut(

@@ -51,6 +51,9 @@ which compression is meant."""
 NOMINAL_ELEMENT_S = 1e-9
 """What folding, encoding and decoding an element takes on one core: 0.4 to 2 ns, by recipe."""
 
+NOMINAL_CODEC = CodecCost(Line(0.0, NOMINAL_ELEMENT_S), Line(0.0, 0.0))
+"""What stands for a codec that has not been measured, where cuts are compared."""
+
 
 @dataclass(frozen=True)
 class Network:

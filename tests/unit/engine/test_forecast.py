@@ -12,10 +12,11 @@ from gradwire.engine.layout import build
 from gradwire.engine.predicted import predicted_step_s
 from gradwire.exchange.base import STEADY
 from gradwire.planning.cluster import Cluster
-from gradwire.planning.costs import CodecCost, Line, Link
+from gradwire.planning.costs import NOMINAL_CODEC, CodecCost, Line, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
+from gradwire.planning.predict import FREE
 from gradwire.planning.shapes import load, ready_of
 from gradwire.recipes import recipe
 
@@ -63,6 +64,15 @@ def test_where_a_round_is_mostly_delay_recipes_are_cut_into_fewer_units(text: st
     assert cut.calls < found(text, FAR).calls
     # It says what a run of that text is predicted to take.
     assert cut == forecast(recipe(composition.text).build(), SPECS, BACKWARD, FAR)
+
+
+def test_cuts_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
+    """Or what happens to hide in few units would count for nothing."""
+    near = Cluster(4, Link(3e-3, 8e-9))
+    unknown, free = (forecast_as_cut("efsignsgd", SPECS, BACKWARD, near, each) for each in (None, FREE))
+    nominal, _ = forecast_as_cut("efsignsgd", SPECS, BACKWARD, near, NOMINAL_CODEC)
+    assert unknown[0].text == nominal.text != free[0].text
+    assert unknown[1] == forecast(unknown[0], SPECS, BACKWARD, near)
 
 
 @pytest.mark.parametrize(
