@@ -221,21 +221,25 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_colours_can_be_told_from_what_is_behind_them(theme):
-    style = re.findall(r":root \{(.*?)\}", render(document()), re.DOTALL)[theme]
-    colours = dict(re.findall(r"--(\w+): (#\w{6});", style))
+    # WCAG 2.2: 4.5:1 for text, 3:1 for marks.
+    light, dark, paper = (
+        dict(re.findall(r"--(\w+): (#\w{6});", block))
+        for block in re.findall(r":root \{(.*?)\}", render(document()), re.DOTALL)
+    )
+    colours = light | {"light": {}, "dark": dark, "print": paper}[theme]
 
     def contrast(one, other):
         low, high = sorted((luminance(colours[one]), luminance(colours[other])))
         return (high + 0.05) / (low + 0.05)
 
-    texts = [
-        contrast(ink, card) for ink in ("ink", "soft", "good", "bad", "gradwire") for card in ("page", "card")
-    ]
+    texts, backgrounds, lines = ("ink", "soft", "good", "bad", "gradwire"), ("page", "card"), ("rule", "grid")
     bars = ("data", "forward", "backward", "wait", "optimizer")
     marks = ("ddp", "gradwire", "bound", "encode", "decode", "wire", *bars)
-    assert min(texts) >= 4.5
+    assert set(colours) == {*texts, *backgrounds, *lines, *marks, "inside"}, "each colour has a purpose"
+    assert set(dark) == set(light)
+    assert min(contrast(ink, card) for ink in texts for card in backgrounds) >= 4.5
     assert min(contrast("inside", bar) for bar in bars) >= 4.5
     assert min(contrast(mark, "card") for mark in marks) >= 3.0
 
