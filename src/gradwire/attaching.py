@@ -110,8 +110,8 @@ def attach(
 
     Example::
 
-        ddp = DistributedDataParallel(model)
-        wire = gradwire.attach(ddp, optimizer)
+        model = DistributedDataParallel(module)
+        wire = gradwire.attach(model, optimizer)
     """
     if not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")

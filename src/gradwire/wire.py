@@ -180,11 +180,12 @@ class Wire:
 
         Example::
 
+            loss = loss_of(batch)
             loss.backward()
             optimizer.step()
             wire.note_loss(loss)
         """
-        self._engine.health.note(float(loss))
+        self._engine.health.note(float(loss.detach() if isinstance(loss, Tensor) else loss))
 
     def log_to(self, target: Any, *, every: int = 50) -> None:
         """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.
@@ -199,6 +200,7 @@ class Wire:
 
         Example::
 
+            wire = gradwire.attach(model, optimizer)
             if dist.get_rank() == 0:
                 wire.log_to(SummaryWriter(), every=10)
         """
@@ -290,7 +292,8 @@ class Wire:
 
         Example::
 
-            torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
+            if rank == 0:
+                torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
             wire.save("wire")
         """
         return self._backward.together("save()", lambda: saving.save(self._engine, Path(folder)))

@@ -1,7 +1,9 @@
-"""Every Python block of the documents, run on real ranks as its reader would run it."""
+"""Every Python block of the documents and docstrings, run on real ranks as its reader would run it."""
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
 import warnings
@@ -38,13 +40,13 @@ class Names(dict[str, Any]):
 
 
 class Blocks(nn.Module):
-    """A model in blocks."""
+    """A model in blocks, large enough that the default policy compresses them."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2))
-        self.head = nn.Linear(8, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(2))
+        self.head = nn.Linear(64, 4)
 
     def forward(self, batch: Tensor) -> Tensor:
         for block in self.blocks:
@@ -56,10 +58,14 @@ def _optimizer(names: Names) -> torch.optim.Optimizer:
     return torch.optim.SGD(names["model"].parameters(), lr=0.1)
 
 
+def _loss(found: Tensor) -> Tensor:
+    return (found**2).mean()
+
+
 def _step(names: Names) -> Callable[[Tensor], None]:
     def step(batch: Tensor) -> None:
         names["optimizer"].zero_grad()
-        names["loss"](names["model"](batch)).backward()
+        _loss(names["model"](batch)).backward()
         names["optimizer"].step()
 
     return step
@@ -68,7 +74,7 @@ def _step(names: Names) -> Callable[[Tensor], None]:
 def _stepped(names: Names) -> gradwire.Wire:
     wire = gradwire.attach(names["model"], names["optimizer"], "topk(ratio=0.1)")
     for batch in names["batches"]:
-        names["step"](batch)
+        _step(names)(batch)
     return wire
 
 
@@ -85,25 +91,40 @@ ALWAYS: dict[str, Given] = {
     "warnings": lambda _: warnings,
     "DistributedDataParallel": lambda _: DistributedDataParallel,
     "rank": lambda _: dist.get_rank(),
-    "batches": lambda _: [torch.ones(4, 8) * (dist.get_rank() + step) for step in range(4)],
+    "batches": lambda _: [torch.ones(4, 64) * (dist.get_rank() + step) for step in range(4)],
     "gradient": lambda names: names["batches"][0],
     "loader": lambda names: names["batches"],
-    "loss": lambda _: lambda found: (found**2).mean(),
-    "loss_of": lambda names: lambda batch: names["loss"](names["model"](batch)),
+    "loss": lambda _: _loss,
+    "loss_of": lambda names: lambda batch: _loss(names["model"](batch)),
     "model": lambda _: DistributedDataParallel(Blocks()),
     "optimizer": _optimizer,
     "step": _step,
     "wire": _stepped,
     "ddp": lambda names: names["model"],
 }
+DASHBOARDS: dict[str, Given] = {
+    "wandb": lambda _: SimpleNamespace(log=_recording),
+    "mlflow": lambda _: SimpleNamespace(log_metrics=_recording),
+    "train_one_step": lambda names: lambda: _step(names)(names["batches"][0]),
+}
 GIVEN: dict[str, dict[str, Given]] = {
     "": {},
     "plain": {"model": lambda _: Blocks()},
     "sharded": {"model": lambda _: Blocks(), "nodes": lambda _: 2, "ranks_per_node": lambda _: 1},
-    "dashboards": {
-        "wandb": lambda _: SimpleNamespace(log=_recording),
-        "mlflow": lambda _: SimpleNamespace(log_metrics=_recording),
-        "train_one_step": lambda names: lambda: names["step"](names["batches"][0]),
+    "dashboards": DASHBOARDS,
+    "docstrings": DASHBOARDS
+    | {
+        "module": lambda _: Blocks(),
+        "batch": lambda names: names["batches"][0],
+        "first_half": lambda names: names["batches"][0][:2],
+        "second_half": lambda names: names["batches"][0][2:],
+        "images": lambda names: names["batches"][0],
+        "train_step": _step,
+        "step": lambda _: 1000,
+        "folder": lambda _: "checkpoint",
+        "file": lambda _: io.StringIO(),
+        "json": lambda _: json,
+        "SummaryWriter": lambda _: lambda: _recording,
     },
     "two optimizers": {
         "optimizer_of_body": lambda names: torch.optim.SGD(names["model"].module.blocks.parameters(), lr=0.1),
@@ -113,22 +134,23 @@ GIVEN: dict[str, dict[str, Given]] = {
 """What blocks find in place instead of `ALWAYS`, or beside it."""
 
 
-def run(block: Block) -> list[str]:
-    """Run it, in a folder that both ranks share; the names that it used of what is given."""
-    folder = Path(os.environ[FOLDER]) / block.page.stem / str(block.line)
+def run(block: Block) -> None:
+    """Run it, in a folder that both ranks share, and the docstrings of one file: one saves, one loads."""
+    of_its_own = block.given != "docstrings"
+    folder = Path(os.environ[FOLDER]) / block.page.stem / (str(block.line) if of_its_own else "")
     folder.mkdir(parents=True, exist_ok=True)
     before = Path.cwd()
     os.chdir(folder)
     names = Names(ALWAYS | GIVEN[block.given])
     try:
         with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Converting a tensor")  # torch's, of a loss with a graph
             exec(compile(block.text, str(block), "exec"), names)  # that is what a reader does with it
         if isinstance(names.get("wire"), gradwire.Wire):
             names["wire"].detach()
     finally:
         os.chdir(before)
         logging.getLogger().handlers.clear()
-    return sorted(names.given.keys() & names.keys())
 
 
 SCENES = {str(block): partial(run, block) for block in blocks("python") if not block.not_run}

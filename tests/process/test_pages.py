@@ -1,4 +1,4 @@
-"""The Python blocks of the documents run, to the letter, on two ranks."""
+"""The Python blocks of the documents and docstrings run, to the letter, on two ranks."""
 
 from __future__ import annotations
 
@@ -18,5 +18,4 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.parametrize("block", SCENES)
 def test_a_block_of_the_documents_runs(world: Results, block: str) -> None:
-    one, other = value(world, block)
-    assert one == other
+    assert value(world, block) == [None, None]

@@ -6,16 +6,20 @@ A comment directly above a block says what the block alone does not:
 - `<!-- not run: REASON -->`: why no test runs it, and what does so instead.
 
 What a page quotes from a file, whose name stands above the block, is run as that file is.
+
+The site's reference shows docstrings. Their literal blocks, which doctest passes over, are blocks as well.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.source import ROOT
+from tests.support.source import MODULES, ROOT, Module
 
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 
@@ -25,11 +29,21 @@ _BLOCK = re.compile(
     r"(?P<fence> *```+)(?P<language>[\w{}-]*)[^\n]*\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
+_LITERAL = re.compile(r"^( *)\S.*::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
+_NOT_RUN = {
+    "gradwire.integrations.accelerate": "needs Accelerate; examples/with_accelerate.py has these lines",
+    "gradwire.integrations.lightning": "needs Lightning; examples/with_fabric.py, examples/with_lightning.py",
+    "gradwire.integrations.lossless_group": "starts a world; tests/process/scenes_lossless.py does so",
+    "gradwire.integrations.safetensors": "needs safetensors; tests/unit/integrations/test_safetensors.py",
+    "gradwire.integrations.transformers": "needs transformers; examples/with_trainer.py has these lines",
+    "gradwire.lab.emulate.network": "needs namespaces; tests/process/net_scene.py has more",
+}
+"""Modules whose literal blocks no test runs, and why."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code; `line` is that of its fence."""
+    """A block of code on a page or in a docstring; `line` is the one above its text."""
 
     page: Path
     line: int
@@ -43,10 +57,10 @@ class Block:
 
 
 def blocks(*languages: str) -> list[Block]:
-    """All blocks of all pages, or those in certain languages."""
-    return [
-        block for page in PAGES for block in blocks_of(page) if not languages or block.language in languages
-    ]
+    """All blocks of all pages and docstrings, or those in certain languages."""
+    found = [block for page in PAGES for block in blocks_of(page)]
+    found += [block for module in MODULES for block in literals_of(module)]
+    return [block for block in found if not languages or block.language in languages]
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -60,6 +74,18 @@ def blocks_of(page: Path) -> list[Block]:
         line = text.count("\n", 0, block.start("fence")) + 1
         found.append(Block(page, line, block["language"], textwrap.dedent(block["text"]), **said))
     return found
+
+
+def literals_of(module: Module) -> Iterator[Block]:
+    """The literal blocks in the docstrings of one module; they find `docstrings` in place."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        for found in _LITERAL.finditer(f"{ast.get_docstring(node) or ''}\n"):
+            line = node.body[0].lineno + found.string.count("\n", 0, found.start(2)) - 1
+            text = textwrap.dedent(found[2])
+            not_run = _NOT_RUN.get(module.name, "")
+            yield Block(module.path, line, "python", text, "" if not_run else "docstrings", not_run)
 
 
 def commands(text: str) -> list[str]:

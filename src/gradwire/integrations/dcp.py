@@ -2,6 +2,10 @@
 
 Example::
 
+    import torch.distributed.checkpoint as dcp
+
+    from gradwire.integrations.dcp import WireState
+
     dcp.save({"model": model, "wire": WireState(wire)}, checkpoint_id=folder)
     dcp.load({"model": model, "wire": WireState(wire, folder)}, checkpoint_id=folder)
 

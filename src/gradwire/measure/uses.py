@@ -46,9 +46,9 @@ def layer_rates(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, i
 
     Example::
 
-        rates = gradwire.measure.layer_rates(model, images)
-        ddp = DistributedDataParallel(model)
-        wire = gradwire.attach(ddp, optimizer, f"scalecom(rates={rates})")
+        rates = gradwire.measure.layer_rates(module, images)
+        model = DistributedDataParallel(module)
+        wire = gradwire.attach(model, optimizer, f"scalecom(rates={rates})")
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 256, 10))
     >>> layer_rates(model, torch.zeros(32, 1, 16, 16))
