@@ -238,6 +238,7 @@ def refused() -> dict[str, str]:
         "twice": _refusal(lambda: gradwire.attach(model, replicas=world)),
         "under ddp": _refusal(lambda: inside(batch(0)[0])),
         "ddp": _refusal(lambda: gradwire.attach(inside, replicas=world)),
+        "around ddp": _refusal(lambda: gradwire.attach(nn.Sequential(inside), replicas=world)),
         "mesh": _refusal(lambda: gradwire.attach(perceptron(), replicas=mesh)),
         "group": _refusal(lambda: gradwire.attach(perceptron(), replicas="world")),  # type: ignore[arg-type]
     }

@@ -88,6 +88,7 @@ REFUSED = {
     "twice": "attached already",
     "under ddp": "would exchange its gradients a second time",
     "ddp": "has a process group of its own",
+    "around ddp": "'0' inside this module is wrapped in DistributedDataParallel",
     "mesh": "a mesh of 2 dimensions: pass one of them",
     "group": "got 'world'",
 }

@@ -68,8 +68,14 @@ class PlainParameters(Source):
         return self._replicas
 
     def check(self) -> None:
-        """Check what every source checks, and that the module is not attached already."""
+        """Check what every source checks, and that nothing else exchanges the same gradients."""
         super().check()
+        for name, each in self.model.named_modules():
+            if isinstance(each, DistributedDataParallel):
+                raise ValueError(
+                    f"{name!r} inside this module is wrapped in DistributedDataParallel, which would "
+                    "exchange its gradients a second time: take that wrapper off, or attach it instead"
+                )
         if self.model in _ATTACHED:
             raise ValueError("this module is attached already: its gradients would be exchanged twice")
 
