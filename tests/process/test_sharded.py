@@ -38,10 +38,12 @@ NATIVE = {
 
 
 @pytest.mark.parametrize("scene", NATIVE)
-def test_dense_is_native_hsdp(world: Results, scene: str) -> None:
-    # Sums in another order at most: a few roundings of values of about 1, in float32.
+def test_dense_is_native_hsdp(world: Results, ranks: int, scene: str) -> None:
+    # Two addends have no order. Three have, and what is accumulated without being sent is added up in another
+    # one: a few roundings of values of about 1, in float32.
+    most = 0.0 if ranks == 4 and scene != "native, no_sync" else 1e-6
     for found in value(world, scene):
-        assert found["off"] <= 1e-6
+        assert found["off"] <= most
         assert found["alike"]
         assert found["steps"] == NATIVE[scene]
 
