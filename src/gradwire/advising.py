@@ -10,7 +10,7 @@ Nothing is measured, and the same arguments always give the same plan. What it a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -214,7 +214,9 @@ def _compared(
     dense_s = foresee("dense").step_s
     facts = _facts(profile, backward, cluster, dense_s, known)
     chosen = chosen_by(facts, standing_of(facts, target, FLOOR), partial(auto, target))
-    best = rows[0]
+    # A user who names candidates asks about those, and not about what `auto` would do instead.
+    asked = [rows[0]] if tuple(candidates) != CANDIDATES else [rows[0], *_as_cut(rows[0], chosen.text, facts)]
+    best = min(asked, key=lambda row: row.step_s)
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(
         model=profile.model,
@@ -322,6 +324,12 @@ def _facts(
         forecasts={text: each for text, (_, each) in found.items()},
         recut={text: each.text for text, (each, _) in found.items()},
     )
+
+
+def _as_cut(row: Candidate, text: str, facts: Facts) -> list[Candidate]:
+    """`row` as it would be for what `auto` chooses, which may be cut otherwise than any row is."""
+    found = [facts.forecasts[recipe] for recipe, full in facts.recut.items() if full == text]
+    return [replace(row, recipe=text, step_s=each.step_s(), two_levels=False) for each in found]
 
 
 def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:

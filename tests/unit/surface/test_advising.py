@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,11 @@ def test_the_guides_table_is_what_is_predicted() -> None:
         cells = [f"{row[text].step_s * 1e3:.0f} ms, {row[text].wire_bytes / 1e6:.3g} MB" for row in rows]
         assert line == f"| `{text}` | {' | '.join(cells)} |"
     assert len(texts) > 5
+
+
+def test_the_advice_counts_what_auto_would_cut_otherwise() -> None:
+    """Over 10 ms each unit more costs its rounds: no recipe that cuts by itself is as fast."""
+    found = gradwire.plan("resnet50", workers=32, rate_bit_per_s=1e9, delay_s=1e-2, step_s=0.18)
+    assert found.auto.startswith("mergecomp(")
+    [at_best] = re.findall(r"fall to (\d+) ms at best", found.advice)
+    assert float(at_best) < 500 * found.candidates[0].step_s

@@ -167,13 +167,13 @@ class NodeLevel:
     def _scatter(self, now: _Pass, arrival: Arrival) -> None:
         packing = self._packing(arrival)
         rows = packing.rows(arrival.buffer)
+        shard = rows.new_empty(packing.numel)
         try:
             given = packing.pack(arrival.buffer)
         except BaseException as error:  # of memory, for instance: neighbours wait for this rank's bytes
             arrival = replace(arrival, failure=arrival.failure or error)
             given = torch.zeros_like(rows)
         under_way = self._inside.all_to_all(rows, given)
-        shard = rows.new_empty(packing.numel)
         now.buffers.append(buffer := _Buffer(arrival, packing, rows, under_way, shard))
         under_way.then(lambda: self._post(lambda: self._summed(now, buffer)))
 
