@@ -86,7 +86,7 @@ def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterS
 
 
 def _stride_of(parameter: Tensor) -> tuple[int, ...] | None:
-    """As DDP lays out its gradient: in the order of memory where that is dense, else in rows."""
+    """The strides that DDP gives the gradient: those of a dense parameter; else `None`, for rows."""
     if parameter.is_contiguous() or not is_dense(parameter):
         return None
     return tuple(parameter.stride())

@@ -244,7 +244,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
 
 
 def _predicted_step_s(engine: Engine) -> float | None:
-    """As it was chosen by, codec included, or else by the facts as they are."""
+    """The step that the recipe was chosen by, codec included; else the one that the facts predict."""
     chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
     if chosen:
         return chosen[0]

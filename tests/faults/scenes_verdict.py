@@ -73,7 +73,7 @@ def accident(kind: type[BaseException] = Accident, **options: Any) -> dict[str, 
 
 
 def not_finite(recipe: str) -> dict[str, Any]:
-    """A NaN in one rank's loss: nobody's step counts, and training goes on as if it had not been."""
+    """A NaN in one rank's loss: the step counts on no rank, and training goes on as if it had not been."""
     digests, seen = [], {}
     for poisoned in (False, True):
         ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)

@@ -1,4 +1,4 @@
-"""Real ranks on process groups of our own: whoever waits for a sum, DDP too, sees why there is none."""
+"""Real ranks on process groups of our own: a caller that waits for a sum, DDP too, sees why there is none."""
 
 from __future__ import annotations
 

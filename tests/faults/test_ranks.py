@@ -71,7 +71,7 @@ def _stopped(folder: Path) -> list[Any]:
 
 
 def _interrupted(folder: Path) -> tuple[int, bool]:
-    """How rank 0 ends that waits for a stopped one, when somebody presses Ctrl-C; and whether it was done."""
+    """How rank 0, which waits for a stopped rank, ends at Ctrl-C; and whether it was done."""
     # In an interpreter of its own, whose end is part of it: threads that serve the network are still there.
     with started_anew("tests.faults.scenes_ranks", 2, folder, ["topk"], timeout_s=100.0) as ranks:
         _wait_for_training(folder)
@@ -84,7 +84,7 @@ def _interrupted(folder: Path) -> tuple[int, bool]:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
-    """All accidents at once, because most of the time is spent waiting for somebody who does not answer."""
+    """All accidents at once, because most of the time is spent waiting for a rank that does not answer."""
     accidents: dict[str, Callable[[Path], Any]] = {
         "topk": partial(_killed, "topk"),
         "dense": partial(_killed, "dense"),

@@ -1,4 +1,4 @@
-"""Real gloo ranks: one rank's exception or NaN is everybody's, in the same step, and training goes on."""
+"""Real gloo ranks: one rank's exception or NaN reaches all ranks in the same step, and training goes on."""
 
 from __future__ import annotations
 

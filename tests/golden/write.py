@@ -1,4 +1,4 @@
-"""Writes the golden frames of a version, once: later versions read them, and nobody writes them again.
+"""Writes the golden frames of a version, once: later versions read them, and none writes them again.
 
     python -m tests.golden.write
 

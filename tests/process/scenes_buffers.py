@@ -104,7 +104,7 @@ def follows(
 
 
 def one_evaluates() -> list[int]:
-    """Under plain DDP rank 0 would send what nobody takes, and the next forward pass would be out of step."""
+    """Under plain DDP rank 0 would send to no receiver, and the next forward pass would be out of step."""
     return [_followed(_counting, _alone, "dense")["broadcasts"]]
 
 

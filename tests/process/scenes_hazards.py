@@ -72,7 +72,7 @@ def unused_dense() -> bool:
 
 
 def unused_lossy() -> dict[str, Any]:
-    """With a memory: replicas, and what became of the branch that nobody uses."""
+    """With a memory: replicas, and what became of the branch that no rank uses."""
     model = _branches()
     never = model.branches[2].weight
     before = never.detach().clone()

@@ -1,4 +1,4 @@
-"""Scenes of lossless all-reduces: in training, and for whoever calls all_reduce."""
+"""Scenes of lossless all-reduces: in training, and in direct calls of all_reduce."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def accumulation(recipe: str, no_sync: bool) -> list[str]:
 
 
 def resumed_without_warning() -> list[str]:
-    """Loading a state moves the step number; nobody accumulated."""
+    """Loading a state moves the step number; that is no accumulation."""
     ddp, optimizer, wire = _attached()
     train(ddp, optimizer, range(5))
     saved = wire.state_dict()
@@ -242,7 +242,7 @@ def overlap_off() -> bool:
 
 
 def forgotten() -> bool:
-    """Whether the planes of a model that nobody holds any more are freed."""
+    """Whether the planes of a model are freed after its last reference is gone."""
     ddp, optimizer, wire = _attached()
     train(ddp, optimizer, range(3))
     plane = weakref.ref(wire._engine.layout.lanes[0].committed[UNSENT])

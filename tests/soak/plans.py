@@ -83,7 +83,7 @@ def drawn(seed: int, steps: int = 200) -> Plan:
         draw.shuffle(kinds)
         return tuple(Fault(step, draw.randrange(WORLD), kind) for step, kind in zip(at, kinds, strict=True))
 
-    checksums = seed % 3 != 2  # without them nobody would notice a flipped bit
+    checksums = seed % 3 != 2  # without them a flipped bit goes unnoticed
     kinds = INNER if checksums else INNER[:-1]
     inner: list[Inner] = [kinds[number % len(kinds)] for number in range(max(steps // 10, len(kinds)))]
     outer: list[Outer] = ["kill", "pause"] * max(steps // 50, 1)

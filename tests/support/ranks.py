@@ -95,7 +95,7 @@ def perform_in_halves(module: str, world: int, folder: Path) -> Results:
 def started(
     module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = TIMEOUT_S
 ) -> Iterator[list[Rank]]:
-    """The ranks while they run, printing to `RANK.out`; whoever is left at the end is killed."""
+    """The ranks while they run, printing to `RANK.out`; those left at the end are killed."""
     ranks = []
     try:
         for rank in range(world):

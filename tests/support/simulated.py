@@ -94,7 +94,7 @@ class SimulatedStream:
 
 
 class SimulatedFuture(Future):  # type: ignore[type-arg]
-    """Whoever reads its tensor in the default stream has waited for it, as DDP does, in C++."""
+    """A reader of its tensor in the default stream has waited for it, as DDP does, in C++."""
 
     def __init__(self, device: Simulated) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ FORMAT = 1
 """The version of all documents in JSON. It rises when a key goes or changes its meaning."""
 
 STDOUT = "-"
-"""As a path: print the document, and nothing else."""
+"""The path that stands for standard output: the document is printed, and nothing else."""
 
 
 def check_folder(*paths: Path | None) -> None:

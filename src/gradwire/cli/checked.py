@@ -34,7 +34,7 @@ def check() -> int:
     try:
         oracle, control = _comm("gloo"), _comm("gloo")
         where, why_not = _where(control)
-        # What is compiled once on a machine, and what torch imports with the first optimizer, take no part.
+        # Before anything is compared, kernels are compiled, and torch imports what an optimizer needs.
         kernels.prepare(turn=control.rank)
         _trained("dense", oracle, CPU)
         # NCCL cannot be ended while its collectives hang; torch ends the process after the timeout.

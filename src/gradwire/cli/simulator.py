@@ -101,7 +101,7 @@ def worlds(text: str) -> list[int]:
 
 
 def shown(found: Simulation) -> dict[str, list[Outcome]]:
-    """As many curves as there are marks: dense, and the most efficient at the end."""
+    """Curves to plot, one for each mark: dense, and the most efficient at the end."""
     curves = found.curves
     kept = list(curves)[: len(MARKS)]
     if "dense" in curves and "dense" not in kept:

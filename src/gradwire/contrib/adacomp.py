@@ -35,10 +35,10 @@ from gradwire.recipes.narrow import Values, dtype_of
 
 @dataclass(frozen=True)
 class AdaComp:
-    """What would reach its bin's largest after another such gradient; if that is too much, the largest of it.
+    """Elements that would reach their bin's largest after another such gradient: the largest, up to a bound.
 
-    What is left of a bin is at most 1 - 1/bin_elements of its squared norm; where the bound cuts, the share
-    that is sent of this falls to bound/numel at worst.
+    The rest of a bin has at most 1 - 1/bin_elements of its squared norm. If the bound leaves elements out,
+    the share of the squared norm that is sent falls to bound/numel at worst.
     """
 
     bin_elements: int = 500

@@ -59,7 +59,7 @@ class Option:
 
     @classmethod
     def of(cls, recipe: str, text: str, forecast: Forecast, fidelity: float) -> Option:
-        """As the cost model has it."""
+        """The option that the cost model predicts."""
         seconds = forecast.step_s() - forecast.backward.before_s
         return cls(recipe, text, seconds, forecast.work_s, forecast.wire_bytes, fidelity)
 
@@ -110,7 +110,7 @@ class Standing:
         return max(more_s / work_s, 0.0) if work_s > 0.0 else 0.0
 
     def expected_s(self, option: Option) -> float:
-        """As measured on trial, or as predicted with what the trials of others have shown."""
+        """The seconds measured on trial; else those predicted, corrected by the trials of other recipes."""
         if option.took_s is not None:
             return option.took_s
         return option.predicted_s + self.load * option.work_s
@@ -125,7 +125,7 @@ class Standing:
         return self.share_of_linear(self.dense_s) >= self.target
 
     def missed(self, seconds: float) -> str:
-        """In words, that a step of so many seconds stays below the target by more than `LEAD`; else empty.
+        """A clause that says so if a step of `seconds` misses the target by more than `LEAD`; else empty.
 
         >>> standing = Standing((), 0.0, 1.0, 4.0, 1e6, target=0.9)
         >>> standing.missed(2.0), standing.missed(1.15)
@@ -137,7 +137,7 @@ class Standing:
         return f"; it missed its target: {share:.0%} of linear instead of {self.target:.0%}"
 
     def beats_dense(self, seconds: float) -> bool:
-        """Whether a step of so many seconds is faster than dense by more than noise."""
+        """Whether a step of `seconds` is faster than dense by more than noise."""
         return seconds < (1.0 - self.margin) * self.dense_s
 
     def best(self, *, tried_only: bool = False) -> Option | None:
@@ -157,7 +157,7 @@ class Standing:
         return max(level, key=lambda each: (each.fidelity, -self.expected_s(each)))
 
     def after_trial(self, recipe: str, took_s: float) -> Standing:
-        """What is known once `recipe` has run."""
+        """The standing after `recipe` has run, with steps of `took_s`."""
         tried = [replace(each, took_s=took_s) if each.recipe == recipe else each for each in self.options]
         return replace(self, options=tuple(tried))
 
@@ -226,7 +226,7 @@ class Standing:
 
 
 def margin_of(noise: float, steps: int) -> float:
-    """The share by which the median of so many steps must lie below dense's, which vary by `noise`.
+    """The share by which the median of `steps` steps must lie below dense steps, which vary by `noise`.
 
     >>> margin_of(0.0, 9), round(margin_of(0.12, 9), 3)
     (0.05, 0.141)

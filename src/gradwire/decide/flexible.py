@@ -273,7 +273,7 @@ class Flexible:
         return fastest(possible, self._world, network, LEAD, self.now.way, more_s)
 
     def _compressing(self, ratio: float) -> float:
-        """As measured at the nearest ratio that has been used: most of it is looking through all elements."""
+        """Seconds of compressing at the nearest ratio that was measured: most go into reading elements."""
         if not self._compress_s:
             return 0.0
         return median(self._compress_s[min(self._compress_s, key=lambda used: abs(used - ratio))])

@@ -1,8 +1,8 @@
 """Signs that training suffers from what is not sent, from a few numbers of all ranks.
 
-What is unsent should reach a plateau. Where it grows against the gradients of a step, gradients shrink faster
-than they are sent, or errors feed on themselves. Where the user notes losses, they should not rise by more
-than those of single steps vary, and their means from look to look. Each sign must show twice in a row; every
+Unsent gradient should reach a plateau. If it grows in proportion to the gradients of a step, gradients shrink
+faster than they are sent, or errors feed on themselves. Losses, if the user notes them, should not rise by
+more than single steps vary, and than means vary from look to look. Each sign must show twice in a row; every
 rank sees the same numbers.
 """
 
@@ -19,8 +19,8 @@ from gradwire.planning.spread import deviation
 EVERY = 32
 """Steps from one look to the next: a look takes two passes over the memory."""
 GROWN = 8.0
-"""What is unsent has grown by that much. Noise that adds up over n steps is √n of it, so a memory that fills
-slowly reaches three times what it is in the first looks."""
+"""The growth of unsent gradient that counts. Noise adds up over n steps to √n of itself, so a memory that
+fills slowly reaches three times its size of the first looks."""
 IN_A_ROW = 2
 _FIRST = 3
 """Looks from which the usual amount is told."""
@@ -64,7 +64,7 @@ def pooled(parts: Sequence[Losses]) -> Losses:
 
 
 class Lag:
-    """What is unsent, as a multiple of the gradients of a step, under one recipe.
+    """Unsent gradient under one recipe, as a multiple of the gradients of a step.
 
     >>> lag = Lag()
     >>> [lag.add(fresh=1.0, unsent=unsent) for unsent in (2.0, 3.0, 3.0, 30.0)]

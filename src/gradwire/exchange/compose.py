@@ -23,7 +23,7 @@ class Remember:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """As the inner exchange, which is never in place; a memory may read what is on a device."""
+        """Those of the inner exchange, but never in place; a memory may need numbers on the host."""
         inner = self.inner.laws
         stays = inner.stays_on_device and (self.memory is None or self.memory.stays_on_device)
         return replace(inner, in_place=False, stays_on_device=stays)
@@ -48,12 +48,12 @@ class Warm:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """As the inner exchange, which is never in place."""
+        """Those of the inner exchange, but never in place."""
         return replace(self.inner.laws, in_place=False)
 
     @property
     def memory(self) -> Memory | None:
-        """As the inner exchange."""
+        """The memory of the inner exchange."""
         return self.inner.memory
 
     def _now(self, at: Moment) -> Exchange:
@@ -119,12 +119,12 @@ class Every:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """As the inner exchange: over a cycle of I steps everything is sent. It is never in place."""
+        """Those of the inner exchange, since a cycle of I steps sends everything; but never in place."""
         return replace(self.inner.laws, in_place=False)
 
     @property
     def memory(self) -> Memory | None:
-        """As the inner exchange."""
+        """The memory of the inner exchange."""
         return self.inner.memory
 
     def sends(self, at: Moment) -> bool:

@@ -80,11 +80,11 @@ def ramped_cuts(
 
 
 def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 << 18) -> tuple[int, ...]:
-    """As many units as are worth their calls, for an exchange that overlaps with backward.
+    """Cuts into as many units as are worth their calls, for an exchange that overlaps with backward.
 
-    What is ready last cannot hide. One cut more takes half of that off the end of the step, and costs the
-    messages of one more unit, whose processor time the computation lacks. So units become more, up to five,
-    as long as the last one's bytes and arithmetic take longer than its messages. All three follow from what
+    The unit that is ready last cannot hide. One more cut halves that unit, and costs the messages of one
+    more unit, whose processor time the computation lacks. So the number of units grows, up to five, as long
+    as the bytes and arithmetic of the last one take longer than its messages. All three follow from what
     it announces and from nominal costs, so that cuts depend on no clock. Units above `largest` elements
     (25 MB of float32) are divided until they fit.
 

@@ -17,7 +17,7 @@ CALL_S = 1e-3
 Found where two ranks fill two cores; less where cores are free."""
 
 _SECONDS = Network(Link(alpha_s=0.0, beta_s=1.0))
-"""Where a payload of so many "bytes" takes so many seconds: rounds come here with their time known."""
+"""A link on which one "byte" takes one second, for rounds whose time is known already."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
 
     @property
     def objectives(self) -> tuple[float, float, float]:
-        """What is minimised; nothing sent loses without bound."""
+        """To be minimised: two times and the loss, which is infinite where nothing is sent."""
         return self.compress_s, self.communicate_s, 1.0 / self.gain if self.gain > 0 else math.inf
 
 

@@ -72,7 +72,7 @@ class Level:
         most = 1.0 / self._soonest
         total = self._sums[side] + max(-2.0 * most, min((deviation - allowed) / scale, most))
         self._sums[side], self._runs[side] = (total, run) if total > 0.0 else (0.0, 0)
-        if total < 1.0 - 1e-9:  # so many equal parts need not add up to 1
+        if total < 1.0 - 1e-9:  # equal parts, each rounded, need not add up to 1
             return False
         self._move(run)
         return True

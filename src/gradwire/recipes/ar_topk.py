@@ -51,7 +51,7 @@ def ar_topk(
     values: Values = "full",
     algorithm: Algorithm = "library",
 ) -> Composition:
-    """As star_topk or var_topk, whichever has sent the larger share of the gradient of late.
+    """star_topk or var_topk in turn: the one that has lately sent the larger share of the gradient.
 
     Travels: one rank's choice of places, all ranks' values there, and what share they are.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", section V.

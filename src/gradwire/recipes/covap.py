@@ -139,7 +139,7 @@ def _cutter(interval: int, options: Options) -> Cutter:
 
 
 def schedule(interval: int, options: Options) -> Residual:
-    """As `options` say, else one of the two settings of the authors' code: the paper gives no values.
+    """The schedule that `options` say, else one of the two in the authors' code: the paper gives no values.
 
     Section III-D: init_value, ascend_range and ascend_steps.
     """

@@ -174,7 +174,7 @@ def _planned(inner: str, split: Split, groups: int, alpha: float, facts: Facts) 
         backward, cost = ready_times(facts, watched.sizes), cost_of(base.exchange, facts, watched)
         cuts, seconds = _best(split, groups, alpha, backward, cost)
         after_s = seconds - backward.total_s
-        why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms behind backward by the measured costs"
+        why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms after backward by the measured costs"
         rivals: tuple[Cuts, ...] = (cuts,)
         if split == "planned":
             rivals = tuple(dict.fromkeys(((), moved_cuts(backward, dearer(cost), cuts), cuts)))

@@ -5,8 +5,8 @@ It ends when more steps would hardly change what follows (`Standing.is_clear`). 
 predicted, and corrects what is predicted of the others (`gradwire.decide.choice`). Verdicts carry the times,
 so all ranks judge the same numbers in the same step.
 
-What is unsent moves along from one recipe to the next; the engine sends it before one that remembers nothing.
-What stays is watched, dense too: when its link or its steps change, all is measured and decided anew.
+Unsent gradient moves along from one recipe to the next; a recipe that remembers nothing sends it first.
+The recipe that stays is watched, dense too: when its link or its steps change, all is measured anew.
 """
 
 import logging
@@ -60,7 +60,7 @@ def on_trial(
 
 
 def said_of(standing: Standing, text: str) -> str:
-    """What is known of the recipe `text`, in a few words."""
+    """A few words on the recipe `text`: what it was predicted to take, took, and keeps."""
     option = standing.option(text)
     before_s = standing.before_s
     took = "" if option.took_s is None else f", on trial it took {_ms(before_s + option.took_s)}"

@@ -50,7 +50,7 @@ def the_mean(exchange: Gcomp, inputs: list[Tensor], at: Callable[[int], Moment] 
 
 
 def plain_ring(inputs: list[Tensor]) -> Tensor:
-    """The same sums in the same order, of numbers that nobody has encoded."""
+    """The same sums in the same order, of numbers that were not encoded."""
     return ring_sum([x * (1.0 / len(inputs)) for x in inputs])
 
 

@@ -154,7 +154,7 @@ def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, ho
     expected = sum(addend(rank, 100) for rank in range(3))
     for data, ring, rounds in found:
         assert len(rounds) == len(announced)
-        # No wrong number: what is lost is NaN, and whoever has lost something knows it.
+        # No wrong number: what is lost is NaN, and a rank that has lost something knows it.
         wrong = data != expected
         assert data[wrong].isnan().all()
         assert ring.is_lost or not wrong.any()

@@ -1,4 +1,4 @@
-"""The planes: kernels against references, on what was packed and on what nobody packed."""
+"""The planes: kernels against references, on packed planes and on arbitrary bytes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.support.inputs import FINITE, generator, largest, normal, special
 from tests.support.looped import looped
 
 SHAPES = ((1, 1), (1, 7), (7, 1), (37, 61), (61, 37), (16, 64), (129, 515), (300, 8))
-GAP = 5  # elements between matrices, which nobody may touch
+GAP = 5  # elements between matrices, which no kernel may touch
 U = torch.finfo(torch.float32).eps / 2
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 TAME = [kind for kind in FINITE if kind is not largest]

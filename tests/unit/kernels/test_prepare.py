@@ -1,4 +1,4 @@
-"""`prepare` reaches every kernel, whoever adds one."""
+"""`prepare` reaches every kernel, new ones included."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CYCLE_STEPS = 3
 
 
 class Clock:
-    """A clock that only moves when somebody works."""
+    """A clock that only moves when work is done."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

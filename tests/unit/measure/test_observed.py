@@ -150,7 +150,7 @@ def test_lengths_of_what_is_owed_are_read_where_they_are_told() -> None:
                 frames(metered, [8, 0, 8], [0, 0, 0])
         return [round_.numel for round_ in metered.rounds]
 
-    # Whoever owes sends no frame, only tails.
+    # A rank that owes sends no frame, only tails.
     assert run_ranks(3, body) == [[2, 24, 40, 32], [2, 8, 8, 8], [2, 16, 8, 16]]
 
 

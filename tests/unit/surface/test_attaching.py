@@ -390,7 +390,7 @@ def test_scalecom_finds_its_rates_in_the_first_forward_pass() -> None:
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
-    """What `attach` and whoever changes plans has prepared, in order."""
+    """What `attach`, and each change of a plan, has prepared, in order."""
     asked: list[frozenset[str]] = []
     monkeypatch.setattr(kernels, "prepare", lambda names, turn: asked.append(names))
     return asked

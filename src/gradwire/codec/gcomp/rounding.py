@@ -1,4 +1,4 @@
-"""What is dropped of each mantissa, in the form the kernels take: numbers as 32 bits, and how to cut them.
+"""The bits that are dropped of each mantissa, in the form that kernels take.
 
 `dropped` says one of three things.
 

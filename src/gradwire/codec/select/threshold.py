@@ -54,7 +54,7 @@ def random_start(places: int, at: Moment) -> int:
 
 
 def fill_up(indices: Tensor, k: int, numel: int, at: Moment) -> Tensor:
-    """As `fill_up_from`, from a free place that this rank draws, all equally likely."""
+    """`fill_up_from` a free place that this rank draws, all places equally likely."""
     free = numel - indices.numel()
     return fill_up_from(random_start(free, at), indices, k, numel) if free else indices
 

@@ -25,7 +25,7 @@ from gradwire.version import __version__
 WARMUP = 25
 """Steps before any is counted."""
 MORE_WARMUP, MOST_WARMUP = 10, 125
-"""Where a recipe still measures or tries something out, more steps follow, up to so many in all."""
+"""Steps by which warm-up goes on while a recipe measures or tries something out; and the most in all."""
 MARGIN = 0.1
 """Share of what was free that stays free, for what training takes beyond set-up."""
 

@@ -78,7 +78,7 @@ def _axes(across: svg.Scale, up: svg.Scale, x_label: str, y_label: str) -> list[
 
 
 def _curve(curve: Series, across: svg.Scale, up: svg.Scale) -> list[str]:
-    # What is not a number any more leaves the picture at its top.
+    # Inf and NaN leave the plot at its top.
     places = [(across(x), max(up(y), _TOP) if math.isfinite(y) else _TOP) for x, y in curve.points]
     cut = len(places) if curve.dashed_from is None else curve.dashed_from
     solid = thin(places[:cut])

@@ -3,7 +3,7 @@
 Several ranks on few cores can't compute a published network at once, but they can wait for as long as it
 would have computed, and hand over gradients of its shapes as they would have become ready. Like a GPU, the
 emulated accelerator runs on while the host is busy: what a communication hook does inside backward delays
-nothing unless it takes longer than the compute that it hides behind.
+nothing unless it takes longer than the computing that goes on meanwhile.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Signals that come before anybody listens."""
+"""Signals that come before there is a handler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def handlers() -> Iterator[None]:
 
 
 def terminate_this_process() -> None:
-    """By a signal that comes once somebody handles it: before, it would end the tests."""
+    """By a signal that comes after a handler is set: before, it would end the tests."""
     before = signal.getsignal(signal.SIGTERM)
 
     def send() -> None:
