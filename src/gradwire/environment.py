@@ -1,8 +1,31 @@
-"""Environment variables that the library reads.
+"""Environment variables that the library reads, and files that it writes for people.
 
-Launchers set them. They take the names from here because the modules that read them load torch.
+Launchers set the variables. They take the names from here because the modules that read them load torch.
 """
+
+import os
+from contextlib import suppress
+from pathlib import Path
 
 RANKS_HERE = "GRADWIRE_RANKS_HERE"
 """Number of ranks that share this rank's cores, where LOCAL_WORLD_SIZE does not tell: an emulated network
 makes every rank a node, and gives it cores of its own where there are enough."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of `text` is in `path` afterwards, or what was there before: a full disk costs no earlier report.
+
+    Raises `OSError`, which says so. What is no ordinary file, such as a pipe, is written to directly.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        told = f"{error.strerror}; what was there before is as it was"
+        raise OSError(error.errno, told, str(path)) from error

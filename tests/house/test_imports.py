@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "unwrapping": set(),
     "checks": {"arena", "engine.layout", "errors", "exchange", "unwrapping"},
     "tools": UPPER | {"engine"},
-    "telemetry": UPPER | {"engine", "sources"},
+    "telemetry": UPPER | {"engine", "environment", "sources"},
     "report": BELOW,
     "wire": BELOW | {"report"},
     "attaching": BELOW | {"configuration", "placing", "wire"},
@@ -95,6 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     "lab.report": {"lab.bench", "lab.demo"},
     "lab.cli": {
         "cli.beforehand",
+        "environment",
         "lab.bench",
         "lab.demo",
         "lab.emulate",

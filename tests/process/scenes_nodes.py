@@ -92,26 +92,36 @@ def damaged(made: Callable[..., Made]) -> dict[str, Any]:
         inputs, targets = batch(step)
         nn.functional.mse_loss(model(inputs), targets).backward()
 
+    def seen(action: Callable[[], object]) -> list[str]:
+        if dist.get_rank() == 3:
+            Sealed.open = struck  # type: ignore[method-assign]
+        try:
+            action()
+        except (WireError, PeerFailed) as raised:
+            return [type(raised).__name__, str(raised)]
+        finally:
+            Sealed.open = honest  # type: ignore[method-assign]
+        return ["nothing", ""]
+
     for step in range(2):
         backward(step)
         optimizer.step()
-    before, honest, error = own_state(wire)["memory"], Sealed.open, ["nothing", ""]
+    before, honest = own_state(wire)["memory"], Sealed.open
 
     def struck(how: Sealed, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
         message[0] ^= how.payload_bytes > SHORT_BYTES
         return honest(how, message, *arguments)
 
-    if dist.get_rank() == 3:
-        Sealed.open = struck  # type: ignore[method-assign]
-    try:
-        backward(2)
-    except (WireError, PeerFailed) as raised:
-        error = [type(raised).__name__, str(raised)]
-    Sealed.open = honest  # type: ignore[method-assign]
-    after = own_state(wire)["memory"]
+    error, after = seen(partial(backward, 2)), own_state(wire)["memory"]
     intact = all(torch.equal(before[name], after[name]) for name in before)
+    wire.watching = True
     backward(3)
-    return {"error": error, "intact": intact, "step": wire.report().step}
+    return {
+        "error": error,
+        "intact": intact,
+        "diagnosed": [seen(wire.diagnose)[0], wire.diagnose().step],
+        "step": wire.report().step,
+    }
 
 
 def buffers_travel() -> bool:

@@ -64,6 +64,8 @@ def test_with_checksums_damage_is_raised_on_all_ranks_whatever_brings_gradients(
     assert found[3]["error"][1].startswith("rank 3 received damaged bytes from rank ")
     assert all("3" in each["error"][1] for each in found)
     assert all(each["intact"] and each["step"] == 3 for each in found)
+    # A call hears of it on all ranks, too, and works again after that.
+    assert [each["diagnosed"] for each in found] == 3 * [["PeerFailed", 2]] + [["WireError", 2]]
 
 
 def test_buffers_come_from_rank_0(four: Results) -> None:

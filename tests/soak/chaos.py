@@ -190,9 +190,10 @@ def _said_wrongly(plan: Plan, attempt: Attempt, seen: dict[int, Any]) -> list[st
     ]
     seen = {rank: each for rank, each in seen.items() if each is not None}
     lost = {rank: each for rank, each in seen.items() if each["ended"] == "lost"}
-    typed = {"TransportError", "RanksDisagree", "WrapperFailed"} | (
-        {"RuntimeError", "DistBackendError"} if plan.source == "hsdp" else set()
-    )
+    typed = {"TransportError", "RanksDisagree"} | {
+        "plain": set[str](),  # nothing wraps the model
+        "hsdp": {"WrapperFailed", "RuntimeError", "DistBackendError"},
+    }.get(plan.source, {"WrapperFailed"})
     for rank, each in lost.items():
         *_, (step, kind, text) = each["seen"]
         if kind not in typed:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm.checked import Sealed
 from gradwire.engine.engine import Engine
-from gradwire.errors import DAMAGED
+from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Finish
 from gradwire.memory import UNSENT, Residual
 from tests.faults import scenes_ranks
@@ -251,6 +251,8 @@ def _step(run: Run, fault: str | None) -> tuple[str, str] | None:
     run.optimizer.zero_grad()
     try:
         outputs = run.model(inputs)
+    except GradwireError:
+        raise
     except RuntimeError as error:
         raise WrapperFailed(str(error)) from error
     loss = nn.functional.mse_loss(outputs, targets) * factor

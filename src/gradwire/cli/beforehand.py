@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+from gradwire.environment import write_whole
+
 FORMAT = 1
 """The version of all documents in JSON. It rises when a key goes or changes its meaning."""
 
@@ -52,7 +54,7 @@ def write_json(document: dict[str, Any], path: Path | None) -> None:
     if str(path) == STDOUT:
         print(text)
     elif path is not None:
-        path.write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text + "\n")
 
 
 def check_recipe(name: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradwire.arena import layout_hash
 from gradwire.comm import Comm, gathered
-from gradwire.engine.agree import damage, require_agreement, require_undamaged
+from gradwire.engine.agree import damage, require_agreement, require_success, require_undamaged
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
 from gradwire.engine.shards import cut, joined
@@ -112,8 +112,14 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter.
 
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
+    Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
     """
-    state, shard = _copied(engine), engine.around.shard
+    shard, failure = engine.around.shard, None
+    try:
+        state = _copied(engine)
+    except Exception as error:  # of memory, for instance
+        failure = error
+    require_success(failure, "copy its memory", engine.around.control)
     specs = {spec.name: spec for spec in engine.specs}
     found: list[Exception | None] = []
     for plane in (state["memory"], *state["planes"].values()):

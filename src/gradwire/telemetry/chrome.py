@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from gradwire.environment import write_whole
 from gradwire.measure.clock import Span, What
 
 ROWS: tuple[What, ...] = get_args(What)
@@ -45,4 +46,4 @@ def _named(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
 
 def write_trace(path: str | Path, trace: dict[str, Any]) -> None:
     """Write a trace as JSON."""
-    Path(path).write_text(json.dumps(trace) + "\n", encoding="utf-8")
+    write_whole(Path(path), json.dumps(trace) + "\n")

@@ -20,7 +20,7 @@ from torch import Tensor
 from gradwire.arena import Lane, Unit
 from gradwire.codec.select.base import Selector
 from gradwire.comm import Comm
-from gradwire.engine.agree import require_agreement
+from gradwire.engine.agree import damage, require_agreement, require_undamaged
 from gradwire.exchange.base import Exchange, parts
 from gradwire.kernels import topk_indices
 from gradwire.memory import UNSENT
@@ -110,8 +110,9 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
         )
     own = torch.cat([each.x.reshape(-1) for each in seen])
     mean = own / comm.world
-    comm.all_reduce(mean).wait()
-    distance = memory_distance(lanes, comm)
+    damages = [damage(comm.all_reduce(mean))]
+    distance = memory_distance(lanes, comm, damages)
+    require_undamaged(damages, control)
     figures = torch.tensor(
         [distance, rank_correlation(own, mean), *_choices(seen, mean)], dtype=torch.float64, device="cpu"
     )
@@ -131,8 +132,8 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
     )
 
 
-def memory_distance(lanes: Sequence[Lane], comm: Comm) -> float:
-    """Mean over pairs of ranks of 1 - cosine; 0 where there are none.
+def memory_distance(lanes: Sequence[Lane], comm: Comm, damages: list[Exception | None]) -> float:
+    """Mean over pairs of ranks of 1 - cosine; 0 where there are none. `damages` gets what `damage` says.
 
     With u_r = m_r/‖m_r‖ the sum of all pairs' cosines is (‖Σu‖² - Σ‖u‖²)/2: one all-reduce, not N².
     """
@@ -142,8 +143,7 @@ def memory_distance(lanes: Sequence[Lane], comm: Comm) -> float:
     unit = torch.cat(parts)
     unit /= unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
     own = unit.square().sum().reshape(1)
-    comm.all_reduce(unit).wait()
-    comm.all_reduce(own).wait()
+    damages += [damage(comm.all_reduce(each)) for each in (unit, own)]
     pairs = comm.world * (comm.world - 1)
     return 1.0 - float(unit.square().sum() - own) / pairs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
-from gradwire.errors import GradwireWarning, RanksDisagree
+from gradwire.errors import GradwireWarning, PeerFailed, RanksDisagree
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.memory import LowPass
@@ -474,3 +475,29 @@ def test_a_state_of_before_a_decision_is_taken_up_by_a_fixed_recipe(text: str, w
         return rig.engine.plan.split("(")[0], rig.engine.step
 
     assert run_ranks(2, rank) == [(text.split("(")[0], 13)] * 2
+
+
+def test_a_rank_that_cannot_copy_its_memory_for_the_mean_is_named_on_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, unlucky = state._copied, threading.local()
+
+    def copied(engine: Any) -> dict[str, Any]:
+        if unlucky.here:
+            raise MemoryError("no room for a copy")
+        return honest(engine)
+
+    monkeypatch.setattr(state, "_copied", copied)
+
+    def rank(comm: Comm) -> tuple[str, int]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        rig.step(gradients(comm.rank, 0))
+        unlucky.here = comm.rank == 1
+        try:
+            state.save_mean(rig.engine)
+        except (MemoryError, PeerFailed) as error:
+            told = type(error).__name__
+        unlucky.here = False
+        return told, state.save_mean(rig.engine)["step"]
+
+    assert run_ranks(3, rank) == [("PeerFailed", 1), ("MemoryError", 1), ("PeerFailed", 1)]

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gradwire.cli.beforehand import FORMAT, check_extra, check_folder
+from gradwire.environment import write_whole
 
 
 def report(
@@ -32,5 +33,5 @@ def write_page(document: dict[str, object], path: Path) -> None:
     """Write the page, and say where it is."""
     from gradwire.lab.report.page import render  # not at the top: without jinja2 the help still has to work
 
-    path.write_text(render(document), encoding="utf-8")
+    write_whole(path, render(document))
     typer.echo(f"Report: {path.resolve().as_uri()}", err=True)
