@@ -15,7 +15,17 @@ NUMBERS = {"planning", "decide"}
 CORE = {"kernels", "codec", "comm", "exchange", "memory", "metric", "moment", "errors", "arena", "placement"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
 BELOW = UPPER | {"contrib", "engine", "sources", "tools", "checks", "telemetry", "unwrapping", "version"}
-EVERYTHING = BELOW | {"advising", "attaching", "exploring", "quantities", "report", "scaling", "wire", ""}
+EVERYTHING = BELOW | {
+    "advising",
+    "attaching",
+    "environment",
+    "exploring",
+    "quantities",
+    "report",
+    "scaling",
+    "wire",
+    "",
+}
 
 # What a part may import of ours, beside itself. "" is the public surface, `import gradwire`.
 ALLOWED: dict[str, set[str]] = {
