@@ -4,6 +4,7 @@ Launchers set the variables. They take the names from here because the modules t
 """
 
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # ranks may write to one name at once
     try:
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def test_a_full_disk_leaves_what_was_there_and_says_so(
         write_whole(path, "third")
     assert path.read_bytes() == b"second"
     assert os.listdir(tmp_path) == ["report.html"]
+
+
+def test_ranks_may_write_to_one_name_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(write_whole, path, str(number)) for number in range(400)]:
+            done.result()
+    assert os.listdir(tmp_path) == ["step.json"]
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
