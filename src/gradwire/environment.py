@@ -13,6 +13,18 @@ RANKS_HERE = "GRADWIRE_RANKS_HERE"
 makes every rank a node, and gives it cores of its own where there are enough."""
 
 
+def cores_per_rank() -> float | None:
+    """This rank's share of the cores that it may use; `None` where nobody says how many ranks share them.
+
+    `RANKS_HERE` says it, or torchrun's variable.
+    """
+    ranks = os.environ.get(RANKS_HERE) or os.environ.get("LOCAL_WORLD_SIZE")
+    if ranks is None:
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores / max(1, int(ranks))
+
+
 def write_whole(path: Path, text: str) -> None:
     """All of `text` is in `path` afterwards, or what was there before: a full disk costs no earlier report.
 

@@ -77,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
         "planning",
     },
     "contrib": {"codec", "comm.base", "errors", "exchange", "kernels", "memory", "moment", "recipes"},
-    "engine": UPPER | {"version"},
+    "engine": UPPER | {"environment", "version"},
     # A source brings gradients to an engine; no source knows another.
     "sources": UPPER | {"engine", "unwrapping"},
     "unwrapping": set(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from gradwire.engine.layout import Layout
 from gradwire.engine.predicted import main_lane
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
+from gradwire.measure.clock import BackwardWatch
 from gradwire.planning.costs import NOMINAL_CODEC
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
@@ -39,10 +40,10 @@ class Choosing(Measuring):
         decision: Decision,
         specs: Sequence[ParameterSpec],
         around: Surroundings,
-        ready_s: Callable[[], Mapping[str, float]],
+        watch: BackwardWatch,
         layout_of: Callable[[Composition, torch.device], Layout],
     ) -> None:
-        super().__init__(decision, specs, around, ready_s)
+        super().__init__(decision, specs, around, watch)
         self._layout_of = partial(_imagined, layout_of)
         self._recording = Recording(specs, around.comm.world)
         self._known: Facts | None = None

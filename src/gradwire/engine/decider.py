@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -22,15 +22,16 @@ from gradwire.engine.arrival import Arrival
 from gradwire.engine.layout import Layout
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
+from gradwire.environment import cores_per_rank
 from gradwire.exchange.base import steady_rounds
-from gradwire.measure.clock import clock_of
+from gradwire.measure.clock import BackwardWatch, clock_of
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.link import Traffic
-from gradwire.measure.probe import name_of, network_of, probe, slowest
+from gradwire.measure.probe import name_of, network_of, probe, slowest, table_of
 from gradwire.memory import UNSENT
 from gradwire.placement import Device
 from gradwire.planning.collectives import calibrated
-from gradwire.planning.costs import CodecCost, Line, Link
+from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.spread import THRESHOLD, StepWatch
 from gradwire.recipes import Composition, Decision
@@ -78,7 +79,7 @@ class Decider(Protocol):
 class Measuring:
     """Dense steps are measured until `decision` has what it needs; then it decides, once.
 
-    `ready_s` tells when the gradients of the current step were ready, by name.
+    `watch` times the backward pass of the current step.
     """
 
     measuring = True
@@ -88,14 +89,14 @@ class Measuring:
         decision: Decision,
         specs: Sequence[ParameterSpec],
         around: Surroundings,
-        ready_s: Callable[[], Mapping[str, float]],
+        watch: BackwardWatch,
     ) -> None:
         self.facts: Facts | None = None
         self.profiler = WarmupProfiler(
             [spec.numel for spec in specs], ORDINARY if decision.whole_steps else 0
         )
         self.decision, self.specs, self.around = decision, specs, around
-        self._ready_s = ready_s
+        self._watch = watch
 
     @property
     def apart(self) -> bool:
@@ -114,7 +115,7 @@ class Measuring:
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """The profiler's row. Nothing is said of the link, which is probed in the end."""
-        return self.profiler.row(lambda: step.times(self.specs, self._ready_s()))
+        return self.profiler.row(lambda: step.times(self.specs, self._watch))
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
         """Once there are enough facts, survey the rest of them, a collective, and decide."""
@@ -135,16 +136,16 @@ def measuring(
     decision: Decision,
     specs: Sequence[ParameterSpec],
     around: Surroundings,
-    ready_s: Callable[[], Mapping[str, float]],
+    watch: BackwardWatch,
     layout_of: Callable[[Composition, torch.device], Layout],
 ) -> Measuring:
     """What measures for `decision`; `layout_of` says how parameters would travel under a composition."""
     if not decision.candidates:
-        return Measuring(decision, specs, around, ready_s)
+        return Measuring(decision, specs, around, watch)
     # Loaded by what chooses among recipes.
     from gradwire.engine.choosing import Choosing
 
-    return Choosing(decision, specs, around, ready_s, layout_of)
+    return Choosing(decision, specs, around, watch, layout_of)
 
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
@@ -289,7 +290,7 @@ def _energy(lanes: Sequence[Lane]) -> float:
 def decider(
     layout: Layout,
     around: Surroundings,
-    ready_s: Callable[[], Mapping[str, float]],
+    watch: BackwardWatch,
     hear: Callable[[int, Rows], Heard],
     layout_of: Callable[[Composition, torch.device], Layout],
     health: Health,
@@ -298,7 +299,7 @@ def decider(
     decision = layout.main.next
     if decision is None or layout.alone:
         return Watching(layout, around, hear, health)
-    return measuring(decision, layout.specs, around, ready_s, layout_of)
+    return measuring(decision, layout.specs, around, watch, layout_of)
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
@@ -352,7 +353,9 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
         probed = network_of(probe(comm, verbs, control=control, where=memory.where, clock=clock_of(memory)))
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
-        facts = replace(facts, network=network)
+        # A codec on a device takes no core.
+        cores = replace(facts.cores, share=fewest_cores(control)) if memory.is_host else ENOUGH
+        facts = replace(facts, network=network, cores=cores)
     if (about := decision.about) is not None:
         codec = agreed_cost(about, control, around.placement.memory)
         facts = replace(facts, codec=codec, payloads=payloads(about.exchange, _TYPICAL, comm.world))
@@ -362,6 +365,13 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
         most = slowest(control, [uses.get(name, 0.0) for name in names])
         facts = replace(facts, uses=dict(zip(names, most, strict=True)))
     return facts
+
+
+def fewest_cores(control: Comm) -> float | None:
+    """The share of cores of the rank that has least; `None` where a rank does not know its own."""
+    mine = cores_per_rank()
+    least = min(row[0] for row in table_of(control, [0.0 if mine is None else mine]))
+    return least or None
 
 
 def links_for(decision: Decision, world: int) -> tuple[str, ...]:

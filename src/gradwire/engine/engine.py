@@ -81,7 +81,7 @@ class Engine:
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
             around.compile_for(self.layout_of(decision.about, META))
-        self._decider = decider(layout, around, self.watch.ready_s, self._hear, self.layout_of, self.health)
+        self._decider = decider(layout, around, self.watch, self._hear, self.layout_of, self.health)
         self.layout, self.plan = layout, layout.main.text if decision is None else None
         self.traffic = traffic_for(self.layout, self.around)
 

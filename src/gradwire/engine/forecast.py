@@ -148,7 +148,8 @@ def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) ->
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
     main = main_lane(layout, specs, facts.bucket_cuts)
-    return _priced(_Flat(cluster, main, _frames(layout.main.exchange)), facts.backward)
+    found = _priced(_Flat(cluster, main, _frames(layout.main.exchange)), facts.backward)
+    return replace(found, cores=facts.cores)
 
 
 def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:

@@ -7,7 +7,7 @@ transport is the exception: the step fails without a verdict, as do all later on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -200,19 +200,19 @@ class Step:
                 self.places[entry.name] = (arrival.buffer, entry)
             yield arrival
 
-    def times(self, specs: Sequence[ParameterSpec], ready_s: Mapping[str, float]) -> Times:
+    def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
         """What this rank has measured, with parameters in the order of `specs`.
 
-        `ready_s` by name counts from the start of the backward pass; a parameter not in it was ready with its
-        bucket, or, in no bucket, at the end.
+        A parameter that was not watched was ready with its bucket, or, in no bucket, at the end.
         """
         arrived_s = {
             entry.name: each.at_s - self.started_s for each in self.arrivals for entry in each.entries
         }
         backward_s = self.last_arrival_s - self.started_s
-        known = {**arrived_s, **ready_s}
+        known = {**arrived_s, **watch.ready_s()}
         ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
-        return Times(backward_s, tuple(round_.seconds for round_ in self.trace.rounds), self.before_s, ready)
+        durations_s = tuple(round_.seconds for round_ in self.trace.rounds)
+        return Times(backward_s, durations_s, self.before_s, ready, watch.busy())
 
     def lasted_s(self) -> float:
         """Seconds from the start of its backward pass until its end, or until now."""

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from gradwire.environment import RANKS_HERE
+from gradwire.environment import cores_per_rank
 
 T = TypeVar("T")
 
@@ -31,14 +31,10 @@ MOST = 4
 def free_threads() -> int:
     """How many threads a kernel may use: this rank's share of the cores, less what torch computes with.
 
-    The environment says how many ranks share these cores (`RANKS_HERE`, or torchrun's variable). Without
-    it the number of free cores is unknown, and one thread is used.
+    Where that share is unknown, one thread is used.
     """
-    ranks = os.environ.get(RANKS_HERE) or os.environ.get("LOCAL_WORLD_SIZE")
-    if ranks is None:
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST, cores // max(1, int(ranks)) - torch.get_num_threads() + 1))
+    cores = cores_per_rank()
+    return 1 if cores is None else max(1, min(MOST, int(cores) - torch.get_num_threads() + 1))
 
 
 def threads_for(numel: int) -> int:

@@ -21,6 +21,9 @@ now_s = time.perf_counter
 cpu_s = time.thread_time
 """CPU seconds of the calling thread."""
 
+process_s = time.process_time
+"""CPU seconds of all threads of this process."""
+
 What = Literal["backward", "encode", "wire", "decode", "wait"]
 
 
@@ -205,6 +208,7 @@ class BackwardWatch:
         self._ended_s: float | None = None
         self._begun: Any = None
         self._ready: dict[str, Any] = {}
+        self._spent: tuple[tuple[float, float], tuple[float, float]] | None = None
         self._hooks: list[Any] = []
 
     def watch(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -225,12 +229,15 @@ class BackwardWatch:
 
     def _mark(self, name: str, _parameter: Tensor) -> None:
         self._ready[name] = self._stopwatch.mark()
+        if self._spent is not None:
+            self._spent = self._spent[0], (now_s(), process_s())
 
     def begin(self, _gradient: Tensor | None = None) -> None:
         """Mark the beginning of a backward pass; the last call before `end` counts."""
         self._begun_s = self.exact() if self._hooks else self._clock()
         self._begun = self._stopwatch.mark()
         self._ready = {}
+        self._spent = 2 * ((now_s(), process_s()),) if self._hooks else None
 
     def end(self) -> None:
         """Mark the end of the backward pass and of everything that it had to wait for."""
@@ -256,6 +263,16 @@ class BackwardWatch:
     def before_s(self, begun_s: float) -> float:
         """Seconds from the end of the pass before to `begun_s`; 0 in the first step."""
         return max(begun_s - self._ended_s, 0.0) if self._ended_s is not None else 0.0
+
+    def busy(self) -> float:
+        """How many cores this process has kept busy from the beginning of this pass to its last mark.
+
+        0 where parameters are not watched.
+        """
+        if self._spent is None:
+            return 0.0
+        (begun_s, before_s), (ended_s, after_s) = self._spent
+        return (after_s - before_s) / (ended_s - begun_s) if ended_s > begun_s else 0.0
 
     def ready_s(self) -> dict[str, float]:
         """Seconds from the beginning of this pass until each watched gradient was ready, by name."""

@@ -32,6 +32,43 @@ class CodecCost:
     encode: Line
     decode: Line
 
+    def slowed(self, times: float) -> CodecCost:
+        """The same where everything takes `times` as long."""
+        lines = (self.encode, self.decode)
+        return CodecCost(*(Line(times * each.base_s, times * each.slope_s) for each in lines))
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Of one rank: its share of its machine's processor cores, and how many its computation keeps `busy`.
+
+    Where the share is not known, there are always enough.
+    """
+
+    share: float | None = None
+    busy: float = 0.0
+
+    @property
+    def pace(self) -> float:
+        """The share of a core that a thread of each rank gets when all ranks have work for one."""
+        return 1.0 if self.share is None else min(1.0, self.share)
+
+    def least_s(self, computing_s: float, work_s: float) -> float:
+        """Seconds that these cores take at least for a computation of `computing_s` and other work.
+
+        `work_s` is processor time.
+
+        >>> Cores(share=1.0, busy=1.0).least_s(2.0, 0.5), Cores(share=4.0, busy=1.0).least_s(2.0, 0.5)
+        (2.5, 0.625)
+        >>> Cores().least_s(2.0, 0.5)
+        0.0
+        """
+        return 0.0 if self.share is None else (self.busy * computing_s + work_s) / self.share
+
+
+ENOUGH = Cores()
+"""Cores that nothing has to wait for."""
+
 
 @dataclass(frozen=True)
 class Link:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING
 
-from gradwire.planning.costs import Backward, CodecCost, Link, Network
+from gradwire.planning.costs import ENOUGH, Backward, CodecCost, Cores, Link, Network
 
 if TYPE_CHECKING:  # which is made of facts
     from gradwire.planning.forecast import Forecast
@@ -26,7 +26,8 @@ class Facts:
     communication overlaps with its backward pass, takes from the start of that pass to the verdict on the
     slowest rank. `None` if not measured. `gradient_bytes` is the size of the gradient, and `buckets`
     are the elements of DDP's buckets in their order; 0 and empty where they are unknown. `dense_noise` is the
-    relative standard deviation of those ordinary steps.
+    relative standard deviation of those ordinary steps. `cores` are those of the rank that has fewest,
+    and how many the slowest rank's computation kept busy.
 
     `forecasts` are of the recipes that a decision asks about, by text, with the cost of their codecs where
     that was measured; `fidelity` is what each was found to keep of this training's gradients
@@ -47,6 +48,7 @@ class Facts:
     gradient_bytes: float = 0.0
     buckets: tuple[int, ...] = ()
     dense_noise: float = 0.0
+    cores: Cores = ENOUGH
     forecasts: Mapping[str, Forecast] = field(default_factory=dict, repr=False)
     fidelity: Mapping[str, float] = field(default_factory=dict)
     recut: Mapping[str, str] = field(default_factory=dict)
@@ -71,29 +73,31 @@ class Times:
     """One rank's times of one step, as its row of the verdict carries them.
 
     `durations_s` (collectives,) from entering to leaving each; `before_s` what preceded the backward pass;
-    `ready_s` (parameters,) from the start of the backward pass on, in layout order.
+    `ready_s` (parameters,) from the start of the backward pass on, in layout order. `busy` is how many cores
+    the backward pass kept busy.
     """
 
     backward_s: float
     durations_s: tuple[float, ...] = ()
     before_s: float = 0.0
     ready_s: tuple[float, ...] = ()
+    busy: float = 0.0
 
     @property
     def row(self) -> tuple[float, ...]:
         """All of it in a row of numbers."""
-        return (self.backward_s, self.before_s, *self.ready_s, *self.durations_s)
+        return (self.backward_s, self.before_s, self.busy, *self.ready_s, *self.durations_s)
 
     @classmethod
     def of_row(cls, row: Sequence[float], parameters: int) -> Times:
         """Take a row apart.
 
-        >>> times = Times(2.0, (0.5, 0.25), before_s=1.0, ready_s=(0.1, 0.2, 2.0))
+        >>> times = Times(2.0, (0.5, 0.25), before_s=1.0, ready_s=(0.1, 0.2, 2.0), busy=1.5)
         >>> Times.of_row(times.row, parameters=3) == times
         True
         """
-        ready, durations = row[2 : 2 + parameters], row[2 + parameters :]
-        return cls(row[0], tuple(durations), row[1], tuple(ready))
+        backward_s, before_s, busy, *rest = row
+        return cls(backward_s, tuple(rest[parameters:]), before_s, tuple(rest[:parameters]), busy)
 
 
 def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
@@ -112,7 +116,14 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
     backward = None
     if numel:
         backward = Backward(slowest.before_s, slowest.ready_s, tuple(numel), slowest.backward_s)
-    return Facts(slowest.backward_s, sum(collectives_s), len(ranks), backward, collectives_s=collectives_s)
+    return Facts(
+        slowest.backward_s,
+        sum(collectives_s),
+        len(ranks),
+        backward,
+        collectives_s=collectives_s,
+        cores=Cores(busy=slowest.busy),
+    )
 
 
 def typical(steps: Sequence[Facts]) -> Facts:

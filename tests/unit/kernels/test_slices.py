@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from gradwire.environment import RANKS_HERE
 from gradwire.kernels import count_sketch, count_sketch_estimates, fold, fold_momentum, reference, slices
 from gradwire.lab.emulate import ranks as launched
 from tests.support.inputs import KINDS
@@ -68,17 +69,17 @@ def test_threads_are_the_cores_that_neither_ranks_nor_torch_use(
     monkeypatch.setattr(torch, "get_num_threads", lambda: computing)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     assert slices.free_threads() == threads
-    monkeypatch.setenv(slices.RANKS_HERE, str(ranks))
+    monkeypatch.setenv(RANKS_HERE, str(ranks))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert slices.free_threads() == threads
 
 
 def test_an_emulated_network_says_how_many_ranks_there_are() -> None:
-    assert launched.backend_variables({}, 0, 4, 1234, "wire")[slices.RANKS_HERE] == "4"
+    assert launched.backend_variables({}, 0, 4, 1234, "wire")[RANKS_HERE] == "4"
 
 
 def test_one_thread_where_nobody_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)), raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.delenv(slices.RANKS_HERE, raising=False)
+    monkeypatch.delenv(RANKS_HERE, raising=False)
     assert slices.free_threads() == 1

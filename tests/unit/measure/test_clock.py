@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire.measure import clock
 from gradwire.measure.clock import BackwardWatch, EventStopwatch, HostStopwatch, stopwatch_for
 from gradwire.placement import Accelerator, HostDevice
 
@@ -144,3 +145,19 @@ def test_a_host_looks_at_its_clock() -> None:
     watch = HostStopwatch()
     start = watch.mark()
     assert 0.0 <= watch.seconds(start, watch.mark()) < 60.0
+
+
+@pytest.mark.parametrize(("spent_s", "busy"), [((0.0, 0.0, 0.0, 6.0, 8.0), 2.0), ((5.0,) * 5, 0.0)])
+def test_the_cores_that_a_backward_pass_keeps_busy_are_its_processor_time_over_its_time(
+    spent_s: tuple[float, ...], busy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the beginning to the last gradient four seconds pass, one for each gradient."""
+    monkeypatch.setattr(clock, "now_s", Ticks())
+    monkeypatch.setattr(clock, "process_s", iter(spent_s).__next__)
+    watch, model = BackwardWatch(Ticks(), clock=Ticks(), exact=Ticks()), _model()
+    assert watch.busy() == 0.0, "nothing is watched"
+    watch.watch(model.named_parameters())
+    loss = model(torch.ones(1, 3)).sum()
+    watch.begin()
+    loss.backward()
+    assert watch.busy() == busy

@@ -1,11 +1,15 @@
-"""What a forecast becomes where codecs run elsewhere."""
+"""What a forecast becomes where codecs run elsewhere, or on cores that are not theirs alone."""
 
 from __future__ import annotations
 
+import pytest
+
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward
-from gradwire.planning.forecast import Forecast
+from gradwire.planning.costs import ENOUGH, Backward, CodecCost, Cores, Line
+from gradwire.planning.forecast import BYTE_S, CALL_S, Forecast
 from gradwire.planning.predict import Tail, UnitWork
+
+CODEC = CodecCost(Line(0.75, 0.0), Line(0.25, 0.0))
 
 
 def test_copies_out_queue_one_after_the_other_and_all_means_come_back_at_the_end() -> None:
@@ -16,3 +20,38 @@ def test_copies_out_queue_one_after_the_other_and_all_means_come_back_at_the_end
     # Half a second an element: the first unit is there at 6 s, the second at 11 s and sent at 12 s.
     assert forecast.copied(0.5).step_s() == 12.0 + 2 * 10 * 0.5
     assert forecast.copied(0.0).step_s() == 3.0
+
+
+def _forecast(cores: Cores = ENOUGH, codec: CodecCost = CODEC) -> Forecast:
+    """Backward 2 s after 1 s; two units of a second on the wire each, and two calls."""
+    units = tuple(UnitWork(ready_s, 10, (Transfer("shift", 1.0),), codec=codec) for ready_s in (1.0, 2.0))
+    return Forecast(
+        Backward(1.0, (1.0, 2.0), (10, 10), 2.0),
+        (units,),
+        Tail(Transfer("shift", 0.0)),
+        wire_bytes=1e8,
+        node_bytes=0.0,
+        memory_bytes=0.0,
+        at_most=False,
+        calls=2.0,
+        cores=cores,
+    )
+
+
+def test_a_step_takes_at_least_the_processor_time_of_all_that_it_does_on_its_cores() -> None:
+    """Four ranks on two cores: computing keeps half a core busy, so two more seconds of work take four."""
+    work_s = 2 * (0.75 + 0.25) + 2 * CALL_S + 1e8 * BYTE_S
+    few = _forecast(Cores(share=0.5, busy=0.5))
+    assert few.work_s == pytest.approx(work_s, rel=1e-12)
+    assert few.step_s() == pytest.approx(1.0 + (0.5 * 2.0 + work_s) / 0.5, rel=1e-12)
+    assert few.step_s(2.0) == pytest.approx(2.0 + (0.5 * 4.0 + work_s) / 0.5, rel=1e-12)
+
+
+def test_codecs_of_ranks_that_share_cores_slow_each_other_down_though_computing_leaves_these_free() -> None:
+    """Computation that sleeps: at two ranks per core a codec takes twice as long."""
+    asleep, twice = _forecast(Cores(share=0.5, busy=0.0)), _forecast(codec=CODEC.slowed(2.0))
+    assert asleep.step_s() == twice.step_s() > _forecast().step_s()
+
+
+def test_with_a_core_to_spare_nothing_is_slower() -> None:
+    assert _forecast(Cores(share=4.0, busy=1.0)).step_s() == _forecast().step_s()
