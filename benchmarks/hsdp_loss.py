@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LinearLR
 
 import gradwire
 from gradwire.lab.workloads import catalogue
@@ -48,6 +49,7 @@ class Run:
     steps: int
     losses: list[float]
     seconds: float
+    decays: bool = False
 
     @property
     def final_loss(self) -> float:
@@ -82,13 +84,14 @@ class Sharded:
             raise AssertionError("replicas differ")
 
 
-def train(recipe: str, seed: int, steps: int) -> list[float]:
-    """The mean loss of all ranks in each step. A collective."""
+def train(recipe: str, seed: int, steps: int, *, decays: bool) -> list[float]:
+    """The mean loss of all ranks in each step. The learning rate may decay to zero. A collective."""
     work = catalogue.workload("chargpt")
     model = work.model(seed)
     sharded = Sharded(recipe, model, list(model.get_submodule("layers").children()))
     optimizer = work.optimizer(sharded.model.parameters())
     sharded.attach(optimizer)
+    schedule = LinearLR(optimizer, 1.0, 0.0 if decays else 1.0, total_iters=steps)
     batches: Iterator[tuple[Tensor, Tensor]] = work.batches(dist.get_rank(), dist.get_world_size(), seed)
     losses = torch.empty(steps)
     for step in range(steps):
@@ -96,33 +99,34 @@ def train(recipe: str, seed: int, steps: int) -> list[float]:
         loss = work.loss(sharded.model, next(batches))
         loss.backward()
         optimizer.step()
+        schedule.step()
         losses[step] = loss.detach()
     sharded.check()
     dist.all_reduce(losses)
     return [float(each) / dist.get_world_size() for each in losses]
 
 
-def _rank(rank: int, port: int, recipe: str, seed: int, steps: int, out: str) -> None:
+def _rank(rank: int, port: int, recipe: str, seed: int, steps: int, decays: bool, out: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(NODES * PER_NODE), MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", LOCAL_WORLD_SIZE=str(PER_NODE))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     start_s = time.monotonic()
-    losses = train(recipe, seed, steps)
+    losses = train(recipe, seed, steps, decays=decays)
     if rank == 0:
-        run = Run(recipe, seed, steps, losses, time.monotonic() - start_s)
+        run = Run(recipe, seed, steps, losses, time.monotonic() - start_s, decays)
         with Path(out).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(run)) + "\n")
     dist.destroy_process_group()
 
 
-def perform(recipe: str, seed: int, steps: int, out: Path) -> None:
+def perform(recipe: str, seed: int, steps: int, out: Path, *, decays: bool) -> None:
     """Train on new processes; a line of `out` is what remains."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     spawned = multiprocessing.get_context("spawn")
     ranks = [
-        spawned.Process(target=_rank, args=(rank, port, recipe, seed, steps, str(out)))
+        spawned.Process(target=_rank, args=(rank, port, recipe, seed, steps, decays, str(out)))
         for rank in range(NODES * PER_NODE)
     ]
     for process in ranks:
@@ -133,12 +137,12 @@ def perform(recipe: str, seed: int, steps: int, out: Path) -> None:
         raise RuntimeError(f"{recipe}, seed {seed}: ranks ended with {[each.exitcode for each in ranks]}")
 
 
-def done(path: Path, steps: int) -> dict[tuple[str, int], Run]:
-    """Runs of as many steps, by recipe and seed."""
+def done(path: Path, steps: int, *, decays: bool) -> dict[tuple[str, int], Run]:
+    """Runs of as many steps with or without decay, by recipe and seed."""
     if not path.exists():
         return {}
     runs = [Run(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {(run.recipe, run.seed): run for run in runs if run.steps == steps}
+    return {(run.recipe, run.seed): run for run in runs if (run.steps, run.decays) == (steps, decays)}
 
 
 def report(runs: dict[tuple[str, int], Run], steps: int) -> str:
@@ -173,20 +177,25 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--decay", action="store_true", help="the learning rate falls to zero, in a line")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--runs", type=Path, default=Path("hsdp_loss.jsonl"), help="finished trainings")
     parser.add_argument("--only-report", action="store_true", help="train nothing")
     parser.add_argument("--report", type=Path, help="write the table to this file, too")
     parser.add_argument("--json", type=Path, help="write all runs to this file")
     options = parser.parse_args()
+
+    def so_far() -> dict[tuple[str, int], Run]:
+        return done(options.runs, options.steps, decays=options.decay)
+
     # Seed by seed, so that an interrupted run has compared all recipes on some of them.
     for seed in range(0 if options.only_report else options.seeds):
         for recipe in (NATIVE, *options.recipes):
-            if (recipe, seed) not in done(options.runs, options.steps):
-                perform(recipe, seed, options.steps, options.runs)
-                run = done(options.runs, options.steps)[recipe, seed]
+            if (recipe, seed) not in so_far():
+                perform(recipe, seed, options.steps, options.runs, decays=options.decay)
+                run = so_far()[recipe, seed]
                 print(f"{recipe}, seed {seed}: {run.final_loss:.4f}, {run.seconds:.0f} s", flush=True)
-    runs = done(options.runs, options.steps)
+    runs = so_far()
     text = report(runs, options.steps)
     print(text)
     if options.report is not None:

@@ -59,7 +59,7 @@ class WarmupProfiler:
         self._previous_s = took_s
         if len(self._steps) < MEASURED:
             return None
-        facts = typical(self._steps)
+        facts = replace(typical(self._steps), steps=self._seen)
         if not self._ordinary_s:
             return facts
         return replace(facts, dense_s=median(self._ordinary_s), dense_noise=noise_of(self._ordinary_s))

@@ -125,7 +125,8 @@ class Choosing(Measuring):
         kept = {text: each.fidelity for text, each in known.items()}
         coded = coded or {text: forecasts[text] for text in self._examined}
         coded |= {text: each for text, each in forecasts.items() if text == "dense"}
-        return super().decide(replace(self._known, forecasts=coded, fidelity=kept))
+        steps = self._known.steps + (0 if self._examination is None else self._examination.steps)
+        return super().decide(replace(self._known, forecasts=coded, fidelity=kept, steps=steps))
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:

@@ -156,9 +156,10 @@ class Found:
 class Examination:
     """Examines `compositions` on recorded gradients: this rank every `world`-th of them, in their order.
 
-    Ends when all is found, when nothing refers to it any more, or when the interpreter is about to end.
-    `prepare` compiles the kernels of each. Codecs run on the `device` if they stay there. The thread holds
-    what is passed here, so nothing of that may refer to the model: it would live until all is found.
+    `steps` have passed so far. It ends when all is found, when nothing refers to it any more, or when the
+    interpreter is about to end. `prepare` compiles the kernels of each. Codecs run on the `device` if they
+    stay there. The thread holds what is passed here, so nothing of that may refer to the model: it would live
+    until all is found.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Examination:
     ) -> None:
         self._found: list[Found | None] = [None] * len(compositions)
         self._over = threading.Event()
-        self._steps = 0
+        self.steps = 0
         mine = range(comm.rank, len(compositions), comm.world)
         over, found = self._over, self._found
         weakref.finalize(self, over.set)
@@ -205,8 +206,8 @@ class Examination:
 
     def observe(self, rows: Sequence[Sequence[float]]) -> tuple[Found | None, ...] | None:
         """Take all ranks' rows of a step; what was found of each recipe, once nothing more is waited for."""
-        self._steps += 1
-        if self._steps < MOST_STEPS and not all(row[0] for row in rows):
+        self.steps += 1
+        if self.steps < MOST_STEPS and not all(row[0] for row in rows):
             return None
         self._over.set()
         starts = range(1, 1 + _NUMBERS * len(self._found), _NUMBERS)

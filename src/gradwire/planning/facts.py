@@ -27,7 +27,7 @@ class Facts:
     slowest rank. `None` if not measured. `gradient_bytes` is the size of the gradient, and `buckets`
     are the elements of DDP's buckets in their order; 0 and empty where they are unknown. `dense_noise` is the
     relative standard deviation of those ordinary steps. `cores` are those of the rank that has fewest,
-    and how many the slowest rank's computation kept busy.
+    and how many the slowest rank's computation kept busy. It took `steps` to find all of this out.
 
     `forecasts` are of the recipes that a decision asks about, by text, with the cost of their codecs where
     that was measured; `fidelity` is what each was found to keep of this training's gradients
@@ -49,6 +49,7 @@ class Facts:
     buckets: tuple[int, ...] = ()
     dense_noise: float = 0.0
     cores: Cores = ENOUGH
+    steps: int = 0
     forecasts: Mapping[str, Forecast] = field(default_factory=dict, repr=False)
     fidelity: Mapping[str, float] = field(default_factory=dict)
     recut: Mapping[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from gradwire.decide.choice import Option, Standing, margin_of, shortlist
 from gradwire.planning.facts import Facts
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
-from gradwire.recipes.trial import COUNTED, Again, on_trial, watched
+from gradwire.recipes.trial import COUNTED, DECIDED, Again, on_trial, watched
 
 FAMILIES: tuple[dict[str, float], ...] = (
     {"gcomp": 1.0},
@@ -107,7 +107,7 @@ def chosen_by(facts: Facts, standing: Standing, again: Again) -> Composition:
     times = f"all-reduce {_ms(facts.allreduce_s)}, backward {_ms(facts.backward_s)}"
     measured = f"CCR {facts.ccr:.2f} ({times})"
     if best is not None:
-        tried = on_trial(best.recipe, standing, again)
+        tried = on_trial(best.recipe, standing, again, left=DECIDED - facts.steps)
         return replace(tried, why=f"{measured}; {tried.why}")
     if standing.dense_hides:
         why = f"communication hides as it is: {standing.share_of_linear(standing.dense_s):.0%} of linear"

@@ -30,8 +30,8 @@ FEWEST = 3
 """Steps whose median is compared at least: one that was disturbed does not count."""
 MOST_TRIALS = 3
 """After which the best of those that were tried runs, or dense."""
-ON_TRIAL = 21
-"""Steps of all trials together: 40 with the 19 dense ones before them. Past that, the same."""
+DECIDED = 40
+"""Steps, with those that measure, after which the best that was tried stays, or dense."""
 KEPT = 1000
 """Steps that a recipe stays at least. To decide anew takes some 30 dense steps, each a few times as
 long where the network binds: below a tenth of the time, even if nothing has changed."""
@@ -44,7 +44,7 @@ _LOG = logging.getLogger("gradwire")
 
 
 def on_trial(
-    text: str, standing: Standing, again: Again, number: int = 1, left: int = ON_TRIAL
+    text: str, standing: Standing, again: Again, number: int = 1, left: int = DECIDED
 ) -> Composition:
     """The option `text` of `standing` as trial `number`, with `left` steps for it and all others.
 

@@ -23,18 +23,18 @@ def _facts(
 
 def test_the_first_two_steps_do_not_count() -> None:
     steps = [Times(1.0, (allreduce_s,)) for allreduce_s in (100.0, 100.0, 2.0, 2.0, 2.0)]
-    assert _facts(steps) == [None] * 4 + [Facts(1.0, 2.0, 1, collectives_s=(2.0,))]
+    assert _facts(steps) == [None] * 4 + [Facts(1.0, 2.0, 1, collectives_s=(2.0,), steps=5)]
 
 
 def test_the_median_of_three_decides() -> None:
     steps = [Times(1.0, (allreduce_s,)) for allreduce_s in (0.0, 0.0, 9.0, 1.0, 3.0)]
-    assert _facts(steps)[-1] == Facts(1.0, 3.0, 1, collectives_s=(3.0,))
+    assert _facts(steps)[-1] == Facts(1.0, 3.0, 1, collectives_s=(3.0,), steps=5)
 
 
 def test_the_number_of_collectives_may_change_with_the_buckets() -> None:
     durations = ((1.0,), (0.5, 0.5), (0.5, 0.5), (0.25, 0.25, 0.5), (1.0,))
     found = _facts([Times(1.0, each) for each in durations], world=2)
-    assert found == [None] * 4 + [Facts(1.0, 1.0, 2, collectives_s=(0.25, 0.25, 0.5))]
+    assert found == [None] * 4 + [Facts(1.0, 1.0, 2, collectives_s=(0.25, 0.25, 0.5), steps=5)]
 
 
 def test_ready_times_are_those_of_the_typical_step_and_what_precedes_it_the_median() -> None:

@@ -14,12 +14,13 @@ from gradwire.engine.forecast import forecast_by
 from gradwire.engine.layout import build
 from gradwire.lab.workloads import catalogue
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
-from gradwire.planning.facts import Facts
+from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
 from gradwire.recipes import Composition, Decision, recipe
 from gradwire.recipes.auto import CANDIDATES, FAMILIES, FLOOR, standing_of
 from gradwire.recipes.parse import steady
+from gradwire.recipes.trial import COUNTED, SKIPPED
 
 CODEC = CodecCost(Line(1e-4, 3e-9), Line(1e-4, 1e-9))
 """Of one core: 3 ns an element to encode, and 1 ns to decode."""
@@ -214,3 +215,17 @@ def test_what_could_not_be_measured_counts_as_it_usually_is() -> None:
 def test_shares_out_of_their_range_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         recipe(text)
+
+
+@pytest.mark.parametrize(("measured", "tried"), [(19, SKIPPED + COUNTED), (32, 40 - 32 - 1)])
+def test_what_is_left_of_40_steps_is_for_trials(measured: int, tried: int) -> None:
+    """Steps are so noisy that a trial is never clear before it must end; one step more runs meanwhile."""
+    chosen = _chosen(replace(_forecast(RESNET18), steps=measured, dense_noise=0.5))
+    steps = 0
+    while chosen.watch is not None and chosen.watch.ends:
+        judge = chosen.watch.judge(Watched(RESNET18.world, ()))
+        following = None
+        while following is None:
+            following, steps = judge(Observed(steps, 1.0, 0.0)), steps + 1
+        chosen = following
+    assert steps == tried

@@ -17,7 +17,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.decide.choice import Option, Standing
 from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.engine import state
-from gradwire.engine.examining import Found
+from gradwire.engine.examining import MOST_STEPS, Found
 from gradwire.engine.layout import build
 from gradwire.engine.preparing import kernels_for
 from gradwire.engine.step import Step
@@ -32,11 +32,11 @@ from gradwire.recipes.dense import dense
 from gradwire.recipes.handover import AGAIN, sending_unsent
 from gradwire.recipes.trial import (
     COUNTED,
+    DECIDED,
     FEWEST,
     KEPT,
     KEPT_DENSE,
     MOST_TRIALS,
-    ON_TRIAL,
     SKIPPED,
     _watching,
     on_trial,
@@ -180,6 +180,7 @@ MEASURING = DISCARDED + ORDINARY + MEASURED + 1
 """What is examined at once is known with the next verdict."""
 TRIAL = SKIPPED + FEWEST + 1
 """A step's time is known at the next verdict. Steps that do not vary leave nothing open."""
+LEFT = DECIDED - MEASURING
 STEPS = MEASURING + TRIAL + 3
 """The trial, and some beyond."""
 FIRST = "efsignsgd"
@@ -270,9 +271,11 @@ ROUNDING = STEPS * 4 * 32 * torch.finfo(torch.float32).eps
 """Every step rounds folds, sums and subtractions of numbers below 32."""
 
 
-def _settles_after(steps_s: Callable[[str, int], float], standing: Standing) -> tuple[int, str]:
+def _settles_after(
+    steps_s: Callable[[str, int], float], standing: Standing, left: int = LEFT
+) -> tuple[int, str]:
     """Steps on trial until something is settled, and what; `steps_s` by recipe and number of the step."""
-    running, judge, steps, previous_s = on_trial("int4", standing, auto), None, 0, 0.0
+    running, judge, steps, previous_s = on_trial("int4", standing, auto, left=left), None, 0, 0.0
     while not _is_settled(running):
         judge, previous_s = (judge, previous_s) if judge else (_judge(running), 0.0)
         following = judge(Observed(steps, previous_s, 0.0))
@@ -288,7 +291,7 @@ def _noisy(takes: Callable[[str], float], noise: float, seed: int) -> Callable[[
 
 def test_quiet_steps_are_settled_within_37_and_clear_ones_within_40_whatever_their_noise() -> None:
     """With 19 dense ones. Without a test for what is clear it takes 31, 43 or 55 for one to three trials."""
-    assert MEASURING == 19
+    assert (MEASURING, LEFT) == (19, 21)
     free = tuple(replace(each, work_s=0.0) for each in OPTIONS)  # no trial speaks against another
     quiet = replace(STANDING, options=free, noise=0.0)
     one = _settles_after(lambda *_: 0.06, quiet)
@@ -298,10 +301,19 @@ def test_quiet_steps_are_settled_within_37_and_clear_ones_within_40_whatever_the
     assert (MEASURING + most, text) == (MEASURING + 3 * TRIAL, "dense") == (37, "dense")
     for seed in range(20):
         steps, text = _settles_after(_noisy(lambda _: 0.06, 0.1, seed), replace(STANDING, noise=0.1))
-        assert steps <= ON_TRIAL == 40 - MEASURING
+        assert steps <= LEFT
         assert text != "dense"
         steps, _ = _settles_after(_noisy(lambda _: 0.093, 0.3, seed), replace(STANDING, noise=0.3))
-        assert steps <= ON_TRIAL
+        assert steps <= LEFT
+
+
+@pytest.mark.parametrize("examined", [1, MOST_STEPS])
+def test_trials_get_what_measuring_and_examining_leave_of_40_steps(examined: int) -> None:
+    left = DECIDED - (MEASURING - 1 + examined)
+    for seed in range(20):
+        steps, _ = _settles_after(_noisy(lambda _: 0.093, 0.3, seed), replace(STANDING, noise=0.3), left)
+        assert steps <= left
+        assert steps > left - 2 * TRIAL, "none of it is given away"
 
 
 @pytest.mark.parametrize("takes_s", [0.05, 0.07, 0.08, 0.094, 0.096, 0.15])
@@ -333,6 +345,7 @@ def test_slower_steps_bring_dense_back_on_all_ranks_with_all_that_was_unsent(
     tried = MEASURING * ["dense"] + TRIAL * [FIRST] + ["local_every"]
     assert all(ran.plans == tried + (STEPS - len(tried)) * ["dense"] for ran in ranks)
     assert len({(ran.why, ran.facts.dense_s) for ran in ranks}) == 1
+    assert {ran.facts.steps for ran in ranks} == {MEASURING}
     assert f"on trial it took {300 * 1.1:.0f} ms; dense takes 220 ms" in ranks[0].why
     assert not any(ran.memory for ran in ranks), "dense remembers nothing"
     assert _lost(ranks) < ROUNDING
