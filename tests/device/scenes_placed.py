@@ -6,6 +6,8 @@ for all the same, which no order that is missing can change; the race finder see
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,8 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.comm import groups
+from gradwire.comm.board import Board
 from gradwire.configuration import Place
 from tests.support.models import batch, digest, optimizer_of, perceptron
+from tests.support.ranks import TIMEOUT_S
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Home, Near, Simulated
 
@@ -178,30 +183,27 @@ def mixed_placements() -> dict[str, Any]:
 
 
 def unreachable() -> dict[str, Any]:
-    """The model's group carries no tensors on the CPU, and rank 1 cannot make a group beside it."""
+    """The model's group carries no tensors on the CPU, and gloo finds no interface on rank 1."""
     ddp = DistributedDataParallel(perceptron())
-    new_group = dist.new_group
-
-    def refused(*args: Any, **options: Any) -> dist.ProcessGroup:
-        group = new_group(*args, **options)
-        if dist.get_rank() == 1:
-            raise RuntimeError("connectFullMesh failed")
-        assert isinstance(group, dist.ProcessGroup)
-        return group
-
+    names, start_s = dist.distributed_c10d._world.pg_names, time.monotonic()
+    before = len(names)
     with (
         on(Simulated()),
         patch("gradwire.comm.groups.carries_cpu", lambda _group: False),
     ):
-        with (
-            patch("torch.distributed.new_group", refused),
-            patch("gradwire.comm.groups._known", lambda *_terms: []),
-        ):
+        with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": ("lo", "nowhere")[dist.get_rank()]}):
             error = _error_of(lambda: gradwire.attach(ddp, recipe="int8"))
         wire = gradwire.attach(ddp, recipe="int8", placement="host")
     inputs, targets = batch(0)
     nn.functional.mse_loss(ddp(inputs), targets).backward()
-    return {**error, "step": wire.report().step}
+    return {
+        **error,
+        "took": took_s / TIMEOUT_S,
+        "left": after - before,
+        "made": len(names) - after,
+        "timeout": Board.of(list(groups._lent)[-1]).timeout_s / TIMEOUT_S,
+        "step": wire.report().step,
+    }
 
 
 def measures() -> dict[str, Any]:
@@ -224,12 +226,14 @@ def measures() -> dict[str, Any]:
     }
 
 
+        patch("gradwire.comm.groups._known", lambda *_terms: []),
 def without_gloo() -> dict[str, Any]:
     """As `unreachable`, but the model's group carries tensors of the device: then it carries all."""
     new_group, made = dist.new_group, []
 
     def refused_once(*args: Any, **options: Any) -> dist.ProcessGroup:
         group = new_group(*args, **options)
+        took_s, after = time.monotonic() - start_s, len(names)
         assert isinstance(group, dist.ProcessGroup)
         made.append(group)
         if len(made) == 1 and dist.get_rank() == 1:

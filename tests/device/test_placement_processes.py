@@ -100,11 +100,14 @@ def test_ranks_that_differ_are_refused_on_all(results: Results, scene: str, fiel
         assert f"disagree on {field}" in rank["text"]
 
 
-def test_a_group_that_one_rank_cannot_make_is_an_error_on_all_and_the_next_attach_works(
+def test_a_rank_that_gloo_cannot_reach_is_an_error_on_all_long_before_the_timeout_and_the_next_attach_works(
     results: Results,
 ) -> None:
     ranks: list[dict[str, Any]] = value(results, "unreachable")
     for rank in ranks:
         assert rank["kind"] == "TransportError"
-        assert "could not connect ranks [1]: set GLOO_SOCKET_IFNAME" in rank["text"]
+        assert "could not connect ranks [0, 1]: set GLOO_SOCKET_IFNAME" in rank["text"]
+        assert rank["took"] < 0.5, "of the timeout of the model's group"
+        assert (rank["left"], rank["made"]) == (0, 1), "groups"
+        assert rank["timeout"] == 1.0, "that of the model's group"
         assert rank["step"] == 1

@@ -10,6 +10,7 @@ import gc
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,11 @@ from gradwire.errors import TransportError
 
 _OFFERS = 16
 """A rank offers as many free groups at most, because all ranks must send messages of one length."""
+
+_TRIED_SHARE, _TRIED_S = 0.05, 30.0
+"""Whether ranks can connect at all is found out within this share of the timeout, and this many seconds. A
+timeout allows for ranks that come late, and here they come together. Two ranks connect in milliseconds where
+they can; where a firewall drops packets, no time is enough."""
 
 _lent: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
 """The groups made here, oldest first, and whether a model has them. torch keeps them until it ends them."""
@@ -38,8 +44,8 @@ def borrow(
     `like` carries tensors at `where`. With another `backend`, such as gloo's, the group carries others.
 
     A collective over `like`: one all-gather of 128 bytes per rank, and none for the first such group. A group
-    of another backend than `like` takes one number more. Raises `TransportError` where torch cannot create a
-    group; on all ranks if the backend is another.
+    of another backend than `like` takes three numbers more. Raises `TransportError` where torch cannot create
+    a group; if the backend is another, on all ranks, and after a small part of the timeout.
     """
     ranks, own, timeout = _terms(like, where)
     terms = ranks, backend or own, timeout
@@ -209,24 +215,50 @@ def _number(group: dist.ProcessGroup) -> int:
 
 
 def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device) -> dist.ProcessGroup:
-    """A new group, or on all ranks the error that there is none: one may reach the others by `like` alone."""
+    """A new group, or on all ranks the error that there is none: one may reach the others by `like` alone.
+
+    Ranks try with a group of a short timeout, which they end. It could not stay: the timeout that gloo makes
+    a group with is that of its messages for good.
+    """
+    ranks, backend, timeout = terms
+    short = timedelta(seconds=_TRIED_S)
+    short = short if timeout is None else min(short, _TRIED_SHARE * timeout)
+    _without(like, where, True)  # so that all begin together
+    tried = _made_everywhere((ranks, backend, short), like, where)
+    try:
+        return _made_everywhere(terms, like, where)
+    finally:
+        # Not before: torch could give its name to the other one, which would find old addresses in the store.
+        dist.destroy_process_group(tried)
+
+
+def _made_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device) -> dist.ProcessGroup:
+    """The same in one try, which takes up to the timeout of `terms`."""
+    group: dist.ProcessGroup | None = None
     failure: TransportError | None = None
     try:
         group = _new(terms)
     except TransportError as error:
         failure = error
+    missing = _without(like, where, group is not None)
+    if group is not None and not missing:
+        return group
+    if group is not None:
+        dist.destroy_process_group(group)  # or ranks would be in different numbers of groups
+    raise TransportError(
+        f"gradwire needs a process group for tensors on the CPU beside the model's, and gloo could not "
+        f"connect ranks {missing}: set GLOO_SOCKET_IFNAME to an interface by which all ranks reach each "
+        "other, or pass process_group="
+    ) from failure
+
+
+def _without(like: dist.ProcessGroup, where: torch.device, mine: bool) -> list[int]:
+    """The ranks of `like` of which `mine` is false. All ranks wait for all."""
     comm = ProcessGroupComm(like)
-    reached = torch.zeros(comm.world, device=where)
-    reached[comm.rank] = failure is None
-    comm.all_reduce(reached).wait()
-    missing = [rank for rank, came in enumerate(reached.tolist()) if not came]
-    if missing:
-        raise TransportError(
-            f"gradwire needs a process group for tensors on the CPU beside the model's, and gloo could not "
-            f"connect ranks {missing}: set GLOO_SOCKET_IFNAME to an interface by which all ranks reach each "
-            "other, or pass process_group="
-        ) from failure
-    return group
+    told = torch.zeros(comm.world, device=where)
+    told[comm.rank] = mine
+    comm.all_reduce(told).wait()
+    return [rank for rank, has in enumerate(told.tolist()) if not has]
 
 
 def _new(terms: _Terms) -> dist.ProcessGroup:
