@@ -146,24 +146,56 @@ def _error_of(act: Callable[[], object]) -> dict[str, str]:
     return {"kind": "none", "text": ""}
 
 
-def captured(*, streams: bool) -> dict[str, Any]:
-    """Rank 1 captures its second backward pass into a graph; after that training goes on."""
-    device = Near()
-    ddp = DistributedDataParallel(perceptron())
-    with on(device, streams=streams):
-        wire = gradwire.attach(ddp, recipe="int8")
+def _captured_at(
+    capturing: int | None, device: Simulated | None, asked: Place = "auto", *, streams: bool = False
+) -> dict[str, Any]:
+    """Train; what a step does that is captured into a graph, before it is taken without one."""
+    model = perceptron()
+    optimizer = optimizer_of(model, lr=0.1)
+    with ExitStack() as held:
+        if device is not None:
+            held.enter_context(on(device, streams=streams))
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        wire = gradwire.attach(
+            model, optimizer, "topk(ratio=0.1)", scaler=scaler, replicas=dist.group.WORLD, placement=asked
+        )
+    found: dict[str, Any] = {}
 
     def step(number: int) -> None:
         inputs, targets = batch(number)
-        ddp.zero_grad()
-        nn.functional.mse_loss(ddp(inputs), targets).backward()
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(model(inputs), targets)).backward()
 
-    step(0)
+    for number in range(4):
+        if number == capturing and device is not None:
+            device.capturing = True
+            found = _error_of(partial(step, number))
+            device.capturing = False
+        step(number)
+        scaler.step(optimizer)
+        scaler.update()
+    return {**found, "digest": digest(model), "step": wire.report().step}
+
+
+def captured(asked: Place, *, streams: bool = False) -> dict[str, Any]:
+    """A graph on all ranks, while over streams the step before is not resolved."""
+    device = Simulated() if asked == "host" else Near()
+    there = _captured_at(2, device, asked, streams=streams)
+    return {"there": there, "here": _captured_at(None, None)}
+
+
+def captured_by_one() -> dict[str, Any]:
+    """A graph on rank 1, while rank 0 is in the step. Nothing of the model can be used after that."""
+    device = Near()
+    ddp = DistributedDataParallel(perceptron())
+    with on(device):
+        gradwire.attach(ddp, recipe="int8")
+    inputs, targets = batch(0)
+    loss = nn.functional.mse_loss(ddp(inputs), targets)
     device.capturing = dist.get_rank() == 1
-    error = _error_of(partial(step, 1))
-    device.capturing = False
-    step(2)
-    return {**error, "step": wire.report().step}
+    error = _error_of(loss.backward)
+    dist.barrier()  # a rank that ended would be noticed by its connections
+    return error
 
 
 def mixed_world() -> dict[str, Any]:
@@ -190,9 +222,11 @@ def unreachable() -> dict[str, Any]:
     with (
         on(Simulated()),
         patch("gradwire.comm.groups.carries_cpu", lambda _group: False),
+        patch("gradwire.comm.groups._known", lambda *_terms: []),
     ):
         with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": ("lo", "nowhere")[dist.get_rank()]}):
             error = _error_of(lambda: gradwire.attach(ddp, recipe="int8"))
+        took_s, after = time.monotonic() - start_s, len(names)
         wire = gradwire.attach(ddp, recipe="int8", placement="host")
     inputs, targets = batch(0)
     nn.functional.mse_loss(ddp(inputs), targets).backward()
@@ -226,14 +260,12 @@ def measures() -> dict[str, Any]:
     }
 
 
-        patch("gradwire.comm.groups._known", lambda *_terms: []),
 def without_gloo() -> dict[str, Any]:
     """As `unreachable`, but the model's group carries tensors of the device: then it carries all."""
     new_group, made = dist.new_group, []
 
     def refused_once(*args: Any, **options: Any) -> dist.ProcessGroup:
         group = new_group(*args, **options)
-        took_s, after = time.monotonic() - start_s, len(names)
         assert isinstance(group, dist.ProcessGroup)
         made.append(group)
         if len(made) == 1 and dist.get_rank() == 1:
@@ -270,11 +302,13 @@ SCENES: dict[str, Callable[[], Any]] = {
         f"streamed, deaf to {' and '.join(calls)}": partial(deaf, *calls, asked="auto", streams=True)
         for calls in CALLS
     },
-    "staged, captured": partial(captured, streams=False),
-    "streamed, captured": partial(captured, streams=True),
+    "host, captured": partial(captured, "host"),
+    "staged, captured": partial(captured, "device"),
+    "streamed, captured": partial(captured, "device", streams=True),
     "measures": measures,
     "without gloo": without_gloo,
     "mixed world": mixed_world,
     "mixed placements": mixed_placements,
     "unreachable": unreachable,
+    "captured by one": captured_by_one,  # last: what rank 0 has sent waits for rank 1 for good
 }

@@ -82,15 +82,22 @@ def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(r
         assert rank["there"]["step"] == STEPS - 1
 
 
-@pytest.mark.parametrize("placed", ["staged", "streamed"])
-def test_a_backward_pass_that_is_captured_fails_on_all_ranks_and_training_goes_on(
+@pytest.mark.parametrize("placed", ["host", "staged", "streamed"])
+def test_a_backward_pass_that_is_captured_is_refused_before_the_device_is_asked_for_anything(
     results: Results, placed: str
 ) -> None:
-    other, own = value(results, f"{placed}, captured")
-    assert own["kind"] == "GradwireError"
-    assert "captured into a graph" in own["text"]
-    assert other["kind"] == "PeerFailed"
-    assert own["step"] == other["step"] == 2
+    for rank in value(results, f"{placed}, captured"):
+        assert rank["there"]["kind"] == "GradwireError", rank["there"]["text"]
+        assert "this backward pass is captured into a graph" in rank["there"]["text"]
+        same = ("digest", "step")
+        assert [rank["there"][key] for key in same] == [rank["here"][key] for key in same]
+
+
+def test_a_graph_on_one_rank_is_named_on_the_others(results: Results) -> None:
+    other, own = value(results, "captured by one")
+    assert "this backward pass is captured into a graph" in own["text"]
+    assert other["kind"] == "RanksDisagree"
+    assert "rank 1: a backward pass that is captured into a graph" in other["text"]
 
 
 @pytest.mark.parametrize(("scene", "field"), [("mixed world", "device"), ("mixed placements", "placement")])

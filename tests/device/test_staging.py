@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
-from gradwire.errors import GradwireError
 from gradwire.placement import OnStream, Placement, Post, StagedComm, host, staged
 from tests.support.rig import Rig, flat, gradients
 from tests.support.simulated import Near, Simulated
@@ -106,10 +105,3 @@ def test_the_engine_s_stream_comes_after_the_gradient_and_before_its_reader() ->
     assert brought(Near()) == []
     assert "mul_ on the stream 1 against aten::ones" in brought(Near("wait_event"))[0]
     assert "add on the default stream against aten::mul_" in brought(Near("join"))[0]
-
-
-def test_a_gradient_of_a_captured_graph_fails_the_step() -> None:
-    device = Near()
-    device.capturing = True
-    with pytest.raises(GradwireError, match="captured into a graph"):
-        OnStream(device).bring(0, torch.ones(4)).ready()

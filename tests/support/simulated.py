@@ -7,7 +7,8 @@ clock (Mattern 1989; Fidge 1988): how much of every other actor's work is known 
 accesses to the same bytes, one of them a write, of which neither is known to come first, are a race.
 
 Two rules make a GPU of it. Work on a stream comes after all that the host did before it was enqueued. The
-host's work comes after a stream's only once the host has waited for an event.
+host's work comes after a stream's only once the host has waited for an event. While it captures, it refuses
+waits and new memory, as CUDA does or may do.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ class Simulated:
 
     def pinned(self, like: Tensor) -> Tensor:
         """Memory of the host."""
+        self._refuse_in_a_graph()
         memory = torch.empty_like(like)
         self._on_device[self._number(memory)] = False
         return memory
@@ -195,9 +197,14 @@ class Simulated:
 
     def learn(self, call: str, actor: str, clock: Clock) -> None:
         """From now on `actor` comes after what `clock` knows of."""
+        self._refuse_in_a_graph()
         with self._lock:
             if call not in self._deaf:
                 _join(self._clocks[actor], clock)
+
+    def _refuse_in_a_graph(self) -> None:
+        if self.capturing:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def promise(self, result: Tensor) -> None:
         """A future is set: its reader comes after what is in the current stream."""

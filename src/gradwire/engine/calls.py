@@ -10,6 +10,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from gradwire.comm.board import Board
@@ -75,6 +76,16 @@ class Calls:
         if len(self._told) > 4:  # all ranks are through the last but one, as they have made the last
             board.clear(self._told.popleft())
             board.clear(self._told.popleft())
+
+    def leave(self, what: str) -> None:
+        """This rank gives a step up before it has begun, because it is in `what`.
+
+        Ranks that are in the step hear of it as of a call. Where all ranks give it up, nothing is lost.
+        """
+        if self._board is not None:
+            page, self._made = str(self._made), self._made + 1
+            with suppress(TransportError):  # the caller raises what matters more
+                self._board.write(page, json.dumps(Entry(what, self.steps)))
 
     def look(self) -> None:
         """While a step is waited for, twice a second: raise `RanksDisagree` if a rank is in a call instead.

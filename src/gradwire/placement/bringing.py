@@ -13,14 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.errors import GradwireError
 from gradwire.placement.device import Device, Event, Stream
-
-CAPTURED = (
-    "the backward pass is being captured into a graph, in which gradients cannot travel: a graph replays the "
-    "same launches, while steps differ in number, seed and plan. Capture the forward pass alone, or train "
-    "without graphs"
-)
 
 
 class Brought(Protocol):
@@ -187,8 +180,6 @@ class Copies:
 
     def bring(self, key: Hashable, source: Tensor) -> Brought:
         try:
-            if self._device.is_capturing():
-                raise GradwireError(CAPTURED)
             room = self._room(key, source)
             self.follow()
             room.copy("out", room.memory, source, self._stream)

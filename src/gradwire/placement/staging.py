@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.errors import GradwireError
-from gradwire.placement.bringing import CAPTURED, Brought, Lost, There
+from gradwire.placement.bringing import Brought, Lost, There
 from gradwire.placement.device import Device
 
 
@@ -61,8 +60,6 @@ class OnStream:
     def bring(self, _key: Hashable, source: Tensor) -> Brought:
         """The engine's stream waits for the current one; nothing is copied."""
         try:
-            if self._device.is_capturing():
-                raise GradwireError(CAPTURED)
             self.follow()
         except BaseException as error:
             return Lost(source, error)

@@ -26,6 +26,11 @@ from gradwire.sources.source import Source
 T = TypeVar("T")
 Hear: TypeAlias = Callable[[Step], None]
 
+_CAPTURED = (
+    "this backward pass is captured into a graph, in which gradients cannot travel: a graph replays the same "
+    "launches, while steps differ in number, seed and plan. Capture the forward pass alone, or train without "
+    "graphs"
+)
 _BROKE_OFF = (
     "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
     "may wait for it. Start all ranks again, from their last checkpoint"
@@ -84,9 +89,13 @@ class Backward:
         """The first gradients of a step are there.
 
         Raises what the step before has not raised yet, and `GradwireError` where that cannot end, since not
-        all of its gradients came.
+        all of its gradients came, or where this pass is captured into a graph.
         """
         self._raise_pending()
+        # Before anything is asked of the device: while CUDA captures, it refuses waits, in its own words.
+        if self._is_captured:
+            self.calls.leave("a backward pass that is captured into a graph")
+            raise GradwireError(_CAPTURED)
         if not self._ended.is_set():
             raise GradwireError(_BROKE_OFF)
         self.calls.require_order()
@@ -182,9 +191,13 @@ class Backward:
             placement.bringing.join()
 
     def before_forward(self) -> None:
-        """After an interrupt that the user caught, land what is still to come."""
-        if self._all_given:
+        """After an interrupt that the user caught, land what is still to come; see `open` for a graph."""
+        if self._all_given and not self._is_captured:
             self._end()
+
+    @property
+    def _is_captured(self) -> bool:
+        return self._placement.device.is_capturing()
 
     def _end(self) -> None:
         if not self._all_given:

@@ -109,7 +109,8 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
             )
         # The loss is done when the gradient of the model's output arrives; where no output leads to it, the
         # end of the forward pass stands for that.
-        begin = partial(_begin, backward.engine.watch, backward.engine.around.begun)
+        device, around = backward.placement.device, backward.engine.around
+        begin = partial(_begin, device, backward.engine.watch, around.begun)
         begin()
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
@@ -119,10 +120,13 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
     return hook
 
 
-def _begin(watch: BackwardWatch, begun: Callable[[], None], _gradient: Tensor | None = None) -> None:
+def _begin(
+    device: Device, watch: BackwardWatch, begun: Callable[[], None], _gradient: Tensor | None = None
+) -> None:
     """With no reference to a model, which a graph would keep alive."""
-    watch.begin()
-    begun()
+    if not device.is_capturing():  # or the pass will be refused, before which a wait could fail
+        watch.begin()
+        begun()
 
 
 class LossScale:

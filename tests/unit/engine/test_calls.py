@@ -104,6 +104,34 @@ def test_a_rank_that_ends_its_step_later_than_others_is_waited_for() -> None:
     assert _on_ranks(3, use) == [""] * 3
 
 
+def test_a_rank_that_gives_a_step_up_is_named_by_those_in_the_step() -> None:
+    def use(calls: Calls, rank: int) -> None:
+        if rank == 1:
+            calls.leave("a graph")
+            return
+        with pytest.raises(RanksDisagree) as caught:
+            _in_a_step(calls)
+        with pytest.raises(RanksDisagree, match="Start all ranks again"):
+            calls.require_order()
+        raise caught.value
+
+    first, left = _on_ranks(2, use)
+    assert left == ""
+    assert "rank 0: a training step; rank 1: a graph" in first
+
+
+def test_a_step_that_all_ranks_gave_up_is_not_held_against_the_next() -> None:
+    def use(calls: Calls, rank: int) -> None:
+        calls.leave("a graph")
+        calls.steps += 1
+        for _ in range(1000 * rank):
+            calls.look()
+        calls.ended()
+        calls.begin("flush()", 1)
+
+    assert _on_ranks(3, use) == [""] * 3
+
+
 def test_a_call_that_a_rank_does_not_make_is_given_up_at_the_timeout_with_its_name() -> None:
     def use(calls: Calls, rank: int) -> None:
         if rank != 1:
