@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 Clock = dict[str, int]
@@ -233,6 +233,17 @@ class Simulated:
             if waits and actor != HOST:
                 _join(self._clocks[HOST], clock)
 
+    def brought(self, tensor: Tensor) -> Tensor:
+        """What `Tensor.cpu` returns: of the device's memory a copy, for which the host waits."""
+        number = self._number(tensor)
+        if not self._on_device.get(number, False):
+            return tensor
+        self.operate("cpu", [tensor], [], waits=True)
+        with _disable_current_modes():
+            copy = tensor.clone()
+        self._on_device[self._number(copy)] = False
+        return copy
+
     def _actor(self, what: str, numbers: Sequence[int]) -> str:
         """The stream that was entered; else by the memory, and where nothing is known, by the thread.
 
@@ -337,6 +348,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function is Tensor.cpu:
+            return self._device.brought(args[0])
         if function in (Tensor.numpy, Tensor.tolist):
             is_kernel = function is Tensor.numpy
             waits = not (is_kernel and self._device.entered)

@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
         held = {str(number): torch.tensor([float(number)]) for number in range(300)}
         held["200"] += comm.rank == 1
         guard = Guard(held, 1)
-        guard.numbers(0)
+        guard.numbers(0, lambda each: each)
         checked = CheckedComm(DamagingComm(comm, damage if comm.rank == 1 else Damage()))
         return str(guard.error([(float(rank),) for rank in range(world)], 0, checked))
 

@@ -1,0 +1,48 @@
+"""Placements on real ranks: states, failures and compared replicas, with the CPU's bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.device.scenes_resumed import PLACES, SAVED, SAVES, STEPS
+from tests.support.ranks import Results, perform, value
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return perform("tests.device.scenes_resumed", 2, tmp_path_factory.mktemp("resumed"))
+
+
+@pytest.mark.parametrize(("name", "placed"), SAVES)
+def test_what_is_saved_before_its_step_is_resolved_resumes_with_the_cpus_bits(
+    results: Results, name: str, placed: str
+) -> None:
+    for rank in value(results, f"{placed} resumes {name}"):
+        assert rank["placement"] == placed
+        assert rank["numbers"] == [SAVED - 1] * 4, "the step that was not finite does not count"
+        assert rank["remembers"]
+        assert rank["same memory"]
+        assert rank["resumed"] == rank["rewound"] == rank["through"]
+        assert rank["step"] == STEPS - 1
+        assert rank["races"] == []
+
+
+@pytest.mark.parametrize("placed", PLACES)
+def test_an_encode_that_fails_is_heard_of_in_the_same_step_and_leaves_the_cpus_bits(
+    results: Results, placed: str
+) -> None:
+    ranks = value(results, f"{placed} fails")
+    assert [rank["there"]["kind"] for rank in ranks] == ["PeerFailed", "MemoryError"]
+    for rank in ranks:
+        assert rank["there"]["spoilt"], "no half of a step is taken for one"
+        assert rank["there"]["counted"] == [1, STEPS - 1], "one step of the first two was not finite"
+        assert rank["there"] == rank["here"]
+
+
+@pytest.mark.parametrize("placed", PLACES)
+def test_replicas_are_compared_in_order_with_what_the_users_stream_writes(
+    results: Results, placed: str
+) -> None:
+    for rank in value(results, f"{placed} guarded"):
+        assert f"parameters differ between ranks before step {STEPS - SAVED}: " in rank["text"]
+        assert rank["races"] == []
