@@ -10,12 +10,12 @@ import gc
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from gradwire.comm import ProcessGroupComm
 from gradwire.errors import TransportError
@@ -221,8 +221,8 @@ def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device)
     a group with is that of its messages for good.
     """
     ranks, backend, timeout = terms
-    short = timedelta(seconds=_TRIED_S)
-    short = short if timeout is None else min(short, _TRIED_SHARE * timeout)
+    whole = default_pg_timeout if timeout is None else timeout
+    short = min(_TRIED_SHARE, _TRIED_S / whole.total_seconds()) * whole
     _without(like, where, True)  # so that all begin together
     tried = _made_everywhere((ranks, backend, short), like, where)
     try:
