@@ -1,4 +1,4 @@
-"""Scenes that end when a rank is killed or stopped from outside, for every source of gradients."""
+"""Scenes that end when a rank is killed, stopped or out of memory, for every source of gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.sources.nodes.level import Packing
 from tests.process import scenes_sharded
 from tests.support.models import batch, optimizer_of, perceptron
 from tests.support.states import own_state
 
 NODES = ((0, 1), (2, 3))
+LIVES_ON_S = 12.0
 Made = tuple[nn.Module, torch.optim.Optimizer, gradwire.Wire]
 
 
@@ -67,6 +70,30 @@ def until_it_breaks(
     }
 
 
+def without_any_memory() -> dict[str, Any]:
+    """After two steps rank 1 has no room for what its node sends, whenever it asks: it cannot even pay."""
+    model, optimizer, wire = ddp("topk(ratio=0.05)", nodes=NODES)
+    errors = [_step(model, optimizer, step) for step in range(2)]
+    rows, state, good_s = Packing.rows, own_state(wire), time.monotonic()
+
+    def none(packing: Packing, like: Tensor) -> Tensor:
+        if dist.get_rank() == 1:
+            raise MemoryError("no room")
+        return rows(packing, like)
+
+    with mock.patch.object(Packing, "rows", none):
+        errors += [_step(model, optimizer, step) for step in (2, 3)]
+    after_s, left = time.monotonic() - good_s, own_state(wire)
+    if dist.get_rank() == 1:
+        time.sleep(LIVES_ON_S)  # or a closed connection would tell the others
+    return {
+        "errors": [type(error).__name__ for error in errors],
+        "cause": type(None if errors[2] is None else errors[2].__cause__).__name__,
+        "after_s": after_s,
+        "intact": left["step"] == 2 and _equal(left["memory"], state["memory"]),
+    }
+
+
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Exception | None:
     inputs, targets = batch(step)
     optimizer.zero_grad()
@@ -88,4 +115,5 @@ SCENES: dict[str, Callable[[], Any]] = {
     "nodes": partial(until_it_breaks, partial(ddp, nodes=NODES)),
     "plain": partial(until_it_breaks, plain),
     "hsdp": partial(until_it_breaks, hsdp, tries_again=False),
+    "without memory": without_any_memory,
 }

@@ -1,4 +1,4 @@
-"""Real gloo ranks: one is killed or stopped, and the others say so with their state intact."""
+"""Real gloo ranks: one is killed, stopped or out of memory, and the others say so with their state intact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import Rank, started, started_anew
+from tests.faults.scenes_ranks import LIVES_ON_S
+from tests.support.ranks import Rank, perform, started, started_anew, value
 
 pytestmark = pytest.mark.process
 
@@ -70,6 +71,13 @@ def _stopped(folder: Path) -> list[Any]:
     return _survive(folder, "topk", signal.SIGSTOP, STOPPED_TIMEOUT_S, guard_s=60.0)
 
 
+def _without_memory(folder: Path) -> list[Any]:
+    timeout_s = STOPPED_TIMEOUT_S
+    return value(
+        perform("tests.faults.scenes_ranks", 4, folder, ["without memory"], timeout_s), "without memory"
+    )
+
+
 def _interrupted(folder: Path) -> tuple[int, bool]:
     """How rank 0, which waits for a stopped rank, ends at Ctrl-C; and whether it was done."""
     # In an interpreter of its own, whose end is part of it: threads that serve the network are still there.
@@ -92,6 +100,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
         "nodes": partial(_killed, "nodes", world=4),
         "hsdp": partial(_killed, "hsdp", world=4),
         "stopped": _stopped,
+        "without memory": _without_memory,
         "interrupted": _interrupted,
     }
     with ThreadPoolExecutor(len(accidents)) as pool:
@@ -126,6 +135,19 @@ def test_a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goe
     for seen in survivors:
         # One collective may be waited for after another, but not one for each bucket of the step.
         assert 0.5 * timeout_s < seen["after_s"] < 4 * timeout_s
+
+
+def test_where_a_rank_has_no_memory_even_for_zeros_all_raise_at_the_timeout(
+    stage: dict[str, Future[Any]],
+) -> None:
+    found = stage["without memory"].result()
+    for seen in found:
+        assert seen["errors"] == ["NoneType", "NoneType", "TransportError", "TransportError"]
+        assert seen["intact"]
+    own = found.pop(1)
+    assert own["cause"] == "MemoryError"
+    # One wait may follow another: for what its node sends, and for the verdict.
+    assert all(0.5 * STOPPED_TIMEOUT_S < seen["after_s"] < LIVES_ON_S for seen in found)
 
 
 def test_ctrl_c_ends_a_rank_that_waits_for_a_stopped_one(stage: dict[str, Future[Any]]) -> None:

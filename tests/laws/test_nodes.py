@@ -13,11 +13,13 @@ from torch import Tensor
 
 from gradwire import recipes
 from gradwire.comm import Comm, run_ranks
+from gradwire.comm.checked import CheckedComm, Watchman
 from gradwire.engine import state
 from gradwire.engine.shards import shards_of
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual
+from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
 from tests.support.rig import BUCKETS, Outcome, Rig, flat, gradients, specs
@@ -295,28 +297,46 @@ def test_a_gradient_that_could_not_be_brought_stops_the_step_on_all_ranks() -> N
     assert run_ranks(4, rank) == [told, ("ValueError", False), told, told]
 
 
-def test_a_buffer_that_could_not_be_cut_into_shards_stops_the_step_on_all_ranks(
-    monkeypatch: pytest.MonkeyPatch,
+WITHOUT_ROOM: dict[str, tuple[object, str]] = {
+    "room for what comes": (Packing, "rows"),
+    "room for what is sent": (Packing, "pack"),
+    "checksums": (Watchman, "sealed"),
+    "the sum": (level, "_mean"),
+}
+"""What takes memory on the way from a buffer to the node's sum, in the order of a step."""
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError])  # Python's own, and torch's
+@pytest.mark.parametrize("where", WITHOUT_ROOM)
+def test_a_rank_without_memory_inside_its_node_fails_the_step_on_all_ranks(
+    where: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, ranks = Packing.pack, threading.local()
+    owner, name = WITHOUT_ROOM[where]
+    honest, left = getattr(owner, name), threading.local()
 
-    def pack(self: Packing, buffer: Tensor) -> Tensor:
-        if ranks.fails:
-            raise MemoryError("no room for rows")
-        return honest(self, buffer)
+    def once(*arguments: Any) -> Any:
+        if left.accidents:
+            left.accidents -= 1
+            raise kind("no room")
+        return honest(*arguments)
 
-    monkeypatch.setattr(Packing, "pack", pack)
+    monkeypatch.setattr(owner, name, once)
 
-    def rank(comm: Comm) -> tuple[str, bool, bool]:
-        rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
-        ranks.fails = comm.rank == 1
-        failed = rig.step(gradients(comm.rank, 0))
-        ranks.fails = False
-        again = rig.step(gradients(comm.rank, 0))
-        return type(failed.error).__name__, failed.step.committed, again.step.committed
+    def rank(comm: Comm) -> tuple[str, list[bool], Tensor]:
+        left.accidents = 0
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2, wrap=CheckedComm)
+        good = rig.step(gradients(comm.rank, 0)).step.committed
+        before, left.accidents = rig.planes, int(comm.rank == 1)
+        failed = rig.step(gradients(comm.rank, 1))
+        intact = all(torch.equal(now, before[each]) for each, now in rig.planes.items())
+        again = rig.step(gradients(comm.rank, 1))
+        found = [good, failed.step.committed, intact, failed.flat().isnan().all().item()]
+        return type(failed.error).__name__, [*found, again.step.committed], again.flat()
 
-    told = ("PeerFailed", False, True)
-    assert run_ranks(4, rank) == [told, ("MemoryError", False, True), told, told]
+    kinds, found, means = zip(*run_ranks(4, rank), strict=True)
+    assert kinds == ("PeerFailed", kind.__name__, "PeerFailed", "PeerFailed")
+    assert all(each == [True, False, True, True, True] for each in found)
+    assert all(torch.equal(each, means[0]) for each in means)
 
 
 def test_an_error_of_our_own_ends_the_step_where_it_happened() -> None:

@@ -23,6 +23,7 @@ from gradwire.comm import groups as lending
 from gradwire.comm.checked import SHORT_BYTES, Sealed
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.integrations.dcp import WireState
+from gradwire.sources.nodes.level import Packing
 from tests.faults.scenes_ranks import Made, ddp, hsdp, plain
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.ranks import FOLDER
@@ -122,6 +123,46 @@ def damaged(made: Callable[..., Made]) -> dict[str, Any]:
         "diagnosed": [seen(wire.diagnose)[0], wire.diagnose().step],
         "step": wire.report().step,
     }
+
+
+def without_room() -> dict[str, list[Any]]:
+    """Rank 1 has no room for what it gets or sends inside its node, in a short message and in a long one."""
+    found = {}
+    for size in (16, 512):  # gloo's own all-to-all, or messages
+        torch.manual_seed(0)
+        ddp = DistributedDataParallel(nn.Linear(size, size))
+        optimizer = optimizer_of(ddp)
+        gradwire.attach(ddp, optimizer, "int8", nodes=NODES)
+        for name in ("rows", "pack"):
+            errors = []
+            for fails in (False, True, False):
+                with mock.patch.object(Packing, name, _failing_once(name, fails and dist.get_rank() == 1)):
+                    errors.append(_error_in_a_step(ddp, size))
+            found[f"{name}, {size}"] = [*errors, digest(ddp)]
+    return found
+
+
+def _failing_once(name: str, fails: bool) -> Callable[..., Any]:
+    honest, left = getattr(Packing, name), [MemoryError("no room")] * fails
+
+    def packed(*arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return honest(*arguments)
+
+    return packed
+
+
+def _error_in_a_step(ddp: nn.Module, size: int) -> str:
+    drawn = torch.randn(4, size, generator=torch.Generator().manual_seed(dist.get_rank()))
+    optimizer = optimizer_of(ddp, lr=0.01)
+    optimizer.zero_grad()
+    try:
+        ddp(drawn).square().mean().backward()
+    except (PeerFailed, MemoryError) as error:
+        return type(error).__name__
+    optimizer.step()
+    return ""
 
 
 def buffers_travel() -> bool:
@@ -343,6 +384,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "damaged, nodes": partial(damaged, partial(ddp, nodes=NODES)),
     "damaged, plain": partial(damaged, plain),
     "damaged, hsdp": partial(damaged, hsdp),
+    "without room": without_room,
     "buffers": buffers_travel,
     "state": state_moves,
     "handed over": handed_over,

@@ -68,6 +68,16 @@ def test_with_checksums_damage_is_raised_on_all_ranks_whatever_brings_gradients(
     assert [each["diagnosed"] for each in found] == 3 * [["PeerFailed", 2]] + [["WireError", 2]]
 
 
+@pytest.mark.parametrize("message", ["rows, 16", "pack, 16", "rows, 512", "pack, 512"])
+def test_a_rank_without_memory_inside_its_node_is_paid_for_and_training_goes_on(
+    four: Results, message: str
+) -> None:
+    found = [each[message] for each in value(four, "without room")]
+    for rank, (before, during, after, model) in enumerate(found):
+        assert (before, during, after) == ("", "MemoryError" if rank == 1 else "PeerFailed", "")
+        assert model == found[0][-1]
+
+
 def test_buffers_come_from_rank_0(four: Results) -> None:
     assert value(four, "buffers") == [True] * 4
 

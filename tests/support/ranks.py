@@ -67,9 +67,11 @@ class Rank:
         return self.process.exitcode
 
 
-def perform(module: str, world: int, folder: Path, scenes: Sequence[str] = ()) -> Results:
+def perform(
+    module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> Results:
     """Run the scenes of `module` (all, or those named) on `world` ranks; what each returned, by rank."""
-    with started(module, world, folder, scenes) as ranks:
+    with started(module, world, folder, scenes, timeout_s) as ranks:
         deadline_s = time.monotonic() + GUARD_S
         for rank in ranks:
             with suppress(TimeoutError):  # what it has not returned is missed below

@@ -179,15 +179,16 @@ class CheckedComm(Comm):
         to_itself = round_.verb == "shift" and round_.by % self.world == 0
         if self.world == 1 or to_itself:
             return self._inner.issue(round_, tensor, out)
-        self._number += 1
-        watch = Watchman(round_, self._number, self.rank, self._names)
+        watch = Watchman(round_, self._number + 1, self.rank, self._names)
         match round_.verb:
             case "all_reduce" | "broadcast":
-                return self._hop(watch, tensor)
+                pending = self._hop(watch, tensor)
             case "shift":
-                return self._shift(watch, tensor, out)
+                pending = self._shift(watch, tensor, out)
             case _:
-                return self._rows(watch, tensor, out)
+                pending = self._rows(watch, tensor, out)
+        self._number += 1  # not where nothing was sent: another round then has that number on all ranks
+        return pending
 
     def _rows(self, watch: Watchman, tensor: Tensor, out: Tensor) -> Pending:
         """Gather or all-to-all: a row comes from every rank."""

@@ -165,15 +165,22 @@ class NodeLevel:
         return known
 
     def _scatter(self, now: _Pass, arrival: Arrival) -> None:
-        packing = self._packing(arrival)
-        rows = packing.rows(arrival.buffer)
-        shard = rows.new_empty(packing.numel)
+        """Send each neighbour its part; where that fails, zeros, because the neighbours wait for bytes."""
+        rows: Tensor | None = None
         try:
-            given = packing.pack(arrival.buffer)
-        except BaseException as error:  # of memory, for instance: neighbours wait for this rank's bytes
+            packing = self._packing(arrival)
+            rows = packing.rows(arrival.buffer)
+            shard = rows.new_empty(packing.numel)
+            under_way = self._inside.all_to_all(rows, packing.pack(arrival.buffer))
+        except TransportError:
+            raise
+        except BaseException as error:  # of memory, for instance
             arrival = replace(arrival, failure=arrival.failure or error)
-            given = torch.zeros_like(rows)
-        under_way = self._inside.all_to_all(rows, given)
+            packing = self._packing(arrival)
+            # Nothing of this step is read any more: what comes may overwrite what is sent, to save memory.
+            rows = packing.rows(arrival.buffer) if rows is None else rows
+            shard = arrival.buffer[: packing.numel]
+            under_way = self._inside.all_to_all(rows, rows.zero_())
         now.buffers.append(buffer := _Buffer(arrival, packing, rows, under_way, shard))
         under_way.then(lambda: self._post(lambda: self._summed(now, buffer)))
 
@@ -185,7 +192,10 @@ class NodeLevel:
         try:
             arrival = buffer.arrival
             failure = damage(buffer.under_way) or arrival.failure
-            _mean(buffer.rows, buffer.shard)
+            try:
+                _mean(buffer.rows, buffer.shard)
+            except BaseException as error:  # ranks with the same shard wait for it
+                failure = failure or error
             entries = buffer.packing.entries
             self.engine.arrive(Arrival(buffer.shard, entries, arrival.index, arrival.at_s, failure))
         except TransportError as error:
