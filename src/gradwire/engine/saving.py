@@ -53,6 +53,16 @@ class _File(NamedTuple):
     path: Path
 
 
+_WAYS: dict[Missing, str] = {
+    "refuse": "Every rank needs its own, or in another world all of them. Restore them, or decide that what "
+    "their ranks had not sent is lost: missing='drop' goes on with what is left, if all ranks see the same "
+    "files",
+    "drop": "missing='drop' goes on with what is left only where all ranks see the same files. Where nodes "
+    "have folders of their own, copy what is left on each of them to all, and load again",
+}
+"""What to do about a set that is not whole."""
+
+
 def save(engine: Engine, folder: Path) -> int:
     """Save all ranks' states, keep no older ones, and return their step. On all ranks together.
 
@@ -186,9 +196,7 @@ def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Ch
             seen = ", ".join(str(sights[each].ranks if each in sights else 0) for sights in told)
             raise FileNotFoundError(
                 f"the set of files wire-{each.number:08d} of {each.world} ranks is not whole: ranks see "
-                f"{seen} of its files. Every rank needs its own, or in another world all of them. Restore "
-                "them, or decide that what their ranks had not sent is lost: missing='drop' goes on with the "
-                "files that all ranks see"
+                f"{seen} of its files. {_WAYS[missing]}"
             )
     if known:
         warnings.warn(

@@ -115,6 +115,45 @@ def test_a_set_that_has_lost_a_file_is_refused_on_all_ranks_unless_that_is_asked
             assert torch.equal(memory, torch.stack([saved[0][name], saved[2][name]]).mean(0))
 
 
+@pytest.mark.filterwarnings("ignore:what old rank .* had not sent is lost")  # threads share what is ignored
+def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see_it(tmp_path: Path) -> None:
+    def made(comm: Comm) -> Rig:
+        return Rig(comm, RECIPE, per_node=2)
+
+    def place(comm: Comm) -> Path:
+        return tmp_path / f"node {comm.rank // 2}"
+
+    def save(comm: Comm) -> dict[str, Tensor]:
+        rig = made(comm)
+        assert rig.step(gradients(comm.rank, 0)).step.committed
+        saving.save(rig.engine, place(comm))
+        return rig.memory
+
+    def load(comm: Comm) -> tuple[str, dict[str, Tensor]]:
+        rig = made(comm)
+        try:
+            return str(saving.load(rig.engine, place(comm), "drop")), rig.memory
+        except FileNotFoundError as error:
+            return str(error), rig.memory
+
+    saved = run_ranks(4, save)
+    assert all(
+        said == "1" and _same(now, own) for (said, now), own in zip(run_ranks(4, load), saved, strict=True)
+    )
+    for lost in (3, 2):  # the second node has one file left, and then none, as a new machine
+        (path,) = tmp_path.glob(f"node 1/*-rank-{lost}-of-4.pt")
+        path.unlink()
+        for said, now in run_ranks(4, load):
+            assert f"ranks see 2, 2, {lost - 2}, {lost - 2} of its files" in said
+            assert "copy what is left on each of them to all" in said
+            assert not any(memory.any() for memory in now.values()), "nothing has changed"
+    for path in tmp_path.glob("node 0/*"):
+        (tmp_path / "node 1" / path.name).write_bytes(path.read_bytes())
+    for rank, (said, now) in enumerate(run_ranks(4, load)):
+        assert said == "1"
+        assert _same(now, saved[rank % 2]), "the shard of the node that is left"
+
+
 def test_a_damaged_file_is_refused_on_all_ranks(tmp_path: Path) -> None:
     _save(tmp_path, 2, 2)
     (path,) = tmp_path.glob("*-rank-1-of-2.pt")
