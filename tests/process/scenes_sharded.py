@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -317,6 +318,29 @@ def _same(left: Any, right: Any) -> bool:
     return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
 
 
+def dropped() -> dict[str, Any]:
+    """Nodes have folders of their own, and the second node's is lost; then both have the first one's."""
+    model = sharded()
+    optimizer, wire = attached(model, LOSSY)
+    train(model, optimizer, range(2))
+    node, place = divmod(dist.get_rank(), mesh()["shard"].size())
+    kept, mine = (Path(os.environ[FOLDER], f"node {each}") for each in (0, node))
+    wire.save(mine)
+    states = _all_of(own_state(wire)["memory"])
+    _optimizer, again = attached(sharded(), LOSSY)
+    loaded = again.load(mine)
+    dist.barrier()
+    if node:
+        for path in mine.iterdir():
+            path.unlink(missing_ok=True)
+    dist.barrier()
+    said = _refusal(lambda: again.load(mine, missing="drop"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is lost
+        again.load(kept, missing="drop")  # where both nodes have the first one's files
+    return {"loaded": loaded, "said": said, "first node's": _same(own_state(again)["memory"], states[place])}
+
+
 def flushed() -> dict[str, Any]:
     """What is unsent lands in the sharded gradients."""
     model = sharded()
@@ -332,7 +356,7 @@ def flushed() -> dict[str, Any]:
 def _refusal(attempt: Callable[[], Any]) -> str:
     try:
         attempt()
-    except (ValueError, RanksDisagree) as error:
+    except (ValueError, RanksDisagree, FileNotFoundError) as error:
         return str(error)
     return ""
 
@@ -350,6 +374,10 @@ def refused() -> dict[str, str]:
     both = nn.Sequential(nn.Linear(8, 12))
     parallelize_module(both, inside, {"0": ColwiseParallel()})
     fully_shard(both, mesh=between)
+    ignored = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
+    parallelize_module(ignored[1], inside, ColwiseParallel())
+    fully_shard(ignored, mesh=inside, ignored_params=set(ignored[1].parameters()))
+    by_columns = parallelize_module(nn.Linear(12, 8), inside, RowwiseParallel())
     node, place = divmod(dist.get_rank(), per_node := inside.size())
     pairs = [(first, per_node + (first + 1) % per_node) for first in range(per_node)]
     crossed = [dist.new_group(ranks) for ranks in pairs][(place - node) % per_node]
@@ -363,6 +391,8 @@ def refused() -> dict[str, str]:
         "columns": _refusal(lambda: gradwire.attach(columns, replicas=between)),
         "tensor parallel": _refusal(lambda: gradwire.attach(tensor_parallel, replicas=between)),
         "tensor parallel, by rows": _refusal(lambda: gradwire.attach(by_rows, replicas=between)),
+        "tensor parallel, by columns": _refusal(lambda: gradwire.attach(by_columns, replicas=between)),
+        "tensor parallel, ignored": _refusal(lambda: gradwire.attach(ignored, replicas=between)),
         "both": _refusal(lambda: gradwire.attach(both, replicas=between)),
         "offload": _refusal(lambda: gradwire.attach(offloaded, replicas=between)),
         "wrong dimension": _refusal(lambda: gradwire.attach(sharded(), replicas=inside)),
@@ -391,6 +421,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "resumed": resumed,
     "moved": moved,
     **{f"dcp, {recipe}": partial(through_dcp, recipe) for recipe in (LOSSY, "powersgd", "onebit")},
+    "dropped": dropped,
     "flushed": flushed,
     "refused": refused,
 }

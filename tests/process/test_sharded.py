@@ -115,19 +115,32 @@ def test_a_dcp_checkpoint_is_read_by_shards_and_moves_to_other_replicas(
         assert found["step"] == 3
 
 
+def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see_it(
+    world: Results, ranks: int
+) -> None:
+    some, none = [str(ranks // 2)] * (ranks // 2), ["0"] * (ranks // 2)
+    for found in value(world, "dropped"):
+        assert found["loaded"] == 2
+        assert f"ranks see {', '.join(some + none)} of its files" in found["said"]
+        assert "copy what is left on each of them to all" in found["said"]
+        assert found["first node's"]
+
+
 def test_what_is_unsent_lands_in_the_shards(world: Results, ranks: int) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * ranks
 
 
 REFUSED = {
     "no replicas": "replicas= the group or mesh dimension between nodes",
-    "native": "on a mesh of 2 dimensions",
+    "native": "FSDP averages between nodes itself",
     "replicate": "was made by replicate()",
     "part": "is not sharded, while others are",
     "columns": "shards by rows",
     "tensor parallel": "Tensor parallelism is not carried yet",
     "tensor parallel, by rows": "not by fully_shard",
-    "both": "Tensor parallelism is not carried yet",
+    "tensor parallel, by columns": "not by fully_shard",
+    "tensor parallel, ignored": "parameter '1.weight' is sharded, but not by fully_shard",
+    "both": "by fully_shard and by tensor parallelism",
     "offload": "CPUOffloadPolicy",
     "wrong dimension": "must have one rank in common",
     "everyone": "must have one rank in common",

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from gradwire.arena import ParameterSpec, specs_of
 from gradwire.engine.shards import shards_of
@@ -72,7 +71,8 @@ class ShardedParameters(PlainParameters):
                 f"must have one rank in common, and make up all {world} ranks as a grid. Take both from one "
                 "mesh: fully_shard(model, mesh=mesh['shard']), replicas=mesh['replicate']"
             )
-        carried = _sharded_by_fsdp(self.model)
+        managed = _managed(self.model)
+        carried = {id(_parameter_of(each)) for each in managed}
         for name, parameter in self.parameters.items():
             if not parameter.requires_grad and not isinstance(parameter, DTensor):
                 continue
@@ -91,7 +91,7 @@ class ShardedParameters(PlainParameters):
                     f"parameter {name!r} is placed as {parameter.placements}: gradwire carries those that "
                     "one mesh of one dimension shards by rows. Tensor parallelism is not carried yet"
                 )
-        if any(_is_offloaded(module) for module in self.model.modules()):
+        if any(each.offload_to_cpu for each in managed):
             raise ValueError(
                 "fully_shard was called with CPUOffloadPolicy, which moves gradients while hooks are to "
                 "change them: leave it out"
@@ -154,24 +154,43 @@ class ShardedParameters(PlainParameters):
 
 def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:
     """Of the first sharded parameter. Raises `ValueError` unless it has one dimension."""
-    mesh = next(each for each in parameters.values() if isinstance(each, DTensor)).device_mesh
-    if mesh.ndim != 1:
+    first = next(each for each in parameters.values() if isinstance(each, DTensor))
+    mesh = first.device_mesh
+    if mesh.ndim == 1:
+        return mesh
+    if any(isinstance(each, DTensor) and not _is_native(each) for each in parameters.values()):
         raise ValueError(
-            f"the model is sharded on a mesh of {mesh.ndim} dimensions, {mesh}: FSDP averages between nodes "
-            "itself then, before gradwire could. Call fully_shard on the dimension inside a node alone, and "
-            "pass the one between nodes as replicas=. Tensor parallelism is not carried yet"
+            f"the model is sharded on a mesh of {mesh.ndim} dimensions, {mesh}, by fully_shard and by tensor "
+            "parallelism, which is not carried yet: call fully_shard alone, on the dimension inside a "
+            "node, and pass the one between nodes as replicas="
         )
-    return mesh
+    raise ValueError(
+        f"the model is sharded on a mesh of {mesh.ndim} dimensions, {mesh}: FSDP averages between nodes "
+        "itself then, before gradwire could. Call fully_shard on the dimension inside a node alone, and "
+        "pass the one between nodes as replicas="
+    )
 
 
-def _sharded_by_fsdp(model: nn.Module) -> set[int]:
-    """The ids of all parameters in modules on which `fully_shard` was called."""
-    modules = [each for each in model.modules() if isinstance(each, FSDPModule)]
-    return {id(parameter) for module in modules for parameter in module.parameters()}
+def _is_native(parameter: DTensor) -> bool:
+    """Whether it is placed as native HSDP does it: alike in the first dimension, by rows in the second."""
+    return parameter.placements == (Replicate(), Shard(0))
 
 
-def _is_offloaded(module: nn.Module) -> bool:
-    """Whether FSDP keeps its parameters on the CPU; torch has no public way to ask."""
-    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
-    groups = getattr(state, "_fsdp_param_groups", ())
-    return any(getattr(each, "offload_to_cpu", False) for group in groups for each in group.fsdp_params)
+def _managed(model: nn.Module) -> list[Any]:
+    """FSDP's own notes about each parameter that it shards; torch has no public way to ask.
+
+    Not about those that `ignored_params` left out, which may be sharded by something else.
+    """
+    found = []
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        # Older versions of torch have one group for a module.
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        found += [each for group in groups if group is not None for each in group.fsdp_params]
+    return found
+
+
+def _parameter_of(managed: Any) -> nn.Parameter:
+    where = managed._module_info
+    found: nn.Parameter = getattr(where.module, where.param_name)
+    return found
