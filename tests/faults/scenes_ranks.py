@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.sources.nodes.level import Packing
-from tests.process import scenes_sharded
+from tests.process import sharded_models
 from tests.support.models import batch, optimizer_of, perceptron
 from tests.support.states import own_state
 
@@ -37,8 +37,8 @@ def plain(recipe: str, **options: Any) -> Made:
 
 
 def hsdp(recipe: str, **options: Any) -> Made:
-    model = scenes_sharded.sharded()
-    return model, *scenes_sharded.attached(model, recipe, **options)
+    model = sharded_models.sharded()
+    return model, *sharded_models.attached(model, recipe, **options)
 
 
 def until_it_breaks(

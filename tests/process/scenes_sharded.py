@@ -6,8 +6,8 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,88 +16,23 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.integrations.dcp import WireState
-from tests.support.models import SHAPE, batch
+from tests.device.scenes_placed import on, watched
+from tests.process.sharded_models import Blocks, attached, loss_of, mesh, sharded, train, whole
 from tests.support.ranks import FOLDER
+from tests.support.simulated import DEFAULT, HOST, Simulated
 from tests.support.states import own_state
 
 LOSSY = "topk(ratio=0.1)"
 OF_SHARDS = ("dgc(ratio=0.1, warmup_steps=0)", "signum", "scalecom(warmup_steps=0)", "covap(interval=2)")
 """Recipes that apply momentum to the shard, or choose by it."""
-
-
-class Blocks(nn.Module):
-    """Three linear layers, sharded one by one, whose rows do not come out even; one that no rank uses."""
-
-    calls: Tensor
-
-    def __init__(self, reentrant: bool | None = None) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(SHAPE[0], 65), nn.Linear(65, 65), nn.Linear(65, SHAPE[-1])])
-        self.never = nn.Linear(33, 65)
-        self.scale = nn.Parameter(torch.ones(1))  # one row: only the first rank has it
-        self.norm = nn.LayerNorm(65)
-        self.register_buffer("calls", torch.zeros(3))
-        self._reentrant = reentrant
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = inputs.requires_grad_()
-        for block in self.blocks[:-1]:
-            if self._reentrant is None:
-                hidden = torch.tanh(block(hidden))
-            else:
-                hidden = torch.tanh(checkpoint(block, hidden, use_reentrant=self._reentrant))
-        out: Tensor = self.blocks[-1](self.norm(hidden)) * self.scale
-        with torch.no_grad():
-            self.calls += 1 + dist.get_rank()
-        return out
-
-
-@cache
-def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-
-
-def sharded(
-    over: DeviceMesh | None = None, seed: int = 0, reentrant: bool | None = None, **how: Any
-) -> nn.Module:
-    torch.manual_seed(seed)
-    model = Blocks(reentrant)
-    over = mesh()["shard"] if over is None else over
-    for block in model.blocks:
-        fully_shard(block, mesh=over, **how)
-    return fully_shard(model, mesh=over, **how)
-
-
-def attached(model: nn.Module, recipe: str, **options: Any) -> tuple[torch.optim.Optimizer, gradwire.Wire]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return optimizer, gradwire.attach(model, optimizer, recipe, replicas=mesh()["replicate"], **options)
-
-
-def loss_of(model: nn.Module, step: int) -> Tensor:
-    inputs, targets = batch(step)
-    return nn.functional.mse_loss(model(inputs), targets)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, clip: bool = True) -> list[float]:
-    losses = []
-    for step in steps:
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def accumulate(model: nn.Module, optimizer: torch.optim.Optimizer, quiet: Callable[[], Any]) -> None:
@@ -117,12 +52,6 @@ def unsynchronised(model: nn.Module) -> Iterator[None]:
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)
-
-
-def whole(model: nn.Module) -> Tensor:
-    """All parameters in a row, gathered inside the node."""
-    parameters = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
-    return torch.cat([each.detach().reshape(-1).double() for each in parameters])
 
 
 def grads(model: nn.Module) -> Tensor:
@@ -148,7 +77,9 @@ def beside_native(loop: str = "clipped", **how: Any) -> dict[str, float]:
     optimizer, wire = attached(models[0], "dense")
     theirs = torch.optim.SGD(models[1].parameters(), lr=0.05)
     for model, each in zip(models, (optimizer, theirs), strict=True):
-        if loop == "clipped":
+        if loop in ("clipped", "branched"):
+            assert isinstance(model, Blocks)
+            model.branches = loop == "branched"
             train(model, each, range(5))
         else:
             ours = (
@@ -318,6 +249,42 @@ def _same(left: Any, right: Any) -> bool:
     return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
 
 
+def on_a_device() -> dict[str, Any]:
+    """On a simulated device, on which FSDP has its own streams, and on the CPU."""
+    device, streams = Simulated(), set[str]()
+
+    def note(_parameter: Tensor) -> None:
+        streams.add(device.current().name)
+
+    found = []
+    for there in (True, False):
+        with ExitStack() as held:
+            if there:
+                held.enter_context(device.being(torch.cpu))
+                held.enter_context(on(device))
+            model = sharded()
+            optimizer, wire = attached(model, LOSSY)
+            if there:
+                held.enter_context(watched(device, wire))
+                for parameter in model.parameters():
+                    parameter.register_post_accumulate_grad_hook(note)
+            train(model, optimizer, range(3))
+        found.append(whole(model))
+    return {"races": device.races[:5], "streams": list(streams), "same": torch.equal(*found)}
+
+
+def deaf(call: str) -> int:
+    """How often the engine's copies race in a training without what `call` orders."""
+    device = Simulated(call)
+    with device.being(torch.cpu), on(device):
+        model = sharded()
+        optimizer, wire = attached(model, LOSSY)
+        ours = next(iter(set(device.streams) - {HOST, DEFAULT}))
+        with watched(device, wire):
+            train(model, optimizer, range(2))
+    return sum(f"on the {ours}" in race for race in device.races)
+
+
 def dropped() -> dict[str, Any]:
     """Nodes have folders of their own, and the second node's is lost; then both have the first one's."""
     model = sharded()
@@ -401,12 +368,16 @@ def refused() -> dict[str, str]:
     }
 
 
+DEAF = ("wait_event", "join")
+"""The engine's copies wait for FSDP's streams, and the optimizer waits for them."""
+
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 SCENES: dict[str, Callable[[], Any]] = {
     "native": beside_native,
     "native, kept gathered": partial(beside_native, reshard_after_forward=False),
     "native, mixed precision": partial(beside_native, mp_policy=BF16),
+    "native, a branch of one node": partial(beside_native, "branched"),
     "native, no_sync": partial(beside_native, "no_sync"),
     "native, set_requires_gradient_sync": partial(beside_native, "FSDP's"),
     **{
@@ -422,6 +393,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     "moved": moved,
     **{f"dcp, {recipe}": partial(through_dcp, recipe) for recipe in (LOSSY, "powersgd", "onebit")},
     "dropped": dropped,
+    "on a device": on_a_device,
+    **{f"deaf to {call}": partial(deaf, call) for call in DEAF},
     "flushed": flushed,
     "refused": refused,
 }

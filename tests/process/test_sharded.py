@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from tests.process.scenes_sharded import OF_SHARDS
+from tests.process.scenes_sharded import DEAF, OF_SHARDS
 from tests.support.ranks import Results, perform, value
+from tests.support.simulated import DEFAULT
 
 pytestmark = pytest.mark.process
 
@@ -31,6 +32,7 @@ NATIVE = {
     "native": 5,
     "native, kept gathered": 5,
     "native, mixed precision": 5,
+    "native, a branch of one node": 5,
     "native, no_sync": 3,
     "native, set_requires_gradient_sync": 3,
 }
@@ -128,6 +130,19 @@ def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see
 
 def test_what_is_unsent_lands_in_the_shards(world: Results, ranks: int) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * ranks
+
+
+def test_hooks_of_shards_run_in_the_stream_of_their_reduction_and_nothing_races(world: Results) -> None:
+    for found in value(world, "on a device"):
+        assert found["races"] == []
+        assert found["same"], "bit for bit as on the CPU"
+        [stream] = found["streams"]
+        assert stream != DEFAULT
+
+
+@pytest.mark.parametrize("call", DEAF)
+def test_each_order_that_shards_rely_on_is_missed(world: Results, call: str) -> None:
+    assert all(value(world, f"deaf to {call}"))
 
 
 REFUSED = {

@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -86,6 +89,10 @@ class SimulatedStream:
         """What comes after knows of what was before the event."""
         call = "join" if self.name == DEFAULT else "wait_event"
         self._device.learn(call, self.name, event.clock)
+
+    def wait_stream(self, other: SimulatedStream) -> None:
+        """What comes after knows of what is in `other` so far."""
+        self.wait_event(other.record_event())
 
     def __enter__(self) -> None:
         self._device.entered.append(self)
@@ -171,12 +178,28 @@ class Simulated:
     # -- what tests ask of it
 
     @contextmanager
+    def being(self, module: ModuleType) -> Iterator[None]:
+        """Within it, what asks `module`, such as `torch.cpu`, for streams and events gets ours."""
+        with (
+            patch.object(module, "current_stream", self.current),
+            patch.object(module, "stream", self.using),
+            patch.object(module, "Stream", lambda priority=0: self.new_stream()),
+            patch.object(module, "Event", lambda **_options: self.new_event()),
+        ):
+            yield
+
+    @contextmanager
     def watching(self, home: Home = "device") -> Iterator[None]:
         """See every operator of this thread, which computes on the device, or on the host."""
         with self._lock:
             self._local.home = home
         with _Functions(self), _Operators(self):
             yield
+
+    @property
+    def streams(self) -> list[str]:
+        """All that were made, and the host, by name."""
+        return list(self._clocks)
 
     # -- clocks
 
@@ -316,7 +339,9 @@ class _Operators(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # what it does to the local tensors comes here in turn
         kwargs = kwargs or {}
         result = operator(*args, **kwargs)
         name = operator._schema.name
