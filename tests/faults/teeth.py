@@ -100,8 +100,8 @@ CHANGES = (
     Change(
         "A rank in a call does not look at what others do.",
         f"{ENGINE}/calls.py",
-        "                self._compare(mine, _entries(board, page), board.rank)\n                look_s",
-        "                look_s",
+        "if board.count(page, 0) > here:",
+        "if False:",
         CALLS + "different_calls_are_named_on_all_ranks_and_training_goes_on",
     ),
     Change(

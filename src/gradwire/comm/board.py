@@ -52,7 +52,7 @@ class Board:
         self._ask(lambda: self._store.set(f"{page}/{self.rank}", text))
 
     def read(self, page: str) -> dict[int, str]:
-        """What is on `page`, by rank."""
+        """What is on `page`, by rank: two questions to the store for each rank, and one where it wrote nothing."""
 
         def found(rank: int) -> bytes | None:
             key = f"{page}/{rank}"

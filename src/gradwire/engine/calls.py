@@ -18,6 +18,8 @@ from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure.clock import now_s
 
 _PAUSE_S = (0.001, 0.05)
+_EACH_S = 0.001
+"""A rank waits as many times this between two questions as there are ranks: the store has them all to answer."""
 _LOOK_S = 0.25
 """A call asks why it waits only after this long, because a rank may simply be late."""
 _PATIENCE = 3
@@ -39,7 +41,10 @@ class Entry(NamedTuple):
 class Calls:
     """The calls of one attached model on this rank, numbered as on all others.
 
-    Page n of the board is about what follows n calls: another call, or a step that takes long.
+    Page n of the board is about what follows n calls: another call, or a step that waits in vain. Each rank
+    that comes to it writes its entry and counts itself, and then counts itself again among those in the same
+    call. A rank that waits compares the two numbers, and reads entries only where they differ: so it asks the
+    store as little as it would among two ranks.
     """
 
     def __init__(self, board: Board | None) -> None:
@@ -60,16 +65,17 @@ class Calls:
             return
         page, self._made = str(self._made), self._made + 1
         mine = Entry(f"{what} at step {step}", self.steps)
-        board.write(page, json.dumps(mine))
+        _put(board, page, mine)
         mark, pause_s, start_s = f"{page}/{mine.what}", _PAUSE_S[0], now_s()
         here, look_s = board.count(mark, 1), _LOOK_S
         while here < board.world:
             threading.Event().wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S[1])
+            pause_s = min(2 * pause_s, max(_PAUSE_S[1], _EACH_S * board.world))
             here, waited_s = board.count(mark, 0), now_s() - start_s
             if here < board.world and waited_s > look_s:
-                self._compare(mine, _entries(board, page), board.rank)
-                look_s += _LOOK_S
+                if board.count(page, 0) > here:
+                    self._compare(mine, _entries(board, page), board.rank)
+                look_s = waited_s + _LOOK_S
             if here < board.world and waited_s > board.timeout_s:
                 raise self._nobody_came(mine, _entries(board, page), waited_s)
         self._told.extend((page, mark))
@@ -98,11 +104,17 @@ class Calls:
             return
         page, mine = str(self._made), Entry("", self.steps)
         try:
-            self._board.write(page, json.dumps(mine))
+            if self._board.count(page, 0) == 0:
+                return
             entries = _entries(self._board, page)
         except TransportError:
             return  # the step itself will say so
-        self._compare(mine, entries, self._board.rank)
+        try:
+            self._compare(mine, entries, self._board.rank)
+        except RanksDisagree:
+            with suppress(TransportError):
+                _put(self._board, page, mine)
+            raise
 
     def ended(self) -> None:
         """A step is no longer waited for."""
@@ -137,6 +149,11 @@ class Calls:
         return TransportError(
             f"{mine} waited {waited_s:.1f} s for rank {ranks}, which made no call: make it on all ranks"
         )
+
+
+def _put(board: Board, page: str, mine: Entry) -> None:
+    board.write(page, json.dumps(mine))
+    board.count(page, 1)
 
 
 def _entries(board: Board, page: str) -> dict[int, Entry]:

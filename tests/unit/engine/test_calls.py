@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -50,8 +53,82 @@ def test_pages_of_the_past_are_cleared() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(on, range(2)))
-    # Two texts and a number for each of the last two calls, and of one that a rank has yet to clear.
-    assert store.num_keys() <= 3 * 3
+    # Two texts and two numbers for each of the last two calls, and of one that a rank has yet to clear.
+    assert store.num_keys() <= 4 * 3
+
+
+class Asked(dist.HashStore):
+    """A store that notes what each rank, which is a thread, asks of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_rank = threading.local()
+        self.all: list[Counter[str]] = []
+
+    def _note(self, what: str) -> None:
+        if not hasattr(self.by_rank, "counted"):
+            self.by_rank.counted = Counter[str]()
+            self.all.append(self.by_rank.counted)
+        self.by_rank.counted[what] += 1
+
+    def set(self, *arguments: Any) -> None:
+        """As the store's own, as all below."""
+        self._note("set")
+        super().set(*arguments)
+
+    def get(self, *arguments: Any) -> bytes:
+        """See `set`."""
+        self._note("get")
+        return super().get(*arguments)
+
+    def check(self, *arguments: Any) -> bool:
+        """See `set`."""
+        self._note("check")
+        return super().check(*arguments)
+
+    def add(self, key: str, more: int) -> int:
+        """See `set`."""
+        self._note("add")
+        return super().add(key, more)
+
+
+def test_however_many_ranks_wait_for_one_no_entry_is_read() -> None:
+    world, store = 24, Asked()
+    everyone_else = threading.Semaphore(0)
+
+    def on(rank: int) -> None:
+        calls = Calls(Board(store, rank, world, 60.0))
+        if rank == 0:
+            for _ in range(world - 1):
+                everyone_else.acquire()
+            time.sleep(0.7)  # the others look twice meanwhile
+        else:
+            everyone_else.release()
+        calls.begin("save()", 3)
+
+    with ThreadPoolExecutor(world) as pool:
+        list(pool.map(on, range(world)))
+    assert len(store.all) == world
+    assert all(each.keys() == {"set", "add"} and each["set"] == 1 for each in store.all)
+
+
+@pytest.mark.parametrize("world", [2, 1024])
+def test_a_step_that_is_waited_for_asks_one_question_at_a_time(world: int) -> None:
+    store = Asked()
+    calls = Calls(Board(store, 0, world, 60.0))
+    calls.steps = 1
+    for _ in range(300):
+        calls.look()
+    assert store.all == [Counter(add=100)]
+
+
+def test_an_error_reads_each_rank_once_and_so_names_all_of_1024() -> None:
+    store = Asked()
+    calls = Calls(Board(store, 0, 1024, 0.3))
+    with pytest.raises(TransportError, match="for rank 1, 2, 3, .*, 1023, which made no call"):
+        calls.begin("flush()", 0)
+    assert store.all[0]["check"] == 1024
+    assert store.all[0]["get"] == 1
 
 
 def test_different_calls_are_named_on_all_ranks_and_the_next_one_passes() -> None:
