@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from gradwire.arena import ParameterSpec
 from gradwire.checks import check_momentum, warn_without_optimizer
 from gradwire.engine import saving, state
+from gradwire.engine.agree import on_all_ranks
 from gradwire.engine.engine import Engine
 from gradwire.engine.layout import Layout
 from gradwire.engine.state import Missing, Saved
-from gradwire.engine.switching import switch, take_unsent
+from gradwire.engine.switching import forget_unsent, mean_unsent, switch
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireWarning
 from gradwire.recipes import Composition, Recipe
@@ -370,18 +372,42 @@ class Wire:
             wire.flush()
             optimizer.step()
         """
-        self._add(self._backward.together("flush()", self._taken))
+        self._flush("flush()", lambda: None)
 
-    def _taken(self) -> list[tuple[ParameterSpec, Tensor]]:
+    def _flush(self, call: str, prepare: Callable[[], T]) -> T:
+        """Flush, once that cannot fail on any rank, nor `prepare`, which the engine's thread runs."""
+        engine, source = self._engine, self._source
         # Where the source brings shards itself, a shard is what its optimizer steps.
-        return take_unsent(self._engine, whole=self._source.members is None)
+        whole = source.members is None
+        late = self._backward.together(call, lambda: mean_unsent(engine, whole=whole))
+        # Gradients belong to the thread that trains, whose stream the optimizer uses.
+        additions, failure = self._additions(late)
 
-    def _add(self, late: list[tuple[ParameterSpec, Tensor]]) -> None:
-        """Add to gradients, on the thread that trains, whose stream the optimizer uses."""
-        bringing, scaler = self._engine.around.placement.bringing, self.attached.scaler
-        scale = 1.0 if scaler is None else scaler.get_scale()
-        for spec, flat in late:
-            self._source.add_to_grad(spec, bringing.give(flat * scale, self._source.device))
+        def ready() -> T:
+            if failure is not None:
+                raise failure
+            return prepare()
+
+        def conclude() -> T:
+            prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.around.control)
+            forget_unsent(engine)
+            return prepared
+
+        prepared = self._backward.call(conclude)
+        for add in additions:
+            add()
+        return prepared
+
+    def _additions(
+        self, late: list[tuple[ParameterSpec, Tensor]]
+    ) -> tuple[list[Callable[[], object]], BaseException | None]:
+        """What adds to gradients, or why it could not be made: peers wait to hear of it."""
+        source, give = self._source, self._engine.around.placement.bringing.give
+        try:
+            scale = _loss_scale(self.attached.scaler)
+            return [source.adding(spec, give(flat * scale, source.device)) for spec, flat in late], None
+        except BaseException as error:
+            return [], error
 
     def detach(self) -> None:
         """Flush, and then run plain all-reduce, because wrappers cannot unregister hooks. A collective.
@@ -396,12 +422,8 @@ class Wire:
             optimizer.step()
         """
         covered = self._covers_momentum
-        self._add(self._backward.together("detach()", self._detach))
+        retired = self._flush("detach()", self._engine.retired)
+        self._backward.call(lambda: self._engine.restore(retired))
+        self._source.retire()
         if covered:
             self._warn_of_momentum()
-
-    def _detach(self) -> list[tuple[ParameterSpec, Tensor]]:
-        late = self._taken()
-        self._engine.retire()
-        self._source.retire()
-        return late

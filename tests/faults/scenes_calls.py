@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from tests.support.models import batch, digest, optimizer_of, perceptron, train
+from tests.support.states import own_state
 
 Attached = tuple[DistributedDataParallel, torch.optim.Optimizer, gradwire.Wire]
 
@@ -85,6 +88,35 @@ def _backward(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) ->
     nn.functional.mse_loss(ddp(inputs), targets).backward()
 
 
+def fails_on_one_rank() -> dict[str, Any]:
+    """All ranks make a call in which rank 1 alone fails, after all have come to it; then training goes on."""
+    ddp, optimizer, wire = _attached()
+    engine, none = wire.attached.backward.engine, Mock(side_effect=MemoryError("none left"))
+    harmed: dict[str, tuple[Callable[[], object], Any]] = {
+        "flush": (wire.flush, patch.object(wire.attached.source, "adding", none)),
+        "detach": (wire.detach, patch.object(engine, "retired", none)),
+        "switch": (partial(wire.switch, "int8"), patch.object(engine, "successor", none)),
+        "diagnose, before": (wire.diagnose, patch("gradwire.tools.diagnose._direction", none)),
+        "diagnose, a choice": (wire.diagnose, patch("gradwire.tools.diagnose.topk_indices", none)),
+    }
+    found = {}
+    for number, (name, (call, harm)) in enumerate(harmed.items()):
+        before = own_state(wire)["memory"], [p.grad.clone() for p in ddp.parameters() if p.grad is not None]
+        start_s, said = time.monotonic(), ["nothing", ""]
+        try:
+            with harm if dist.get_rank() == 1 else nullcontext():
+                call()
+        except Exception as error:
+            said = [type(error).__name__, str(error)]
+        took_s = time.monotonic() - start_s
+        memory, grads = own_state(wire)["memory"], [p.grad for p in ddp.parameters()]
+        same = all(torch.equal(memory[each], before[0][each]) for each in memory)
+        same &= all(map(torch.equal, grads, before[1]))
+        train(ddp, optimizer, range(3 + number, 4 + number))
+        found[name] = [*said, took_s, same]
+    return {"said": found, "digest": digest(ddp), "step": wire.report().step, "runs": wire.report().recipe}
+
+
 def call_against_nothing() -> list[Any]:
     """A call that rank 1 does not make, on a group with a short timeout."""
     *_, wire = _attached(dist.new_group([0, 1], timeout=timedelta(seconds=2)))
@@ -114,5 +146,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "load against step": partial(call_against_step, "load_state_dict(missing='refuse')"),
     "flush against step": partial(call_against_step, "flush()"),
     "nothing": call_against_nothing,
+    "fails on one rank": fails_on_one_rank,
     "replicas part": replicas_part,
 }

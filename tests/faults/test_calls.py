@@ -27,6 +27,27 @@ def test_different_calls_are_named_on_all_ranks_and_training_goes_on(world: Resu
     assert [each["step"] for each in found] == [6, 6]
 
 
+def test_a_call_that_fails_on_one_rank_fails_on_all_and_changes_nothing(world: Results) -> None:
+    first, second = value(world, "fails on one rank")
+    could_not = {
+        "flush": "add what is unsent to its gradients",
+        "detach": "add what is unsent to its gradients",
+        "switch": "switch",
+        "diagnose, before": "diagnose",
+        "diagnose, a choice": "diagnose",
+    }
+    for name, what in could_not.items():
+        kind, text, took_s, untouched = first["said"][name]
+        assert (kind, text) == ("PeerFailed", f"rank 1 could not {what}: MemoryError: none left"), name
+        assert took_s < TIMEOUT_S / 2, "long before the timeout"
+        assert second["said"][name][:2] == ["MemoryError", "none left"], "its own cause"
+        assert untouched, name
+        assert second["said"][name][3], name
+    assert first["digest"] == second["digest"]
+    assert first["step"] == second["step"] == 3 + len(could_not), "training goes on"
+    assert first["runs"].startswith("topk"), "with the recipe that it had"
+
+
 @pytest.mark.parametrize("call", ["load_state_dict(missing='refuse')", "flush()"])
 def test_a_call_on_one_rank_while_another_trains_is_named_on_both(world: Results, call: str) -> None:
     for kind, text, took_s, again, said_again, untouched in value(

@@ -6,15 +6,17 @@ They are on the CPU: the comm is the engine's `control`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from gradwire.comm import Comm, Pending, gathered
 from gradwire.errors import DAMAGED, PeerFailed, RanksDisagree
+
+T = TypeVar("T")
 
 _TEXT_BYTES = 120
 _HASH_BYTES = 8
@@ -34,7 +36,7 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
             raise RanksDisagree(f"ranks disagree on {name}: {values}")
 
 
-def require_success(failure: Exception | None, what: str, comm: Comm) -> None:
+def require_success(failure: BaseException | None, what: str, comm: Comm) -> None:
     """Raise `failure`, if there is one on this rank, and `PeerFailed` if there is one on another.
 
     `what` completes "rank 1 could not". One all-gather of 128 bytes per rank.
@@ -47,6 +49,21 @@ def require_success(failure: Exception | None, what: str, comm: Comm) -> None:
         raise failure
     if failed := [f"rank {rank} could not {what}: {text}" for rank, text in enumerate(texts) if text]:
         raise PeerFailed("; ".join(failed))
+
+
+def on_all_ranks(function: Callable[[], T], what: str, comm: Comm) -> T:
+    """What `function` returns, once it has returned on every rank; otherwise raises as `require_success`.
+
+    For what may fail on one rank alone, of memory or in a user's code, while the others would go on to a
+    collective. `function` itself must not issue any.
+    """
+    failure: BaseException | None = None
+    try:
+        found = function()
+    except BaseException as error:  # `SystemExit`, too: the others wait to hear of it
+        failure = error
+    require_success(failure, what, comm)
+    return found
 
 
 def damage(pending: Pending) -> Exception | None:

@@ -19,7 +19,7 @@ from gradwire.measure.clock import now_s
 
 _PAUSE_S = (0.001, 0.05)
 _EACH_S = 0.001
-"""A rank waits as many times this between two questions as there are ranks: the store has them all to answer."""
+"""Between two questions of a rank, for each rank there is: the store has to answer them all."""
 _LOOK_S = 0.25
 """A call asks why it waits only after this long, because a rank may simply be late."""
 _PATIENCE = 3

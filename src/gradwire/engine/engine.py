@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,13 +37,14 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The layout, step, plan and decider of an engine, for `restore`."""
+    """What an engine runs, or could run, from a step on: for `restore`."""
 
     layout: Layout
     step: int
     plan: str | None
     decider: Decider
     around: Surroundings
+    facts: Facts | None
 
 
 class Engine:
@@ -57,8 +58,6 @@ class Engine:
         self.specs, self.recipe, self.around = tuple(specs), recipe, around
         self.rank = around.control.rank
         """The number that names this rank in messages."""
-        self.step, self._policy = 0, around.policy
-        self.facts: Facts | None = None
         device, self.health = around.placement.device, Health()
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
@@ -67,29 +66,25 @@ class Engine:
         )
         self._now: Step | None = None
         self._unresolved: Step | None = None
-        self.run(self.here(self.layout_of(recipe.build())))
+        self._following: Composition | None = None
+        self.restore(self.prepared(self.here(self.layout_of(recipe.build())), step=0))
 
     # -- plans: changed between steps only, on all ranks in the same one
 
-    def run(self, layout: Layout) -> None:
-        """Run `layout` from the next step on, with the memory that it has."""
-        self._following: Composition | None = None
-        decision = layout.main.next
-        around = self.around = self.around.suited(stays=layout.stays_on_device)
-        self.comm = around.comm
+    def prepared(self, layout: Layout, step: int | None = None) -> Snapshot:
+        """What to `restore` to run `layout`, with the memory that it has; from `step` on, or else as now.
+
+        All that can fail is done here, and nothing changes: ranks can agree before any of them goes on.
+        """
+        decision, around = layout.main.next, self.around.suited(stays=layout.stays_on_device)
         around.compile_for(layout)
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
             around.compile_for(self.layout_of(decision.about, META))
-        self._decider = decider(layout, around, self.watch, self._hear, self.layout_of, self.health)
-        self.layout, self.plan = layout, layout.main.text if decision is None else None
-        self.traffic = traffic_for(self.layout, self.around)
-
-    def resume(self, layout: Layout, step: int) -> None:
-        """Go on with `step`, on `layout` and the memory that it has."""
-        self.facts = None
-        self.run(layout)
-        self.step = step
+        decides = decider(layout, around, self.watch, self._hear, self.layout_of, self.health)
+        plan = layout.main.text if decision is None else None
+        step, facts = (self.step, self.facts) if step is None else (step, None)
+        return Snapshot(layout, step, plan, decides, around, facts)
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
         """How parameters would travel under another composition, by default where that would run."""
@@ -98,7 +93,7 @@ class Engine:
             stays = around.elsewhere is None or self.layout_of(composition, META).stays_on_device
             device = around.suited(stays=stays).device
         world, memory_dtype = around.comm.world, around.memory_dtype
-        return build(self.specs, composition, self._policy, device, world, memory_dtype)
+        return build(self.specs, composition, around.policy, device, world, memory_dtype)
 
     def here(self, asked: Layout, *, owing: bool = False) -> Layout:
         """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
@@ -114,30 +109,40 @@ class Engine:
 
     def install(self, composition: Composition) -> None:
         """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
-        layout = self.here(self.layout_of(composition))
-        layout.take_over(self.layout)
-        self.run(layout)
+        self.restore(self.successor(composition))
 
     def follow(self, following: Composition) -> None:
-        """Change what runs; where what is unsent would lose its place, that is sent first (a collective)."""
-        from gradwire.engine.placed import placed  # few runs change what runs
-
-        self._following, asked = None, placed(following, self.facts, self.layout_of, self.around)
-        first = handed_over(self.layout, self.layout_of(asked, META), self.around.control)
+        """Change what runs, to `first_of` it (a collective)."""
+        self._following, first = None, self.first_of(following)
         self.install(first) if first is not None else None
 
-    def retire(self) -> None:
-        """Run plain all-reduce from the next step on, whatever the policy. Flush first."""
-        self._policy = None
-        self.install(dense())
+    def first_of(self, following: Composition) -> Composition | None:
+        """What runs first where `following` shall, by `handed_over`. A collective."""
+        from gradwire.engine.placed import placed  # few runs change what runs
+
+        asked = placed(following, self.facts, self.layout_of, self.around)
+        return handed_over(self.layout, self.layout_of(asked, META), self.around.control)
+
+    def successor(self, composition: Composition) -> Snapshot:
+        """`composition`, `prepared` with the memory of what runs now."""
+        layout = self.here(self.layout_of(composition))
+        layout.take_over(self.layout)
+        return self.prepared(layout)
+
+    def retired(self) -> Snapshot:
+        """Plain all-reduce, whatever the policy, `prepared` without any memory."""
+        device, world = self.around.suited(stays=True).device, self.around.comm.world
+        made = self.prepared(build(self.specs, dense(), None, device, world, self.around.memory_dtype))
+        return replace(made, around=replace(made.around, policy=None))
 
     def snapshot(self) -> Snapshot:
         """What runs now, for `restore`; what is installed in between has planes of its own."""
-        return Snapshot(self.layout, self.step, self.plan, self._decider, self.around)
+        return Snapshot(self.layout, self.step, self.plan, self._decider, self.around, self.facts)
 
     def restore(self, saved: Snapshot) -> None:
-        """Go on as if nothing had run since `snapshot`."""
-        self.layout, self.step, self.plan = saved.layout, saved.step, saved.plan
+        """Run what was `prepared`, or go on as if nothing had run since `snapshot`."""
+        self._following = None
+        self.layout, self.step, self.plan, self.facts = saved.layout, saved.step, saved.plan, saved.facts
         self._decider, self.around, self.comm = saved.decider, saved.around, saved.around.comm
         self.traffic = traffic_for(self.layout, self.around)
 

@@ -84,14 +84,19 @@ class Shard:
         """How many make up a parameter."""
         return self.inside.world
 
-    def gathered(self, spec: ParameterSpec, flat: Tensor, found: list[Exception | None]) -> Tensor:
-        """The flat whole parameter from this rank's flat shard. A collective inside the node.
+    def room(self, flat: Tensor) -> Tensor:
+        """For `gathered`: taken before it, so that no rank lacks memory when others are in a collective."""
+        return flat.new_empty(self.parts, flat.numel())
+
+    def gathered(
+        self, spec: ParameterSpec, flat: Tensor, room: Tensor, found: list[Exception | None]
+    ) -> Tensor:
+        """The flat whole parameter, in `room`, from this rank's flat shard. A collective inside the node.
 
         `found` gets what `damage` says of it.
         """
-        rows = flat.new_empty(self.parts, flat.numel())
-        found.append(damage(self.inside.all_gather(rows, flat.contiguous())))
-        return joined(spec, rows.unbind())
+        found.append(damage(self.inside.all_gather(room, flat.contiguous())))
+        return room.view(-1)[: spec.whole.numel]
 
     def replicas(self, whole: Replicas, specs: Sequence[ParameterSpec]) -> Replicas:
         """This rank's shards, of the parameters `specs`, of what all replicas hold alike."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from gradwire.arena import layout_hash
 from gradwire.comm import Comm, gathered
-from gradwire.engine.agree import damage, require_agreement, require_success, require_undamaged
-from gradwire.engine.engine import Engine
+from gradwire.engine.agree import damage, on_all_ranks, require_agreement, require_undamaged
+from gradwire.engine.engine import Engine, Snapshot
 from gradwire.engine.layout import Layout
 from gradwire.engine.shards import cut, joined
 from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, described, vetted
@@ -114,21 +114,31 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
     Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
     """
-    shard, failure = engine.around.shard, None
-    try:
+    shard = engine.around.shard
+
+    def copied() -> tuple[dict[str, Any], list[dict[str, Tensor]], list[dict[str, Tensor]]]:
         state = _copied(engine)
-    except Exception as error:  # of memory, for instance
-        failure = error
-    require_success(failure, "copy its memory", engine.around.control)
+        planes = [state["memory"], *state["planes"].values()]
+        return (
+            state,
+            planes,
+            [
+                {name: shard.room(each) for name, each in plane.items()} if shard is not None else {}
+                for plane in planes
+            ],
+        )
+
+    state, planes, rooms = on_all_ranks(copied, "copy its memory", engine.around.control)
     specs = {spec.name: spec for spec in engine.specs}
     found: list[Exception | None] = []
-    for plane in (state["memory"], *state["planes"].values()):
+    for plane, room in zip(planes, rooms, strict=True):
         for name, memory in plane.items():
             memory.mul_(1.0 / engine.comm.world)
             found.append(damage(engine.comm.all_reduce(memory.view(-1))))
             if shard is not None:
                 spec = specs[name]
-                plane[name] = spec.whole.shaped(shard.gathered(spec, spec.flat(memory), found)).contiguous()
+                whole = shard.gathered(spec, spec.flat(memory), room[name], found)
+                plane[name] = spec.whole.shaped(whole).contiguous()
     require_undamaged(found, engine.around.control)
     if shard is not None:
         state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
@@ -139,8 +149,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
 class _Ready:
     """A state made into what runs; nothing can fail any more. `facts` are for all ranks to compare."""
 
-    layout: Layout
-    step: int
+    runs: Snapshot
     facts: Mapping[str, str]
     dropped: tuple[int, ...] = ()
     """Old ranks whose unsent gradient is lost."""
@@ -173,7 +182,7 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     if refusal is not None:
         raise refusal
     assert ready is not None, "or there would be a refusal"
-    engine.resume(ready.layout, ready.step)
+    engine.restore(ready.runs)
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
     _warn_of_dropped_ranks(ready)
@@ -239,7 +248,7 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
         + ("" if is_of_our_shard(engine, state) else ", of other shards"),
         "what exchanges keep": _digest(state["kept"]),
     }
-    return _Ready(here, state["step"], facts, tuple(dropped))
+    return _Ready(engine.prepared(here, state["step"]), facts, tuple(dropped))
 
 
 def _kind(state: State, dropped: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ step is FSDP's inside the node, and gradwire's between nodes, on shards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -141,15 +141,14 @@ class ShardedParameters(PlainParameters):
             mine, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
         )
 
-    def add_to_grad(self, spec: ParameterSpec, flat: Tensor) -> None:
-        """Add this rank's rows of `flat`, which is padded with zeros."""
+    def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
+        """What adds this rank's rows of `flat`, which is padded with zeros."""
         parameter = self.parameters[spec.name]
         assert isinstance(parameter, DTensor), "checked"
         late = spec.shaped(flat)[: self._rows.get(spec.name)].to(parameter.dtype)
         if parameter.grad is None:
-            parameter.grad = self._sharded_as(parameter, late)
-        else:
-            self.local(parameter.grad).add_(late)
+            return partial(setattr, parameter, "grad", self._sharded_as(parameter, late))
+        return partial(self.local(parameter.grad).add_, late)
 
 
 def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:

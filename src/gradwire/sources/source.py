@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -163,13 +163,15 @@ class Source(ABC):
         finally:
             self.exchanges = before
 
-    def add_to_grad(self, spec: ParameterSpec, flat: Tensor) -> None:
-        """Add `flat` (numel,) to the gradient that the optimizer will see, which may become that itself."""
+    def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
+        """What adds `flat` (numel,), which is used up, to the gradient that the optimizer will see.
+
+        All that needs memory is done here, so that it cannot fail.
+        """
         parameter, late = self.parameters[spec.name], spec.shaped(flat)
-        if parameter.grad is None:
-            parameter.grad = late.to(parameter.dtype)
-        else:
-            parameter.grad += late
+        if (grad := parameter.grad) is None:
+            return partial(setattr, parameter, "grad", late.to(parameter.dtype))
+        return partial(grad.copy_, late.add_(grad).to(grad.dtype))
 
     def may_differ(self) -> None:
         """The model was loaded or restored, so that its buffers may differ between ranks."""

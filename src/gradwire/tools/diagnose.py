@@ -20,7 +20,7 @@ from torch import Tensor
 from gradwire.arena import Lane, Unit
 from gradwire.codec.select.base import Selector
 from gradwire.comm import Comm
-from gradwire.engine.agree import damage, require_agreement, require_undamaged
+from gradwire.engine.agree import damage, on_all_ranks, require_agreement, require_undamaged
 from gradwire.exchange.base import Exchange, parts
 from gradwire.kernels import topk_indices
 from gradwire.memory import UNSENT
@@ -108,14 +108,21 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
         raise ValueError(
             "no step was watched: set wire.watching = True, with a recipe that remembers, on several ranks"
         )
-    own = torch.cat([each.x.reshape(-1) for each in seen])
-    mean = own / comm.world
+
+    def inputs() -> tuple[Tensor, Tensor, Tensor]:
+        own = torch.cat([each.x.reshape(-1) for each in seen])
+        return own, own / comm.world, _direction(lanes)
+
+    own, mean, direction = on_all_ranks(inputs, "diagnose", control)
     damages = [damage(comm.all_reduce(mean))]
-    distance = memory_distance(lanes, comm, damages)
+    distance = memory_distance(direction, comm, damages)
     require_undamaged(damages, control)
-    figures = torch.tensor(
-        [distance, rank_correlation(own, mean), *_choices(seen, mean)], dtype=torch.float64, device="cpu"
-    )
+
+    def compared() -> Tensor:
+        row = [distance, rank_correlation(own, mean), *_choices(seen, mean)]
+        return torch.tensor(row, dtype=torch.float64, device="cpu")
+
+    figures = on_all_ranks(compared, "diagnose", control)
     control.all_reduce(figures).wait()
     distance, spearman, chosen, found, common, left, least, energy = (figures / control.world).tolist()
     if not chosen:
@@ -132,20 +139,26 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
     )
 
 
-def memory_distance(lanes: Sequence[Lane], comm: Comm, damages: list[Exception | None]) -> float:
+def _direction(lanes: Sequence[Lane]) -> Tensor:
+    """The memory of unit length, float64; empty where nothing is remembered."""
+    parts = [lane.committed[UNSENT].double() for lane in lanes if UNSENT in lane.committed]
+    unit = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device="cpu")
+    unit /= unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    return unit
+
+
+def memory_distance(unit: Tensor, comm: Comm, damages: list[Exception | None]) -> float:
     """Mean over pairs of ranks of 1 - cosine; 0 where there are none. `damages` gets what `damage` says.
 
-    With u_r = m_r/‖m_r‖ the sum of all pairs' cosines is (‖Σu‖² - Σ‖u‖²)/2: one all-reduce, not N².
+    With u_r = m_r/‖m_r‖ the sum of all pairs' cosines is (‖Σu‖² - Σ‖u‖²)/2: one all-reduce, not N². `unit`
+    is u_r, and the sum after it.
     """
-    parts = [lane.committed[UNSENT].double() for lane in lanes if UNSENT in lane.committed]
-    if not parts or comm.world == 1:
+    if not unit.numel() or comm.world == 1:
         return 0.0
-    unit = torch.cat(parts)
-    unit /= unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    own = unit.square().sum().reshape(1)
+    own = (unit @ unit).reshape(1)  # takes no memory
     damages += [damage(comm.all_reduce(each)) for each in (unit, own)]
     pairs = comm.world * (comm.world - 1)
-    return 1.0 - float(unit.square().sum() - own) / pairs
+    return 1.0 - float(unit @ unit - own) / pairs
 
 
 def _choices(seen: Sequence[Seen], mean: Tensor) -> list[float]:

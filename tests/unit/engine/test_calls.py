@@ -57,78 +57,73 @@ def test_pages_of_the_past_are_cleared() -> None:
     assert store.num_keys() <= 4 * 3
 
 
-class Asked(dist.HashStore):
-    """A store that notes what each rank, which is a thread, asks of it."""
+class Asked:
+    """One rank's way to a store, which counts its questions by kind."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_rank = threading.local()
-        self.all: list[Counter[str]] = []
+    def __init__(self, store: dist.Store) -> None:
+        self._store, self.counted = store, Counter[str]()
 
-    def _note(self, what: str) -> None:
-        if not hasattr(self.by_rank, "counted"):
-            self.by_rank.counted = Counter[str]()
-            self.all.append(self.by_rank.counted)
-        self.by_rank.counted[what] += 1
+    def __getattr__(self, what: str) -> Any:
+        self.counted[what] += 1
+        return getattr(self._store, what)
 
-    def set(self, *arguments: Any) -> None:
-        """As the store's own, as all below."""
-        self._note("set")
-        super().set(*arguments)
 
-    def get(self, *arguments: Any) -> bytes:
-        """See `set`."""
-        self._note("get")
-        return super().get(*arguments)
-
-    def check(self, *arguments: Any) -> bool:
-        """See `set`."""
-        self._note("check")
-        return super().check(*arguments)
-
-    def add(self, key: str, more: int) -> int:
-        """See `set`."""
-        self._note("add")
-        return super().add(key, more)
+def _asking(world: int, rank: int = 0, timeout_s: float = 60.0, store: Any = None) -> tuple[Calls, Asked]:
+    asked: Any = Asked(store or dist.HashStore())
+    return Calls(Board(asked, rank, world, timeout_s)), asked
 
 
 def test_however_many_ranks_wait_for_one_no_entry_is_read() -> None:
-    world, store = 24, Asked()
-    everyone_else = threading.Semaphore(0)
+    world, store, others = 24, dist.HashStore(), threading.Semaphore(0)
 
-    def on(rank: int) -> None:
-        calls = Calls(Board(store, rank, world, 60.0))
+    def on(rank: int) -> Counter[str]:
+        calls, asked = _asking(world, rank, store=store)
         if rank == 0:
             for _ in range(world - 1):
-                everyone_else.acquire()
+                others.acquire()
             time.sleep(0.7)  # the others look twice meanwhile
         else:
-            everyone_else.release()
+            others.release()
         calls.begin("save()", 3)
+        return asked.counted
 
     with ThreadPoolExecutor(world) as pool:
-        list(pool.map(on, range(world)))
-    assert len(store.all) == world
-    assert all(each.keys() == {"set", "add"} and each["set"] == 1 for each in store.all)
+        for counted in pool.map(on, range(world)):
+            assert counted.keys() == {"set", "add"}
+            assert counted["set"] == 1
 
 
 @pytest.mark.parametrize("world", [2, 1024])
 def test_a_step_that_is_waited_for_asks_one_question_at_a_time(world: int) -> None:
-    store = Asked()
-    calls = Calls(Board(store, 0, world, 60.0))
+    calls, asked = _asking(world)
     calls.steps = 1
     for _ in range(300):
         calls.look()
-    assert store.all == [Counter(add=100)]
+    assert asked.counted == Counter(add=100)
 
 
 def test_an_error_reads_each_rank_once_and_so_names_all_of_1024() -> None:
-    store = Asked()
-    calls = Calls(Board(store, 0, 1024, 0.3))
-    with pytest.raises(TransportError, match="for rank 1, 2, 3, .*, 1023, which made no call"):
+    calls, asked = _asking(1024, timeout_s=0.3)
+    with pytest.raises(TransportError, match=r"for rank 1, 2, 3, .*, 1023, which made no call"):
         calls.begin("flush()", 0)
-    assert store.all[0]["check"] == 1024
-    assert store.all[0]["get"] == 1
+    assert (asked.counted["check"], asked.counted["get"]) == (1024, 1)
+
+
+def test_a_store_that_never_answers_is_given_up_at_the_timeout() -> None:
+    answered = threading.Event()
+
+    class Silent(dist.HashStore):
+        def add(self, *_: object) -> int:
+            answered.wait()
+            return 0
+
+    calls, _asked = _asking(2, timeout_s=0.2, store=Silent())
+    calls.steps = 1
+    for _ in range(3):
+        calls.look()  # the step itself will end
+    with pytest.raises(TransportError, match="store of the process group cannot be reached: no answer"):
+        calls.begin("flush()", 0)
+    answered.set()
 
 
 def test_different_calls_are_named_on_all_ranks_and_the_next_one_passes() -> None:

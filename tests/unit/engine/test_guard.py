@@ -85,7 +85,7 @@ def test_without_a_guard_nobody_looks() -> None:
 def test_ranks_at_different_steps_hear_so_whether_the_guard_is_due_or_not(recipe: str, ahead: int) -> None:
     def rank(comm: Comm) -> str:
         rig = Rig(comm, recipe, guard=Guard(_parameters(), 2))
-        rig.engine.resume(rig.engine.layout, 4 + ahead * comm.rank)
+        rig.engine.restore(rig.engine.prepared(rig.engine.layout, 4 + ahead * comm.rank))
         return str(rig.step(gradients(comm.rank, 0)).error)
 
     assert all(said.startswith("plan or step differ between ranks") for said in run_ranks(2, rank))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
+import torch
+from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine.layout import Layout
-from gradwire.engine.switching import switch
+from gradwire.engine.shards import Shard
+from gradwire.engine.switching import mean_unsent, switch
+from gradwire.errors import PeerFailed
 from gradwire.recipes import Composition, Recipe, recipe
 from tests.support.rig import Rig, gradients
 
@@ -17,13 +22,18 @@ def _unchecked(_layout: Layout) -> None:
     """No optimizer to suit."""
 
 
-def _refused(*asked: str | Recipe | Composition, fails: int | None = None) -> list[str]:
+def _refused(
+    *asked: str | Recipe | Composition, fails: int | None = None, lacks_memory: int | None = None
+) -> list[str]:
     """What each rank raises; afterwards all go on with what they had."""
 
     def rank(comm: Comm) -> str:
         rig = Rig(comm, "topk(ratio=0.1)")
         rig.step(gradients(comm.rank, 0))
         layout = rig.engine.layout
+        if comm.rank == lacks_memory:
+            none = Mock(side_effect=MemoryError("none left"))
+            rig.engine.prepared = none  # type: ignore[method-assign]
 
         def check(_layout: Layout) -> None:
             if comm.rank == fails:
@@ -57,6 +67,38 @@ def test_what_does_not_suit_the_optimizer_of_one_rank_is_refused_on_all() -> Non
     first, second = _refused("int8", "int8", fails=0)
     assert first == "ValueError: not with this optimizer"
     assert second.startswith("PeerFailed: rank 0 could not switch")
+
+
+def test_a_rank_without_memory_for_what_is_switched_to_is_named_on_all() -> None:
+    first, second = _refused("int8", "int8", lacks_memory=1)
+    assert first == "PeerFailed: rank 1 could not switch: MemoryError: none left"
+    assert second == "MemoryError: none left"
+
+
+def test_a_node_without_memory_for_whole_parameters_is_named_before_any_are_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = Shard.room
+
+    def rank(comm: Comm) -> str:
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
+        rig.step(gradients(comm.rank, 0))
+        before = rig.memory
+        with pytest.raises(PeerFailed if comm.rank % 2 else MemoryError) as caught:
+            mean_unsent(rig.engine, whole=True)
+        assert all(torch.equal(before[name], memory) for name, memory in rig.memory.items())
+        assert rig.step(gradients(comm.rank, 1)).error is None
+        return str(caught.value)
+
+    def only_for_the_second(shard: Shard, flat: Tensor) -> Tensor:
+        if shard.number == 0:
+            raise MemoryError("none left")
+        return room(shard, flat)
+
+    monkeypatch.setattr(Shard, "room", only_for_the_second)
+    _first, second, _third, _fourth = run_ranks(4, rank)
+    said = "could not make room for what is unsent: MemoryError: none left"
+    assert second == f"rank 0 {said}; rank 2 {said}"
 
 
 @pytest.mark.parametrize("text", ["int8", "topk(0.01)", "auto", "dense", "powersgd(rank=2)"])

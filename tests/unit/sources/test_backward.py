@@ -255,7 +255,7 @@ def test_what_a_source_says_of_its_model(world_of_one: None) -> None:
     assert [spec.name for spec in source.specs] == ["1.bias", "1.weight", "0.bias", "0.weight"]
     late = torch.arange(6.0)
     for times in (1, 2):
-        source.add_to_grad(source.specs[-1], late.clone())
+        source.adding(source.specs[-1], late.clone())()
         weight = model.module[0].weight
         assert weight.grad is not None
         assert torch.equal(weight.grad, times * late.view(3, 2))

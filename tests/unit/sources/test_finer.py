@@ -105,7 +105,12 @@ def test_under_an_adaptive_recipe_dense_travels_in_ddps_own_buckets(monkeypatch:
     own, wire = caps_of(ddp), gradwire.attach(ddp, recipe="auto")
     engine, caps = wire.attached.backward.engine, []
     chosen = recipe("topk(ratio=0.1)").build()
-    for change in (lambda: None, lambda: engine.install(chosen), wire.flush, engine.retire):
+    for change in (
+        lambda: None,
+        lambda: engine.install(chosen),
+        wire.flush,
+        lambda: engine.restore(engine.retired()),
+    ):
         change()
         for _ in range(2):
             ddp.zero_grad()
