@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -123,6 +125,40 @@ def through_dcp() -> dict[str, Any]:
         for name, memory in memories.items()
     ]
     return {"again": again, "mean": all(means), "compared": len(means), "step": found["step"]}
+
+
+def dcp_on_one_rank_only() -> dict[str, Any]:
+    """Rank 1 cannot read the checkpoint's metadata, or has no memory for what it has read."""
+    folder = Path(os.environ[FOLDER], "dcp of all")
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp)
+    wire = gradwire.attach(ddp, optimizer, "topk(ratio=0.05)")
+    train(ddp, optimizer, range(3))
+    dcp.save({"wire": WireState(wire)}, checkpoint_id=folder)
+    train(ddp, optimizer, range(3, 5))
+    before, said = own_state(wire), {}
+    damages: dict[str, Callable[[Path], Any]] = {
+        "lost": Path.unlink,
+        "damaged": lambda file: file.write_bytes(file.read_bytes()[:100]),
+        "no memory": lambda file: None,
+    }
+    for name, damage in damages.items():
+        loaded = WireState(wire, folder)
+        if dist.get_rank() == 1:
+            mine = folder.with_name(name)
+            shutil.copytree(folder, mine)
+            damage(mine / ".metadata")
+            loaded = WireState(wire, mine)
+            if name == "no memory":
+                loaded._whole = Mock(side_effect=MemoryError("none left"))  # type: ignore[method-assign]
+        try:
+            dcp.load({"wire": loaded}, checkpoint_id=folder)
+            said[name] = ["nothing", ""]
+        except Exception as error:
+            said[name] = [type(error).__name__, str(error)]
+    intact = _same(own_state(wire), before)
+    train(ddp, optimizer, range(5, 7))
+    return {"said": said, "intact": intact, "digest": digest(ddp)}
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -260,6 +296,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     **{recipe: partial(resumes, recipe) for recipe in RECIPES},
     "three to two": from_three_to_two,
     "dcp": through_dcp,
+    "dcp, one rank": dcp_on_one_rank_only,
     "refusals": refuses_what_is_wrong,
     "right": takes_what_is_right,
     "refused on a pair": refused_on_a_pair,

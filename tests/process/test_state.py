@@ -46,6 +46,21 @@ def test_a_dcp_checkpoint_keeps_every_ranks_memory_and_goes_to_another_world(wor
         assert found["step"] == 4
 
 
+def test_a_rank_that_cannot_load_by_dcp_is_named_on_all_and_training_goes_on(world: Results) -> None:
+    found = value(world, "dcp, one rank")
+    for name, could_not in (
+        ("lost", "read the metadata of its checkpoint: FileNotFoundError"),
+        ("damaged", "read the metadata of its checkpoint: "),
+        ("no memory", "put its state together: MemoryError: none left"),
+    ):
+        said = [each["said"][name] for each in found]
+        assert [kind for kind, _ in said][::2] == ["PeerFailed"] * 2
+        assert all(text.startswith(f"rank 1 could not {could_not}") for _, text in said[::2])
+        assert said[1][0] not in ("PeerFailed", "nothing"), "its cause"
+    assert all(each["intact"] for each in found)
+    assert len({each["digest"] for each in found}) == 1
+
+
 REFUSALS = {
     "not ddp": "Sequential is a plain module: wrap it in DistributedDataParallel first, or pass replicas=",
     "second attach": "has a communication hook already",

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,9 +34,14 @@ from torch.distributed.tensor import Shard as Cut
 
 from gradwire.arena import ParameterSpec, layout_hash
 from gradwire.comm import gathered
+from gradwire.engine.agree import on_all_ranks
 from gradwire.engine.shards import Shard
 from gradwire.engine.state import Missing, single
 from gradwire.wire import Wire
+
+T = TypeVar("T")
+_Stored: TypeAlias = Mapping[tuple[Any, ...], Any]
+"""What DCP says of each stored value, by its path in the dictionary."""
 
 _REPLICA = "replica"
 _PLANES = ("memory", "planes")
@@ -68,47 +73,60 @@ class WireState:
         self._is_own = self._is_cut = False
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state; to load, empty places for what this rank reads. Then a collective."""
+        """This rank's state; to load, empty places for what this rank reads. Then a collective.
+
+        If a rank cannot read the checkpoint's metadata, it raises why, and the others raise `PeerFailed`.
+        """
         if self._reader is None:
             own = self._wire.state_dict()
             return own if self._shards is None else self._shards.divided(single(own)[0])
+        return self._on_all(self._places)
+
+    def _places(self) -> dict[str, Any]:
+        """Empty places for what this rank reads. A collective: a rank that cannot look is named on all."""
+        control = self._around.control
+        stored, fits = on_all_ranks(self._look, "read the metadata of its checkpoint", control)
+        self._is_own = bool(gathered(control, torch.tensor([fits], device="cpu")).all())
+        return on_all_ranks(lambda: self._rooms(stored), "make room for its state", control)
+
+    def _look(self) -> tuple[_Stored, bool]:
+        """What the checkpoint holds of this object, and whether this rank could read its own part alone."""
         assert isinstance(self._reader, StorageReader), "made one above"
         metadata = self._reader.read_metadata()
-        paths = {name: path for name, path in (metadata.planner_data or {}).items() if path[0] == self._key}
-        if not paths:
+        stored = {
+            path: metadata.state_dict_metadata[name]
+            for name, path in (metadata.planner_data or {}).items()
+            if path[0] == self._key
+        }
+        if not stored:
             raise ValueError(f"the checkpoint has no {self._key!r}: it was saved without gradwire's state")
-        saved = {path[1] for path in paths.values()}
-        mine = {f"rank{self._around.control.rank}"}
-        fits = self._shards is None and len(saved) == self._around.control.world and mine <= saved
-        if self._shards is not None:
-            tensors = {
-                path[-1]: stored.size
-                for name, path in paths.items()
-                if path[2] in _PLANES
-                and isinstance(stored := metadata.state_dict_metadata[name], TensorStorageMetadata)
-            }
-            parts = {path[2] for path in paths.values() if path[2].startswith("shard")}
-            self._is_cut = all(each.startswith(_REPLICA) for each in saved) and self._shards.suit(tensors)
-            mine = {self._shards.replica}
-            fits = self._is_cut and self._shards.fits(saved, len(parts))
-        self._is_own = self._on_all(fits)
-        wanted = mine if self._is_own else saved
+        saved = {path[1] for path in stored}
+        if self._shards is None:
+            mine, world = f"rank{self._around.control.rank}", self._around.control.world
+            return stored, len(saved) == world and mine in saved
+        tensors = {
+            path[-1]: each.size
+            for path, each in stored.items()
+            if path[2] in _PLANES and isinstance(each, TensorStorageMetadata)
+        }
+        parts = {path[2] for path in stored if path[2].startswith("shard")}
+        self._is_cut = all(each.startswith(_REPLICA) for each in saved) and self._shards.suit(tensors)
+        return stored, self._is_cut and self._shards.fits(saved, len(parts))
+
+    def _rooms(self, stored: _Stored) -> dict[str, Any]:
+        own = f"rank{self._around.control.rank}" if self._shards is None else self._shards.replica
         state: dict[str, Any] = {}
-        for name, (_key, *inner, last) in paths.items():
-            if (inner and inner[0] not in wanted) or not self._reads(inner):
+        for (_key, *inner, last), kind in stored.items():
+            if (inner and self._is_own and inner[0] != own) or not self._reads(inner):
                 continue
-            place, kind = state, metadata.state_dict_metadata[name]
+            place = state
             for part in inner:
                 place = place.setdefault(part, {})
             place[last] = self._place(inner, last, kind) if isinstance(kind, TensorStorageMetadata) else None
         return state
 
-    def _on_all(self, mine: bool) -> bool:
-        """Whether it holds on all ranks, which then read what belongs together."""
-        said = torch.tensor([mine], device="cpu")
-        backward = self._wire.attached.backward
-        found = backward.together("loading by DCP", lambda: gathered(self._around.control, said))
-        return bool(found.all())
+    def _on_all(self, function: Callable[[], T]) -> T:
+        return self._wire.attached.backward.together("loading by DCP", function)
 
     def _reads(self, inner: Sequence[str]) -> bool:
         """What exchanges keep belongs to one shard, and is of no use to others."""
@@ -122,15 +140,22 @@ class WireState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state, with the errors of `Wire.load_state_dict`. A collective, as `dcp.load` is."""
+        control = self._around.control
+        whole = self._on_all(
+            lambda: on_all_ranks(lambda: self._whole(state), "put its state together", control)
+        )
+        self._wire.load_state_dict(whole, missing=self._missing)
+
+    def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The states of ranks, from what was read for this one."""
         for each in state.values():
             for group in ("memory", "planes", "kept"):  # DCP drops those that are empty
                 each.setdefault(group, {})
         if any(key.startswith(_REPLICA) for key in state):
             if self._is_own and self._shards is not None:
-                state = self._shards.joined(state[self._shards.replica])
-            else:
-                state = self._mean(list(state.values()))
-        self._wire.load_state_dict(state, missing=self._missing)
+                return self._shards.joined(state[self._shards.replica])
+            return self._mean(list(state.values()))
+        return state
 
     def _mean(self, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Of all replicas: of this rank's shards where it has read those, else of whole parameters."""
