@@ -64,11 +64,12 @@ UNLIMITED := --within-s 1e9 --most-mib 1000
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.golden.fuzz $(ARGS)
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --count 100000
-	for what in payloads exchanges states files texts; do \
+	for what in payloads exchanges rings states files texts; do \
 		$(BIN)/python -m tests.golden.fuzz --what $$what $(UNLIMITED) $(ARGS) || exit 1; \
 	done
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --what payloads --count 100000 $(UNLIMITED)
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --what exchanges --count 100000 $(UNLIMITED)
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m tests.golden.fuzz --what rings --count 100000 $(UNLIMITED)
 
 # Kills, pauses, exceptions and NaN from seed to seed, then many steps of one run. Writes a dated report to
 # benchmarks/results. SECONDS of chaos; in ARGS `--endurance STEPS` and others.

@@ -6,7 +6,8 @@ beyond what was asked for.
 - `frames`: half of the mutated frames get their checksum made right again, so that what lies after it is
   reached: the header's claims, the directory, the streams, and tables that were damaged on their way. What
   decodes all the same must have decoded to finite work: the test is that it returns.
-- `payloads`, `exchanges`: what codecs decode and exchanges receive (`fuzz_payloads`).
+- `payloads`, `exchanges`, `rings`: what codecs decode and exchanges receive, and those that send frames in
+  messages (`fuzz_payloads`).
 - `states`, `files`, `texts`: what is loaded (`fuzz_files`).
 
 A million frames must take no more than a minute of CPU time (nothing here waits, and what else runs does not
@@ -137,7 +138,7 @@ def run(count: int, seed: int) -> Counter[str]:
     return found
 
 
-FEWER = {"frames": 1, "payloads": 1, "exchanges": 20, "states": 50, "files": 100, "texts": 10}
+FEWER = {"frames": 1, "payloads": 1, "exchanges": 20, "rings": 50, "states": 50, "files": 100, "texts": 10}
 """What can be damaged, and in how many times the time of a frame, roughly."""
 
 
@@ -145,7 +146,7 @@ def runner(what: str) -> Callable[[int, int], Counter[str]]:
     """What takes count and seed, and counts how mutations came out."""
     if what == "frames":
         return run
-    home = "fuzz_payloads" if what in ("payloads", "exchanges") else "fuzz_files"
+    home = "fuzz_payloads" if what in ("payloads", "exchanges", "rings") else "fuzz_files"
     named = {"payloads": "of_codecs", "files": "of_saved_files"}.get(what, f"of_{what}")
     found: Callable[[int, int], Counter[str]] = getattr(import_module(f"tests.golden.{home}"), named)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -18,8 +19,9 @@ from torch import Tensor
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.errors import RanksDisagree, TransportError, WireError
 from gradwire.exchange.base import run as exchanged
+from gradwire.exchange.ring import TAIL_BYTES
 from gradwire.moment import Moment, Part
-from tests.golden.fuzz import mutate
+from tests.golden.fuzz import mutate, sealed
 from tests.laws.cases import CODECS, EXCHANGES, CodecCase, ExchangeCase
 from tests.support.damage import Damage, DamagingComm
 
@@ -59,26 +61,45 @@ def _decoded(case: CodecCase, payload: Tensor) -> str:
 
 def of_exchanges(count: int, seed: int) -> Counter[str]:
     """`count` steps in which a message is damaged, shared out among all exchanges."""
+    return _struck(EXCHANGES, count, seed)
+
+
+def of_rings(count: int, seed: int) -> Counter[str]:
+    """The same of those whose messages hold frames."""
+    return _struck([case for case in EXCHANGES if _is_framed(case)], count, seed)
+
+
+def _is_framed(case: ExchangeCase) -> bool:
+    return "gcomp" in case.name
+
+
+def _struck(cases: Sequence[ExchangeCase], count: int, seed: int) -> Counter[str]:
     random, found = Random(seed), Counter[str]()
     for number in range(count):
-        case = EXCHANGES[number % len(EXCHANGES)]
-        damage = Mutation(random, random.randrange(max(1, _messages(case))))
+        case = cases[number % len(cases)]
+        damage = Mutation(random, random.randrange(max(1, _messages(case))), framed=_is_framed(case))
         found[f"{_kind(case.name)}: {_received(case, damage)}"] += 1
     return found
 
 
 class Mutation(Damage):
-    """Changes a message as `mutate` does."""
+    """Changes a message as `mutate` does.
 
-    def __init__(self, random: Random, message: int) -> None:
+    Where frames are `framed` in messages, half of them get their checksum made right again, as in `fuzz`.
+    """
+
+    def __init__(self, random: Random, message: int, *, framed: bool = False) -> None:
         super().__init__(message)
-        self._random = random
+        self._random, self._framed = random, framed
 
     def strike(self, received: Tensor) -> None:
         """See `Damage.strike`."""
         raw = received.view(-1).view(torch.uint8)
         if len(self.sizes) == self.message and raw.numel():
             mutate(raw.numpy(), self._random)
+            if self._framed and received.dtype == torch.uint8 and self._random.randrange(2):
+                frame = raw[:-TAIL_BYTES]
+                sealed(frame) if frame.numel() else None  # a rank that failed sends a tail alone
         self.sizes.append(raw.numel())
 
 
