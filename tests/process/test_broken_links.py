@@ -1,4 +1,4 @@
-"""Real ranks over a line that fails: flipped bits that TCP lets through, a connection reset, and silence."""
+"""Real ranks over a line that fails: flipped bits that TCP lets through, a reset, silence one way or both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.source import ROOT
 needed = next((why for why in map(why_not, ("root", "user")) if why is None), "namespaces")
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not FULL, reason="takes a minute: make test-full"),
     pytest.mark.skipif(needed is not None, reason="needs network namespaces"),
     pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="needs /dev/net/tun"),
@@ -31,6 +31,9 @@ LINES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "flips, unchecked": ({"what": "flip", "every": 12, "after": 20}, ("--no-checksums",)),
     "reset": ({"what": "reset", "after": 60}, ()),
     "silence": ({"what": "silence", "after": 60}, ()),
+    # The store of the process group is on the first rank: once its questions are lost, once its answers.
+    "half-open, to rank 0": ({"what": "half-open", "way": (1, 0), "after": 60}, ()),
+    "half-open, from rank 0": ({"what": "half-open", "way": (0, 1), "after": 60}, ("--workers", "3")),
 }
 """What the line does, and further arguments."""
 
@@ -68,8 +71,8 @@ def test_unchecked_they_leave_other_parameters_in_silence(lines: dict[str, Futur
     assert {each.get("digest") for each in found["ranks"]} != {whole["ranks"][0]["digest"]}
 
 
-@pytest.mark.parametrize("name", ["reset", "silence"])
-def test_a_line_that_breaks_ends_the_run_on_both_ranks(lines: dict[str, Future[Any]], name: str) -> None:
+@pytest.mark.parametrize("name", ["reset", "silence", "half-open, to rank 0", "half-open, from rank 0"])
+def test_a_line_that_breaks_ends_the_run_on_all_ranks(lines: dict[str, Future[Any]], name: str) -> None:
     found = lines[name].result()
     assert found["acts"], "it broke"
     for each in found["ranks"]:

@@ -1,8 +1,10 @@
 """The relay of emulated networks, as a line that fails: it flips bits, resets connections, or goes silent.
 
 Runs in the place of `gradwire.lab.emulate.relay`, whose path is in RELAY; DAMAGE says what happens, as JSON:
-`what` is "flip" (in one of `every` large packets, at random), "reset" (the first large packet), or "silence"
-(from there on nothing is delivered), all after `after` large packets. Each act is a line of the file `log`.
+`what` is "flip" (in one of `every` large packets, at random), "reset" (the first large packet), "silence"
+(from there on no large packet is delivered), or "half-open" (from there on no packet from the first node of
+`way` to the second, acknowledgements too), all after `after` large packets. Each act is a line of the file
+`log`; a half-open line is one.
 TCP does not notice a flip, as it would not notice one in a network card that checks for it: the packets come
 from the same machine, and are said to be checked.
 """
@@ -31,12 +33,16 @@ class FailingLine(relay.Line):
         super().__init__()
         self._random = random.Random(DAMAGE.get("seed", 0))
         self._large = 0
+        self._is_half_open = False
+        self._way = [node + 1 for node in DAMAGE.get("way", ())]  # the last bytes of their addresses
 
     def push(self, packet: bytes, now_s: float) -> None:
         """As `Line.push`."""
         ip = VIRTIO_BYTES
         tcp = ip + 4 * (packet[ip] & 15)
         payload = tcp + 4 * (packet[tcp + 12] >> 4)
+        if self._is_half_open and list(packet[ip + 15 : ip + 20 : 4]) == self._way:
+            return
         if packet[ip + 9] == 6 and len(packet) - payload > 1000:
             self._large += 1
             since = self._large - DAMAGE["after"]
@@ -55,6 +61,9 @@ class FailingLine(relay.Line):
             case "reset" if since == 0:
                 packet[tcp + 13] |= RST
                 self._note("reset")
+            case "half-open" if since == 0:
+                self._is_half_open = True
+                self._note("half-open")
             case "silence":
                 self._note("silence")
                 packet.clear()

@@ -6,7 +6,9 @@ gloo ends the process where lengths differ. So before such a risk ranks ask here
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -32,7 +34,8 @@ _made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 class Board:
     """Pages of texts, one for each rank.
 
-    All methods raise `TransportError` where the store cannot be reached. None waits for another rank.
+    All methods raise `TransportError` where the store cannot be reached, at the timeout at the latest. None
+    waits for another rank.
     """
 
     def __init__(self, store: Store, rank: int, world: int, timeout_s: float) -> None:
@@ -52,7 +55,7 @@ class Board:
         self._ask(lambda: self._store.set(f"{page}/{self.rank}", text))
 
     def read(self, page: str) -> dict[int, str]:
-        """What is on `page`, by rank: two questions to the store for each rank, and one where it wrote nothing."""
+        """What is on `page`, by rank: a question to the store for each rank, and one more where it wrote."""
 
         def found(rank: int) -> bytes | None:
             key = f"{page}/{rank}"
@@ -68,13 +71,29 @@ class Board:
     def clear(self, page: str) -> None:
         """Forget this rank's text on `page`, and the number. Not every store can: then they stay."""
         for key in (f"{page}/{self.rank}", f"{page}/count"):
-            with suppress(RuntimeError, NotImplementedError):
-                self._store.delete_key(key)
+            with suppress(TransportError, NotImplementedError):
+                self._ask(partial(self._store.delete_key, key))
 
-    @staticmethod
-    def _ask(question: Callable[[], T]) -> T:
+    def _ask(self, question: Callable[[], T]) -> T:
+        """The answer, or an error at the timeout.
+
+        torch's client waits for as long as the connection stays open: for ever, where one direction of it is
+        silent. So it waits on a thread of its own.
+        """
+        answer: Future[T] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name="gradwire store", daemon=True).start()
         try:
-            return question()
+            return answer.result(self.timeout_s)
+        except TimeoutError as error:
+            why = f"no answer in {self.timeout_s:.0f} s"
+            raise TransportError(f"the store of the process group cannot be reached: {why}") from error
         except RuntimeError as error:
             raise TransportError(f"the store of the process group cannot be reached: {error}") from error
 
