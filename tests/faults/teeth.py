@@ -30,8 +30,8 @@ class Change(NamedTuple):
 
 
 RANKS, VERDICT, CALLS = (f"tests/faults/test_{name}.py::test_" for name in ("ranks", "verdict", "calls"))
-SAVING, AGREE, DAMAGED = (
-    f"tests/unit/engine/test_{name}.py::test_" for name in ("saving", "agree", "damaged_states")
+SAVING, AGREE, DAMAGED, SWITCHING = (
+    f"tests/unit/engine/test_{name}.py::test_" for name in ("saving", "agree", "damaged_states", "switching")
 )
 STEP, ACCIDENT = "tests/laws/test_step.py::test_", "tests/laws/test_step_faults.py::test_"
 SOAK = "tests/soak/test_soak.py::test_"
@@ -110,6 +110,27 @@ CHANGES = (
         "        self._compare(mine, entries, self._board.rank)",
         "        pass",
         CALLS + "a_call_on_one_rank_while_another_trains_is_named_on_both",
+    ),
+    Change(
+        "A rank that waits in a call reads what every other wrote.",
+        f"{ENGINE}/calls.py",
+        "if board.count(page, 0) > here:",
+        "if True:",
+        "tests/unit/engine/test_calls.py::test_however_many_ranks_wait_for_one_no_entry_is_read",
+    ),
+    Change(
+        "A rank that fails between a call's collectives is not told of.",
+        f"{ENGINE}/agree.py",
+        "    require_success(failure, what, comm)\n    return found",
+        "    if failure is not None:\n        raise failure\n    return found",
+        SWITCHING + "a_rank_without_memory_for_what_is_switched_to_is_named_on_all",
+    ),
+    Change(
+        "What is unsent is forgotten while a rank cannot add it to its gradients.",
+        "src/gradwire/wire.py",
+        'prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.around.control)',
+        "prepared = ready()",
+        CALLS + "a_call_that_fails_on_one_rank_fails_on_all_and_changes_nothing",
     ),
     Change(
         "The guard hears, and says nothing.",
