@@ -122,22 +122,6 @@ def trains(recipe: str, asked: Place = "host", *, streams: bool = False) -> dict
     }
 
 
-def deaf(*calls: str, asked: Place = "host", streams: bool = False) -> dict[str, Any]:
-    """A training without what some calls order, in which neither DDP nor a scaler waits for the device."""
-    device = Simulated(*calls) if asked == "host" else Near(*calls)
-    ddp = DistributedDataParallel(perceptron())
-    optimizer = optimizer_of(ddp, lr=0.1)
-    with on(device, streams=streams):
-        wire = gradwire.attach(ddp, optimizer, "topk(ratio=0.1)", placement=asked)
-    with watched(device, wire):
-        for step in range(3):
-            inputs, targets = batch(step)
-            optimizer.zero_grad()
-            nn.functional.mse_loss(ddp(inputs), targets).backward()
-            optimizer.step()
-    return {"races": len(device.races)}
-
-
 def _error_of(act: Callable[[], object]) -> dict[str, str]:
     try:
         act()
@@ -289,19 +273,11 @@ def without_gloo() -> dict[str, Any]:
 TRAINED = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "dgc", "efsignsgd", "gcomp", "threshold")
 STAGED = ("dense", "topk", "int8", "powersgd", "threshold")
 STREAMED = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "gcomp")
-CALLS = (("wait_event",), ("synchronize",), ("set_result", "join"))
-"""Either of the last two is enough for DDP, which waits for futures in the stream that has joined."""
 
 SCENES: dict[str, Callable[[], Any]] = {
     **{f"trains {name}": partial(trains, EVERY_RECIPE[name]) for name in TRAINED},
     **{f"stages {name}": partial(trains, EVERY_RECIPE[name], "device") for name in STAGED},
     **{f"streams {name}": partial(trains, EVERY_RECIPE[name], "auto", streams=True) for name in STREAMED},
-    **{f"deaf to {' and '.join(calls)}": partial(deaf, *calls) for calls in CALLS},
-    **{f"staged, deaf to {' and '.join(calls)}": partial(deaf, *calls, asked="auto") for calls in CALLS},
-    **{
-        f"streamed, deaf to {' and '.join(calls)}": partial(deaf, *calls, asked="auto", streams=True)
-        for calls in CALLS
-    },
     "host, captured": partial(captured, "host"),
     "staged, captured": partial(captured, "device"),
     "streamed, captured": partial(captured, "device", streams=True),

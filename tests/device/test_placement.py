@@ -21,6 +21,7 @@ from gradwire.placing import Lines, placements
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.sources.nodes.members import Table
+from tests.device.scenes_ordered import accelerators
 from tests.support.simulated import Near, Simulated
 
 
@@ -301,24 +302,6 @@ def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> 
     source.parameters = {**source.parameters, "far": nn.Parameter(torch.empty(2, device="meta"))}
     with pytest.raises(ValueError, match="parameters are on cpu and meta"):
         source.check()
-
-
-def accelerators(monkeypatch: pytest.MonkeyPatch) -> threading.local:
-    """What `torch.accelerator` has as current on each thread; a stream is on the device of its last digit."""
-    current = threading.local()
-
-    def set_stream(stream: str) -> None:
-        current.stream, current.device = stream, int(stream[-1])
-
-    monkeypatch.setattr(
-        "torch.accelerator.current_stream", lambda at: getattr(current, "stream", f"own {at.index}")
-    )
-    monkeypatch.setattr("torch.accelerator.set_stream", set_stream)
-    monkeypatch.setattr("torch.accelerator.current_device_index", lambda: getattr(current, "device", 0))
-    monkeypatch.setattr(
-        "torch.accelerator.set_device_index", lambda number: setattr(current, "device", number)
-    )
-    return current
 
 
 def test_a_thread_that_has_used_a_stream_is_on_its_own_device_again(monkeypatch: pytest.MonkeyPatch) -> None:

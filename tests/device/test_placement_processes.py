@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.device.scenes_placed import CALLS, STAGED, STEPS, STREAMED, TRAINED
+from tests.device.scenes_placed import STAGED, STEPS, STREAMED, TRAINED
 from tests.support.ranks import Results, perform, value
 
 
@@ -53,14 +53,6 @@ def test_a_training_on_the_device_is_the_cpus_bit_for_bit(
         same = ("digest", "buffers", "step", "skipped")
         assert {key: there[key] for key in same} == {key: here[key] for key in same}
         assert (there["step"], there["skipped"]) == (STEPS - 1, 1)
-
-
-@pytest.mark.parametrize("calls", CALLS, ids=str)
-@pytest.mark.parametrize("placed", ["", "staged, ", "streamed, "])
-def test_each_order_that_a_training_relies_on_is_missed(
-    results: Results, placed: str, calls: tuple[str, ...]
-) -> None:
-    assert all(rank["races"] for rank in value(results, f"{placed}deaf to {' and '.join(calls)}"))
 
 
 def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(results: Results) -> None:

@@ -69,7 +69,9 @@ class SimulatedEvent:
         self._device.learn("synchronize", HOST, self.clock)
 
     def elapsed_time(self, other: SimulatedEvent) -> float:
-        """Milliseconds between the host's clock at both."""
+        """Milliseconds between the host's clock at both. As torch does, it raises for what has not passed."""
+        if not (self._device.has_passed(self.clock) and self._device.has_passed(other.clock)):
+            raise RuntimeError("an event was never recorded, or the host has not waited for it")
         return 1e3 * (other.at_s - self.at_s)
 
 
@@ -177,6 +179,11 @@ class Simulated:
 
     # -- what tests ask of it
 
+    @property
+    def busy(self) -> list[str]:
+        """The streams that were made and in which something was done."""
+        return [name for name, clock in self._clocks.items() if name not in (HOST, DEFAULT) and clock[name]]
+
     @contextmanager
     def being(self, module: ModuleType) -> Iterator[None]:
         """Within it, what asks `module`, such as `torch.cpu`, for streams and events gets ours."""
@@ -228,6 +235,12 @@ class Simulated:
     def _refuse_in_a_graph(self) -> None:
         if self.capturing:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    def has_passed(self, clock: Clock) -> bool:
+        """Whether the host has waited for all that `clock` knows of, which is something."""
+        with self._lock:
+            host = self._clocks[HOST]
+            return bool(clock) and all(host.get(actor, 0) >= time_ for actor, time_ in clock.items())
 
     def promise(self, result: Tensor) -> None:
         """A future is set: its reader comes after what is in the current stream."""

@@ -172,10 +172,8 @@ class Engine:
         is_late = self.around.resolves_late and not self.measuring
         step = self._now = Step.begun(self.step, self.layout.main.text, self.watch, at_s, is_late=is_late)
         step.trace.exact = clock_of(self.around.placement.memory) if self.apart else None
-        bringing = self.around.placement.bringing
-        with bringing.landing():
-            step.scale = self.around.loss_scale()
-        step.guard = self.around.guard.numbers(step.number, bringing.read)
+        step.scale = self.around.loss_scale()
+        step.guard = self.around.guard.numbers(step.number, self.around.placement.bringing.read)
         step.buffers = carried = self.around.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.

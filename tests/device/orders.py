@@ -1,0 +1,56 @@
+"""Every place where gradwire puts work of streams in order, and that place without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from tests.support.removed import Mention, mentions
+from tests.support.simulated import Simulated, SimulatedEvent
+
+TORCHS = (
+    "record", "record_event", "wait_event", "wait_stream", "synchronize", "set_stream", "set_device_index"
+)  # fmt: skip
+OURS = ("using", "landing", "working", "at_work", "follow", "join", "ready")
+"""What orders work in streams: methods of torch's, and those of a device or a placement."""
+OTHERS = {
+    ("arena.py", "self.working"),
+    ("comm/progress.py", "thread.join"),
+    ("comm/threads.py", "thread.join"),
+    ("engine/engine.py", "self.follow"),
+    ("engine/engine.py", "step.landing"),
+    ("engine/runner.py", "step.record"),
+    ("engine/switching.py", "engine.follow"),
+    ("engine/worker.py", "self._thread.join"),
+    ("kernels/device/bodies/common.py", "tl.join"),
+    ("lab/demo/race.py", "live.follow"),
+    ("lab/emulate/delayed_group.py", "carrier.join"),
+    ("lab/emulate/forked.py", "self._process.join"),
+    ("lab/emulate/kernel.py", "thread.join"),
+    ("sources/backward.py", "level.join"),
+    ("sources/buffers.py", "each.landing"),
+    ("sources/buffers.py", "self.landing"),
+}
+"""Of these names, what has nothing to do with streams, by file."""
+
+
+def orders() -> list[Mention]:
+    """All mentions of such a name."""
+    return mentions(frozenset(TORCHS + OURS))
+
+
+def places() -> list[Mention]:
+    """All of them, but for `OTHERS`."""
+    return [each for each in orders() if (each.path, each.text) not in OTHERS]
+
+
+def nothing(owner: Any, name: str) -> Callable[..., Any]:
+    """What stands for the method `name` of `owner` where it is taken out."""
+    if name == "record_event":
+        return lambda event=None: SimulatedEvent(Simulated()) if event is None else event
+    if name == "at_work":
+        return lambda function: function()
+    if name in ("using", "landing", "working"):
+        return lambda *_: nullcontext()
+    return lambda *_: None

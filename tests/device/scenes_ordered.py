@@ -1,0 +1,259 @@
+"""What gradwire does in streams, in one process: each scene returns what it has found wrong.
+
+Together they rely on every order that gradwire makes, which `test_orders.py` shows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
+
+import gradwire
+from gradwire.attaching import _brought
+from gradwire.comm import ThreadComm, run_ranks
+from gradwire.configuration import Place
+from gradwire.engine.examining import _on
+from gradwire.measure.clock import clock_of, stopwatch_for
+from gradwire.moment import Replicated
+from gradwire.placement import Accelerator, Copies
+from gradwire.placement.device import fetch
+from gradwire.sources.buffers import BufferBroadcast
+from gradwire.sources.ddp.source import DDPBuckets
+from tests.device.scenes_placed import Branches, on, watched
+from tests.device.test_staging import Transport
+from tests.support.models import batch, optimizer_of, perceptron
+from tests.support.simulated import Near, Simulated
+
+STEPS = 3
+
+
+def trained(recipe: str, asked: Place = "host", *, streams: bool = False) -> list[str]:
+    """A training with a loss scale, buffers, a state, a report and a flush."""
+    device = Simulated() if asked == "host" else Near()
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with on(device, streams=streams):
+        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler, placement=asked)
+    with watched(device, wire):
+        for step in range(STEPS):
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.mse_loss(ddp(inputs, step % 2), targets)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        wire.report()
+        wire.load_state_dict(wire.state_dict())
+        optimizer.zero_grad(set_to_none=False)
+        wire.flush()
+        scaler.step(optimizer)
+    return device.races
+
+
+def watched_alone(asked: Place = "host", *, streams: bool = False) -> list[str]:
+    """A training in which nobody but gradwire waits for the device: no scaler, and no future."""
+    device = Simulated("set_result") if asked == "host" else Near("set_result")
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp)
+    with on(device, streams=streams):
+        wire = gradwire.attach(ddp, optimizer, "topk(ratio=0.1)", placement=asked)
+    with watched(device, wire):
+        for step in range(STEPS):
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(ddp(inputs), targets).backward()
+            wire.report()
+            optimizer.step()
+    return [*device.races, *idle(device)]
+
+
+def interrupted() -> list[str]:
+    """The user catches an interrupt of the wait at the end of a backward pass, and goes on."""
+    device, model = Near(), perceptron()
+    with on(device):
+        wire = gradwire.attach(model, optimizer_of(model), "topk(ratio=0.1)")
+    with watched(device, wire):
+        inputs, targets = batch(0)
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        with (
+            patch.object(wire.attached.backward, "_await_end", side_effect=KeyboardInterrupt),
+            suppress(KeyboardInterrupt),
+        ):
+            loss.backward()
+        model(inputs)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.add_(1)
+    return device.races
+
+
+def promised() -> list[str]:
+    """A rank that has finished under `join()`: DDP's hook runs outside a backward pass."""
+    device = Simulated()
+    ddp = DistributedDataParallel(perceptron())
+    with on(device):
+        wire = gradwire.attach(ddp, optimizer_of(ddp), "topk(ratio=0.1)", placement="host")
+    source, backward = wire.attached.source, wire.attached.backward
+    assert isinstance(source, DDPBuckets)
+    with watched(device, wire):
+        values = torch.ones(sum(spec.numel for spec in source.specs))
+        bucket: Any = SimpleNamespace(
+            index=lambda: 0,
+            is_last=lambda: True,
+            buffer=lambda: values,
+            parameters=lambda: list(ddp.parameters()),
+        )
+        source.take(backward, bucket).wait()
+        values.add_(1)
+    return device.races
+
+
+def moved() -> list[str]:
+    """A state that the device has only just computed is loaded."""
+    device = Near()
+    ddp = DistributedDataParallel(perceptron())
+    with on(device, streams=True):
+        wire = gradwire.attach(ddp, optimizer_of(ddp), "topk(ratio=0.1)")
+    with watched(device, wire):
+        inputs, targets = batch(0)
+        nn.functional.mse_loss(ddp(inputs), targets).backward()
+        state = wire.state_dict()
+        state = tree_map_only(Tensor, lambda each: each.clone(), state)
+        wire.load_state_dict(state)
+    return device.races
+
+
+def buffers() -> list[str]:
+    """Buffers go by way of the host from the first rank to another, which reads them at once."""
+
+    def rank(comm: ThreadComm) -> list[str]:
+        device = Simulated()
+        bringing = Copies(device)
+        with device.watching():
+            held = [torch.full((8,), float(comm.rank))]
+            carried = BufferBroadcast(held, comm.rank)
+            carried.pack(bringing)
+            carried.send(Transport(comm))
+            carried.wait()
+            carried.land()
+            held[0].add_(1)
+        return device.races
+
+    return [each for found in run_ranks(2, rank) for each in found]
+
+
+def looked_at() -> list[str]:
+    """A parameter is cut and read by way of the host, twice, as GComp asks for it."""
+    device = Simulated()
+    copies = Copies(device)
+    with device.watching():
+        whole = torch.ones(8)
+        copies.follow()
+
+        def replicas(_name: str) -> Replicated:
+            return Replicated(whole[2:6] + 1, {}, {}, torch.optim.SGD)
+
+        found = _brought(replicas, lambda: copies)("a")
+        assert found is not None
+        found.parameter.add_(1)
+    return device.races
+
+
+def timed() -> list[str]:
+    """Clocks wait for the device: the host may use what was copied before they were read."""
+    device, wrong = Near(), []
+    for read in (clock_of(device), partial(_by_events, stopwatch_for(device))):
+        stream = device.new_stream()
+        with device.watching(), device.using(stream):
+            memory = device.pinned(torch.empty(4))
+            memory.copy_(torch.ones(4), non_blocking=True)
+            read()
+            memory.numpy()
+        wrong += device.races
+    return wrong
+
+
+def _by_events(watch: Any) -> float:
+    return float(watch.seconds(watch.mark(), watch.mark()))
+
+
+def fetched() -> list[str]:
+    """The host reads a number of the device."""
+    device = Near()
+    with device.watching():
+        assert float(fetch(device, torch.ones(4).sum())()) == 4.0
+    return device.races
+
+
+def examined() -> list[str]:
+    """Recipes are examined in a stream that delays no other."""
+    device = Near()
+
+    def job() -> None:
+        with device.watching():
+            torch.ones(4).add_(1)
+
+    _on(device, job)
+    return [*device.races, *idle(device)]
+
+
+def accelerated() -> list[str]:
+    """A thread whose current device is the first uses a stream of the second."""
+    with pytest.MonkeyPatch.context() as patched:
+        current = accelerators(patched)
+        with Accelerator(torch.device("cuda", 1)).using("copies 1"):
+            within = (getattr(current, "stream", None), getattr(current, "device", 0))
+        after = (getattr(current, "stream", None), getattr(current, "device", 0))
+    return [] if (within, after) == (("copies 1", 1), ("own 1", 0)) else [f"{within}, then {after}"]
+
+
+def accelerators(patched: pytest.MonkeyPatch) -> threading.local:
+    """What `torch.accelerator` has as current on each thread; a stream is on the device of its last digit."""
+    current = threading.local()
+
+    def set_stream(stream: str) -> None:
+        current.stream, current.device = stream, int(stream[-1])
+
+    patched.setattr(
+        "torch.accelerator.current_stream", lambda at: getattr(current, "stream", f"own {at.index}")
+    )
+    patched.setattr("torch.accelerator.set_stream", set_stream)
+    patched.setattr("torch.accelerator.current_device_index", lambda: getattr(current, "device", 0))
+    patched.setattr("torch.accelerator.set_device_index", lambda number: setattr(current, "device", number))
+    return current
+
+
+def idle(device: Simulated) -> list[str]:
+    """Work of gradwire's that is in no stream of its own is in the way of the computation."""
+    return [] if device.busy else ["no stream has done anything but the default one"]
+
+
+SCENES: dict[str, Callable[[], list[str]]] = {
+    "fetched": fetched,
+    "examined": examined,
+    "accelerated": accelerated,
+    "timed": timed,
+    "looked at": looked_at,
+    "buffers": buffers,
+    "by way of the host": partial(watched_alone),
+    "staged": partial(watched_alone, "auto"),
+    "streamed": partial(watched_alone, "auto", streams=True),
+    "promised": promised,
+    "interrupted": interrupted,
+    "moved": moved,
+    "scaled, by way of the host": partial(trained, "topk(ratio=0.1)"),
+    "scaled, staged": partial(trained, "topk(ratio=0.1)", "auto"),
+    "scaled, streamed": partial(trained, "topk(ratio=0.1)", "auto", streams=True),
+    "read by the codec": partial(trained, "gcomp"),
+}
