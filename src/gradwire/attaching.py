@@ -79,8 +79,10 @@ def attach(
     - `policy`: another recipe for some parameters: glob patterns over names, or a function of the
       parameter; by default vectors and tiny tensors travel densely beside a lossy recipe. That is
       `gradwire.by_size()`; `gradwire.by_size(smallest=16384)` spares larger ones, too.
-    - `scaler`: the `GradScaler` in use, so that memory stays free of the loss scale. Accelerate's is found.
-    - `target`: for "auto" only, the share of the no-communication speed of backward at which it is content.
+    - `scaler`: your `GradScaler`. Required with float16 autocast: unsent gradient is stored unscaled.
+      Accelerate's is found.
+    - `target`: for "auto" only. It compresses no further once it expects this share of the no-communication
+      speed.
     - `seed`: of all random choices, equal on all ranks.
     - `process_group`: by default one over the same ranks that gradwire alone uses, for one model at a time.
     - `replicas`: for a plain module, the ranks over which gradients are averaged: a process group, such as

@@ -33,11 +33,13 @@ class _OnDemand(Mapping[str, Any]):
             raise KeyError(name)
         found = getattr(import_module(COMMANDS[name]), name)
         if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False)
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
             alone.command(name)(found)
             found = alone
         command = typer.main.get_command(found)
         command.name = name
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each.short_help = (each.help or "").partition("\n\n")[0]  # which click would cut at 45 characters
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -62,6 +64,7 @@ app = typer.Typer(
     cls=_Group,
     help="Near-linear data-parallel PyTorch training on slow networks.",
     no_args_is_help=True,
+    rich_markup_mode=None,  # its columns cut words below 100 characters
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from gradwire import __version__
@@ -53,6 +55,26 @@ def test_help_has_a_short_name_everywhere(words: list[str]) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0
     assert "Usage:" in done.output
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["net", "run"]], ids="_".join)
+def test_help_is_whole_at_60_columns(words: list[str]) -> None:
+    done = CliRunner().invoke(app, [*words, "-h"], terminal_width=60)
+    assert done.exit_code == 0
+    assert max(len(line) for line in done.output.splitlines()) <= 60
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    helps = {option.name: option.help or "" for option in command.params if hasattr(option, "help")}
+    helps |= {name: each.help.partition("\n\n")[0] for name, each in getattr(command, "commands", {}).items()}
+    said = "".join(done.output.split())
+    assert [name for name, text in helps.items() if "".join(text.split()) not in said] == []
+
+
+def test_a_document_that_is_not_there_is_named(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["report", str(tmp_path / "bench.json")], terminal_width=200)
+    assert refused.exit_code == 2
+    assert f"{tmp_path / 'bench.json'}: No such file or directory" in refused.output
 
 
 def test_an_interrupt_before_the_command_line_is_there_ends_without_a_traceback(

@@ -29,10 +29,10 @@ def demo(
     recipe_text: Annotated[str, typer.Option("--recipe", help="What gradwire uses.")] = Plan.recipe,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
     budget: Annotated[
-        float, typer.Option(help="Seconds; after the race, what does not fit is shortened.")
+        float, typer.Option(help="Seconds. Runs that no longer fit after the main race are shortened.")
     ] = Plan.budget_s,
     quick: Annotated[
-        bool, typer.Option("--quick", help="60 steps, one seed, whatever else is said: a look, not a result.")
+        bool, typer.Option("--quick", help="60 steps and one seed, for a quick look. Not a benchmark.")
     ] = False,
     mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
     report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path("gradwire-demo.html"),

@@ -11,7 +11,12 @@ from gradwire.lab import emulate
 from gradwire.lab.cli.choices import Mode
 from gradwire.lab.emulate.network import Outcome, run_on_all
 
-net = typer.Typer(help="A slow network on this machine.", no_args_is_help=True, add_completion=False)
+net = typer.Typer(
+    help="A slow network on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 
 @net.command("check")

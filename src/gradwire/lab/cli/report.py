@@ -25,7 +25,9 @@ def report(
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"not a document of format {FORMAT}")
         write_page(found, path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise typer.BadParameter(f"{error.filename or document}: {error.strerror}") from None
+    except ValueError as error:
         raise typer.BadParameter(f"{document}: {error}") from None
 
 
