@@ -145,7 +145,7 @@ def attach(
 def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
     """A comm over each of `members`. Raises `ValueError` on all ranks where torch cannot make the groups."""
     if lines.cpu is None:
-        raise ValueError("nodes and shards take process groups for tensors on the CPU, and there are none")
+        raise ValueError("nodes and shards need process groups for tensors on the CPU, and there are none")
     groups = borrow_parts(lines.cpu.group, *members)
     if groups is None:
         raise ValueError(
@@ -172,8 +172,8 @@ def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None, 
         why = f"what {composition.text} sends is little beside the sum inside a node"
     if dist.get_rank() == 0:
         _LOG.info(
-            "ranks share nodes, and gradients go between all ranks alike: %s. nodes= with the ranks of every "
-            "node has them add up there first",
+            "ranks share nodes, but gradients are not added up inside a node first: %s. To add them up, "
+            "pass nodes= with the ranks of every node",
             why,
         )
     return False
@@ -187,7 +187,7 @@ def _on_nodes(nodes: Nodes, table: Table, lines: Lines) -> tuple[ProcessGroupCom
     except ValueError as error:
         if kind_of(nodes) == "given":
             raise
-        _LOG.warning("%s: gradients go between all ranks alike", error)
+        _LOG.warning("%s: gradients are not added up inside nodes first", error)
         return ()
 
 

@@ -88,12 +88,12 @@ def explore(
     attached.backward.calls.begin("explore()", engine.step)
     attached.backward.call(lambda: require_agreement(said, engine.around.control))
     if not rows or not candidates:
-        raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
+        raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: explore needs one of each")
     if not attached.optimizers:
-        raise ValueError("the optimizer's state has to be put back, too: attach with the optimizer")
+        raise ValueError("explore must restore the optimizer's state: pass the optimizer to attach")
     if engine.measuring or engine.step < 2:
         # DDP rebuilds its buckets in its second step, which changes the order of sums in later ones.
-        raise ValueError("explore once the recipe has been decided and two steps have been made")
+        raise ValueError("call explore later, after the recipe is decided and two steps are made")
     compositions = [_fit(engine, text) for text in candidates]
     trials = []
     scaler = [] if attached.scaler is None else [attached.scaler]
@@ -110,7 +110,7 @@ def _fit(engine: Engine, text: str) -> Composition:
     layout = engine.layout_of(composition, torch.device("meta"))
     engine.around.check(layout)
     for name in engine.layout.homeless_in(layout):
-        raise ValueError(f"candidate {text!r} has no memory for what is unsent of {name!r}")
+        raise ValueError(f"candidate {text!r} has no memory for the unsent gradient of {name!r}")
     return composition
 
 

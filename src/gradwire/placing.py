@@ -113,8 +113,8 @@ def with_streams(
     if asked.checksums:
         if asked.placement == "device":
             raise ValueError(
-                "checksums=True checks what the host sends, and with placement='device' NCCL sends from the "
-                "device: leave one of the two out"
+                "checksums=True checks messages that the host sends, but with placement='device' NCCL sends "
+                "from the device: leave one of the two out"
             )
         return lines
     if lines.cpu is not None and _streams(lines.cpu.group, where):

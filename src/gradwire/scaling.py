@@ -156,7 +156,7 @@ def simulate(
     worlds = tuple(sorted(set(workers)))
     known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
     if min(worlds, default=0) < 2:
-        raise ValueError(f"workers={list(workers)}: say how many ranks, from 2 on")
+        raise ValueError(f"workers={list(workers)}: give numbers of ranks from 2 on")
     inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
     link = link_of(rate_bit_per_s, delay_s)
     clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]

@@ -68,8 +68,8 @@ def replicated_in(model: object) -> nn.Module:
     inner = _inside(model)
     if isinstance(inner, DistributedDataParallel):
         raise ValueError(
-            "replicas= is for modules that nothing wraps, and a DistributedDataParallel module has a process "
-            "group of its own. Leave it out, or attach the module inside"
+            "replicas= is for modules without a wrapper, and a DistributedDataParallel module has its own "
+            "process group. Leave replicas= out, or attach the module inside"
         )
     why = _why_not(inner, but=_FSDP)
     if why is None and isinstance(inner, nn.Module):
@@ -171,7 +171,9 @@ def _plain(given: Any) -> torch.optim.Optimizer:
             "attach(model, optimizer, scaler=scaler)"
         )
     if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
-        raise ValueError(f"the second argument is the optimizer, got {kind}; pass what it schedules")
+        raise ValueError(
+            f"the second argument is the optimizer, got {kind}; pass the optimizer that it schedules"
+        )
     raise ValueError(f"the second argument is an optimizer or a list of them, got {kind}")
 
 

@@ -251,7 +251,9 @@ def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device
     sent = heard = round_.numel
     if round_.at_most:
         if not told:
-            raise TransportError("this rank failed between messages whose lengths only what failed has known")
+            raise TransportError(
+                "this rank failed between messages, and only the code that failed knew their lengths"
+            )
         sent, heard = round_.least, round_.least + told.popleft()
     if not sent <= heard <= round_.numel:
         raise TransportError(f"a peer announces {heard} elements, where there are {round_.numel} at most")

@@ -90,7 +90,7 @@ class OkTopK:
         """What a rank sends an owner, and an owner all ranks."""
         if numel > 2**31:
             raise ValueError(
-                f"a unit of {numel} elements: places travel in 32 bits here; cut it, or use topk"
+                f"a unit of {numel} elements is too large: indices travel in 32 bits. Cut it, or use topk"
             )
         count = self.selector.count(numel, at)
         capacity = min(count, math.ceil(self.slack * count / at.world))

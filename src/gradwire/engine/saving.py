@@ -186,7 +186,7 @@ def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Ch
             seen = ", ".join(str(sights[each].ranks if each in sights else 0) for sights in told)
             raise FileNotFoundError(
                 f"the set of files wire-{each.number:08d} of {each.world} ranks is not whole: ranks see "
-                f"{seen} of its files. Every rank needs its own, or in another world all of them. Restore "
+                f"{seen} of its files. Every rank needs its own; on another number of ranks, all. Restore "
                 "them, or decide that what their ranks had not sent is lost: missing='drop' goes on with the "
                 "files that all ranks see"
             )

@@ -77,8 +77,8 @@ def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
     """
     if not inner.laws.contractive:
         raise ValueError(
-            f"{inner} is not contractive: what it leaves can be larger than what came, and with error "
-            "feedback that grows without bound. Wrap it in forget(...), or take a biased codec."
+            f"{inner} is not contractive: it can leave more unsent than it was given, which grows without "
+            "bound under error feedback. Wrap it in forget(...), or take a biased codec."
         )
     return Remember(inner, memory or Residual())
 

@@ -30,7 +30,7 @@ def load(wire: Wire, folder: str | os.PathLike[str], name: str = NAME) -> bool:
     if wire.load(Path(folder) / name) is not None:
         return True
     warnings.warn(
-        f"{folder} holds no state of gradwire: training goes on, and what was unsent then is lost",
+        f"{folder} holds no state of gradwire: training goes on, and the gradient that was unsent is lost",
         GradwireWarning,
         stacklevel=2,
     )

@@ -140,7 +140,7 @@ def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
     """
     total_energy = float(magnitudes.energies.sum())
     if not np.isfinite(total_energy):
-        raise ValueError("the histogram holds infinities or NaN: there is no gain to speak of")
+        raise ValueError("the histogram holds infinities or NaN, so no gain can be computed")
     if magnitudes.total == 0 or total_energy == 0.0:
         return [Gain(1.0, 0.0) for _ in ratios]
     counts, energies = magnitudes.counts[::-1], magnitudes.energies[::-1]

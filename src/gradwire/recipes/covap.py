@@ -93,7 +93,7 @@ class Options:
     def _check_schedule(self) -> None:
         start, steps, rise = self.init_value, self.ascend_steps, self.ascend_range
         if self.feedback != "schedule" and (start, steps, rise) != (None, None, None):
-            raise ValueError(f"feedback={self.feedback!r} has no schedule, so no options of one")
+            raise ValueError(f"feedback={self.feedback!r} has no schedule, so it takes no options for one")
         if start is not None and not 0.0 <= start <= 1.0:
             raise ValueError(f"init_value={start} is outside 0 … 1; 1 is plain error feedback")
         if steps is not None and not (isinstance(steps, int) and steps >= 1):

@@ -67,13 +67,13 @@ def mergecomp(
     if split not in get_args(Split):
         raise ValueError(f"split={split!r} is none of {', '.join(get_args(Split))}")
     if groups < 1:
-        raise ValueError(f"groups={groups}; at least one")
+        raise ValueError(f"groups={groups} must be at least one")
     if alpha < 0.0:
         raise ValueError(f"alpha={alpha} must be at least 0: a share, such as 0.01")
     if steps < LEAST_STEPS:
-        raise ValueError(f"steps={steps}: to time one group and two takes {LEAST_STEPS}")
+        raise ValueError(f"steps={steps} is too few: timing one group and two takes {LEAST_STEPS}")
     if cuts and elements < 1:
-        raise ValueError("cuts need elements=: how many there are where they were made")
+        raise ValueError("cuts need elements=, the number of elements for which they were made")
     if cuts is not None:
         return _cut(base, partial(fixed_cuts, cuts=cuts, numel=elements))
     if split == "layers":

@@ -51,7 +51,7 @@ class PlainParameters(Source):
         self._rows: dict[str, int] = {}
         used = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         if not used:
-            raise ValueError("no parameter of the model needs a gradient; freeze after attaching, or not all")
+            raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")
         self.device = used[0].device
         self._fine: bool | None = None
         self._buckets: list[Bucket] = []

@@ -93,7 +93,7 @@ class ShardedParameters(PlainParameters):
                 )
         if any(_is_offloaded(module) for module in self.model.modules()):
             raise ValueError(
-                "fully_shard was called with CPUOffloadPolicy, which moves gradients while hooks are to "
+                "fully_shard was called with CPUOffloadPolicy, which moves gradients away before hooks can "
                 "change them: leave it out"
             )
 
@@ -157,9 +157,9 @@ def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:
     mesh = next(each for each in parameters.values() if isinstance(each, DTensor)).device_mesh
     if mesh.ndim != 1:
         raise ValueError(
-            f"the model is sharded on a mesh of {mesh.ndim} dimensions, {mesh}: FSDP averages between nodes "
-            "itself then, before gradwire could. Call fully_shard on the dimension inside a node alone, and "
-            "pass the one between nodes as replicas=. Tensor parallelism is not carried yet"
+            f"the model is sharded on a mesh of {mesh.ndim} dimensions, {mesh}: FSDP then averages "
+            "between nodes itself, before gradwire can. Call fully_shard on the dimension inside a node only "
+            "and pass the one between nodes as replicas=. Tensor parallelism is not carried yet"
         )
     return mesh
 

@@ -106,7 +106,7 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
     require_agreement({"the step that was watched": watched}, control)
     if not seen:
         raise ValueError(
-            "no step was watched: set wire.watching = True, with a recipe that remembers, on several ranks"
+            "no step was watched: set wire.watching = True. It takes several ranks and a recipe with a memory"
         )
     own = torch.cat([each.x.reshape(-1) for each in seen])
     mean = own / comm.world

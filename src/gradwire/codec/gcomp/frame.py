@@ -239,7 +239,7 @@ def unframe(
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise WireError(f"a frame is flat uint8, not {data.dtype} {tuple(data.shape)}")
     if data.numel() > min(most, most if limit is None else limit):
-        raise WireError(f"a frame of {out.numel()} elements has no {data.numel()} bytes")
+        raise WireError(f"a frame of {out.numel()} elements cannot have {data.numel()} bytes")
     data = data.cpu().contiguous()
     head = Header.unpack(data[:HEADER_BYTES].numpy().tobytes())
     _check_claims(head, out, data.numel(), key)
@@ -268,7 +268,7 @@ def _drops(head: Header, dropped: Dropped | None, out: Tensor) -> Drops:
     """What the sender dropped, if frame and receiver agree."""
     thresholds = isinstance(dropped, Tensor)
     if head.explicit != (dropped is None) or head.thresholds != thresholds:
-        raise WireError("the frame says otherwise how many bits were dropped than the receiver expects")
+        raise WireError("the frame and the receiver disagree on how many bits were dropped")
     expected = dropped if isinstance(dropped, int) else 0
     if head.drop != expected:
         raise WireError(f"the frame has {head.drop} bits of each value dropped; expected were {expected}")

@@ -39,7 +39,7 @@ def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> 
     if like.dtype not in BASES:
         raise ValueError(f"{like.dtype} has no GComp code; float32, bfloat16 and float16 do")
     if flush and not may_flush(like.dtype):
-        raise ValueError(f"what is below the normal range of {like.dtype} cannot be dropped: flush=False")
+        raise ValueError(f"{like.dtype} keeps numbers below its normal range: pass flush=False")
     base, bits = np.uint32(BASES[like.dtype]), mantissa_bits(like.dtype)
     legal = levels_of(like.dtype) if explicit else range(bits + 1)
     if isinstance(dropped, Tensor):

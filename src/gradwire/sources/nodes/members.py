@@ -122,7 +122,7 @@ def agreed(kind: str, mine: Members, comm: Comm) -> Table | None:
     if wrong is not None:
         if kind == "given":
             raise ValueError(f"nodes: {wrong}")
-        _LOG.info("%s: gradients go between all ranks alike", wrong)
+        _LOG.info("%s: gradients are not added up inside nodes first", wrong)
         return None
     nodes = tuple(sorted(set(said)))
     return Table(nodes) if 1 < len(nodes) < comm.world else None
