@@ -203,7 +203,7 @@ def _prepared(
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...
-        refusal = ValueError(f"this is no state of gradwire, or it cannot be loaded: {error!r}")
+        refusal = ValueError(f"this is not a state of gradwire, or it cannot be loaded: {error!r}")
         refusal.__cause__ = error
         return None, refusal
 
