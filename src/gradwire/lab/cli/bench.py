@@ -31,48 +31,34 @@ def bench(
         str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
     ] = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)",
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
-    nodes: Annotated[
-        int | None, typer.Option(help="Nodes that the ranks share; --rate is then a node's.")
-    ] = None,
-    rate: Annotated[
-        str, typer.Option(help="Link per rank and direction: 200mbit, 1gbit, unlimited.")
-    ] = "200mbit",
+    nodes: Annotated[int | None, typer.Option(help="Nodes of ranks; --rate is then a node's.")] = None,
+    rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
     delay: Annotated[str, typer.Option(help="One-way delay between ranks: 5ms.")] = "0",
     steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds; settings alternate within each.")] = 7,
     warmup: Annotated[
-        int | None,
-        typer.Option(help="First steps that do not count; by default 25, and until adaptive recipes settle."),
+        int | None, typer.Option(help="First steps that do not count; by default 25, and until auto settles.")
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="End a setting after this many seconds without a step.")
     ] = 60.0,
     overlap: Annotated[
-        bool,
-        typer.Option(help="Off: recipes exchange after the backward pass, which shows what overlap gains."),
+        bool, typer.Option(help="Off: recipes exchange after backward, which shows what overlap gains.")
     ] = True,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
-    shards: Annotated[
-        Shards, typer.Option(help="How ranks split the samples; skewed means by class.")
-    ] = Shards.IID,
+    shards: Annotated[Shards, typer.Option(help="How samples are split; skewed: by class.")] = Shards.IID,
     batch_size: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
     bucket_cap_mb: Annotated[
         float | None, typer.Option(help="DDP's bucket size in all settings; DDP's own default is 25.")
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            help="Policy of recipes: none, by_size(smallest=256), or pattern=recipe; pattern=recipe."
-        ),
+        typer.Option(help="For recipes: none, by_size(smallest=256), or pattern=recipe; pattern=recipe."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of models, batches and random choices.")] = 0,
-    mode: Annotated[
-        Mode, typer.Option(help="How the network is emulated; see gradwire net check.")
-    ] = Mode.AUTO,
+    mode: Annotated[Mode, typer.Option(help="Kind of emulation: see gradwire net check.")] = Mode.AUTO,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file, as JSON.")
-    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the results as JSON.")] = None,
 ) -> None:
     """Compare recipes with torch's own hooks, and with the same step without communication."""
     console = Console(stderr=True)

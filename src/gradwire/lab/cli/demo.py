@@ -20,35 +20,23 @@ def demo(
     steps: Annotated[int, typer.Option(help="Steps of each contestant.")] = Plan.steps,
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = Plan.workers,
     rate: Annotated[
-        str,
-        typer.Option(
-            help="Link per rank, such as 100mbit; auto makes it 4.25 times too slow for this machine."
-        ),
+        str, typer.Option(help="Link per rank: 100mbit; auto makes it 4.25 times too slow for this machine.")
     ] = Plan.rate,
     delay: Annotated[str, typer.Option(help="One-way delay between ranks: 5ms.")] = Plan.delay,
     seeds: Annotated[
         int, typer.Option(help="Runs of each, for the spread of the final figure.")
     ] = Plan.seeds,
-    recipe_text: Annotated[
-        str, typer.Option("--recipe", help="The recipe that gradwire uses.")
-    ] = Plan.recipe,
+    recipe_text: Annotated[str, typer.Option("--recipe", help="gradwire's recipe.")] = Plan.recipe,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
     budget: Annotated[
         float, typer.Option(help="Seconds; parts after the race that do not fit are shortened.")
     ] = Plan.budget_s,
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="60 steps and one seed, whatever other options say: a look, not a result."
-        ),
+        bool, typer.Option("--quick", help="60 steps and one seed, whatever other options say: not a result.")
     ] = False,
-    mode: Annotated[
-        Mode, typer.Option(help="How the network is emulated; see gradwire net check.")
-    ] = Mode.AUTO,
-    report: Annotated[Path, typer.Option(help="Write the HTML report to this file.")] = Path(
-        "gradwire-demo.html"
-    ),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures, as JSON.")] = None,
+    mode: Annotated[Mode, typer.Option(help="Kind of emulation: see gradwire net check.")] = Mode.AUTO,
+    report: Annotated[Path, typer.Option(help="HTML report to write.")] = Path("gradwire-demo.html"),
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures as JSON.")] = None,
 ) -> None:
     """Watch plain DDP crawl and gradwire keep up, training a real model over a slow link."""
     console = Console(stderr=str(json_path) == STDOUT)
