@@ -1,4 +1,4 @@
-"""What the command line is told as `package.module:function`: the user's own code."""
+"""The user's own code, which the command line gets as `package.module:function`."""
 
 import sys
 from importlib import import_module

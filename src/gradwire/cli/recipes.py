@@ -22,7 +22,7 @@ NUMEL = 1 << 20
 
 
 class Group(StrEnum):
-    """What recipes send: see `GROUPS` of the catalogue."""
+    """The kinds of recipes by what they send: see `GROUPS` of the catalogue."""
 
     WHOLE = "whole"
     CHOSEN = "chosen"

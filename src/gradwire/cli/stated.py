@@ -1,4 +1,4 @@
-"""What commands that predict are told: a model, links, times, and what codecs cost."""
+"""The arguments of commands that predict: a model, links, times, and the costs of codecs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def texts_of(recipes: str | None, default: Sequence[str]) -> list[str]:
 
 
 def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:
-    """What codecs cost: "free", "cached" or "measured" here, or a file of `gradwire probe --codecs`.
+    """The costs of codecs: "free", "cached" or "measured" here, or a file of `gradwire probe --codecs`.
 
     Recipes of which nothing is known are left out.
     """

@@ -39,7 +39,7 @@ DIRECT_WORLD = 8
 
 
 def shortest_sum(world: int) -> Algorithm:
-    """How an all-reduce of few bytes, which all ranks wait for, should go.
+    """The best algorithm for an all-reduce of few bytes for which all ranks wait.
 
     A direct one takes one latency where a ring takes 2(N-1), and half as many messages; its bytes are N/2
     times as many.
@@ -140,7 +140,7 @@ DONE = Done()
 
 
 class Comm(ABC):
-    """What an exchange may use to talk to its peers: one rank of `world`.
+    """The means by which an exchange talks to its peers: one rank of `world`.
 
     Implementations have one method, `issue`; the five verbs are its spellings. Every rank must issue the same
     rounds in the same order. Buffers belong to the caller and must not be touched until the returned

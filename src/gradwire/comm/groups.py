@@ -149,7 +149,7 @@ STREAMED = frozenset({"nccl", "xccl"})
 
 
 def backend_at(group: dist.ProcessGroup, where: torch.device) -> str | None:
-    """What carries tensors at `where`, as far as torch knows; `None` if nothing does."""
+    """The backend that carries tensors at `where`, as far as torch knows; `None` if there is none."""
     configured: str = str(dist.get_backend_config(group))
     backends = dict(each.split(":", 1) for each in configured.split(",") if ":" in each)
     return backends.get(where.type)
@@ -161,7 +161,7 @@ def carries_cpu(group: dist.ProcessGroup) -> bool:
 
 
 def _terms(group: dist.ProcessGroup, where: torch.device = _CPU) -> _Terms:
-    """What a group must have in common with another to stand in for it. Raises `KeyError` if it was ended.
+    """The properties that a group must share with another to stand in for it. `KeyError` if it was ended.
 
     The timeout is that of the backend for tensors at `where`.
     """

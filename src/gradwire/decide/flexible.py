@@ -1,4 +1,4 @@
-"""Which ratio and which collective, again whenever the link or the gradient changes.
+"""Chooses a ratio and a collective, again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 sections III-C and III-D. Differences from the paper: the link is what the steps' own collectives find, and
@@ -173,7 +173,7 @@ class Flexible:
         return Level(self._gain_change, window=LOOKS, soonest=LOOKS)
 
     def _try_all(self) -> None:
-        """What ways took says nothing any more."""
+        """Forget the times of all ways, and try each again."""
         self._took, self._more_s, self._is_due = {}, {}, True
         self._untried = [way for way in WAYS if way != self.now.way]
 
@@ -227,7 +227,7 @@ class Flexible:
         return min(self._gains, key=lambda known: abs(known - ratio))
 
     def _own_gain(self, ratio: float) -> float:
-        """Of what each rank chooses for itself."""
+        """The gain if each rank chooses for itself."""
         return self._gains[self._nearest(ratio)]
 
     def _share(self, way: str) -> float:

@@ -77,7 +77,7 @@ def _all(texts: Sequence[str], comm: Comm) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OptimizerText:
-    """What the optimizers of a model were configured with, as texts to compare.
+    """The configuration of a model's optimizers, as texts to compare.
 
     Of an option that is neither a number, a text, a flag nor a tuple of such, a tensor for instance, only the
     type counts.
@@ -89,7 +89,7 @@ class OptimizerText:
 
     @classmethod
     def of(cls, optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerText:
-        """Of all of them, groups numbered through. Raises what a strange one raises when it is looked at."""
+        """The texts of all optimizers, groups numbered through. Raises what a strange optimizer raises."""
         kinds = [f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" for optimizer in optimizers]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         options = {

@@ -1,4 +1,4 @@
-"""What some recipes would keep of this training's gradients, and what their codecs cost beside it.
+"""Measures how much of this training's gradients some recipes keep, and what their codecs cost beside it.
 
 Dense steps are recorded: some whole parameters, over `RECORDED` steps. Then all ranks hand each other what
 they have recorded, once, and each examines its share of the recipes on a thread of its own, while dense steps
@@ -125,7 +125,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one recipe: what it keeps, and what its codec costs beside the training."""
+    """The result for one recipe: the share that it keeps, and its codec's cost beside the training."""
 
     fidelity: float
     codec: CodecCost

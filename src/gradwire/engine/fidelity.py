@@ -1,4 +1,4 @@
-"""How much of recorded gradients a recipe delivers: its own exchange, ranks as threads, memory included."""
+"""Measures how much of recorded gradients a recipe delivers, with its exchange and memory, in threads."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Step:
             yield arrival
 
     def times(self, specs: Sequence[ParameterSpec], ready_s: Mapping[str, float]) -> Times:
-        """What this rank has measured, with parameters in the order of `specs`.
+        """The times that this rank has measured, with parameters in the order of `specs`.
 
         `ready_s` by name counts from the start of the backward pass; a parameter not in it was ready with its
         bucket, or, in no bucket, at the end.
@@ -351,7 +351,7 @@ class Step:
         return self.outcome.error if isinstance(self.outcome, Failed) else None
 
     def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
-        """What never became complete, or never had its turn, was not exchanged: no step, not a wrong one."""
+        """Raise if a unit never became complete or never had its turn, because it was not exchanged."""
         complete = list(self.missing.values()).count(0)
         if self._waiting or complete != sum(len(lane.units) for lane in lanes):
             error = GradwireError(

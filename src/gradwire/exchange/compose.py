@@ -67,7 +67,7 @@ class Warm:
 
 
 def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
-    """Add error feedback to `inner`; refuses what is not contractive, because it diverges.
+    """Add error feedback to `inner`; refuses an exchange that is not contractive, because it would diverge.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse

@@ -42,7 +42,7 @@ def free_threads() -> int:
 
 
 def threads_for(numel: int) -> int:
-    """How many threads share a pass over `numel` elements."""
+    """The number of threads that share a pass over `numel` elements."""
     return 1 if numel < 2 * SMALLEST else max(1, min(free_threads(), numel // SMALLEST))
 
 

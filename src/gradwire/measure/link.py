@@ -88,7 +88,7 @@ class _Tracker:
         return before, self.line
 
     def _refer(self) -> None:
-        """Take what is seen now for what the link is."""
+        """Take the present measurements for the link."""
         full = {name: each for name, each in self._classes.items() if len(each) == WINDOW}
         self.line = straight_line([_middle(list(each)) for each in full.values()]).line
         for name, each in full.items():

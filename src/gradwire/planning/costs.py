@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """What a unit of x elements costs on one core: encoding it, and decoding the payload of one rank."""
+    """The costs of a unit of x elements on one core: encoding it, and decoding the payload of one rank."""
 
     encode: Line
     decode: Line

@@ -38,7 +38,7 @@ NOTHING = Line(0.0, 0.0)
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Seconds for a group of x elements: compressing it (h), sending it (g), and decoding what has come.
+    """Seconds for a group of x elements: compressing it (h), sending it (g), and decoding what arrives.
 
     `decode` is for all payloads that a rank decodes: N times a codec's own line after an all-gather.
     """

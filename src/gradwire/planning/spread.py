@@ -87,7 +87,7 @@ class Level:
 
 
 class StepWatch:
-    """Whether steps take another time although their link is what it was.
+    """Notices when the time of steps changes although their link does not.
 
     A link that has changed says more, and is found before the steps are: they need twice as many values.
     """

@@ -81,7 +81,7 @@ def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **in
 
 
 def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
-    """What `instance.__getstate__` is now, without a reference to it, which would keep the model."""
+    """The present `instance.__getstate__`, without a reference to `instance`, which would keep the model."""
     if not hasattr(instance.__getstate__, "__func__"):
         alive = weakref.ref(instance)  # a method of C, to which there are no weak ones
         return lambda: vars(alive())
@@ -120,7 +120,7 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
 
 
 def _begin(watch: BackwardWatch, begun: Callable[[], None], _gradient: Tensor | None = None) -> None:
-    """With no reference to a model, which a graph would keep alive."""
+    """A hook without a reference to a model, which a graph would keep alive."""
     watch.begin()
     begun()
 
@@ -175,7 +175,7 @@ def _before_forward(backward: Backward, module: nn.Module) -> Callable[..., None
 
 
 def _count_uses(model: nn.Module, module: nn.Module, uses: dict[str, float]) -> list[RemovableHandle]:
-    """In the first forward pass of a training step. The engine has `uses`, which refers to no model."""
+    """Count in the first forward pass of a training step. The engine has `uses`, which refers to no model."""
     first = FirstForward(module)
 
     @untraced

@@ -34,7 +34,7 @@ _ATTACHED: WeakSet[nn.Module] = WeakSet()
 
 
 class PlainParameters(Source):
-    """The parameters of a module that nothing wraps, in buckets in reverse order of registration.
+    """The parameters of a module without a wrapper, in buckets in reverse order of registration.
 
     Every exchanging backward pass replaces `p.grad` by the mean over ranks of what was there at its end:
     gradients that were accumulated before are part of it, and none at all counts as zeros. So all ranks hand

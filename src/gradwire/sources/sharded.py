@@ -63,7 +63,8 @@ class ShardedParameters(PlainParameters):
         return inside, dist.get_process_group_ranks(self._replicas)
 
     def check(self) -> None:
-        """As for plain modules; and all must be sharded, in rows, on CPU or device, over ranks that fit."""
+        """Check as for plain modules; check that all are sharded by rows, without offload, over fitting
+        ranks."""
         super().check()
         (inside, between), world = map(set, self.members), dist.get_world_size()
         if len(inside & between) != 1 or len(inside) * len(between) != world:
@@ -153,7 +154,7 @@ class ShardedParameters(PlainParameters):
 
 
 def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:
-    """Of the first sharded parameter. Raises `ValueError` unless it has one dimension."""
+    """The mesh of the first sharded parameter. Raises `ValueError` unless it has one dimension."""
     mesh = next(each for each in parameters.values() if isinstance(each, DTensor)).device_mesh
     if mesh.ndim != 1:
         raise ValueError(

@@ -33,7 +33,7 @@ SAMPLE = 1 << 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Of one step; the same numbers on every rank. Those that need a choice of elements are else `None`.
+    """The comparison of ranks in one step; the same numbers on all. Those of a choice are `None` without one.
 
     - `memory_distance`: 1 - cosine of two ranks' memories after the step, 0 (alike) … 2, mean over pairs.
     - `spearman`: rank correlation of |own| and |mean| error-fed gradient, mean over ranks.

@@ -37,7 +37,7 @@ _FLUSH, _EXPLICIT, _THRESHOLDS = 1, 2, 4
 
 @dataclass(frozen=True)
 class Key:
-    """What a frame belongs to: a receiver that expects another refuses it.
+    """The identity of a frame: a receiver that expects another one refuses it.
 
     `hop` counts the messages of one exchange. `state` is a fingerprint of what sender and receiver must hold
     alike to understand it, such as the thresholds; 0 where there is nothing. `step` has 64 bits, the rest 32.
@@ -100,7 +100,7 @@ class Header(NamedTuple):
 
 
 def chunks_of(numel: int) -> int:
-    """How many chunks hold `numel` elements.
+    """The number of chunks that hold `numel` elements.
 
     >>> chunks_of(0), chunks_of(1), chunks_of(65536), chunks_of(65537)
     (0, 1, 1, 2)
@@ -265,7 +265,7 @@ def _check_claims(head: Header, out: Tensor, length: int, key: Key) -> None:
 
 
 def _drops(head: Header, dropped: Dropped | None, out: Tensor) -> Drops:
-    """What the sender dropped, if frame and receiver agree."""
+    """The bits that the sender dropped, if frame and receiver agree."""
     thresholds = isinstance(dropped, Tensor)
     if head.explicit != (dropped is None) or head.thresholds != thresholds:
         raise WireError("the frame and the receiver disagree on how many bits were dropped")
