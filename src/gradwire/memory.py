@@ -36,7 +36,8 @@ in the gradient's own type (`Memory.as_arrived`)."""
 
 
 class Gradients(NamedTuple):
-    """What arrived together: a bucket (numel,), where its parameters lie in it and in planes; a factor."""
+    """Gradients that arrived together: a bucket (numel,), places of parameters in it and in planes; a
+    factor."""
 
     bucket: Tensor
     pieces: Pieces

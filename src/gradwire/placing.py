@@ -56,7 +56,7 @@ def connect(
     device: Device,
     where: torch.device,
 ) -> Lines:
-    """What ranks can agree by: the user's `own` group, or one like the model's. A collective.
+    """The group over which ranks can agree: the user's `own`, or one like the model's. A collective.
 
     Where the model's group carries no tensors on the CPU, a gloo group is made beside it. Without that, on
     all ranks, a warning says what is slower, or `TransportError` is raised if nothing else carries what is

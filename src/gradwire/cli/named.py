@@ -6,7 +6,7 @@ from typing import Any
 
 
 def made(name: str) -> Any:
-    """What the function returns that `name` says, looked for in the current folder first.
+    """The result of the function `name`, which is looked for in the current folder first.
 
     Raises `ValueError` where there is no such function, or it cannot be called without arguments.
 

@@ -35,7 +35,7 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
 
 
 DIRECT_WORLD = 8
-"""Among at most so many ranks the verdict goes direct: every rank sends its table to all others."""
+"""Among at most this many ranks the verdict goes direct: every rank sends its table to all others."""
 
 
 def shortest_sum(world: int) -> Algorithm:
@@ -113,7 +113,7 @@ class Round:
 
 
 class Pending(Protocol):
-    """A collective under way."""
+    """A collective that is running."""
 
     def wait(self) -> None:
         """Block until the result is in place. Raises `TransportError` when the transport broke."""
@@ -126,7 +126,7 @@ class Pending(Protocol):
 
 
 class Done:
-    """Nothing is under way."""
+    """Nothing is running."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -154,7 +154,7 @@ class Comm(ABC):
     verifies = False
     """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes: see `gradwire.comm.checked`."""
     overhead_bytes = 0.0
-    """What was sent beside payloads so far, in the sense of `Round.wire_bytes`."""
+    """The bytes sent beside payloads so far, in the sense of `Round.wire_bytes`."""
 
     @abstractmethod
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:

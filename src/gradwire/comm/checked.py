@@ -278,7 +278,7 @@ class Judged(Opening):
 class CheckedPeers:
     """The other ranks, for one collective; see `gradwire.comm.hops.Peers`.
 
-    What is damaged is handed on all the same, because others wait for it.
+    A damaged message is handed on all the same, because others wait for it.
     """
 
     def __init__(self, peers: Peers, watch: Watchman) -> None:

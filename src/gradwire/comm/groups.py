@@ -123,7 +123,7 @@ def _lend(free: dist.ProcessGroup | None, terms: _Terms) -> dist.ProcessGroup:
 
 
 def give_back(group: dist.ProcessGroup) -> None:
-    """Let the next model have `group`: nothing is under way on it, and nothing on it has failed.
+    """Let the next model have `group`: no collective runs on it, and nothing on it has failed.
 
     Does nothing to a group of the user's.
     """
@@ -133,7 +133,7 @@ def give_back(group: dist.ProcessGroup) -> None:
 
 @contextmanager
 def given_back_if_refused(*groups: dist.ProcessGroup) -> Iterator[None]:
-    """`attach` refuses on all ranks at once, so nothing is under way; a broken transport stays broken."""
+    """`attach` refuses on all ranks at once, so no collective is running; a broken transport stays broken."""
     try:
         yield
     except TransportError:

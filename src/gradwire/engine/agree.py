@@ -24,8 +24,8 @@ _FIELD_BYTES = _TEXT_BYTES + _HASH_BYTES
 def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
     """Compare `fields` over all ranks; raise `RanksDisagree` on all of them, naming field and values.
 
-    One all-gather of 128 bytes per field and rank: a data-dependent length would abort gloo. What
-    differs beyond the first 120 bytes is found by its hash.
+    One all-gather of 128 bytes per field and rank: a data-dependent length would abort gloo. A difference
+    beyond the first 120 bytes is found by a hash.
     """
     columns = _all(list(fields.values()), comm).unbind(1)
     for name, column in zip(fields, columns, strict=True):

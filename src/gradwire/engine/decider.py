@@ -365,7 +365,7 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
 
 
 def links_for(decision: Decision, world: int) -> tuple[str, ...]:
-    """What to probe: `PROBED`, and what else the recipe asked about sends, as far as that can be probed.
+    """The verbs to probe: `PROBED`, and the others that the recipe uses, as far as they can be probed.
 
     A function of the recipe alone, so that all ranks probe the same.
     """

@@ -49,7 +49,7 @@ class Passenger(Protocol):
 
 @dataclass
 class Task:
-    """One exchange under way: `x` in, `mean` out; `land` carries the mean to the buckets.
+    """One running exchange: `x` in, `mean` out; `land` carries the mean to the buckets.
 
     `agreed` are the rounds that every rank issues for it.
     """

@@ -100,7 +100,7 @@ class Surroundings:
 
     @property
     def checksum_bytes(self) -> float:
-        """What has been added to all that was sent so far, to notice damage."""
+        """The bytes of checksums among all bytes sent so far."""
         inside = () if self.shard is None else (self.shard.inside,)
         comms: set[Comm] = {self.comm, self.control, *inside}
         return sum(each.overhead_bytes for each in comms)

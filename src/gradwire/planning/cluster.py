@@ -1,8 +1,8 @@
 """Ranks, the nodes that they share, how long a collective takes between them, and how late the slowest is.
 
 A flat collective knows no nodes: ranks are numbered node by node, and those of a node share its link. In a
-ring one rank of a node sends out of it at a time; where every rank talks to every other, all of them do. What
-crosses a node's link decides the time, and the latency is that of the link between nodes.
+ring one rank of a node sends out of it at a time; where every rank talks to every other, all of them do. The
+bytes over a node's link decide the time, and the latency is that of the link between nodes.
 
 A collective on two levels adds up inside each node first, exchanges a share of the elements per rank between
 the nodes, and gathers inside again (`gradwire.sources.nodes`).

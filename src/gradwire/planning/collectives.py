@@ -111,7 +111,7 @@ GLOO: Mapping[str, str] = {
     "all_to_all": "pairs",
     "shift": "direct",
 }
-"""What gloo runs for each verb, and therefore the default."""
+"""The algorithm that gloo runs for each verb, and therefore the default."""
 
 
 def algorithm_of(verb: str, algorithm: str | None = None) -> Algorithm:

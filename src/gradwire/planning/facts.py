@@ -118,7 +118,7 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
 def typical(steps: Sequence[Facts]) -> Facts:
     """The step with the median ratio of communication to computation.
 
-    What precedes a backward pass is the median's of all steps: now and then it is an evaluation.
+    The time before a backward pass is the median of all steps: now and then an evaluation comes before it.
     """
     middle = int(median(range(len(steps))))
     facts = sorted(steps, key=lambda facts: facts.ccr)[middle]

@@ -109,7 +109,7 @@ def exchange_of(ratio: float, way: str, elect: Election = "round_robin") -> Exch
 
 
 def rounds_of(watched: Watched, cutter: Cutter | None, elect: Election = "round_robin") -> Rounds:
-    """What all units of the watched lane send in a step under a choice, as its exchange announces it.
+    """The rounds of all units of the watched lane in a step under a choice, as its exchange announces them.
 
     >>> sent = rounds_of(Watched(4, (600, 400)), one_unit)(Choice(0.1, "tree"))
     >>> [(each.verb, each.algorithm) for each in sent]

@@ -97,7 +97,7 @@ def _judge_of(
 def _after(
     text: str, known: Standing, best: Option | None, again: Again, trying: Callable[..., Composition]
 ) -> Composition:
-    """What follows a trial in which `text` was tried: `best`, by `trying` where it has not run."""
+    """The composition after a trial of `text`: `best`, by `trying` if it has not run."""
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s was tried: %s", text, said_of(known, text))

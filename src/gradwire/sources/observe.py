@@ -128,8 +128,8 @@ def _begin(watch: BackwardWatch, begun: Callable[[], None], _gradient: Tensor | 
 class LossScale:
     """The scale of a `scaler`, for gradients on a `device`. The host learns it without waiting for them.
 
-    What `get_scale` reads comes after all that the device has still to do. So the number is copied to the
-    host when the backward pass begins, and waited for when its first gradients are there. That wait lasts
+    `get_scale` reads a number that the device computes after all its pending work. So the number is copied to
+    the host when the backward pass begins, and waited for when its first gradients are there. That wait lasts
     until the device has done the forward pass, and spares the one for the gradients.
     """
 

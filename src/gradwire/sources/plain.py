@@ -1,7 +1,7 @@
 """Plain modules: gradients come from hooks on the parameters, into flat buckets of our own.
 
-What DDP does beside sending gradients is done here: all ranks begin with rank 0's parameters and buffers, and
-rank 0's buffers come along with every step.
+DDP does more than send gradients, and so does this source: all ranks begin with rank 0's parameters and
+buffers, and rank 0's buffers travel with every step.
 """
 
 from __future__ import annotations
