@@ -52,7 +52,7 @@ class Board:
         self._ask(lambda: self._store.set(f"{page}/{self.rank}", text))
 
     def read(self, page: str) -> dict[int, str]:
-        """What is on `page`, by rank."""
+        """The entries on `page`, by rank."""
 
         def found(rank: int) -> bytes | None:
             key = f"{page}/{rank}"

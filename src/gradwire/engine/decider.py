@@ -148,7 +148,7 @@ def measuring(
 
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
-"""What the link is taken to be, and what it was and is where that has just changed."""
+"""The assumed link, and its change, before and after, if it has just changed."""
 
 
 class Watching:

@@ -191,7 +191,7 @@ def _compared(text: str, comm: Comm) -> str:
 def _prepared(
     engine: Engine, saved: Saved, missing: Missing, mean: bool
 ) -> tuple[_Ready | None, Exception | None]:
-    """What is to run, or why this state cannot; changes nothing. The others hear of whatever goes wrong."""
+    """The composition to run, or why this state cannot; changes nothing. Other ranks hear of all errors."""
     try:
         if missing not in get_args(Missing):
             raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
@@ -350,7 +350,7 @@ def is_of_our_shard(engine: Engine, state: State) -> bool:
 
 
 def _for_other_shards(state: State) -> State:
-    """What exchanges keep belongs to the shards that it was found with; they start anew."""
+    """The state of exchanges belongs to the shards with which it was computed; it starts anew."""
     return {**state, "kept": {}}
 
 

@@ -161,7 +161,7 @@ class Step:
     """Sent within the node; all other bytes go between nodes."""
     last_arrival_s: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
-    """What the verdict's rows say of it; empty without a verdict."""
+    """The verdict's rows about it; empty without a verdict."""
     compiled_before_s: float = field(default_factory=compiled_s)
     is_late: bool = False
     """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""

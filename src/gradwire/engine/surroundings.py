@@ -43,7 +43,7 @@ class Surroundings:
     elsewhere: Placement | None = None
     """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
     places: dict[tuple[str, float, float], tuple[bool, str]] | None = None
-    """What `gradwire.engine.placed` has chosen so far; `None` where nothing is to be chosen."""
+    """The choices of `gradwire.engine.placed` so far; `None` if there is nothing to choose."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None

@@ -110,7 +110,7 @@ def _inner(text: str) -> Composition:
     composition = steady(text, "inner")
     if composition.exchange.memory is not None:
         return composition
-    # What takes DDP's own buckets as they are has to be copied into the arena to be grouped.
+    # A recipe that takes DDP's own buckets as they are must be copied into the arena to be grouped.
     return replace(composition, exchange=forget(composition.exchange))
 
 
