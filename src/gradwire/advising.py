@@ -1,9 +1,9 @@
-"""Which recipe should be worth using on a cluster, from numbers that the user states.
+"""Predict which recipe is worth using on a cluster, from numbers that the user states.
 
-Nothing is measured, and the same arguments always give the same plan. What it assumes:
+Nothing is measured, and the same arguments always give the same plan. Assumptions:
 
 - Ranks are alike, links are full-duplex, and collectives are those that gloo runs (`docs/costs.md`).
-- Gradients are float32, and ready as the arithmetic of their layers is done.
+- Gradients are float32. They are ready when the arithmetic of their layers is done.
 - Messages and calls take no processor time, and neither does a codec without a stated cost.
 """
 
@@ -52,21 +52,21 @@ CANDIDATES = (
     "powersgd(rank=4)",
     "acpsgd(rank=4)",
 )
-"""What `plan` compares: of every kind what `docs/choosing.md` would use, mild and strong."""
+"""The recipes that `plan` compares: of every kind a mild and a strong one."""
 
 BACKWARD_SHARE = 2 / 3
-"""Of a whole step: gradients by inputs and by weights are twice the arithmetic of the forward pass."""
+"""The share of backward in a step: gradients by inputs and weights take twice the arithmetic of forward."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one recipe is predicted to do.
+    """The prediction for one recipe.
 
-    `step_s` is the mean step; `share_of_linear` the speed as a share of that without communication.
-    `wire_bytes` are sent per rank and step, and `node_bytes` over the busiest node's link, 0 where there is
-    one node. `memory_bytes` are on top of DDP's. With `at_most` a part of the bytes is assumed
-    (`gradwire.engine.forecast`). `codec` says where the codec's cost is from: "stated", or "free" where none
-    was. With `two_levels` the ranks of a node add up first (`attach(nodes=…)`).
+    `step_s` is the mean time of a step. `share_of_linear` is the speed as a share of that without
+    communication. `wire_bytes` are the bytes per rank and step. `node_bytes` are those over the busiest
+    node's link, 0 with a single node. `memory_bytes` come on top of DDP's memory. With `at_most`, a part of
+    the bytes is assumed (`gradwire.engine.forecast`). `codec` is "stated" if the user gave the codec's cost,
+    else "free". With `two_levels`, the ranks of a node add up first (`attach(nodes=…)`).
     """
 
     recipe: str
@@ -82,11 +82,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The candidates, the fastest first, and what to make of them.
+    """The candidates, the fastest first, with a recommendation. All of it is predicted.
 
-    `ccr` is the time of a dense all-reduce over that of the backward pass. `auto` is what the recipe of that
-    name would be expected to choose, and `why`. `worthwhile` is false where compressing gains nothing that
-    could be measured; `advice` is the sentence for that. All of it is predicted.
+    `ccr` is the time of a dense all-reduce divided by that of the backward pass. `auto` is the choice that
+    the recipe of that name should make, and `why` its reason. `worthwhile` is false if compression should
+    gain nothing measurable. `advice` says that in a sentence.
     """
 
     model: str
@@ -156,25 +156,26 @@ def plan(
     candidates: Sequence[str] = CANDIDATES,
     codecs: Mapping[str, CodecCost] | None = None,
 ) -> Plan:
-    """Predict what each candidate recipe would take on a cluster; a pure function.
+    """Predict how long a step takes with each candidate recipe on a cluster; a pure function.
 
     Args:
         model: a profile's name (`gradwire.planning.shapes.models`), a profile, or a module, of which only the
             parameters' shapes are read.
-        workers: ranks in all.
-        rate_bit_per_s: of a rank's link, or with `per_node` above 1 of a node's, which its ranks share.
-        step_s: one step on one rank without communication.
-        delay_s: one way between two ranks, or nodes.
-        backward_s: the backward pass within `step_s`; two thirds of it by default.
-        per_node: ranks on each node.
-        inside_bit_per_s: of a rank's link to the others of its node.
-        inside_delay_s: one way inside a node.
-        overlap: whether gradients travel during the backward pass; without, all are ready at its end.
-        target: the share of linear that `auto` is to reach.
+        workers: the number of ranks.
+        rate_bit_per_s: rate of a rank's link, or with `per_node` above 1 of a node's link, which its ranks
+            share.
+        step_s: time of a step on one rank without communication.
+        delay_s: one-way delay between two ranks, or nodes.
+        backward_s: time of the backward pass within `step_s`; two thirds of it by default.
+        per_node: the number of ranks on each node.
+        inside_bit_per_s: rate of a rank's link to the others of its node.
+        inside_delay_s: one-way delay inside a node.
+        overlap: whether gradients travel during the backward pass. Without overlap, all are ready at its end.
+        target: the share of linear that `auto` aims at.
         candidates: recipes with fixed options.
-        codecs: what recipes cost to encode and decode.
+        codecs: the costs of encoding and decoding, by recipe.
 
-    Raises `ValueError` for a number that makes no sense, an unknown model, and a recipe that must measure.
+    Raises `ValueError` for an impossible number, an unknown model, and a recipe that must measure.
 
     >>> cheap = plan("resnet50", workers=32, rate_bit_per_s=100e9, step_s=0.18)
     >>> cheap.worthwhile, cheap.auto
@@ -257,7 +258,7 @@ def profile_of(model: str | Profile | nn.Module) -> Profile:
 
 
 def backward_of(profile: Profile, step_s: float, backward_s: float | None, overlap: bool) -> Backward:
-    """When which parameter is ready; `ValueError` for a backward pass that does not fit into the step."""
+    """The ready time of each parameter. Raises `ValueError` if backward does not fit into the step."""
     backward_s = BACKWARD_SHARE * step_s if backward_s is None else backward_s
     if not 0.0 < backward_s <= step_s < float("inf"):
         raise ValueError(f"backward_s={backward_s} must be positive and within step_s={step_s}")
@@ -304,7 +305,7 @@ def _facts(
     dense_s: float,
     codecs: Mapping[str, CodecCost],
 ) -> Facts:
-    """What `auto` would measure there; what recipes keep of the gradient is as on one model."""
+    """The facts that `auto` would measure there. The kept shares are those found on one model."""
     buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
     sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
     found = {
@@ -327,7 +328,7 @@ def _facts(
 
 
 def _as_cut(row: Candidate, text: str, facts: Facts) -> list[Candidate]:
-    """`row` as it would be for what `auto` chooses, which may be cut otherwise than any row is."""
+    """`row` for the choice of `auto`, whose cuts may differ from those of all rows."""
     found = [facts.forecasts[recipe] for recipe, full in facts.recut.items() if full == text]
     return [replace(row, recipe=text, step_s=each.step_s(), two_levels=False) for each in found]
 

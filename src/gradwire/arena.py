@@ -42,7 +42,7 @@ class ParameterSpec:
         return self.shard_of or self
 
     def shaped(self, flat: Tensor) -> Tensor:
-        """What lies flat in a bucket or plane, (numel,), in the parameter's shape: a view.
+        """A view of flat elements (numel,) of a bucket or plane, in the parameter's shape.
 
         >>> transposed = ParameterSpec("w", (2, 3), torch.float32, 6, (1, 2))
         >>> transposed.shaped(torch.arange(6))
@@ -151,9 +151,9 @@ class Lane:
     """The slots of one exchange with the planes of its memory, by name.
 
     `cuts` are the inner cut points in elements; an exchange may move them to its grain. `committed` is what
-    the last good step left, in `memory_dtype` (that of the planes by default);
-    `working` belongs to the step under way, which needs the plane `UNSENT` even if nothing is remembered
-    of it. `kept` is what the exchange keeps by parameter.
+    the last good step left, in `memory_dtype` (that of the planes by default); `working` belongs to the
+    current step, which needs the plane `UNSENT` even if nothing is remembered of it. `kept` is what the
+    exchange keeps by parameter.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Lane:
 
     @property
     def x(self) -> Tensor:
-        """The error-fed gradient (numel,) of the step under way; after its exchange, what is unsent."""
+        """The error-fed gradient (numel,) of the current step; after its exchange, the unsent part."""
         return self.working[UNSENT]
 
     @property
@@ -217,8 +217,8 @@ class Lane:
     def commit(self, idle: Iterable[Slot]) -> None:
         """Make what this step leaves the memory; `idle` slots keep what they had, and what is left of them.
 
-        They have brought zeros. What is left is what was sent in this rank's name all the same: an owner of
-        a shard keeps what it has rounded off the mean (`exchange.scatter_reduce`).
+        They have brought zeros. The rest in them was sent in this rank's name all the same: the owner of a
+        shard keeps the rounding error of the mean (`exchange.scatter_reduce`).
         """
         rests = [(slot, self.x[slot.start : slot.stop].clone()) for slot in idle]
         self.kept.commit()

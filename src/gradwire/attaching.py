@@ -1,4 +1,4 @@
-"""The one line: check everything, agree on it, register the hook."""
+"""`attach`: check the arguments, agree on them over all ranks, register the hook."""
 
 from __future__ import annotations
 
@@ -66,49 +66,53 @@ def attach(
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
     `model` is a `DistributedDataParallel`, or a wrapper around one: `torch.compile`'s, or Fabric's. With
-    `replicas=` it is a module that nothing wraps (`docs/sources.md`).
+    `replicas=` it is a module without a wrapper (`docs/sources.md`).
 
-    Buffers (BatchNorm's statistics) come along, unless DDP has `broadcast_buffers=False`: rank 0's travel
-    under the backward pass, where DDP would broadcast them before the next forward pass (`docs/training.md`).
+    gradwire also sends rank 0's buffers (BatchNorm's statistics), unless DDP has `broadcast_buffers=False`.
+    They travel during the backward pass. DDP would broadcast them before the next forward pass
+    (`docs/training.md`).
 
-    - `optimizer`: one or several, plain or as frameworks wrap them. Watched, to warn when several backward
-      passes precede one step; `gcomp` goes by it, and recipes that apply momentum (`dgc`, `signum`) check it.
+    - `optimizer`: one or several, plain or as frameworks wrap them. gradwire warns if several backward passes
+      precede one of its steps. `gcomp` reads its state, and recipes that apply momentum (`dgc`, `signum`)
+      check it.
     - `recipe`: `name`, `name(key=value, …)`, or a `Composition` with a text; see `gradwire.recipes.names()`.
-      On a single rank it compresses nothing, as nothing is sent; `dgc`, `signum` and `signsgd(scale="none")`,
-      which do more, go on.
-    - `policy`: another recipe for some parameters: glob patterns over names, or a function of the
-      parameter; by default vectors and tiny tensors travel densely beside a lossy recipe. That is
-      `gradwire.by_size()`; `gradwire.by_size(smallest=16384)` spares larger ones, too.
+      On a single rank nothing is sent, so nothing is compressed. `dgc`, `signum` and `signsgd(scale="none")`
+      run all the same, because they do more than compress.
+    - `policy`: other recipes for some parameters, by glob patterns over names or by a function of the
+      parameter. The default is `gradwire.by_size()`: beside a lossy recipe, vectors and tiny tensors travel
+      densely. `gradwire.by_size(smallest=16384)` spares larger tensors, too.
     - `scaler`: your `GradScaler`. Required with float16 autocast: unsent gradient is stored unscaled.
       Accelerate's is found.
     - `target`: for "auto" only. It compresses no further once it expects this share of the no-communication
       speed.
-    - `seed`: of all random choices, equal on all ranks.
-    - `process_group`: by default one over the same ranks that gradwire alone uses, for one model at a time.
+    - `seed`: the seed of all random choices. It must be equal on all ranks.
+    - `process_group`: the group over which gradwire sends. By default it makes one over the same ranks, and
+      uses it for one model at a time.
     - `replicas`: for a plain module, the ranks over which gradients are averaged: a process group, such as
-      `torch.distributed.group.WORLD`, or a mesh dimension. All begin with rank 0's parameters and buffers.
-      A single rank can leave it out.
+      `torch.distributed.group.WORLD`, or a mesh dimension. All ranks begin with the parameters and buffers of
+      rank 0. A single rank can leave it out.
     - `nodes`: which ranks share a node: a list of each node's ranks or process group, or a `DeviceMesh` of
-      nodes by ranks. They add up gradients among themselves; shards of the sums travel between nodes by the
-      recipe (`docs/nodes.md`). "auto" goes by `LOCAL_WORLD_SIZE`, which torchrun sets; it changes nothing
-      with one node, one rank per node, nodes that differ in size, or a recipe that sends so little that
-      adding up first would cost more. `None` knows no nodes.
-    - `memory_dtype`: `torch.bfloat16` keeps what is unsent in half the space; what that rounds off is lost.
-    - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies them to pinned
-      memory and the means back, and sends over gloo, whatever the model's own group is. "device" leaves them
-      there: over NCCL nothing comes to the host, over gloo payloads do. A recipe that reads numbers on the
-      host is carried there, which a warning says. "auto" is "device", until facts of
-      dense steps are there: then a recipe's codecs run where its step is predicted to be shorter. On the CPU
-      nothing is copied.
-    - `checksums`: everything that gradwire sends carries a checksum (`docs/reliability.md`). Where bytes come
-      damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then go by hops
-      of gradwire's own. Not with `placement="device"` on NCCL.
-    - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 is never.
-      Where they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks.
+      nodes by ranks. The ranks of a node add up their gradients first. Then shards of the sums travel between
+      nodes by the recipe (`docs/nodes.md`). "auto" reads `LOCAL_WORLD_SIZE`, which torchrun sets. It changes
+      nothing with one node, one rank per node, or nodes that differ in size. It also changes nothing if the
+      recipe sends so little that adding up first would cost more. `None` ignores nodes.
+    - `memory_dtype`: `torch.bfloat16` keeps unsent gradient in half the space; the rounding errors are lost.
+    - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies gradients to
+      pinned memory and means back, and sends over gloo, whatever the model's own group is. "device" leaves
+      them on the device: over NCCL nothing comes to the host, over gloo only payloads do. A recipe that reads
+      numbers on the host still runs there, and a warning says so. "auto" begins as "device". Once dense steps
+      have been measured, a recipe's codecs run where its step is predicted to be shorter. Gradients on the
+      CPU are never copied.
+    - `checksums`: every message that gradwire sends carries a checksum (`docs/reliability.md`). If bytes
+      arrive damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then run
+      as gradwire's own messages, hop by hop. It cannot be used with `placement="device"` on NCCL.
+    - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 means
+      never. If they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks.
 
-    Raises `ValueError` when something is configured wrongly, and `RanksDisagree`, on all ranks, when they
-    differ in recipe, policy, seed, version, device, the names, shapes and dtypes of parameters, buffers, or
-    the optimizers' types, groups and options. Options that are tensors are not compared, nor their state.
+    Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in
+    recipe, policy, seed, version, device, buffers, the names, shapes and dtypes of parameters, or the
+    optimizers' types, groups and options. Options that are tensors are not compared, and neither is the
+    optimizers' state.
 
     Example::
 
@@ -145,9 +149,9 @@ def attach(
 
 
 def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
-    """A comm over each of `members`. Raises `ValueError` on all ranks where torch cannot make the groups."""
+    """A comm over each of `members`. Raises `ValueError` on all ranks if torch cannot make the groups."""
     if lines.cpu is None:
-        raise ValueError("nodes and shards take process groups for tensors on the CPU, and there are none")
+        raise ValueError("nodes and shards need process groups for tensors on the CPU, and there are none")
     groups = borrow_parts(lines.cpu.group, *members)
     if groups is None:
         raise ValueError(
@@ -158,9 +162,9 @@ def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...
 
 
 def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None, *, streams: bool) -> bool:
-    """Whether two levels spare more than they cost; it follows from what all ranks have agreed on.
+    """Whether two levels spare more than they cost. All ranks compute the same answer, from agreed numbers.
 
-    Not where collectives are work in a device's streams: two levels go by way of the host.
+    They never do if a device's streams carry collectives: two levels go by way of the host.
     """
     from gradwire.engine.forecast import gains_by_two_levels
 
@@ -174,29 +178,29 @@ def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None, 
         why = f"what {composition.text} sends is little beside the sum inside a node"
     if dist.get_rank() == 0:
         _LOG.info(
-            "ranks share nodes, and gradients go between all ranks alike: %s. nodes= with the ranks of every "
-            "node has them add up there first",
+            "ranks share nodes, but gradients are not added up inside a node first: %s. To add them up, "
+            "pass nodes= with the ranks of every node",
             why,
         )
     return False
 
 
 def _on_nodes(nodes: Nodes, table: Table, lines: Lines) -> tuple[ProcessGroupComm, ...]:
-    """The comm inside this rank's node, and the one between nodes; none where torch cannot make them."""
+    """The comm inside this rank's node, and the one between nodes; none if torch cannot make them."""
     try:
         rank = lines.everyone.rank
         return _split(lines, table.inside(rank), table.between(rank))
     except ValueError as error:
         if kind_of(nodes) == "given":
             raise
-        _LOG.warning("%s: gradients go between all ranks alike", error)
+        _LOG.warning("%s: gradients are not added up inside nodes first", error)
         return ()
 
 
 def _parts(source: Source, lines: Lines) -> tuple[ProcessGroupComm, ...]:
-    """Where ranks hold shards, the comm inside this rank's replica, and the one between replicas.
+    """The comm inside this rank's replica and the one between replicas, if ranks hold shards.
 
-    A collective. Raises `ValueError`, on all ranks, where ranks of one shard do not agree on which it is.
+    A collective. Raises `ValueError`, on all ranks, if ranks of one shard do not agree on which shard it is.
     """
     if (members := source.members) is None:
         return ()
@@ -276,7 +280,7 @@ def _assemble(
 
 
 def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
-    """What carries the messages of each of `comms`, of which the first is over all ranks."""
+    """The comms that carry the messages of `comms`, with checksums if asked for; the first has all ranks."""
     if not checksums:
         return comms
     from gradwire.comm.checked import CheckedComm
@@ -291,7 +295,7 @@ def _guard(source: Source, every: int) -> Guard:
 
 
 def _brought(replicas: Replicas, bringing: Callable[[], Bringing]) -> Replicas:
-    """`replicas` where the engine reads; what is cut or filled up is made in the stream of those reads."""
+    """`replicas` where the engine reads. Cuts and padding are made in the stream of those reads."""
 
     def landing(name: str) -> Replicated | None:
         with bringing().landing():
@@ -313,7 +317,7 @@ def _agreed_recipe(
     comm: Comm,
     also: Callable[[], object],
 ) -> tuple[Recipe, Optimizers]:
-    """Parse, try out, describe; a rank that must refuse tells the others first, which would wait for it."""
+    """Parse and check everything. A rank that must refuse tells the others first: they would wait for it."""
     refusal: Exception | None = None
     try:
         source.check()

@@ -51,15 +51,16 @@ def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
         return
     if any(lane.exchange.laws.asks_optimizer for lane in layout.lanes):
         warnings.warn(
-            f"{layout.main.text} drops what the optimizer cannot see, and was given none: gradients are sent "
-            "without loss, in 0.7 to 0.9 of the bytes. Pass gradwire.attach(ddp, optimizer, …).",
+            f"{layout.main.text} drops what the optimizer cannot see, but attach was given no optimizer: "
+            "gradients are sent without loss, in 0.7 to 0.9 of the bytes. Call "
+            "gradwire.attach(ddp, optimizer, …).",
             GradwireWarning,
             stacklevel=4,
         )
     if any(lane.memory.covers_momentum for lane in layout.lanes):
         warnings.warn(
-            f"{layout.main.text} applies momentum itself, before gradients are sent, and was given no "
-            "optimizer to check: it must be torch.optim.SGD(momentum=0), or momentum is applied twice. Pass "
+            f"{layout.main.text} applies momentum itself, before gradients are sent, but attach was given no "
+            "optimizer. It must be torch.optim.SGD(momentum=0): any other may apply momentum twice. Call "
             "gradwire.attach(ddp, optimizer, …).",
             GradwireWarning,
             stacklevel=4,
@@ -85,8 +86,8 @@ def check_momentum(layout: Layout, optimizers: Optimizers) -> None:
     without = _others(layout, covering)
     if without:
         raise ValueError(
-            f"momentum is applied before gradients are sent, but not to {without[0]!r}, which the policy "
-            "sends by a recipe without: send it by one with the same momentum, or set the recipe's momentum=0"
+            f"the recipe applies momentum before gradients are sent, but the policy sends {without[0]!r} by "
+            "a recipe without it: send it by one with the same momentum, or set the recipe's momentum=0"
         )
 
 

@@ -28,7 +28,8 @@ def cores_per_rank() -> float | None:
 def write_whole(path: Path, text: str) -> None:
     """All of `text` is in `path` afterwards, or what was there before: a full disk costs no earlier report.
 
-    Raises `OSError`, which says so. What is no ordinary file, such as a pipe, is written to directly.
+    Raises `OSError`, which says so. A pipe, or anything else that is not an ordinary file, is written to
+    directly.
     """
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")

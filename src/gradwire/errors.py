@@ -2,15 +2,16 @@
 
 
 class GradwireError(RuntimeError):
-    """Base of what gradwire raises at run time."""
+    """The base class of the errors that gradwire raises at run time."""
 
 
 class RanksDisagree(GradwireError):
-    """Ranks differ in configuration or in the order of collectives; raised on all of them."""
+    """Ranks differ in configuration or in the order of collectives. It is raised on all of them."""
 
 
 class PeerFailed(GradwireError):
-    """Another rank failed, in a step or while saving or loading; raised on every rank that did not."""
+    """Another rank failed, in a step or while saving or loading. It is raised on every rank that did not
+    fail."""
 
 
 class WireError(GradwireError):
@@ -22,8 +23,8 @@ class TransportError(GradwireError):
 
 
 DAMAGED = (PeerFailed, WireError)
-"""What a comm that checks raises for damaged bytes; the order of collectives is intact."""
+"""The errors that a `CheckedComm` raises for damaged bytes. The order of collectives is intact after them."""
 
 
 class GradwireWarning(UserWarning):
-    """Every warning of gradwire's but deprecations, for `warnings.filterwarnings(category=…)`."""
+    """The class of all gradwire warnings but deprecations, for `warnings.filterwarnings(category=…)`."""

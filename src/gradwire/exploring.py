@@ -1,8 +1,8 @@
 """Try recipes on real steps and put everything back (Tyagi and Swany 2024, section III-C).
 
-Differences from the paper: the checkpoint lives in memory and covers generators, gradients and scaler too,
-so a run that explored is bit for bit one that did not; and since a hook cannot rewind a user's loop, the user
-hands in what one step is.
+Differences from the paper: the checkpoint stays in memory and covers generators, gradients and scaler, too.
+So a run that explored is the same, bit for bit, as one that did not. A hook cannot rewind a user's loop, so
+the user passes a function that makes one step.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate over the batches; the same numbers on every rank.
+    """The result of one candidate over the batches; the same numbers on every rank.
 
-    Medians in seconds, on the slowest rank: a whole step, encoding and decoding in it, and what of
-    communication backward did not hide. To see the gain takes passes of its own: one over memory plus
-    gradient, in the first two, and three over what is remembered, in the first. `wire_bytes` are sent per
-    rank and step. `gain` is the mean of 1 − ‖unsent‖²/‖x‖² (1 when nothing is remembered), which for a
-    choice of elements is ‖sent‖²/‖x‖².
+    `step_s`, `compress_s` and `exposed_comm_s` are medians in seconds on the slowest rank: of a whole step,
+    of its encoding and decoding, and of the communication that backward did not hide. Measuring the gain
+    takes extra passes. One over memory plus gradient counts in the first two, and three over the memory in
+    the first. `wire_bytes` are sent per rank and step. `gain` is the mean of 1 − ‖unsent‖²/‖x‖², or 1 without
+    a memory. For chosen elements that is ‖sent‖²/‖x‖².
     """
 
     recipe: str
@@ -61,19 +61,20 @@ def explore(
     *,
     also: Sequence[Stateful] = (),
 ) -> list[Trial]:
-    """Run every candidate recipe over the same batches, each from here, and restore everything. A collective.
+    """Run every candidate over the same batches, and restore everything after each. A collective.
 
-    `step(batch)` is one whole training step: zero_grad, forward, backward, optimizer. What it changes beside
-    model, optimizer, scaler and global generators (a scheduler, a counter) belongs in `also`. Ten batches
-    are what the paper takes. What is unsent takes part in every candidate's steps and is put back, too.
+    `step(batch)` is one whole training step: zero_grad, forward, backward, optimizer. If it changes anything
+    else than model, optimizer, scaler and global generators, such as a scheduler or a counter, pass that in
+    `also`. The paper takes ten batches. Unsent gradient takes part in every candidate's steps and is put
+    back, too.
 
-    Raises `ValueError` for a wire without its optimizer, before the second step, while a recipe
-    still measures, and for a candidate that measures or cannot take over what is remembered; `RanksDisagree`
-    when ranks have different candidates.
+    Raises `ValueError` for a wire without its optimizer, before the second step, and while a recipe still
+    measures. Also raises it for a candidate that measures or that has no memory for the unsent gradient.
+    Raises `RanksDisagree` if ranks have different candidates.
 
-    Differences from the paper: besides what is tried on which batches, the `wire` is handed in. The paper's
-    exploration is part of its training loop and tries its own compressor; here it must be said which of
-    perhaps several attached models is meant, because recipes, memories and the worker belong to that.
+    Difference from the paper: the user passes the `wire`. The paper's exploration is part of its training
+    loop and tries its own compressor. Here several models may be attached, and recipes, memories and the
+    worker belong to one of them.
 
     Example::
 
@@ -88,12 +89,12 @@ def explore(
     attached.backward.calls.begin("explore()", engine.step)
     attached.backward.call(lambda: require_agreement(said, engine.around.control))
     if not rows or not candidates:
-        raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: at least one of each")
+        raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: explore needs one of each")
     if not attached.optimizers:
-        raise ValueError("the optimizer's state has to be put back, too: attach with the optimizer")
+        raise ValueError("explore must restore the optimizer's state: pass the optimizer to attach")
     if engine.measuring or engine.step < 2:
         # DDP rebuilds its buckets in its second step, which changes the order of sums in later ones.
-        raise ValueError("explore once the recipe has been decided and two steps have been made")
+        raise ValueError("call explore later, after the recipe is decided and two steps are made")
     compositions = [_fit(engine, text) for text in candidates]
     trials = []
     scaler = [] if attached.scaler is None else [attached.scaler]
@@ -110,13 +111,13 @@ def _fit(engine: Engine, text: str) -> Composition:
     layout = engine.layout_of(composition, torch.device("meta"))
     engine.around.check(layout)
     for name in engine.layout.homeless_in(layout):
-        raise ValueError(f"candidate {text!r} has no memory for what is unsent of {name!r}")
+        raise ValueError(f"candidate {text!r} has no memory for the unsent gradient of {name!r}")
     return composition
 
 
 @contextmanager
 def _as_it_was(attached: Attached) -> Iterator[None]:
-    """The engine's side of rewinding: a layout that is put aside keeps its planes as they are."""
+    """Put the engine back at the end. A layout that is put aside keeps its planes as they are."""
     backward, call = attached.backward, attached.backward.call
     saved = call(backward.engine.snapshot)
     history, compressed = backward.history, backward.compressed
@@ -171,7 +172,7 @@ def _energy(x: Tensor) -> tuple[float]:
 
 
 class _Unsent:
-    """What single steps leave unsent of memory plus gradient, found from the memories before and after.
+    """The part of memory plus gradient that a step leaves unsent, found from the memories before and after.
 
     A memory of weight w has moved by 1/w of the way from what it was to what the step left, all of the way if
     w is 1.

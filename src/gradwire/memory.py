@@ -7,9 +7,9 @@ not committed leaves no trace.
 - `Residual` is error feedback: Seide et al. 2014, "1-bit stochastic gradient descent"; Stich et al. 2018,
   "Sparsified SGD with memory". Its scheduled coefficient is COVAP's (Meng et al. 2023, section III-D).
 - `LowPass` filters the residual: ScaleCom, Chen et al. 2020, section 3.2, equation 5.
-- `Forgetful` drops what is not sent. It is for exchanges that are right in the mean (QSGD of few bits,
-  TernGrad), with which error feedback would diverge or pile up many gradients: their errors average out over
-  ranks and steps, and have to.
+- `Forgetful` drops the unsent part. It is for exchanges that are right in the mean (QSGD of few bits,
+  TernGrad). With them, error feedback would diverge or pile up many gradients. Their errors must average out
+  over ranks and steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ in the gradient's own type (`Memory.as_arrived`)."""
 
 
 class Gradients(NamedTuple):
-    """What arrived together: a bucket (numel,), where its parameters lie in it and in planes; a factor."""
+    """Gradients that arrived together: a bucket (numel,), places of parameters in it and in planes; a
+    factor."""
 
     bucket: Tensor
     pieces: Pieces
@@ -79,13 +80,13 @@ class Memory(Protocol):
         ...
 
     def settle(self, working: Planes, committed: Planes) -> None:
-        """Turn what the exchange left in working[UNSENT] into the next memory, in the working planes."""
+        """Turn the rest in working[UNSENT] after the exchange into the next memory, in the working planes."""
         ...
 
 
 @dataclass(frozen=True)
 class Residual:
-    """x = c·m + g, and what x leaves unsent is the next m.
+    """x = c·m + g, and the unsent part of x is the next m.
 
     The coefficient is c = min(start + ⌊step / every⌋ · rise, 1); the default is plain error feedback,
     c = 1 throughout. With `whole`, a step that sends everything leaves nothing, in 16 bits either.
@@ -124,10 +125,10 @@ class Residual:
 
 @dataclass(frozen=True)
 class LowPass:
-    """x = m + g, and of what x leaves unsent the share β replaces as much of m: m ← (1 − β)·m + β·unsent.
+    """x = m + g, and the share β of the unsent part replaces as much of m: m ← (1 − β)·m + β·unsent.
 
-    Per coordinate, Σ sent + m_T/β = Σ g + m_0/β holds exactly: a memory of m stands for m/β of gradient,
-    which is what a flush hands over.
+    Per coordinate, Σ sent + m_T/β = Σ g + m_0/β holds exactly. So a memory of m stands for m/β of gradient,
+    and a flush hands over m/β.
 
     β = 1 is plain error feedback; the paper has 0.1 to 0.3 for learning rates scaled up with the batch.
 
@@ -161,7 +162,7 @@ class LowPass:
 
 @dataclass(frozen=True)
 class Forgetful:
-    """x = g, and what x leaves unsent is dropped.
+    """x = g, and the unsent part of x is dropped.
 
     With `as_arrived` x has the gradient's own type, and the loss scale in it.
     """

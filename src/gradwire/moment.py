@@ -80,7 +80,7 @@ class ExchangeState:
 
 @dataclass(frozen=True)
 class Replicated:
-    """What all replicas of one parameter have in common, bit for bit; read only.
+    """The values of one parameter that all replicas share, bit for bit; read only.
 
     `parameter` as in the model, `group` the optimizer's options for it, `state` the optimizer's state of it
     (empty before its first step), `optimizer` the optimizer's type.

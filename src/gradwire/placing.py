@@ -56,7 +56,7 @@ def connect(
     device: Device,
     where: torch.device,
 ) -> Lines:
-    """What ranks can agree by: the user's `own` group, or one like the model's. A collective.
+    """The group over which ranks can agree: the user's `own`, or one like the model's. A collective.
 
     Where the model's group carries no tensors on the CPU, a gloo group is made beside it. Without that, on
     all ranks, a warning says what is slower, or `TransportError` is raised if nothing else carries what is
@@ -113,8 +113,8 @@ def with_streams(
     if asked.checksums:
         if asked.placement == "device":
             raise ValueError(
-                "checksums=True checks what the host sends, and with placement='device' NCCL sends from the "
-                "device: leave one of the two out"
+                "checksums=True checks messages that the host sends, but with placement='device' NCCL sends "
+                "from the device: leave one of the two out"
             )
         return lines
     if lines.cpu is not None and _streams(lines.cpu.group, where):

@@ -1,4 +1,5 @@
-"""A printable, JSON-able account: what was chosen and why, and what it costs."""
+"""The report: an account of what was chosen, why, and what it costs. It can be printed and written as
+JSON."""
 
 from __future__ import annotations
 
@@ -24,25 +25,30 @@ if TYPE_CHECKING:  # loaded by what chooses
 class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
-    Means are over the last 50 steps under the recipe in force; `wire_bytes` are those of all steps together,
-    under whichever recipe, since the model was attached. `memory_bytes` counts the two planes in
-    which unsent gradient lives, which plain DDP does not need. `facts` are those that an adaptive recipe
-    has decided from, with how long each collective of that dense step took (`collectives_s`). `diagnosis`
-    is the last one asked for. `times_led` says by rank how often it chose for all, where one rank does
-    (`ar_topk`). `link` is what gradwire's own traffic has seen under the recipe in force, once there were
-    enough steps; `link_changes` are the last ones noticed, with the step. `health` has signs that training
-    suffers from what is not sent, each with the step. `predicted_step_s` is what a whole
-    step should take by the facts (`None` where there are none) and `step_s` the median of what they took,
-    with all that precedes their backward pass. `compile_s` is how long this rank compiled kernels within
-    steps, all together: `gradwire warmup` does that beforehand. `placement` says where memory and codecs
-    are, and `placement_why`, if there is more to say, why there. If that is not where gradients are,
-    `pinned_bytes` are what copies take on the host, and `copied_s` is how long the device copied in the last
-    step, both ways, beside its computation. Where `per_node` ranks add up inside their node first,
-    `inside_bytes_per_step` are those inside, and all others between nodes.
-    `checksum_bytes` are what `attach(checksums=True)` has added to all bytes so far.
-    `computing_by_rank_s` are the median seconds that each rank took from the end of a step to its last
-    gradient of the next one. All wait for the slowest.
-    `choices` are the recipes among which `auto` chose, the fastest first.
+    Means are over the last 50 steps under the current recipe.
+
+    - `wire_bytes`: the bytes of all steps since the model was attached, under all recipes.
+    - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need.
+    - `facts`: the numbers from which an adaptive recipe has decided. `collectives_s` in them says how long
+      each collective of a dense step took.
+    - `timeline`: the spans of the last step.
+    - `diagnosis`: the result of the last `wire.diagnose()`.
+    - `times_led`: by rank, how often it chose for all, for recipes in which one rank does (`ar_topk`).
+    - `link`: latency and bandwidth as seen by gradwire's own traffic under the current recipe, once there
+      were enough steps. `link_changes` are the last changes noticed, each with its step.
+    - `health`: signs that training suffers from unsent gradient, each with its step.
+    - `predicted_step_s`: how long a whole step should take by the facts; `None` without facts. `step_s` is
+      the median of the measured times. Both include all that precedes the backward pass.
+    - `compile_s`: how long this rank compiled kernels within steps. `gradwire warmup` does that beforehand.
+    - `placement`: where memory and codecs are. `placement_why` says why, if there is more to say.
+    - `pinned_bytes`: host memory for copies, if gradients are on a device. `copied_s` is how long the device
+      copied in the last step, both ways, beside its computation.
+    - `per_node`: how many ranks add up inside their node first. `inside_bytes_per_step` are the bytes inside
+      nodes; all other bytes travel between nodes.
+    - `checksum_bytes`: the bytes that `attach(checksums=True)` has added so far.
+    - `computing_by_rank_s`: the median seconds that each rank took from the end of a step to its last
+      gradient of the next one. All wait for the slowest.
+    - `choices`: the recipes among which `auto` chose, the fastest first.
     """
 
     recipe: str
@@ -81,12 +87,12 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Bytes on the wire as a share of what plain all-reduce sends."""
+        """Bytes on the wire as a share of those of plain all-reduce."""
         return self.wire_bytes_per_step / self.dense_bytes_per_step if self.dense_bytes_per_step else 1.0
 
     @property
     def slowest_rank(self) -> int | None:
-        """The rank that takes longest to compute a step; `None` for one rank, and where nothing is known."""
+        """The rank that takes longest to compute a step; `None` for a single rank, or if nothing is known."""
         times_s = self.computing_by_rank_s
         return times_s.index(max(times_s)) if len(times_s) > 1 else None
 
@@ -150,7 +156,7 @@ SHOWN = 8
 
 
 def table_of(choices: tuple[Considered, ...]) -> list[str]:
-    """The lines of a table of what was considered, the fastest first; what runs and dense always among them.
+    """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
 
     >>> from gradwire.decide.choice import Considered
     >>> row = Considered("int4", 0.1, 0.8, 2**20, 0.965, 0.104, "runs")
@@ -177,14 +183,14 @@ def _row(each: Considered, wide: int) -> str:
 
 
 def _link(link: Link) -> str:
-    """In words; a line through one size of messages, or through times that do not rise, leaves one out."""
+    """A link in words. Messages of one size, or times that do not rise, leave one of the two numbers open."""
     latency = f"{_number(link.alpha_s * 1e3)} ms" if link.alpha_s > 0.0 else "latency not resolved"
     rate = f"{_number(8e-6 / link.beta_s)} Mbit/s" if link.beta_s > 0.0 else "bandwidth not resolved"
     return f"{latency}, {rate}"
 
 
 def _number(positive: float) -> str:
-    """Whole numbers, or two digits: nothing is rounded to 0."""
+    """A whole number from 10 on, else two digits, so that nothing is rounded to 0."""
     return f"{positive:.0f}" if positive >= 10.0 else f"{positive:.2g}"
 
 
@@ -244,7 +250,8 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
 
 
 def _predicted_step_s(engine: Engine) -> float | None:
-    """The step that the recipe was chosen by, codec included; else the one that the facts predict."""
+    """The predicted step for which the recipe was chosen, codec included; else the one that the facts
+    predict."""
     chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
     if chosen:
         return chosen[0]

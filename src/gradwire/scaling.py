@@ -1,8 +1,9 @@
-"""How recipes should scale from two ranks to thousands, from numbers that the user states.
+"""Predict how recipes scale from two ranks to thousands, from numbers that the user states.
 
-It assumes what `gradwire.plan` does (`gradwire.advising`), and besides:
+It makes the assumptions of `gradwire.plan` (`gradwire.advising`), and two more:
 
-- A rank's computing time varies by itself from step to step, log-normally; a step waits for the slowest.
+- Each rank's computing time varies independently from step to step, log-normally. A step waits for the
+  slowest rank.
 - All of a step's all-gathers may be received before the first is decoded.
 """
 
@@ -32,7 +33,7 @@ STEPS = 32
 """Steps whose slowest ranks are drawn."""
 MEMORY_BYTES = 16 << 30
 TOLERATED = 1.05
-"""How much faster than an all-reduce's bytes may grow unflagged: units are padded to whole blocks."""
+"""Bytes may grow this much faster than an all-reduce's without a flag: units are padded to whole blocks."""
 NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more than dense"
 
 
@@ -40,9 +41,9 @@ NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more tha
 class Outcome:
     """One recipe on `workers` workers: the mean step, and the speed per rank against a rank alone.
 
-    `wire_bytes` are sent per rank and step; `memory_bytes` come on top of DDP's. `warnings` are of: it "does
-    not fit" into the memory that was stated, its "bytes grow with workers" where an all-reduce's hardly do,
-    and it "sends more than dense".
+    `wire_bytes` are sent per rank and step; `memory_bytes` come on top of DDP's. There are three `warnings`.
+    A recipe "does not fit" into the stated memory, its "bytes grow with workers" where an all-reduce's hardly
+    do, or it "sends more than dense".
     """
 
     recipe: str
@@ -60,7 +61,7 @@ class Outcome:
 class Simulation:
     """Outcomes by recipe, then by workers. All of it is predicted.
 
-    `alone` is the efficiency that late ranks leave where communication costs nothing, by workers.
+    `alone` has, by workers, the efficiency with free communication: late ranks alone reduce it.
     """
 
     model: str
@@ -136,16 +137,16 @@ def simulate(
 ) -> Simulation:
     """Predict how each recipe scales with the number of workers; a pure function.
 
-    Arguments that `gradwire.plan` has, too, mean the same here.
+    Arguments with the names of those of `gradwire.plan` mean the same.
 
     Args:
-        workers: how many ranks, in each world; those of up to `per_node` share one node.
-        stragglers: standard deviation of the logarithm of a rank's computing time, by itself in each step.
-        seed: of the draws.
-        memory_bytes: what a rank has left on top of DDP's.
+        workers: the number of ranks in each world. A world of up to `per_node` ranks is one node.
+        stragglers: standard deviation of the logarithm of a rank's computing time, drawn anew in each step.
+        seed: the seed of the draws.
+        memory_bytes: the memory that a rank has on top of what DDP takes.
         candidates: recipes with fixed options; all by default.
 
-    Raises `ValueError` where `plan` does.
+    Raises `ValueError` in the same cases as `plan`.
 
     >>> found = simulate(
     ...     "resnet50", rate_bit_per_s=1e10, step_s=0.18, workers=(2, 64), candidates=["dense", "efsignsgd"]
@@ -156,7 +157,7 @@ def simulate(
     worlds = tuple(sorted(set(workers)))
     known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
     if min(worlds, default=0) < 2:
-        raise ValueError(f"workers={list(workers)}: say how many ranks, from 2 on")
+        raise ValueError(f"workers={list(workers)}: give numbers of ranks from 2 on")
     inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
     link = link_of(rate_bit_per_s, delay_s)
     clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]
@@ -200,7 +201,7 @@ def _outcomes(
     memory_bytes: float,
     codecs: Mapping[str, CodecCost],
 ) -> tuple[Outcome, ...]:
-    """Of every recipe in every world, with how much the slowest rank is late there in each step."""
+    """The outcome of every recipe in every world; `worlds` says how late the slowest rank is in each step."""
     dense = [foresee("dense", cluster).wire_bytes for cluster, _ in worlds]
     outcomes = []
     for text in texts:

@@ -1,7 +1,7 @@
-"""From what frameworks hand out to what gradwire needs: the module inside, and plain optimizers.
+"""Finds the module and the plain optimizers inside the objects that frameworks return.
 
-Wrappers are recognised by their shape, so no framework is imported. What cannot be carried is refused with a
-sentence that says what to do.
+Wrappers are recognised by their shape, so no framework is imported. Models that gradwire cannot carry are
+refused with a sentence that says what to do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _REFUSED = {
 def ddp_of(model: object) -> DistributedDataParallel:
     """The `DistributedDataParallel` module inside the wrappers of torch.compile and Lightning Fabric.
 
-    Raises `ValueError` where there is none, without asking other ranks: a script wraps alike on all of them.
+    Raises `ValueError` if there is none. It asks no other ranks, because a script wraps alike on all of them.
 
     >>> ddp_of(nn.Linear(1, 1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -68,8 +68,8 @@ def replicated_in(model: object) -> nn.Module:
     inner = _inside(model)
     if isinstance(inner, DistributedDataParallel):
         raise ValueError(
-            "replicas= is for modules that nothing wraps, and a DistributedDataParallel module has a process "
-            "group of its own. Leave it out, or attach the module inside"
+            "replicas= is for modules without a wrapper, and a DistributedDataParallel module has its own "
+            "process group. Leave replicas= out, or attach the module inside"
         )
     why = _why_not(inner, but=_FSDP)
     if why is None and isinstance(inner, nn.Module):
@@ -78,7 +78,7 @@ def replicated_in(model: object) -> nn.Module:
 
 
 def is_plain(model: object) -> bool:
-    """Whether it is a module that nothing wraps but what is taken off, and that nothing has sharded."""
+    """Whether it is a module that is not sharded and has no wrapper beside those that come off here."""
     inner = _inside(model)
     return (
         isinstance(inner, nn.Module)
@@ -171,7 +171,9 @@ def _plain(given: Any) -> torch.optim.Optimizer:
             "attach(model, optimizer, scaler=scaler)"
         )
     if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
-        raise ValueError(f"the second argument is the optimizer, got {kind}; pass what it schedules")
+        raise ValueError(
+            f"the second argument is the optimizer, got {kind}; pass the optimizer that it schedules"
+        )
     raise ValueError(f"the second argument is an optimizer or a list of them, got {kind}")
 
 

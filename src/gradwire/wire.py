@@ -1,4 +1,4 @@
-"""What `attach` returns: the handle on one attached model."""
+"""`Wire`, which `attach` returns: the handle on one attached model."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
     `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `switch`, `flush` and `detach` are
-    collectives: call them on all ranks, between the same steps. Where some ranks make another call, or are in
-    a step, all of these raise `RanksDisagree`, which names ranks and calls; where some make none,
-    `TransportError` does at the process group's timeout.
+    collectives: call them on all ranks, between the same steps. If some ranks make another call, or are in a
+    step, all those ranks raise `RanksDisagree`, which names ranks and calls. If some ranks make no call, the
+    others raise `TransportError` at the process group's timeout, with the same names.
     """
 
     def __init__(self, attached: Attached) -> None:
@@ -87,7 +87,7 @@ class Wire:
 
     @property
     def overlap(self) -> bool:
-        """Whether exchanges run under the backward pass (the default) or all after it."""
+        """Whether exchanges run during the backward pass (the default) or all after it."""
         return self._backward.overlap
 
     @overlap.setter
@@ -108,13 +108,14 @@ class Wire:
 
     @watching.setter
     def watching(self, value: bool) -> None:
-        """Takes effect from the next backward pass; costs memory and a pass over what is remembered."""
+        """Takes effect from the next backward pass. It costs memory and a pass over the memory of unsent
+        gradient."""
         self._watch.turn(value)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it, backward passes add to `p.grad` on this rank and send nothing, for accumulation.
 
-        With DDP it is `ddp.no_sync()`, which wants the forward passes inside, too.
+        With DDP it is `ddp.no_sync()`, which must contain the forward passes, too.
 
         Example::
 
@@ -127,9 +128,8 @@ class Wire:
     def diagnose(self) -> Diagnosis:
         """Compare the ranks' gradients of the last step: is one rank's choice good for all? A collective.
 
-        Two all-reduces of the gradient's size. Raises `ValueError` where nothing was watched, and
-        `RanksDisagree` on all ranks where some watched another step than others. Later reports show the
-        result.
+        It takes two all-reduces of the gradient's size. Raises `ValueError` if nothing was watched. Raises
+        `RanksDisagree` on all ranks if they watched different steps. Later reports show the result.
 
         Example::
 
@@ -145,7 +145,7 @@ class Wire:
         return self._diagnosis
 
     def report(self) -> Report:
-        """An account of what runs, why, and what it costs.
+        """An account of the recipe that runs, why it runs, and what it costs.
 
         Example::
 
@@ -158,10 +158,10 @@ class Wire:
         """Flat numbers for dashboards: this rank's last step, and the mean of the last 50 under its recipe.
 
         Names begin with "gradwire/" and say the unit: `docs/telemetry.md` has the list. Unknown numbers are
-        left out. Sends nothing, so one rank alone may call it.
+        left out. It sends nothing, so one rank alone may call it.
 
-        `gradwire/residual_to_gradient` takes a pass over memory and gradients, which must be as backward left
-        them: call it before unscaling, clipping, and `zero_grad`.
+        `gradwire/residual_to_gradient` takes a pass over memory and gradients. They must be as backward left
+        them, so call this before unscaling, clipping, and `zero_grad`.
 
         Example::
 
@@ -173,12 +173,13 @@ class Wire:
         return metrics_of(self._backward, self._source, _loss_scale(self.attached.scaler))
 
     def note_loss(self, loss: float | Tensor) -> None:
-        """Tell this rank's loss of a step, so that gradwire notices if losses rise. Sends nothing by itself.
+        """Note this rank's loss of a step, so that gradwire notices if losses rise. It sends nothing by
+        itself.
 
-        Every 32 steps the ranks compare what they have noted with the lowest mean of 32 steps so far. Where
-        it has risen twice in a row by more than losses of single steps vary, `auto` goes back to dense; any
-        other recipe goes on. The log warns once, and the report shows it. `loss` is read here, so a tensor on
-        a GPU is waited for.
+        Every 32 steps the ranks compare the mean of the noted losses with the lowest mean of 32 steps so far.
+        If it has risen twice in a row by more than losses of single steps vary, the log warns once, and the
+        report shows it. `auto` then goes back to dense; any other recipe stays. The call reads `loss`, so
+        with a tensor on a GPU it waits for the GPU.
 
         Example::
 
@@ -194,8 +195,8 @@ class Wire:
 
         `target` is a TensorBoard `SummaryWriter`; "prometheus", or a registry of `prometheus_client`; the
         `Path` of a file for the node exporter's textfile collector; a `logging.Logger`, at level INFO; or a
-        function, called as `target(metrics, step=step)`. A target that raises is dropped, which is logged:
-        training goes on.
+        function, called as `target(metrics, step=step)`. A target that raises is dropped with a line in the
+        log, and training goes on.
 
         Raises `TypeError` for another target, `ValueError` unless `every` is at least 1, and `ImportError`
         without `prometheus_client`.
@@ -232,7 +233,7 @@ class Wire:
         """This rank's state as plain tensors, under a key that names the rank: "rank0", "rank1", …
 
         For an exact resume, save the state of every rank. Dictionaries of several ranks may be merged into
-        one. `kind="mean"` is deprecated: it is `mean_state_dict()`. Raises `ValueError` for any other kind.
+        one. `kind="mean"` is deprecated: call `mean_state_dict()`. Raises `ValueError` for any other kind.
 
         Example::
 
@@ -250,8 +251,8 @@ class Wire:
     def mean_state_dict(self) -> dict[str, Any]:
         """The mean of all ranks' states, the same on all ranks, under the key "mean". A collective.
 
-        For savers that write from one rank only: it can be loaded on all ranks of any world.
-        One all-reduce per parameter.
+        It is for code that saves from one rank only. All ranks of any world can load it. It takes one
+        all-reduce per parameter.
 
         Example::
 
@@ -264,11 +265,12 @@ class Wire:
         )
 
     def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
-        """Resume: from this rank's state, a mean, or the states of all ranks of any world. A collective.
+        """Resume from this rank's state, from a mean, or from the states of all ranks of any world. A
+        collective.
 
-        States of several ranks come as a list or in one dictionary. With those of another world, all ranks
-        start with the mean. With `missing="drop"` states of ranks may be missing: all start with the mean of
-        the others, and what the missing ones had not sent is lost.
+        Pass the states of several ranks as a list or in one dictionary. If they come from another world, all
+        ranks start with their mean. With `missing="drop"` some states may be missing: all ranks start with
+        the mean of the others, and the unsent gradient of the missing ranks is lost.
 
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
         when ranks load different steps or plans.
@@ -285,10 +287,10 @@ class Wire:
     def save(self, folder: str | os.PathLike[str]) -> int:
         """Save every rank's state in `folder`, one file per rank, and return their step. A collective.
 
-        The folder may be shared by the ranks, or each rank's own; it belongs to this attached model alone.
-        If the run is killed at any moment, `load` finds this save or the one before it, as a whole. Older
-        ones are removed. Save the model first, under the step's name (`wire.report().step`): what `load`
-        returns then says which file of the model belongs to it.
+        The ranks may share the folder, or each may have its own. It belongs to this attached model alone. If
+        the run is killed, at whatever moment, `load` finds either this save or the one before it, complete.
+        Older ones are removed. Save the model first, under the step's name (`wire.report().step`). The step
+        that `load` returns then says which file of the model belongs to it.
 
         If a rank cannot write, raises `OSError` on that rank and `PeerFailed` on the others.
 
@@ -303,9 +305,9 @@ class Wire:
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
         """Resume from the newest complete set of files that `save` left in `folder`. A collective.
 
-        Returns its step, or `None` where nothing has been saved. The same number of ranks resumes bit for
-        bit, each with its own state. Another number starts with the mean, and each rank must see all files.
-        `missing` is as for `load_state_dict`.
+        Returns the step of that save, or `None` if nothing has been saved. On the same number of ranks, each
+        resumes bit for bit with its own state. On another number, all start with the mean, and each rank must
+        see all files. `missing` is as for `load_state_dict`.
 
         Raises `FileNotFoundError` on all ranks when files of the set have been lost. For a damaged file,
         raises `ValueError` on the rank that reads it and `PeerFailed` on the others. Raises what
@@ -322,15 +324,16 @@ class Wire:
         )
 
     def switch(self, recipe: str | Recipe | Composition) -> None:
-        """Change the recipe, from the next step on. A collective. What is unsent is kept.
+        """Change the recipe, from the next step on. A collective. Unsent gradient is kept.
 
-        `recipe` is as for `attach`; the policy stays. Where the new recipe remembers nothing, as `dense`, the
-        next step sends all that is unsent first. Momentum that the old recipe applied is dropped, with a
-        warning: from then on it is the optimizer's business. On a single rank nothing is compressed before or
+        `recipe` is as for `attach`; the policy stays. If the new recipe has no memory, like `dense`, the next
+        step sends all unsent gradient. If the old recipe applied momentum, that momentum is dropped with a
+        warning: the optimizer must apply it from then on. On a single rank nothing is compressed, before or
         after.
 
-        Raises `ValueError` for a recipe that `attach` would refuse, `PeerFailed` on the other ranks, and
-        `RanksDisagree` where ranks name different ones; then nothing has changed on any rank.
+        Raises `ValueError` for a recipe that `attach` would refuse, and `PeerFailed` on the other ranks.
+        Raises `RanksDisagree` if ranks name different recipes. In these cases nothing has changed on any
+        rank.
 
         Example, to compress more once the first thousand steps are done::
 
@@ -363,8 +366,8 @@ class Wire:
     def flush(self) -> None:
         """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
 
-        Follow it by `optimizer.step()`, or `scaler.step(optimizer)`: with a scaler, the added gradient
-        carries the loss scale, as every gradient does. One all-reduce of the memory.
+        Call `optimizer.step()` next, or `scaler.step(optimizer)`: with a scaler, the added gradient carries
+        the loss scale, as every gradient does. It takes one all-reduce of the memory.
 
         Example, at the end of training::
 
@@ -412,8 +415,8 @@ class Wire:
     def detach(self) -> None:
         """Flush, and then run plain all-reduce, because wrappers cannot unregister hooks. A collective.
 
-        Follow it by `optimizer.step()`, as `flush`. Warns if the recipe has applied momentum: from then on
-        the optimizer has to.
+        Call `optimizer.step()` next, as after `flush`. Warns if the recipe has applied momentum: the
+        optimizer must apply it from then on.
 
         Example::
 

@@ -378,7 +378,7 @@ def test_survivors_of_a_shard_go_on_without_the_others() -> None:
     for number, told in enumerate(loads([0, 1, 3])):
         if number % 2 == 0:
             assert told == _sum_of(states[0]["memory"])
-    assert all("no state of some shard is left" in told for told in loads([0, 2]))
+    assert all("for some shard no state is left" in told for told in loads([0, 2]))
 
 
 def _sum_of(memory: Mapping[str, Tensor]) -> str:

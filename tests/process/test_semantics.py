@@ -124,7 +124,7 @@ def test_exploring_finds_what_is_gained_and_sent(world: Results) -> None:
 
 
 def test_exploring_needs_the_optimizer(world: Results) -> None:
-    assert all("attach with the optimizer" in text for text in value(world, "explored without optimizer"))
+    assert all("pass the optimizer to attach" in text for text in value(world, "explored without optimizer"))
 
 
 def test_exploring_needs_a_run_that_has_begun(world: Results) -> None:

@@ -21,9 +21,9 @@ def doctor(
         Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")
     ] = None,
 ) -> None:
-    """Say what gradwire finds here and would use: paste it into an issue report. Sends and changes nothing.
+    """Say what gradwire finds on this machine and would use, for issue reports. Sends and changes nothing.
 
-    The exit code is 1 if something is missing without which training cannot be attached.
+    The exit code is 1 if something is missing that training with gradwire needs.
     """
     try:
         check_folder(json_path)

@@ -1,4 +1,4 @@
-"""What the command line is told as `package.module:function`: the user's own code."""
+"""The user's own code, which the command line gets as `package.module:function`."""
 
 import sys
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def made(name: str) -> Any:
-    """What the function returns that `name` says, looked for in the current folder first.
+    """The result of the function `name`, which is looked for in the current folder first.
 
     Raises `ValueError` where there is no such function, or it cannot be called without arguments.
 

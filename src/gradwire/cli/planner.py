@@ -16,15 +16,19 @@ Model = Annotated[
     str | None, typer.Option(help="A published network, such as resnet50, or package.module:function.")
 ]
 Shapes = Annotated[Path | None, typer.Option(help="Instead of --model: a JSON file of parameter shapes.")]
-Rate = Annotated[str, typer.Option(help="Of a rank's link, or with --nodes of a node's: 1gbit.")]
-Delay = Annotated[str, typer.Option(help="One way between ranks, or nodes: 1ms.")]
+Rate = Annotated[str, typer.Option(help="Rate of a rank's link, or with nodes of a node's: 1gbit.")]
+Delay = Annotated[str, typer.Option(help="One-way delay between ranks, or nodes: 1ms.")]
 PerNode = Annotated[int | None, typer.Option(help="Ranks on each node.")]
 Inside = Annotated[str | None, typer.Option(help="Rate of a rank's link inside its node.")]
-InsideDelay = Annotated[str, typer.Option(help="One way inside a node.")]
-Step = Annotated[str, typer.Option(help="A step on one rank without communication: 180ms.")]
-Backward = Annotated[str | None, typer.Option(help="The backward pass in it; two thirds by default.")]
+InsideDelay = Annotated[str, typer.Option(help="One-way delay inside a node.")]
+Step = Annotated[str, typer.Option(help="Time of a step on one rank without communication: 180ms.")]
+Backward = Annotated[
+    str | None, typer.Option(help="Time of the backward pass; by default two thirds of --step.")
+]
 Overlap = Annotated[bool, typer.Option(help="Whether gradients travel during the backward pass.")]
-Recipes = Annotated[str | None, typer.Option(help="Instead of the usual ones: separated by semicolons.")]
+Recipes = Annotated[
+    str | None, typer.Option(help="Recipes instead of the usual ones, separated by semicolons.")
+]
 Codec = Annotated[
     str, typer.Option(help="Codec costs: cached or measured on this machine, free, or probe's JSON file.")
 ]
@@ -36,15 +40,15 @@ def plan(
     step: Step,
     model: Model = None,
     shapes: Shapes = None,
-    workers: Annotated[int | None, typer.Option(help="Ranks in all.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of ranks.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
     per_node: PerNode = None,
     delay: Delay = "0s",
     inside: Inside = None,
     inside_delay: InsideDelay = "0s",
     backward: Backward = None,
     overlap: Overlap = True,
-    target: Annotated[float, typer.Option(help="The share of linear that auto is to reach.")] = 0.95,
+    target: Annotated[float, typer.Option(help="Share of linear that auto aims at.")] = 0.95,
     recipes: Recipes = None,
     codec: Codec = "cached",
     json_path: Json = None,

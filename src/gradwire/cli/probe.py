@@ -94,7 +94,7 @@ def _start(
 ) -> NoReturn:
     """Become torchrun, which starts this command on every rank."""
     if "RANK" in os.environ:
-        raise ValueError("--nproc: this already runs on a rank")
+        raise ValueError("--nproc: this process is already a rank")
     words = ["-m", "gradwire", "probe", "--verbs", ",".join(verbs), "--budget", str(budget_s)]
     for option, path in (("--picture", picture), ("--json", json_path)):
         words += [] if path is None else [option, str(path)]
@@ -169,7 +169,7 @@ def _measured(texts: str, budget_s: float) -> dict[str, CodecCurves]:
     for each in chosen:
         built = each.build()
         if built.next is not None:
-            raise ValueError(f"{each} decides when it has measured; name what it may choose")
+            raise ValueError(f"{each} decides only after measuring: name recipes that it may choose")
         found[str(each)] = measure_codec(built.exchange, budget_s=budget_s)
     return found
 

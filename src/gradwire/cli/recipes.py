@@ -22,7 +22,7 @@ NUMEL = 1 << 20
 
 
 class Group(StrEnum):
-    """What recipes send: see `GROUPS` of the catalogue."""
+    """The kinds of recipes by what they send: see `GROUPS` of the catalogue."""
 
     WHOLE = "whole"
     CHOSEN = "chosen"
@@ -33,13 +33,13 @@ class Group(StrEnum):
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Say all about this one.")] = None,
-    group: Annotated[Group | None, typer.Option(help="Only those that send such things.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Describe this recipe.")] = None,
+    group: Annotated[Group | None, typer.Option(help="List only recipes of this kind.")] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")
     ] = None,
 ) -> None:
-    """List recipes with bytes per element on four ranks and when to use them, or say all about one.
+    """List recipes with bytes per element on four ranks and when to use them, or describe one.
 
     Example: gradwire recipes topk
     """
@@ -62,7 +62,7 @@ def _chosen(name: str | None, group: Group | None) -> list[Entry]:
     if name is None:
         return [entry for entry in entries() if group is None or entry.name in GROUPS[group]]
     if group is not None:
-        raise ValueError("a recipe and a group: give one of the two")
+        raise ValueError("give either a recipe or a group, not both")
     known = recipe(name).name  # which says what is near, if it is unknown
     return [entry for entry in entries() if entry.name == known]
 

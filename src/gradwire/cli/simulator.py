@@ -37,7 +37,9 @@ def simulate(
     step: Step,
     model: Model = None,
     shapes: Shapes = None,
-    workers: Annotated[str, typer.Option(help="Ranks in all: 2..4096 by doubling, or 8,32,128.")] = "2..4096",
+    workers: Annotated[
+        str, typer.Option(help="Numbers of ranks: 2..4096 by doubling, or 8,32,128.")
+    ] = "2..4096",
     per_node: PerNode = None,
     delay: Delay = "0s",
     inside: Inside = None,
@@ -45,11 +47,11 @@ def simulate(
     backward: Backward = None,
     overlap: Overlap = True,
     stragglers: Annotated[float, typer.Option(help="Spread of a rank's computing time, such as 0.1.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of what stragglers are drawn from.")] = 0,
-    memory: Annotated[float, typer.Option(help="GiB that a rank has left on top of DDP's.")] = 16.0,
+    seed: Annotated[int, typer.Option(help="Seed of the stragglers' times.")] = 0,
+    memory: Annotated[float, typer.Option(help="GiB that a rank has on top of what DDP takes.")] = 16.0,
     recipes: Recipes = None,
     codec: Codec = "cached",
-    picture: Annotated[Path | None, typer.Option(help="Draw it to a file: .svg, .png or .pdf.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the plot to a file: .svg, .png or .pdf.")] = None,
     json_path: Json = None,
 ) -> None:
     """Predict efficiency against the number of workers, by recipe. Nothing is run.

@@ -1,4 +1,4 @@
-"""Where the command begins. Nothing but this file is imported before Ctrl-C is dealt with."""
+"""The start of the command. Nothing but this file is imported before Ctrl-C is handled."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What commands that predict are told: a model, links, times, and what codecs cost."""
+"""The arguments of commands that predict: a model, links, times, and the costs of codecs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model_of(model: str | None, shapes: Path | None) -> Profile | nn.Module:
     `make` returns a module, or as for `gradwire bench` a tuple that begins with one.
     """
     if (model is None) == (shapes is None):
-        raise ValueError("say either --model or --shapes")
+        raise ValueError("give either --model or --shapes")
     if shapes is not None:
         return read(shapes)
     assert model is not None
@@ -36,7 +36,7 @@ def model_of(model: str | None, shapes: Path | None) -> Profile | nn.Module:
         found = made(model)
     network = found[0] if isinstance(found, tuple) and found else found
     if not isinstance(network, nn.Module):
-        raise ValueError(f"{model} returned {type(network).__name__}, which is no module")
+        raise ValueError(f"{model} returned {type(network).__name__}, which is not a module")
     return network
 
 
@@ -48,13 +48,13 @@ def places(workers: int | None, nodes: int | None, per_node: int | None) -> tupl
     """
     if workers is None:
         if nodes is None:
-            raise ValueError("say --workers, or --nodes with --per-node")
+            raise ValueError("give --workers, or --nodes with --per-node")
         workers = nodes * (per_node or 1)
     if nodes is not None and nodes < 1:
         raise ValueError(f"nodes={nodes} must be at least 1")
     per_node = per_node or (1 if nodes is None else workers // nodes)
     if nodes is not None and nodes * per_node != workers:
-        raise ValueError(f"nodes={nodes} of per_node={per_node} are not workers={workers}")
+        raise ValueError(f"nodes={nodes} with per_node={per_node} ranks are not workers={workers}")
     return workers, per_node
 
 
@@ -74,7 +74,7 @@ def texts_of(recipes: str | None, default: Sequence[str]) -> list[str]:
 
 
 def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:
-    """What codecs cost: "free", "cached" or "measured" here, or a file of `gradwire probe --codecs`.
+    """The costs of codecs: "free", "cached" or "measured" here, or a file of `gradwire probe --codecs`.
 
     Recipes of which nothing is known are left out.
     """
@@ -101,7 +101,7 @@ def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:
 def _line(stated: dict[str, Any]) -> Line:
     line = Line(float(stated["base_s"]), float(stated["slope_s"]))
     if not (isfinite(line(1.0)) and min(line.base_s, line.slope_s) >= 0.0):
-        raise ValueError(f"{line} is no time")
+        raise ValueError(f"{line} is not a time")
     return line
 
 

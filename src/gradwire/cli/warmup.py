@@ -15,13 +15,14 @@ from gradwire.recipes import recipe as named
 
 def warmup(
     recipe: Annotated[
-        str | None, typer.Option(help="Only what this recipe may call: topk, mergecomp(inner='int8').")
+        str | None,
+        typer.Option(help="Compile only kernels that this recipe may call: topk, mergecomp(inner='int8')."),
     ] = None,
 ) -> None:
     """Compile kernels and keep them for later processes on machines like this one.
 
-    All of them, which takes a minute or two, or those of one recipe. Once for each version of gradwire, Numba
-    and Python.
+    It compiles all kernels, which takes a minute or two, or those of one recipe. Run it once for each version
+    of gradwire, Numba and Python.
     """
     try:
         modules = None if recipe is None else _modules_of(recipe)

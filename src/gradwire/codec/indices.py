@@ -1,4 +1,4 @@
-"""Which elements travel, in the fewest bytes: a list, one bit per element, or Elias-Fano coded.
+"""The indices of elements in the fewest bytes: a list, one bit per element, or Elias-Fano coded.
 
 A list costs 32 bits for each of k elements and is for a handful of them. A bitmap costs one bit for each of n
 and is shortest above k/n = 0.4. Between them indices are coded, within 1.08 of the entropy log2 C(n, k). Each

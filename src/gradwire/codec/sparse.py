@@ -79,7 +79,7 @@ class SparseLayout:
 
     @cached_property
     def buffer(self) -> Buffer:
-        """Where words and values lie."""
+        """The places of words and values."""
         return Buffer(index_words(self.count, self.numel), self.count, self.dtype)
 
     @cached_property

@@ -35,11 +35,11 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
 
 
 DIRECT_WORLD = 8
-"""Among at most so many ranks the verdict goes direct: every rank sends its table to all others."""
+"""Among at most this many ranks the verdict goes direct: every rank sends its table to all others."""
 
 
 def shortest_sum(world: int) -> Algorithm:
-    """How an all-reduce of few bytes, which all ranks wait for, should go.
+    """The best algorithm for an all-reduce of few bytes for which all ranks wait.
 
     A direct one takes one latency where a ring takes 2(N-1), and half as many messages; its bytes are N/2
     times as many.
@@ -113,7 +113,7 @@ class Round:
 
 
 class Pending(Protocol):
-    """A collective under way."""
+    """A collective that is running."""
 
     def wait(self) -> None:
         """Block until the result is in place. Raises `TransportError` when the transport broke."""
@@ -126,7 +126,7 @@ class Pending(Protocol):
 
 
 class Done:
-    """Nothing is under way."""
+    """Nothing is running."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -140,7 +140,7 @@ DONE = Done()
 
 
 class Comm(ABC):
-    """What an exchange may use to talk to its peers: one rank of `world`.
+    """The means by which an exchange talks to its peers: one rank of `world`.
 
     Implementations have one method, `issue`; the five verbs are its spellings. Every rank must issue the same
     rounds in the same order. Buffers belong to the caller and must not be touched until the returned
@@ -154,7 +154,7 @@ class Comm(ABC):
     verifies = False
     """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes: see `gradwire.comm.checked`."""
     overhead_bytes = 0.0
-    """What was sent beside payloads so far, in the sense of `Round.wire_bytes`."""
+    """The bytes sent beside payloads so far, in the sense of `Round.wire_bytes`."""
 
     @abstractmethod
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
@@ -251,7 +251,9 @@ def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device
     sent = heard = round_.numel
     if round_.at_most:
         if not told:
-            raise TransportError("this rank failed between messages whose lengths only what failed has known")
+            raise TransportError(
+                "this rank failed between messages, and only the code that failed knew their lengths"
+            )
         sent, heard = round_.least, round_.least + told.popleft()
     if not sent <= heard <= round_.numel:
         raise TransportError(f"a peer announces {heard} elements, where there are {round_.numel} at most")

@@ -55,7 +55,7 @@ class Board:
         self._ask(lambda: self._store.set(f"{page}/{self.rank}", text))
 
     def read(self, page: str) -> dict[int, str]:
-        """What is on `page`, by rank: a question to the store for each rank, and one more where it wrote."""
+        """The entries on `page`, by rank: one question to the store for each rank, one more if it wrote."""
 
         def found(rank: int) -> bytes | None:
             key = f"{page}/{rank}"

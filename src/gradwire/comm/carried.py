@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Work
 
 
 class Carried(Work):
-    """What a process group returns for a collective that `carry` performs; `collective` returns the tensors.
+    """The work that a process group returns for a collective of `carry`; `collective` returns the tensors.
 
     torch's `_create_work_from_future` loses errors in two places: the `wait` of its work never raises, and an
     exception stored by `Future.set_exception` is a value in C++, where DDP takes it for gradients. Here
@@ -71,5 +71,5 @@ class Carried(Work):
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What the collective raised, if it has ended badly."""
+        """The exception of the collective, if it has failed."""
         return self._error

@@ -44,7 +44,7 @@ _SPREAD = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Sealed:
-    """How a payload of `payload_bytes` lies in a message with its checksums.
+    """The layout of a message: a payload of `payload_bytes` with its checksums.
 
     If it is long, its last `told_bytes` travel twice. Every copy is filled up with zeros to a multiple of 8
     bytes, and its checksum follows.
@@ -58,7 +58,7 @@ class Sealed:
 
     @property
     def bytes(self) -> int:
-        """Of the message."""
+        """The length of the message."""
         return sum(copies * (_filled(stop - start) + _CHECK.size) for start, stop, copies in self._parts())
 
     def _parts(self) -> tuple[tuple[int, int, int], ...]:
@@ -236,7 +236,7 @@ class CheckedComm(Comm):
         return Judged(watch, self._inner.hop(checked), ended)
 
     def _way(self, round_: Round, tensor: Tensor) -> Collective:
-        """By hops of our own, whatever the library would do."""
+        """The algorithm: hops of our own, whatever the library would do."""
         if round_.algorithm != "library":
             return collective_of(round_, tensor)
         if round_.verb == "broadcast":
@@ -247,7 +247,7 @@ class CheckedComm(Comm):
 
 
 class Opening:
-    """Something to come, and what is done with it, once, in the thread that waits."""
+    """A message to come, and the function that is applied to it, once, in the thread that waits."""
 
     def __init__(self, coming: Pending, opened: Callable[[], None]) -> None:
         self._coming = coming
@@ -279,7 +279,7 @@ class Judged(Opening):
 class CheckedPeers:
     """The other ranks, for one collective; see `gradwire.comm.hops.Peers`.
 
-    What is damaged is handed on all the same, because others wait for it.
+    A damaged message is handed on all the same, because others wait for it.
     """
 
     def __init__(self, peers: Peers, watch: Watchman) -> None:

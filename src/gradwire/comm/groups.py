@@ -129,7 +129,7 @@ def _lend(free: dist.ProcessGroup | None, terms: _Terms) -> dist.ProcessGroup:
 
 
 def give_back(group: dist.ProcessGroup) -> None:
-    """Let the next model have `group`: nothing is under way on it, and nothing on it has failed.
+    """Let the next model have `group`: no collective runs on it, and nothing on it has failed.
 
     Does nothing to a group of the user's.
     """
@@ -139,7 +139,7 @@ def give_back(group: dist.ProcessGroup) -> None:
 
 @contextmanager
 def given_back_if_refused(*groups: dist.ProcessGroup) -> Iterator[None]:
-    """`attach` refuses on all ranks at once, so nothing is under way; a broken transport stays broken."""
+    """`attach` refuses on all ranks at once, so no collective is running; a broken transport stays broken."""
     try:
         yield
     except TransportError:
@@ -155,7 +155,7 @@ STREAMED = frozenset({"nccl", "xccl"})
 
 
 def backend_at(group: dist.ProcessGroup, where: torch.device) -> str | None:
-    """What carries tensors at `where`, as far as torch knows; `None` if nothing does."""
+    """The backend that carries tensors at `where`, as far as torch knows; `None` if there is none."""
     configured: str = str(dist.get_backend_config(group))
     backends = dict(each.split(":", 1) for each in configured.split(",") if ":" in each)
     return backends.get(where.type)
@@ -167,7 +167,7 @@ def carries_cpu(group: dist.ProcessGroup) -> bool:
 
 
 def _terms(group: dist.ProcessGroup, where: torch.device = _CPU) -> _Terms:
-    """What a group must have in common with another to stand in for it. Raises `KeyError` if it was ended.
+    """The properties that a group must share with another to stand in for it. `KeyError` if it was ended.
 
     The timeout is that of the backend for tensors at `where`.
     """

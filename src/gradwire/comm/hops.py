@@ -73,12 +73,12 @@ def ring_all_reduce(tensor: Tensor, peers: Peers) -> None:
 
 
 def _ring_neighbours(peers: Peers) -> tuple[int, int]:
-    """To whom a rank sends, and from whom it receives."""
+    """The rank to which a rank sends, and the one from which it receives."""
     return (peers.rank + 1) % peers.world, (peers.rank - 1) % peers.world
 
 
 def _ring_sum(parts: Sequence[Tensor], peers: Peers) -> None:
-    """Afterwards this rank holds the sum of part rank + 1."""
+    """Add up around the ring. Afterwards this rank holds the sum of part rank + 1."""
     target, source = _ring_neighbours(peers)
     scratch = torch.empty_like(parts[0])
     for hop in range(peers.world - 1):
@@ -92,7 +92,7 @@ def _ring_sum(parts: Sequence[Tensor], peers: Peers) -> None:
 
 
 def _ring_gather(parts: Sequence[Tensor], peers: Peers) -> None:
-    """From one part each, rank + 1, to all parts on all ranks."""
+    """Hand parts on: each rank begins with part rank + 1, and all ranks end with all parts."""
     target, source = _ring_neighbours(peers)
     for hop in range(peers.world - 1):
         came = peers.receive(parts[(peers.rank - hop) % peers.world], source)

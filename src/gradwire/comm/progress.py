@@ -36,7 +36,7 @@ class Promise:
         self._error: BaseException | None = None
 
     def wait(self) -> None:
-        """Block until the job is done; raises what it raised."""
+        """Block until the job is done; raises its exception."""
         self._ended.wait()
         if self._error is not None:
             raise self._error

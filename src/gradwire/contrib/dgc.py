@@ -94,7 +94,7 @@ class MomentumCorrection:
         )
 
     def _scales(self, grads: Gradients, world: int) -> float | list[float]:
-        """What each parameter's gradient is multiplied by."""
+        """The factor on each parameter's gradient."""
         scale = grads.scale
         if self.clip is None:
             return scale
@@ -160,7 +160,7 @@ class Ramp:
 
     @property
     def laws(self) -> SelectorLaws:
-        """What all of them promise."""
+        """The promises of all of them."""
         return SelectorLaws(
             shared=all(selector.laws.shared for selector in self.selectors),
             contractive=all(selector.laws.contractive for selector in self.selectors),

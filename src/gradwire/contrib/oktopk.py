@@ -87,10 +87,10 @@ class OkTopK:
         return finish
 
     def _slots(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Slots, Slots]:
-        """What a rank sends an owner, and an owner all ranks."""
+        """The message from a rank to an owner, and from an owner to all ranks."""
         if numel > 2**31:
             raise ValueError(
-                f"a unit of {numel} elements: places travel in 32 bits here; cut it, or use topk"
+                f"a unit of {numel} elements is too large: indices travel in 32 bits. Cut it, or use topk"
             )
         count = self.selector.count(numel, at)
         capacity = min(count, math.ceil(self.slack * count / at.world))

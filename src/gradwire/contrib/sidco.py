@@ -91,7 +91,7 @@ def stage_ratios(ratio: float, stages: int) -> tuple[float, ...]:
 
 
 def gamma_threshold(mean: float, mean_log: float, ratio: float) -> float:
-    """What a share `ratio` of gamma magnitudes exceeds, for shapes near 1 (corollary 1.2), 0 or more.
+    """The threshold that a share `ratio` of gamma magnitudes exceeds, for shapes near 1 (corollary 1.2).
 
     The shape is the closed form of Minka 2002 that the paper takes.
 
@@ -106,7 +106,7 @@ def gamma_threshold(mean: float, mean_log: float, ratio: float) -> float:
 
 
 def pareto_threshold(mean: float, variance: float, ratio: float) -> float:
-    """What a share `ratio` of generalised Pareto magnitudes exceeds, by matching moments (corollary 1.3).
+    """The threshold that a share `ratio` of Pareto magnitudes exceeds, by matching moments (corollary 1.3).
 
     >>> round(pareto_threshold(1.0, 1.0, 0.1), 4)  # of the exponential, ln 10
     2.3026

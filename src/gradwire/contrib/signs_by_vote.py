@@ -90,7 +90,7 @@ class MajorityVote:
         return finish
 
     def _packed(self, means: Tensor) -> Tensor:
-        """What travels of the scales, as words."""
+        """The scales as they travel, in words."""
         if self.scale == "none":
             return torch.empty(0, dtype=WORD, device=means.device)
         words = torch.zeros(_words(means.numel(), means.dtype), dtype=WORD, device=means.device)

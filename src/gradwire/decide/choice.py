@@ -1,4 +1,4 @@
-"""Which recipe, by what each is predicted to take, what it keeps of the gradient, and what trials have shown.
+"""Chooses the recipe by each one's predicted time, the share of the gradient that it keeps, and its trial.
 
 The rule: the highest fidelity among the recipes that are predicted to reach the target; where none does, the
 fastest. Nothing below the fidelity floor counts, and nothing that does not beat dense by more than noise.
@@ -43,7 +43,7 @@ MOST_EXAMINED = 8
 
 @dataclass(frozen=True)
 class Option:
-    """One recipe: what is predicted of it, what it keeps, and what it took on trial (`None` before).
+    """One recipe with its prediction, the share that it keeps, and its time on trial (`None` before).
 
     It runs as `text`, which differs from `recipe` where it is cut otherwise than it would be by itself.
     """
@@ -141,7 +141,7 @@ class Standing:
         return seconds < (1.0 - self.margin) * self.dense_s
 
     def best(self, *, tried_only: bool = False) -> Option | None:
-        """What should run; `None` is dense."""
+        """The option that should run; `None` is dense."""
         if self.dense_hides:
             return None
         able = [each for each in self.options if each.fidelity >= self.floor]
@@ -179,7 +179,7 @@ class Standing:
         return next(each for each in self.options if each.recipe == recipe)
 
     def table(self, running: str) -> tuple[Considered, ...]:
-        """What was considered, the fastest first, dense among it; `running` is the recipe that runs."""
+        """The recipes considered, the fastest first, dense among them; `running` is the one that runs."""
         dense = Considered(
             "dense",
             self.before_s + (self.dense_s if self.dense_predicted_s is None else self.dense_predicted_s),

@@ -1,4 +1,4 @@
-"""Which ratio and which collective, again whenever the link or the gradient changes.
+"""Chooses a ratio and a collective, again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 sections III-C and III-D. Differences from the paper: the link is what the steps' own collectives find, and
@@ -6,9 +6,9 @@ has changed when their times leave it by more than they vary (`gradwire.planning
 candidates comes from one histogram of the live gradient and not from ten iterations of each; where one rank
 chooses for all, the gain is a smaller one, by the share that its exchange was found to send. Ways are
 compared by what is really sent and how: the library's all-gather goes round a ring, which takes N−1 latencies
-and not log N, and places are coded. What a way takes beyond that, such as messages that wait for their
-announcement, or hops in Python on cores that compute, no model knows. So every way is tried for a few steps,
-at first and when steps take another time than they did over the same link, and what it took there is added.
+and not log N, and places are coded. No model knows the time that a way takes beyond that: messages wait for
+their announcement, hops in Python run on cores that compute. So every way is tried for a few steps, at first
+and when steps take another time than they did over the same link, and what it took there is added.
 And by default the ratio with the most gain per second of the step is taken: a knee point scales every
 objective over the front, so where time rises linearly with the ratio, a link half as fast would change
 nothing.
@@ -84,7 +84,7 @@ class Seen:
 
 
 def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> Seen:
-    """What a step's collectives tell of the link.
+    """The link as seen by a step's collectives.
 
     >>> from gradwire.planning.collectives import Transfer
     >>> rounds = [Transfer("all_reduce", 1e6, "ring")]  # 6 ms of latencies, 1.5 MB on the busiest link
@@ -173,7 +173,7 @@ class Flexible:
         return Level(self._gain_change, window=LOOKS, soonest=LOOKS)
 
     def _try_all(self) -> None:
-        """What ways took says nothing any more."""
+        """Forget the times of all ways, and try each again."""
         self._took, self._more_s, self._is_due = {}, {}, True
         self._untried = [way for way in WAYS if way != self.now.way]
 
@@ -207,7 +207,7 @@ class Flexible:
         return self._take(choice, f"{seen} call for {choice}")
 
     def _take(self, choice: Choice, why: str) -> Choice:
-        """What steps took, and what they sent, was under the other choice."""
+        """Forget times and bytes of steps: they are those of the other choice."""
         self._steps_s.clear()
         self._sent = self._level_of_gain()
         self.now, self.why = choice, why
@@ -227,11 +227,11 @@ class Flexible:
         return min(self._gains, key=lambda known: abs(known - ratio))
 
     def _own_gain(self, ratio: float) -> float:
-        """Of what each rank chooses for itself."""
+        """The gain if each rank chooses for itself."""
         return self._gains[self._nearest(ratio)]
 
     def _share(self, way: str) -> float:
-        """What a way sends of that: a leader's choice is not the best one for the other ranks."""
+        """The share of that gain in a way: a leader's choice is not the best one for the other ranks."""
         return median(self._led) if self._led and way != ALL_GATHER else 1.0
 
     def _plan(self, seen: Seen) -> Choice:

@@ -1,4 +1,4 @@
-"""Signs that training suffers from what is not sent, from a few numbers of all ranks.
+"""Signs that training suffers from unsent gradient, from a few numbers of all ranks.
 
 Unsent gradient should reach a plateau. If it grows in proportion to the gradients of a step, gradients shrink
 faster than they are sent, or errors feed on themselves. Losses, if the user notes them, should not rise by
@@ -78,7 +78,7 @@ class Lag:
         self._above = 0
 
     def add(self, fresh: float, unsent: float) -> str:
-        """Take the norms of a step's gradients and of what is unsent; a sentence where that has grown."""
+        """Take the norms of a step's gradients and of the unsent gradient; a sentence if that has grown."""
         if not 0.0 < fresh < math.inf or not unsent < math.inf:
             return ""
         lag = unsent / fresh
@@ -131,7 +131,7 @@ class LossTrend:
 
 
 class Health:
-    """What one rank notes of its losses, the trend of those of all, and what was found wrong, by step."""
+    """The losses that one rank has noted, the trend of all ranks' losses, and the signs found, by step."""
 
     def __init__(self) -> None:
         self.trend = LossTrend()
@@ -144,6 +144,6 @@ class Health:
             self._noted.append(loss)
 
     def take(self) -> Losses:
-        """What was noted since the last call."""
+        """The losses noted since the last call."""
         values = [self._noted.popleft() for _ in range(len(self._noted))]
         return Losses(len(values), fmean(values), pvariance(values)) if values else Losses(0, 0.0, 0.0)

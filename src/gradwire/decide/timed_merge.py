@@ -117,7 +117,7 @@ def timed_search(
     """
     affordable = most_steps // (1 + UNCOUNTED)
     if most_steps < LEAST_STEPS:
-        raise ValueError(f"{most_steps} steps are too few: to time two groupings takes {LEAST_STEPS}")
+        raise ValueError(f"{most_steps} steps are too few: timing two groupings takes {LEAST_STEPS}")
     stride = next(stride for stride in count(1) if groupings(-(-tensors // stride), groups) <= affordable)
     merged = -(-tensors // stride)
 

@@ -26,8 +26,8 @@ _FIELD_BYTES = _TEXT_BYTES + _HASH_BYTES
 def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
     """Compare `fields` over all ranks; raise `RanksDisagree` on all of them, naming field and values.
 
-    One all-gather of 128 bytes per field and rank: a data-dependent length would abort gloo. What
-    differs beyond the first 120 bytes is found by its hash.
+    One all-gather of 128 bytes per field and rank: a data-dependent length would abort gloo. A difference
+    beyond the first 120 bytes is found by a hash.
     """
     columns = _all(list(fields.values()), comm).unbind(1)
     for name, column in zip(fields, columns, strict=True):
@@ -94,7 +94,7 @@ def _all(texts: Sequence[str], comm: Comm) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OptimizerText:
-    """What the optimizers of a model were configured with, as texts to compare.
+    """The configuration of a model's optimizers, as texts to compare.
 
     Of an option that is neither a number, a text, a flag nor a tuple of such, a tensor for instance, only the
     type counts.
@@ -106,7 +106,7 @@ class OptimizerText:
 
     @classmethod
     def of(cls, optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerText:
-        """Of all of them, groups numbered through. Raises what a strange one raises when it is looked at."""
+        """The texts of all optimizers, groups numbered through. Raises what a strange optimizer raises."""
         kinds = [f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" for optimizer in optimizers]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         options = {

@@ -89,7 +89,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Intake:
-    """Where everything in a bucket goes. `units` come with how many of their parameters are in it."""
+    """The destination of everything in a bucket. `units` come with how many of their parameters are in it."""
 
     entries: tuple[Entry, ...]
     runs: tuple[Run, ...]

@@ -52,7 +52,7 @@ class Choosing(Measuring):
 
     @property
     def apart(self) -> bool:
-        """As the profiler says, until it has all facts."""
+        """The profiler's answer until it has all facts; then false."""
         return self._examination is None and self.profiler.apart
 
     def take(self, step: Step, arrival: Arrival) -> None:
@@ -102,7 +102,7 @@ class Choosing(Measuring):
         return None
 
     def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:
-        """How `text` would be cut, and what a step of it should take while codecs cost nothing.
+        """The cuts of `text`, and the predicted time of a step of it while codecs cost nothing.
 
         Cuts are compared with a nominal codec, because in fewer units less of its work hides.
         """
@@ -130,7 +130,7 @@ class Choosing(Measuring):
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:
-    """Those that can be built: a user's recipe may have taken the name of one of ours."""
+    """The candidates that can be built: a user's recipe may have taken the name of one of ours."""
     found = {}
     for text in texts:
         try:

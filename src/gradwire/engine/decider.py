@@ -111,7 +111,7 @@ class Measuring:
         return False
 
     def look(self, step: int, x: Tensor, unsent: Tensor | None) -> None:
-        """As said."""
+        """Does nothing, because `looks` is false."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """The profiler's row. Nothing is said of the link, which is probed in the end."""
@@ -127,7 +127,7 @@ class Measuring:
         return self.decide(surveyed(facts, self.decision, self.around, self.specs))
 
     def decide(self, facts: Facts) -> Composition | None:
-        """What is to run, or `None` where more has to be found out first."""
+        """The composition to run, or `None` if more has to be measured first."""
         self.facts = facts
         return self.decision.decide(facts)
 
@@ -139,7 +139,7 @@ def measuring(
     watch: BackwardWatch,
     layout_of: Callable[[Composition, torch.device], Layout],
 ) -> Measuring:
-    """What measures for `decision`; `layout_of` says how parameters would travel under a composition."""
+    """The decider that measures for `decision`; `layout_of` lays parameters out for a composition."""
     if not decision.candidates:
         return Measuring(decision, specs, around, watch)
     # Loaded by what chooses among recipes.
@@ -149,11 +149,11 @@ def measuring(
 
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
-"""What the link is taken to be, and what it was and is where that has just changed."""
+"""The assumed link, and its change, before and after, if it has just changed."""
 
 
 class Watching:
-    """What runs is watched by the judge of its composition, if it has one, and for signs of bad health.
+    """Watches the running composition: by its judge, if it has one, and for signs of bad health.
 
     The judge's numbers are how long the last step took and its codec; where units were looked at, what that
     came to, and the energy of what their exchanges have left. Those of health are the norms of a step's fresh
@@ -295,7 +295,7 @@ def decider(
     layout_of: Callable[[Composition, torch.device], Layout],
     health: Health,
 ) -> Decider:
-    """What decides while `layout` runs; a rank alone has nothing to decide."""
+    """The decider while `layout` runs; a rank alone has nothing to decide."""
     decision = layout.main.next
     if decision is None or layout.alone:
         return Watching(layout, around, hear, health)
@@ -303,7 +303,7 @@ def decider(
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
-    """What the judge of `layout` is told: the sizes of the largest lane that its exchange works in."""
+    """What the judge of `layout` is told: the sizes of the largest lane in which its exchange works."""
     mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
     largest = max(mine, key=lambda lane: lane.numel, default=None)
     return Watched(world, () if largest is None else tuple(slot.spec.numel for slot in largest.slots))
@@ -330,7 +330,7 @@ def handed_over(now: Layout, asked: Layout, comm: Comm) -> Composition | None:
 
 
 def traffic_for(layout: Layout, around: Surroundings) -> Traffic:
-    """What tells of the link while `layout` runs: what another one has sent was of other sizes."""
+    """The record of the link while `layout` runs: under another layout, messages had other sizes."""
     threshold = THRESHOLD if layout.main.watch is None else layout.main.watch.link_change
     return Traffic(around.comm.world, around.control.world, threshold)
 
@@ -375,7 +375,7 @@ def fewest_cores(control: Comm) -> float | None:
 
 
 def links_for(decision: Decision, world: int) -> tuple[str, ...]:
-    """What to probe: `PROBED`, and what else the recipe asked about sends, as far as that can be probed.
+    """The verbs to probe: `PROBED`, and the others that the recipe uses, as far as they can be probed.
 
     A function of the recipe alone, so that all ranks probe the same.
     """
@@ -386,7 +386,7 @@ def links_for(decision: Decision, world: int) -> tuple[str, ...]:
 
 
 def agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCost | None:
-    """Of the slowest rank, for which all others wait; `None` if it cannot be measured on some rank."""
+    """The codec's cost on the slowest rank, for which all wait; `None` if some rank cannot measure it."""
     failure: BaseException | None = None
     try:
         cost = codec_cost(composition.exchange, composition.text, memory)

@@ -87,7 +87,7 @@ class Engine:
         return Snapshot(layout, step, plan, decides, around, facts)
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
-        """How parameters would travel under another composition, by default where that would run."""
+        """The layout of parameters under another composition, by default where that would run."""
         around = self.around
         if device is None:
             stays = around.elsewhere is None or self.layout_of(composition, META).stays_on_device
@@ -136,7 +136,7 @@ class Engine:
         return replace(made, around=replace(made.around, policy=None))
 
     def snapshot(self) -> Snapshot:
-        """What runs now, for `restore`; what is installed in between has planes of its own."""
+        """The present state, for `restore`. A layout that is installed in between has planes of its own."""
         return Snapshot(self.layout, self.step, self.plan, self._decider, self.around, self.facts)
 
     def restore(self, saved: Snapshot) -> None:

@@ -1,11 +1,11 @@
-"""What some recipes would keep of this training's gradients, and what their codecs cost beside it.
+"""Measures how much of this training's gradients some recipes keep, and what their codecs cost beside it.
 
 Dense steps are recorded: some whole parameters, over `RECORDED` steps. Then all ranks hand each other what
 they have recorded, once, and each examines its share of the recipes on a thread of its own, while dense steps
 go on. Nothing of the run changes. The price is bounded: the bytes of `PRICE_STEPS` dense steps, and the
 processor time that is left over in `MOST_STEPS` further ones.
 
-What a rank has found so far rides in its row of the verdict, so all ranks know the same at the same step.
+A rank's results so far travel in its row of the verdict, so all ranks know the same at the same step.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one recipe: what it keeps, and what its codec costs beside the training."""
+    """The result for one recipe: the share that it keeps, and its codec's cost beside the training."""
 
     fidelity: float
     codec: CodecCost
@@ -138,7 +138,8 @@ class Found:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[float]]) -> Found | None:
-        """What ranks say together: the least that is kept, and the slowest codec; `None` if none knows.
+        """The results of all ranks together: the least kept share, and the slowest codec; `None` if none
+        knows.
 
         >>> Found.of_rows([_UNKNOWN, (0.5, 1.0, 2.0, 3.0, 4.0), (0.75, 2.0, 1.0, 0.0, 0.0)]).row
         (0.5, 2.0, 2.0, 3.0, 4.0)
@@ -199,7 +200,7 @@ class Examination:
 
     @property
     def row(self) -> tuple[float, ...]:
-        """What this rank has found so far: whether that is all of it, then `_NUMBERS` for each recipe."""
+        """This rank's results so far: whether they are complete, then `_NUMBERS` for each recipe."""
         is_done = self._done.is_set()  # before it looks at what there is
         numbers = [_UNKNOWN if each is None else each.row for each in self._found]
         return (float(is_done), *chain.from_iterable(numbers))

@@ -1,4 +1,4 @@
-"""How much of recorded gradients a recipe delivers: its own exchange, ranks as threads, memory included."""
+"""Measures how much of recorded gradients a recipe delivers, with its exchange and memory, in threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Recorded = Sequence[Sequence[Tensor]]
 
 
 class Interrupted(Exception):
-    """What was asked for is not needed any more."""
+    """The result is not needed any more."""
 
 
 def fidelity(
@@ -35,8 +35,8 @@ def fidelity(
 ) -> float:
     """1 − ‖Σ carried − Σ averages‖ / ‖Σ averages‖, sums over all recorded steps; at least 0.
 
-    What a memory keeps of one step counts as delivered where a later one sends it. 1.0 for gradients that are
-    zero. Raises `Interrupted` soon after `is_over()` is true.
+    Gradient that a memory keeps in one step counts as delivered if a later step sends it. 1.0 for gradients
+    that are zero. Raises `Interrupted` soon after `is_over()` is true.
     """
     means, _sent_bytes = carried(composition, specs, recorded, first_step=first_step, is_over=is_over)
     return max(1.0 - relative_error(sum_of(means), sum_of([average(step) for step in recorded])), 0.0)

@@ -1,4 +1,4 @@
-"""What a step of a recipe should take: on a cluster before anything is measured, or by measured facts.
+"""Predicts how long a step of a recipe takes: on a cluster before anything is measured, or by measured facts.
 
 The layout is the one that the engine would build, the rounds are those that the recipe announces after every
 warm-up, and the step is the cost model's (`gradwire.planning.predict`). Each collective is first turned into

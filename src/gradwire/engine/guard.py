@@ -18,9 +18,9 @@ _NOT_DUE = -1.0
 
 
 def check_guard(every: int, *, is_replicated: bool) -> None:
-    """Raise `ValueError` for what is no number of steps, and where ranks hold shards, not replicas."""
+    """Raise `ValueError` if `every` is not a number of steps, or if ranks hold shards, not replicas."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        raise ValueError(f"guard_every={every!r} is no number of steps; 0 means never")
+        raise ValueError(f"guard_every={every!r} is not a number of steps; 0 means never")
     if every and not is_replicated:
         raise ValueError("guard_every compares replicas, and these ranks hold shards of the parameters")
 

@@ -1,4 +1,4 @@
-"""How each parameter travels: lanes from recipe and policy, and the parameters that bypass the arena.
+"""The way of each parameter: lanes from recipe and policy, and the parameters that bypass the arena.
 
 A rank alone has nothing to send, so it compresses nothing: its gradients are dense, whatever the recipe.
 Recipes that do more than compress go on as they are: where the optimizer would miss the momentum that is
@@ -60,7 +60,7 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
 
 
 def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
-    """Turn any form of policy into a function of the parameter; `TypeError` for what is none."""
+    """Turn any form of policy into a function of the parameter. Raises `TypeError` for anything else."""
     if policy is None:
         return by_size(recipe=TINY)
     if callable(policy):

@@ -16,7 +16,7 @@ _UNTRIED = (
     "only. Compare with plain training before you rely on it"
 )
 _STEPS = 24
-"""What is sent may depend on the step: the mean is over as many as hold every interval up to 4, 6 and 8."""
+"""The bytes may depend on the step: the mean is over as many as hold every interval up to 4, 6 and 8."""
 
 
 class News:

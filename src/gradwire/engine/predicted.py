@@ -30,8 +30,8 @@ def predicted_step_s(
 ) -> float | None:
     """Mean over the steps from `step` on; `None` where facts are missing.
 
-    What travels beside the main lane counts as part of the tail, early or not. Where nothing is remembered,
-    DDP's buckets travel.
+    Gradients beside the main lane count as part of the tail, early or not. Without a memory, DDP's buckets
+    travel.
     """
     if facts is None or facts.backward is None or facts.network is None:
         return None

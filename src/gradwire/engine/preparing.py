@@ -1,8 +1,8 @@
 """Kernels are compiled before a step calls them, while no other rank waits.
 
 On the CPU they are those whose contracts the modules of a recipe have imported. This follows from the code,
-so that no recipe keeps a list of what its parts call. It may name more kernels than are called. What is
-imported inside functions is not found, and compiled when it is called.
+so that no recipe keeps a list of what its parts call. It may name more kernels than are called. Kernels that
+functions import inside are not found; they are compiled when they are called.
 
 On a device the compiled code also depends on sizes and addresses. So a step is rehearsed.
 """

@@ -225,7 +225,7 @@ def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
 
 
 def _read(path: Path) -> Any:
-    """What `_write` wrote. torch writes a CRC-32 of every tensor and compares none."""
+    """The state that `_write` wrote. torch writes a CRC-32 of every tensor and compares none."""
     with ZipFile(path) as file:
         damaged = file.testzip()
     if damaged is not None:

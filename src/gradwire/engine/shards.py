@@ -81,7 +81,7 @@ class Shard:
 
     @property
     def parts(self) -> int:
-        """How many make up a parameter."""
+        """The number of shards that make up a parameter."""
         return self.inside.world
 
     def room(self, flat: Tensor) -> Tensor:

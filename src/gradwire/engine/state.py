@@ -200,7 +200,7 @@ def _compared(text: str, comm: Comm) -> str:
 def _prepared(
     engine: Engine, saved: Saved, missing: Missing, mean: bool
 ) -> tuple[_Ready | None, Exception | None]:
-    """What is to run, or why this state cannot; changes nothing. The others hear of whatever goes wrong."""
+    """The composition to run, or why this state cannot; changes nothing. Other ranks hear of all errors."""
     try:
         if missing not in get_args(Missing):
             raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
@@ -212,7 +212,7 @@ def _prepared(
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...
-        refusal = ValueError(f"this is no state of gradwire, or it cannot be loaded: {error!r}")
+        refusal = ValueError(f"this is not a state of gradwire, or it cannot be loaded: {error!r}")
         refusal.__cause__ = error
         return None, refusal
 
@@ -308,10 +308,10 @@ def _choose(
             )
         return state, ()
     if any(each["rank"] is None for each in states):
-        raise ValueError("a mean is loaded alone: a list holds the state of every rank")
+        raise ValueError("load a mean alone: a list must hold the state of every rank")
     states = sorted(states, key=lambda each: int(each["rank"]))
     if not states:
-        raise ValueError("the list of states is empty: it holds the state of every old rank")
+        raise ValueError("the list of states is empty: it must hold the state of every old rank")
     if len({each["world"] for each in states}) > 1:
         raise ValueError(f"the states are of different worlds: {[each['world'] for each in states]}")
     world, ranks = states[0]["world"], [each["rank"] for each in states]
@@ -359,7 +359,7 @@ def is_of_our_shard(engine: Engine, state: State) -> bool:
 
 
 def _for_other_shards(state: State) -> State:
-    """What exchanges keep belongs to the shards that it was found with; they start anew."""
+    """The state of exchanges belongs to the shards with which it was computed; it starts anew."""
     return {**state, "kept": {}}
 
 
@@ -370,7 +370,7 @@ def _whole(engine: Engine, states: Sequence[State]) -> State:
     specs, parts = {spec.name: spec for spec in described(engine, states[0])}, states[0]["shard"][1]
     by_shard = [[each for each in states if each["shard"][0] == number] for number in range(parts)]
     if not all(by_shard):
-        raise ValueError("no state of some shard is left: what its ranks had not sent cannot be made up for")
+        raise ValueError("for some shard no state is left, so its unsent gradient cannot be replaced")
     if len(states) == states[0]["world"] and len({len(each) for each in by_shard}) > 1:
         raise ValueError("the states are of nodes that differ in size")
     means = [_mean_state(each) for each in by_shard]

@@ -49,7 +49,7 @@ class Passenger(Protocol):
 
 @dataclass
 class Task:
-    """One exchange under way: `x` in, `mean` out; `land` carries the mean to the buckets.
+    """One running exchange: `x` in, `mean` out; `land` carries the mean to the buckets.
 
     `agreed` are the rounds that every rank issues for it.
     """
@@ -161,7 +161,7 @@ class Step:
     """Sent within the node; all other bytes go between nodes."""
     last_arrival_s: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
-    """What the verdict's rows say of it; empty without a verdict."""
+    """The verdict's rows about it; empty without a verdict."""
     compiled_before_s: float = field(default_factory=compiled_s)
     is_late: bool = False
     """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
@@ -201,7 +201,7 @@ class Step:
             yield arrival
 
     def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
-        """What this rank has measured, with parameters in the order of `specs`.
+        """The times that this rank has measured, with parameters in the order of `specs`.
 
         A parameter that was not watched was ready with its bucket, or, in no bucket, at the end.
         """
@@ -351,7 +351,7 @@ class Step:
         return self.outcome.error if isinstance(self.outcome, Failed) else None
 
     def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
-        """What never became complete, or never had its turn, was not exchanged: no step, not a wrong one."""
+        """Raise if a unit never became complete or never had its turn, because it was not exchanged."""
         complete = list(self.missing.values()).count(0)
         if self._waiting or complete != sum(len(lane.units) for lane in lanes):
             error = GradwireError(

@@ -43,7 +43,7 @@ class Surroundings:
     elsewhere: Placement | None = None
     """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
     places: dict[tuple[str, float, float], tuple[bool, str]] | None = None
-    """What `gradwire.engine.placed` has chosen so far; `None` where nothing is to be chosen."""
+    """The choices of `gradwire.engine.placed` so far; `None` if there is nothing to choose."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
@@ -100,7 +100,7 @@ class Surroundings:
 
     @property
     def checksum_bytes(self) -> float:
-        """What has been added to all that was sent so far, to notice damage."""
+        """The bytes of checksums among all bytes sent so far."""
         inside = () if self.shard is None else (self.shard.inside,)
         comms: set[Comm] = {self.comm, self.control, *inside}
         return sum(each.overhead_bytes for each in comms)

@@ -1,4 +1,4 @@
-"""What the user may ask for between two steps: another recipe, or all that is unsent."""
+"""The requests that a user may make between two steps: another recipe, or all unsent gradient."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[L
 
 
 def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Tensor]]:
-    """The mean over ranks of what is unsent, by parameter, flat. A collective; `forget_unsent` follows it.
+    """The mean over ranks of the unsent gradient, by parameter, flat. A collective. `forget_unsent` follows.
 
     Tensors are valid until the next step. Where ranks hold shards and `whole` is true, they are gathered.
     """

@@ -33,7 +33,7 @@ packet to each other rank; more bytes leave at the end of the backward pass, by 
 
 
 def rides(left_bytes: int, world: int) -> bool:
-    """Whether so many bytes of small gradients, which are left at the end, go out with the verdict."""
+    """Whether small gradients of this many bytes, left at the end, go out with the verdict."""
     return left_bytes <= RIDING_BYTES or shortest_sum(world) == "library"
 
 
@@ -169,7 +169,7 @@ class SmallReduce:
 
 
 class VerdictReduce(SmallReduce):
-    """What is left of the small gradients, and the verdict's table, of one row per rank.
+    """The all-reduce of the remaining small gradients and the verdict's table, with one row per rank.
 
     One all-reduce carries the table after the gradients. With a `control` comm the table travels by itself
     over that, in a tensor on the CPU, and has a row for each of its ranks.

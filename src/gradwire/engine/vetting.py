@@ -37,7 +37,7 @@ def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
     shard = state.get("shard")
     parts = 1 if shard is None else shard[1]
     if shard is not None and not (_is_count(shard[0]) and _is_count(parts) and 0 <= shard[0] < parts):
-        raise ValueError(f"state is of shard {shard!r}, which is none")
+        raise ValueError(f"state names the shard {shard!r}, which is not a shard")
     whole = [spec.whole for spec in engine.specs]
     held = shards_of(whole, parts)
     return held if layout_hash(held) == state["layout"] else shards_of(whole, parts, by_rows=True)
@@ -52,7 +52,7 @@ def composition_of(engine: Engine, state: State) -> Composition:
         return asked
     composition = recipe(state["plan"]).build()
     if composition.next is not None:
-        raise ValueError(f"the state's plan {state['plan']!r} is none that was decided on")
+        raise ValueError(f"the state's plan {state['plan']!r} is not the text of a decision")
     if asked.next is None or composition.watch is not None:
         return composition
     return asked.next.resume(composition)
@@ -64,7 +64,7 @@ def vetted(engine: Engine, state: State) -> None:
     Whatever else is raised, by objects that are not what they should be, means the same.
     """
     if not isinstance(state, Mapping):
-        raise ValueError(f"this is no state of gradwire, but a {type(state).__name__}")
+        raise ValueError(f"this is not a state of gradwire, but a {type(state).__name__}")
     if state.get("format") not in READABLE or isinstance(state["format"], bool):
         raise ValueError(_unreadable(state.get("format")))
     held = described(engine, state)
@@ -93,11 +93,11 @@ def _check_numbers(state: State) -> None:
     rank, world = state["rank"], state["world"]
     known = _is_count(rank) and _is_count(world) and rank < world
     if not (known or (rank is None and world is None)):
-        raise ValueError(f"state is of rank {rank!r} of {world!r}, which is none")
+        raise ValueError(f"state names rank {rank!r} of {world!r}, which is not a rank")
     if not _is_count(state["step"]):
-        raise ValueError(f"state is of step {state['step']!r}, which is none")
+        raise ValueError(f"state names step {state['step']!r}, which is not a step")
     if not isinstance(state["plan"], str | None) or not isinstance(state["why"], str):
-        raise ValueError(f"state has the plan {state['plan']!r} because of {state['why']!r}: no texts")
+        raise ValueError(f"state has the plan {state['plan']!r} because of {state['why']!r}: not texts")
 
 
 def _is_count(value: object) -> bool:
@@ -130,7 +130,7 @@ def _check_places(layout: Layout, saved: Layout, state: State) -> None:
 def _check_memory(what: str, memory: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     _check_plain(what, memory)
     if memory.dtype not in _TYPES:
-        raise ValueError(f"{what} is of {memory.dtype}, no floating type")
+        raise ValueError(f"{what} is of {memory.dtype}, not a floating type")
     if tuple(memory.shape) != shape:
         raise ValueError(f"{what} has shape {tuple(memory.shape)}, not {shape}")
     # After conversion: what float64 holds may be too large for float32.
@@ -142,7 +142,7 @@ def _check_memory(what: str, memory: Tensor, shape: tuple[int, ...], dtype: torc
 def _check_plain(what: str, tensor: object) -> None:
     """Numbers in rows, here: no sparse, quantized or meta tensors, from which nothing could be copied."""
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"{what} is a {type(tensor).__name__}, no tensor")
+        raise ValueError(f"{what} is a {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "quantized" if tensor.is_quantized else "on no device" if tensor.is_meta else tensor.layout
         raise ValueError(f"{what} is no dense tensor with values: {kind}")

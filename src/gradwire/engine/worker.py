@@ -32,7 +32,7 @@ class Worker:
         self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the worker and return its result, or raise what it raised.
+        """Run `function` on the worker and return its result, or raise its exception.
 
         Raises `GradwireError` once the thread has ended, as it does with the interpreter.
         """

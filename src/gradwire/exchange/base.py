@@ -50,7 +50,7 @@ class ExchangeLaws:
 
 
 class Exchange(Protocol):
-    """How the ranks agree on the mean of one unit."""
+    """The way in which ranks agree on the mean of one unit."""
 
     @property
     def laws(self) -> ExchangeLaws:

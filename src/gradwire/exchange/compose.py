@@ -23,7 +23,7 @@ class Remember:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Those of the inner exchange, but never in place; a memory may need numbers on the host."""
+        """The laws of the inner exchange, but never in place; a memory may need numbers on the host."""
         inner = self.inner.laws
         stays = inner.stays_on_device and (self.memory is None or self.memory.stays_on_device)
         return replace(inner, in_place=False, stays_on_device=stays)
@@ -48,7 +48,7 @@ class Warm:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Those of the inner exchange, but never in place."""
+        """The laws of the inner exchange, but never in place."""
         return replace(self.inner.laws, in_place=False)
 
     @property
@@ -67,7 +67,7 @@ class Warm:
 
 
 def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
-    """Add error feedback to `inner`; refuses what is not contractive, because it diverges.
+    """Add error feedback to `inner`; refuses an exchange that is not contractive, because it would diverge.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse
@@ -77,14 +77,15 @@ def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
     """
     if not inner.laws.contractive:
         raise ValueError(
-            f"{inner} is not contractive: what it leaves can be larger than what came, and with error "
-            "feedback that grows without bound. Wrap it in forget(...), or take a biased codec."
+            f"{inner} is not contractive: it can leave more unsent than it was given, which grows without "
+            "bound under error feedback. Wrap it in forget(...), or take a biased codec."
         )
     return Remember(inner, memory or Residual())
 
 
 def forget(inner: Exchange, memory: Memory | None = None) -> Remember:
-    """Drop what `inner` does not send. For those that are right in the mean, and refused by `remember`.
+    """Drop the part that `inner` does not send. For exchanges that are right in the mean, which `remember`
+    refuses.
 
     A `memory` may keep other things, such as a momentum, but nothing that is unsent.
 
@@ -119,7 +120,7 @@ class Every:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Those of the inner exchange, since a cycle of I steps sends everything; but never in place."""
+        """The laws of the inner exchange, since a cycle of I steps sends everything; but never in place."""
         return replace(self.inner.laws, in_place=False)
 
     @property

@@ -2,10 +2,10 @@
 
 Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training", sections 4 to
 6. Every gradient is multiplied by 1/W and then summed around the ring, each hop decoding, adding and
-encoding. An element is rounded W times on its way: in W − 1 partial sums and by the owner of the result. What
-each rounding may lose follows from δ (`gradwire.metric`) of the mean, so that of W·g it is W times as much:
-together less than W units in the last place of the parameter (in 16 bits much less), plus the roundings of
-the sum, as without compression.
+encoding. An element is rounded W times on its way: in W − 1 partial sums and by the owner of the result. The
+permitted loss of each rounding follows from δ (`gradwire.metric`) of the mean; of W·g it is W times as much.
+Together they are less than W units in the last place of the parameter (in 16 bits much less), plus the
+roundings of the sum, as without compression.
 
 Order of sums, with partition p of W ranks: (((x_p + x_{p+1}) + x_{p+2}) + …) + x_{p+W−1}, indices modulo W,
 and x_r already divided by W. Lossless that is the same as without frames, to the last bit; on two ranks it is
@@ -185,7 +185,7 @@ class Frames:
         return 0
 
     def _flushes(self, x: Tensor, start: int) -> bool:
-        """Whether what is below the normal range becomes zero: not where nothing at all may be lost."""
+        """Whether numbers below the normal range become zero: not if nothing at all may be lost."""
         here = slice(start, start + x.numel())
         if not may_flush(self._dtype):
             return False

@@ -23,7 +23,7 @@ class Reduce:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Those of the codec; in place if every element travels."""
+        """The laws of the codec; in place if every element travels."""
         laws = self.codec.laws
         return ExchangeLaws(
             contractive=laws.contractive,
@@ -73,7 +73,7 @@ class Gather:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Those of the codec; never in place."""
+        """The laws of the codec; never in place."""
         laws = self.codec.laws
         return ExchangeLaws(
             contractive=laws.contractive,

@@ -39,7 +39,7 @@ FEWEST = 4
 
 
 class Framing(Protocol):
-    """From values to bytes and back, for the elements [start, start + numel) of one unit in one step.
+    """Turns values into bytes and back, for the elements [start, start + numel) of one unit in one step.
 
     `hop` is the hop in which the frame was made, and so the number of sums in it.
     """

@@ -51,7 +51,7 @@ class ScatterReduce:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """Those of the codec; conserves unless the second error is dropped."""
+        """The laws of the codec; it conserves unless the second error is dropped."""
         laws = self.codec.laws
         return ExchangeLaws(
             conserves=self.second_stage,

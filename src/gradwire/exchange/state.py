@@ -62,7 +62,7 @@ def _of_factors(kept: Tensor, size: int) -> str | None:
 
 
 def times_led(lanes: Iterable[ExchangeState]) -> list[int] | None:
-    """How often each rank has led, summed over lanes and units; `None` where no rank leads."""
+    """The number of times that each rank has led, over all lanes and units; `None` if no rank leads."""
     counts = [
         tensor
         for kept in lanes

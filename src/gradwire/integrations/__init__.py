@@ -1,1 +1,1 @@
-"""gradwire in other people's hands: one file each, imported only on demand."""
+"""Adapters for frameworks: one file each, imported only on demand."""

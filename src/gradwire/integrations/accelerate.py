@@ -15,11 +15,11 @@ _NAMES: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def register_for_checkpointing(accelerator: Any, wire: Wire, name: str = NAME) -> None:
-    """Let `accelerator.save_state` write every rank's state of `wire`, and `load_state` take it up.
+    """Let `accelerator.save_state` write every rank's state of `wire`, and `load_state` load it.
 
-    `Accelerator.register_for_checkpointing(wire)` would keep rank 0's alone. Every rank writes a file of its
-    own into the checkpoint's folder, so nothing is sent. Several wires need a `name` each: `ValueError` where
-    one is given twice.
+    `Accelerator.register_for_checkpointing(wire)` would keep only rank 0's state. Here every rank writes its
+    own file into the checkpoint's folder, so nothing is sent. With several wires, give each a `name`. Raises
+    `ValueError` for a name that is given twice.
 
     Example::
 

@@ -129,7 +129,7 @@ class WireState:
         return self._wire.attached.backward.together("loading by DCP", function)
 
     def _reads(self, inner: Sequence[str]) -> bool:
-        """What exchanges keep belongs to one shard, and is of no use to others."""
+        """The state of exchanges belongs to one shard, and is of no use to others."""
         of_shard = len(inner) > 1 and inner[1].startswith("shard")
         return not of_shard or (self._is_own and self._shards is not None and inner[1] == self._shards.name)
 

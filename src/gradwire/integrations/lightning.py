@@ -22,10 +22,11 @@ _BASE: Any = base("Callback", "lightning.pytorch", "pytorch_lightning")
 
 
 class Gathered:
-    """The states of all ranks in one, for savers that ask every rank for a state and keep rank 0's.
+    """The states of all ranks in one, for code that asks every rank for a state and saves rank 0's.
 
-    Both methods are collectives. Saving sends every rank's state to rank 0, one gradient's size per rank and
-    plane; where a checkpoint is a folder, `gradwire.integrations.rank_files` sends nothing.
+    Both methods are collectives. Saving sends every rank's state to rank 0; a state has the size of the
+    gradient, or a multiple with momentum. If a checkpoint is a folder, `gradwire.integrations.rank_files`
+    sends nothing.
 
     Example, with Lightning Fabric::
 
@@ -54,7 +55,7 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
     """Carries the gradients of a `lightning.Trainer(strategy="ddp")`; `wire` is the handle during `fit`.
 
     `recipe` and `options` are those of `gradwire.attach`. The states of all ranks travel to rank 0 whenever a
-    checkpoint is saved, because Lightning writes one file. One process alone is left as it is.
+    checkpoint is saved, because Lightning writes one file. It does not attach on a single process.
 
     Example::
 
@@ -69,7 +70,7 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
         self._saved: Mapping[str, Any] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach, now that model and optimizers are as they will be used; resume."""
+        """Attach, because model and optimizers are in their final form now; resume."""
         if trainer.world_size == 1:
             _LOG.info("one process: there is nothing to send, so gradwire is not attached")
             return
@@ -85,5 +86,5 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
         return {} if self.wire is None else Gathered(self.wire).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """From a checkpoint, before the model is wrapped: it is taken up when training starts."""
+        """Keep the state of a checkpoint until training starts, because the model is not wrapped yet."""
         self._saved = state_dict

@@ -1,6 +1,6 @@
 """A process group over gloo that sums floats with fewer bytes and the same results.
 
-For whatever calls `all_reduce` on gradients and takes no hook::
+For code that calls `all_reduce` on gradients and takes no hook::
 
     from gradwire.integrations import lossless_group
 
@@ -11,10 +11,10 @@ Sums of large float32, bfloat16 or float16 tensors on the CPU go around gradwire
 of a ring in another order than gloo's. Tables of exponents are kept by size and type of the tensors, made
 anew every 50 sums of a kind.
 
-Sums run one after the other on a thread of the group's own, over connections of their own, so that they get
-along with whatever else is under way. A sum that fails raises: `PeerFailed` where another rank could not
-encode or decode, `TransportError` where a message was lost. Under DDP, which is C++, it is a `RuntimeError`
-with that name in its text.
+Sums run one after the other on the group's own thread, over their own connections, so other collectives do
+not disturb them. A sum that fails raises `PeerFailed` if another rank could not encode or decode, and
+`TransportError` if a message was lost. Under DDP, which is C++, it is a `RuntimeError` with that name in its
+text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A file per rank in the folder of a checkpoint: no state travels, and every rank takes up its own.
+"""A file per rank in the folder of a checkpoint: nothing is sent, and every rank loads its own state.
 
-For frameworks whose checkpoints are folders. `Wire.save` and `Wire.load` do the work, in a folder of their
-own inside.
+It is for frameworks whose checkpoints are folders. `Wire.save` and `Wire.load` do the work, in a folder
+inside.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ def save(wire: Wire, folder: str | os.PathLike[str], name: str = NAME) -> None:
 
 
 def load(wire: Wire, folder: str | os.PathLike[str], name: str = NAME) -> bool:
-    """Take up what `save` has written. A collective; says whether there was anything.
+    """Load the state that `save` has written; return whether there was one. A collective.
 
-    Warns where there is nothing, as in a checkpoint of training without gradwire. Raises what `Wire.load`
-    raises.
+    Warns if there is none, as in a checkpoint of training without gradwire. Raises what `Wire.load` raises.
     """
     if wire.load(Path(folder) / name) is not None:
         return True
     warnings.warn(
-        f"{folder} holds no state of gradwire: training goes on, and what was unsent then is lost",
+        f"{folder} holds no state of gradwire: training goes on, and the gradient that was unsent is lost",
         GradwireWarning,
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""A state as flat tensors and one text: the form that safetensors takes, which is not imported here.
+"""A state as flat tensors and one text, as safetensors needs it. safetensors itself is not imported here.
 
 Example::
 
@@ -23,7 +23,7 @@ _Path = tuple[str, ...]
 
 
 def flat(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of `state` by name, contiguous, and all else in a text of JSON, under the key "gradwire".
+    """The tensors of `state` by name, contiguous, and everything else as JSON text under the key "gradwire".
 
     >>> import torch
     >>> tensors, metadata = flat({"rank0": {"step": 3, "memory": {"w": torch.zeros(2)}, "kept": {}}})
@@ -45,7 +45,7 @@ def flat(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def nested(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The state that `flat` has taken apart. Raises `ValueError` where these are no such tensors and text."""
+    """The inverse of `flat`. Raises `ValueError` if the tensors and the text are not a state's."""
     state: dict[str, Any] = {}
     try:
         for name, (*inner, last), *value in json.loads(metadata[_KEY]):

@@ -21,8 +21,8 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
     """Carries the gradients of a `transformers.Trainer`; `wire` is the handle once training has begun.
 
     `recipe` and `options` are those of `gradwire.attach`. Every rank writes its state into the folder
-    `checkpoint-STEP`. A resumed run reads it from `TrainingArguments.resume_from_checkpoint` where that names
-    a folder, else from the folder of that step in `output_dir`. One process alone is left as it is.
+    `checkpoint-STEP`. A resumed run reads it from `TrainingArguments.resume_from_checkpoint` if that names a
+    folder, else from the folder of that step in `output_dir`. It does not attach on a single process.
 
     Example::
 
@@ -37,7 +37,7 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
         self._trainer, self._recipe, self._options = trainer, recipe, options
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Attach, now that model and optimizer are as they will be used; resume."""
+        """Attach, because model and optimizer are in their final form now; resume."""
         if args.world_size == 1:
             _LOG.info("one process: there is nothing to send, so gradwire is not attached")
             return
@@ -49,7 +49,7 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
             load(self.wire, given if _is_folder(given) else _folder(args, state))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """After the Trainer has written the rest of the checkpoint."""
+        """Save, after the Trainer has written the rest of the checkpoint."""
         if self.wire is not None and not args.save_only_model:
             save(self.wire, _folder(args, state))
 

@@ -1,8 +1,8 @@
 """The hot loops. Each has a contract in `reference/`, in plain torch, and implementations for devices.
 
 The functions here are the contracts, computed by the implementation that takes the tensors of the call
-(`dispatch`). What GComp does to bytes (`frames`, `huffman`, `checksums`) has one implementation, on the CPU:
-frames are made where they are sent from.
+(`dispatch`). GComp's work on bytes (`frames`, `huffman`, `checksums`) has one implementation, on the CPU,
+because frames are sent from there.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class Declined(Enum):
-    """What an implementation returns for tensors that it does not take; nothing has been changed then."""
+    """An implementation returns this for tensors that it does not take; it has changed nothing then."""
 
     DECLINED = "declined"
 

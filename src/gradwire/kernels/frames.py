@@ -43,7 +43,7 @@ Bytes = NDArray[np.uint8]
 
 
 class How(NamedTuple):
-    """How numbers are cut."""
+    """The rules by which numbers are cut."""
 
     thresholds: bool
     """Whether a number's drop is the exponent of its smallest step, and not a number of bits."""
@@ -73,7 +73,7 @@ class Drops(NamedTuple):
 
 
 def round_words(words: Words, drops: Drops) -> Words:
-    """What comes out of `words` (numel,) on the other side."""
+    """The words that a receiver gets for `words` (numel,)."""
     out = np.empty_like(words)
     _round_words(words, drops.of_all(words.size), tuple(drops.how), out)
     return out

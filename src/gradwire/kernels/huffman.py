@@ -48,7 +48,7 @@ def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """What encoding (0.3 MB) and decoding (at most 32 KiB) look up, made when first needed."""
+    """The tables of encoding (0.3 MB) and decoding (at most 32 KiB), made when first needed."""
 
     lengths: NDArray[np.uint8]
 
@@ -83,7 +83,7 @@ class Lookups:
 
 
 def count_symbols(symbols: Tensor) -> Tensor:
-    """How often each byte occurs in uint8 `symbols` (n,): int64 (256,).
+    """The counts of each byte in uint8 `symbols` (n,): int64 (256,).
 
     >>> count_symbols(torch.tensor([3, 3, 1], dtype=torch.uint8))[:4]
     tensor([0, 1, 0, 2])

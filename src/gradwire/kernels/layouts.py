@@ -1,4 +1,4 @@
-"""Where the codes of a unit lie: blocks of bits, blocks with a scale, and buckets of levels.
+"""The layouts of a unit's codes: blocks of bits, blocks with a scale, and buckets of levels.
 
 The parts of a unit are coded side by side. No block and no bucket reaches from one part into the next.
 """
@@ -59,7 +59,7 @@ class Blocks:
 
     @cached_property
     def bounds(self) -> NDArray[np.int64]:
-        """Where parts start, and the end of the last (parts + 1,)."""
+        """The starts of parts, and the end of the last one (parts + 1,)."""
         return np.fromiter(accumulate(self.sizes, initial=0), np.int64, len(self.sizes) + 1)
 
     def check(self, x: Tensor, levels: Tensor, packed: Tensor) -> None:
@@ -184,7 +184,7 @@ class Grid:
 
     @cached_property
     def buckets(self) -> int:
-        """How many."""
+        """The number of buckets."""
         return sum(-(-size // self.width) for size in self.sizes)
 
     @cached_property
@@ -197,7 +197,7 @@ class Grid:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """Where the parts end."""
+        """The ends of the parts."""
         return np.cumsum(self.sizes, dtype=np.int64)
 
     def check(self, x: Tensor, steps: Tensor, codes: Tensor) -> None:

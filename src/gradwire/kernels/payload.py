@@ -52,7 +52,7 @@ PATTERNS = 1 << BLOCK
 
 @dataclass(frozen=True)
 class Planes:
-    """Where everything lies when `count` of `numel` indices are split at `low_bits`.
+    """The layout of `count` indices of `numel`, split at `low_bits`.
 
     >>> planes = Planes(count=100, numel=10_000, low_bits=5)
     >>> planes.row, planes.blocks, planes.words

@@ -32,12 +32,12 @@ class Pieces:
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """How many elements plane and bucket have at least."""
+        """The least numbers of elements of plane and bucket."""
         ends = self.table[:, :2] + self.table[:, 2:]
         return (int(ends[:, 0].max()), int(ends[:, 1].max())) if len(self) else (0, 0)
 
     def slices(self) -> Iterable[tuple[slice, slice]]:
-        """Where each piece lies in the plane, and where in the bucket."""
+        """The place of each piece in the plane, and in the bucket."""
         for plane, bucket, numel in self.table.tolist():
             yield slice(plane, plane + numel), slice(bucket, bucket + numel)
 

@@ -1,4 +1,4 @@
-"""Which numbers can be remembered, and whether all of a tensor is a number at all."""
+"""Checks whether all elements of a tensor are finite, and small enough for a memory."""
 
 from __future__ import annotations
 

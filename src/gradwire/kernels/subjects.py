@@ -1,4 +1,4 @@
-"""In which file a contract and its implementations are. A file is imported on first use.
+"""The file of each contract and of its implementations. A file is imported on first use.
 
 All kernels together are some 40 modules, of which a recipe needs a few.
 """

@@ -1,8 +1,8 @@
 """Measured numbers on disk, for the next run on the same machine.
 
 One small JSON file per key under `$XDG_CACHE_HOME/gradwire` (`~/.cache/gradwire`), written beside and moved
-into place, so that ranks which store at once leave one whole file. What cannot be read is not there, and what
-cannot be written is not kept: a cache saves time and must never be a reason to fail.
+into place, so that ranks which store at once leave one whole file. An entry that cannot be read counts as
+absent, and one that cannot be written is not kept: a cache saves time and must never be a reason to fail.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class RoundTime:
 
     @property
     def seconds(self) -> float:
-        """How long it took; 0 while it is under way."""
+        """The seconds that it took; 0 while it is running."""
         return 0.0 if self.stop_s is None else self.stop_s - self.start_s
 
 

@@ -29,10 +29,9 @@ from gradwire.planning.costs import CodecCost, Line
 class EchoComm(Comm):
     """Rank 0 of a world in which all others hold what it holds.
 
-    Verbs complete before they return. What rank 0 gets is of the shapes and sizes that peers would send, and
-    as hard to decode. A sum is what rank 0 brought: others may bring zeros, and no decoder's time depends on
-    it.
-    `spent_s` adds up the seconds inside of the verbs, which are no local work.
+    Verbs complete before they return. Rank 0 gets payloads of the shapes and sizes that peers would send, and
+    as hard to decode. A sum is rank 0's own part: others may bring zeros, and no decoder's time depends on
+    it. `spent_s` adds up the seconds inside of the verbs, which are no local work.
     """
 
     def __init__(self, world: int, clock: Callable[[], float] = now_s) -> None:

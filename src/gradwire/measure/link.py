@@ -1,9 +1,9 @@
 """Has the link changed? Told from the times of our own collectives, without sending anything for it.
 
-`Traffic` puts four numbers about the step before into every rank's row. Rounds of several units are under way
-at once and share the wire, so none of their times is its own. But the step's last all-reduce, small and
-alone, is all latency, and the time in which anything was under way carried the step's bytes. Both are known
-when a step is over, and so travel with the next verdict. With them go the bytes, because ranks may send
+`Traffic` puts four numbers about the step before into every rank's row. Rounds of several units run at once
+and share the wire, so none of their times is its own. But the step's last all-reduce, small and alone, is all
+latency, and the time in which anything was under way carried the step's bytes. Both are known when a step is
+over, and so travel with the next verdict. With them go the bytes, because ranks may send
 frames of different lengths, and how many latencies followed upon each other: an all-gather has half as many
 as an all-reduce, and two rounds in a row have those of both.
 
@@ -88,7 +88,7 @@ class _Tracker:
         return before, self.line
 
     def _refer(self) -> None:
-        """Take what is seen now for what the link is."""
+        """Take the present measurements for the link."""
         full = {name: each for name, each in self._classes.items() if len(each) == WINDOW}
         self.line = straight_line([_middle(list(each)) for each in full.values()]).line
         for name, each in full.items():

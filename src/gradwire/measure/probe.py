@@ -166,7 +166,7 @@ def network_of(probed: Sequence[Probed]) -> Network:
 
 
 def name_of(round_: Round) -> str | None:
-    """What to probe for the link of a round; `None` if that of its verb, or of the first, has to do.
+    """The probe for the link of a round; `None` if the link of its verb, or of the first, must serve.
 
     >>> name_of(Round("all_reduce", 1, torch.float32, algorithm="tree"))
     'all_reduce/tree'

@@ -1,4 +1,4 @@
-"""How often a weight is used in a forward pass, counted by hooks: ScaleCom's rates per layer follow from it.
+"""Counts by hooks how often a forward pass uses each weight. ScaleCom's rates per layer follow from that.
 
 Chen et al. 2020, section 4, calls it FLOPs per gradient. Only layers whose arithmetic is known are counted.
 """

@@ -28,7 +28,7 @@ begins, so that it need not wait for the device."""
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one attached model's gradients, memory and bytes are.
+    """The places of one attached model's gradients, memory and bytes.
 
     Gradients travel over `comm`, in tensors that are where the memory is. The verdict, and all else that
     ranks agree on, travels over `control` in tensors on the CPU. The two may be the same comm, or over the

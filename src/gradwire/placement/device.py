@@ -1,4 +1,4 @@
-"""What is asked of a device that runs work in streams: order, pinned memory, and futures that know streams.
+"""The operations of a device that runs work in streams: order, pinned memory, and futures that know streams.
 
 A *stream* is a queue of work that runs in order. Work on two streams is ordered only by an *event*: one
 stream records it, the other waits for it. The host enqueues work and goes on; only `synchronize` makes it

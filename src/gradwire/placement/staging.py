@@ -34,7 +34,7 @@ class StagedComm(Comm):
 
 
 class _Staged:
-    """What comes is in pinned memory; the one that waits for it copies it on, once, in its own stream."""
+    """The payload comes in pinned memory; the thread that waits copies it on, once, in its own stream."""
 
     def __init__(self, inner: Pending, received: Tensor, out: Tensor) -> None:
         self._inner, self._received, self._out = inner, received, out

@@ -1,8 +1,8 @@
 """Ranks, the nodes that they share, how long a collective takes between them, and how late the slowest is.
 
 A flat collective knows no nodes: ranks are numbered node by node, and those of a node share its link. In a
-ring one rank of a node sends out of it at a time; where every rank talks to every other, all of them do. What
-crosses a node's link decides the time, and the latency is that of the link between nodes.
+ring one rank of a node sends out of it at a time; where every rank talks to every other, all of them do. The
+bytes over a node's link decide the time, and the latency is that of the link between nodes.
 
 A collective on two levels adds up inside each node first, exchanges a share of the elements per rank between
 the nodes, and gathers inside again (`gradwire.sources.nodes`).
@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """The number of nodes."""
         return self.workers // self.per_node
 
     @cached_property
@@ -72,7 +72,7 @@ class Cluster:
         return Network(self.link, links)
 
     def seconds(self, sent: Sends) -> float:
-        """Of one collective of all ranks."""
+        """The time of one collective of all ranks."""
         return time_of(sent, self.workers, self.network)
 
     def node_bytes(self, sent: Sends) -> float:
@@ -89,7 +89,7 @@ class Cluster:
         return self.per_node * volume * sent.payload_bytes
 
     def _crossing(self, verb: str, name: str) -> float:
-        """What of a byte per rank crosses the busiest node's link, in its busier direction."""
+        """The bytes over the busiest node's link, in its busier direction, for one byte per rank."""
         shared = self.per_node
         match verb, name:
             case "all_to_all", "pairs":

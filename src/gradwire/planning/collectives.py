@@ -1,4 +1,4 @@
-"""How long collectives take, by algorithm: messages one after another, and bytes on the busiest link.
+"""The time of collectives, by algorithm: messages one after another, and bytes on the busiest link.
 
 Every algorithm costs (messages)·α + (volume)·M·β seconds for a payload of M bytes that each rank hands
 in; both factors depend on the world alone, so that α and β can be read off two measured sizes. The
@@ -50,7 +50,7 @@ def levels(world: int) -> int:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What one way to run a collective takes in a world of N ranks, for a payload of one byte.
+    """The costs of one way to run a collective in a world of N ranks, for a payload of one byte.
 
     `messages` follow one upon another; `side_by_side` of them leave a rank at once.
     """
@@ -112,7 +112,7 @@ GLOO: Mapping[str, str] = {
     "all_to_all": "pairs",
     "shift": "direct",
 }
-"""What gloo runs for each verb, and therefore the default."""
+"""The algorithm that gloo runs for each verb, and therefore the default."""
 
 
 def algorithm_of(verb: str, algorithm: str | None = None) -> Algorithm:

@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """What a unit of x elements costs on one core: encoding it, and decoding the payload of one rank."""
+    """The costs of a unit of x elements on one core: encoding it, and decoding the payload of one rank."""
 
     encode: Line
     decode: Line
@@ -86,10 +86,10 @@ and four ranks on two cores, gloo). 200 Mbit/s lie in the middle, by ratios, of 
 which compression is meant."""
 
 NOMINAL_ELEMENT_S = 1e-9
-"""What folding, encoding and decoding an element takes on one core: 0.4 to 2 ns, by recipe."""
+"""The time to fold, encode and decode an element on one core: 0.4 to 2 ns, by recipe."""
 
 NOMINAL_CODEC = CodecCost(Line(0.0, NOMINAL_ELEMENT_S), Line(0.0, 0.0))
-"""What stands for a codec that has not been measured, where cuts are compared."""
+"""The assumed cost of a codec that has not been measured, for comparing cuts."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What has been measured, and what a watched step has shown: numbers that all ranks agree on."""
+"""The numbers that have been measured, and those of a watched step. All ranks agree on them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
 def typical(steps: Sequence[Facts]) -> Facts:
     """The step with the median ratio of communication to computation.
 
-    What precedes a backward pass is the median's of all steps: now and then it is an evaluation.
+    The time before a backward pass is the median of all steps: now and then an evaluation comes before it.
     """
     middle = int(median(range(len(steps))))
     facts = sorted(steps, key=lambda facts: facts.ccr)[middle]
@@ -150,7 +150,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Observed:
-    """Of one verdict of a step that was committed: its number, and what all ranks agree on.
+    """The numbers of one committed step on which all ranks agree, with the step's own number.
 
     `previous_s` is how long the step before took from the start of backward to its verdict, `compressed_s`
     what of that went into encoding and decoding, each on the slowest rank; 0 when there was none under this

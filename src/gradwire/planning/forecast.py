@@ -1,4 +1,4 @@
-"""What a step of one recipe should take: its units of work, priced, and what follows from them.
+"""Predicts how long a step of one recipe takes, from its units of work and their costs.
 
 The engine prices the rounds that a recipe announces (`gradwire.engine.forecast`); all else is numbers.
 """
@@ -100,6 +100,6 @@ class Forecast:
         return replace(self, cycle=tuple(cycle), tail=tail)
 
     def coded(self, codec: CodecCost) -> Forecast:
-        """The same where encoding and decoding cost so much."""
+        """The same forecast with these costs of encoding and decoding."""
         cycle = tuple(tuple(replace(unit, codec=codec) for unit in units) for units in self.cycle)
         return replace(self, cycle=cycle)

@@ -82,7 +82,7 @@ def paper_cuts(
 
 
 def balanced_edges(backward: Backward, interval: int, communicate: Line) -> tuple[float, ...]:
-    """Where the best segments end, as shares of all elements: the `edges` of `phased_cuts`.
+    """The ends of the best segments, as shares of all elements: the `edges` of `phased_cuts`.
 
     All steps of the interval then carry as much, and each ends as early as possible. `communicate` is the
     time of a unit of x elements on the wire.

@@ -38,7 +38,7 @@ NOTHING = Line(0.0, 0.0)
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Seconds for a group of x elements: compressing it (h), sending it (g), and decoding what has come.
+    """Seconds for a group of x elements: compressing it (h), sending it (g), and decoding what arrives.
 
     `decode` is for all payloads that a rank decodes: N times a codec's own line after an all-gather.
     """
@@ -130,14 +130,14 @@ class _Table:
         ready: Floats = np.array((0.0, *backward.ready_s))
         self._compressed: Floats = ready + cost.compress.slope_s * self._sizes
         self._slope = cost.communicate.slope_s
-        # What a cut before tensor j saves the last group, as an addend; nothing can follow the end.
+        # The time that a cut before tensor j saves the last group, as an addend; nothing can follow the end.
         tensors = len(backward.numel)
         saved = np.broadcast_to(-self._slope * self._sizes[:-1], (tensors, tensors))
         self._saved: Floats = np.where(np.tri(tensors, dtype=bool), saved, np.inf)
         self._scratch: Floats = np.empty_like(self._saved)
         self._rows: list[Floats] = [np.where(np.arange(tensors + 1) == 0, 0.0, np.inf)]
         self._earliest = self._rows[0].copy()
-        # Whatever is sent from tensor i on cannot leave before i has been compressed.
+        # Nothing from tensor i on can leave before i has been compressed.
         leaving = self._compressed[1:] + self._slope * (self._sizes[-1] - self._sizes[:-1])
         self._leaving: Floats = np.maximum.accumulate(leaving[::-1])[::-1]
 

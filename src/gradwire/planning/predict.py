@@ -1,4 +1,4 @@
-"""How long a step takes: what the engine would do with given ready times, codec costs and links.
+"""Predicts how long a step takes: simulates the engine with given ready times, codec costs and links.
 
 Three things work side by side, each at one job at a time: the backward pass; the ordered worker, which
 takes jobs in the order in which they were posted; and the network, which takes collectives in the order
@@ -67,7 +67,7 @@ class Tail:
 
 
 class Span(NamedTuple):
-    """What ran when, in seconds from the beginning of the step; `unit` is -1 where there is none."""
+    """A span of work, in seconds from the beginning of the step; `unit` is -1 for work without a unit."""
 
     what: What
     unit: int
@@ -148,14 +148,14 @@ class _Stage:
     spans: list[Span] = field(default_factory=list)
 
     def wire(self, unit: int, sent: Sends, issued_s: float) -> float:
-        """When a collective that is issued now has ended."""
+        """The end of a collective that is issued now."""
         start_s = max(issued_s, self.wire_free_s)
         self.wire_free_s = start_s + self.seconds_of(sent)
         self.spans.append(Span("wire", unit, start_s, self.wire_free_s))
         return self.wire_free_s
 
     def work(self, what: What, unit: int, start_s: float, seconds: float) -> float:
-        """When local work that starts now has ended."""
+        """The end of local work that starts now."""
         if seconds > 0.0:
             self.spans.append(Span(what, unit, start_s, start_s + seconds))
         return start_s + seconds
@@ -194,7 +194,7 @@ def _run(units: Sequence[UnitWork], backward_s: float, stage: _Stage) -> float:
 
 
 def ready_of_element(backward: Backward) -> Callable[[int], float]:
-    """From how many leading elements one wants to when all of them are ready; 0 for none."""
+    """A function from a number of leading elements to the time when all of them are ready; 0 for none."""
     ends = list(accumulate(backward.numel))
     latest = list(accumulate(backward.ready_s, max))
 

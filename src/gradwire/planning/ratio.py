@@ -1,4 +1,4 @@
-"""Which ratio, and which collectives for it: what "Flexible communication …" (Tyagi, Swany 2024) chooses.
+"""Chooses the ratio and its collectives, as "Flexible communication …" (Tyagi, Swany 2024) does.
 
 Section 3-E, equation 6 minimises compression time, communication time and 1/gain together, and takes the
 knee point of the Pareto front. Compression gain is ‖sent‖²/‖x‖² (GraVAC, Tyagi and Swany 2023; section 2-C).
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
 
     @property
     def objectives(self) -> tuple[float, float, float]:
-        """To be minimised: two times and the loss, which is infinite where nothing is sent."""
+        """The numbers to be minimised: two times and the loss, which is infinite if nothing is sent."""
         return self.compress_s, self.communicate_s, 1.0 / self.gain if self.gain > 0 else math.inf
 
 
@@ -60,7 +60,7 @@ def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float =
 
 
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one beats: nowhere worse and somewhere better.
+    """The candidates that no other one beats: nowhere worse and somewhere better.
 
     >>> cheap, good = Candidate(0.01, 1.0, 1.0, 0.5), Candidate(0.1, 1.0, 2.0, 0.9)
     >>> pareto_front([cheap, good, Candidate(0.05, 1.5, 2.0, 0.6)]) == [cheap, good]
@@ -140,7 +140,7 @@ def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
     """
     total_energy = float(magnitudes.energies.sum())
     if not np.isfinite(total_energy):
-        raise ValueError("the histogram holds infinities or NaN: there is no gain to speak of")
+        raise ValueError("the histogram holds infinities or NaN, so no gain can be computed")
     if magnitudes.total == 0 or total_energy == 0.0:
         return [Gain(1.0, 0.0) for _ in ratios]
     counts, energies = magnitudes.counts[::-1], magnitudes.energies[::-1]

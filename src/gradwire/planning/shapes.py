@@ -64,7 +64,7 @@ def load(model: str) -> Profile:
 
 
 def read(path: Path) -> Profile:
-    """The profile in a JSON file. Raises `ValueError` for what is none.
+    """The profile in a JSON file. Raises `ValueError` for any other file.
 
     Two forms: {"layers": [[name, multiply-adds per sample, [shape, …]], …]} with "model" and "source" where
     there are any, or {parameter name: shape, …}, both in forward order.
@@ -102,7 +102,7 @@ def _shape(sizes: list[int]) -> Shape:
 
 
 def ready_of(profile: Profile, before_s: float, backward_s: float, overlap: bool = True) -> Backward:
-    """When which parameter is ready: in reverse order, when its layer's share of the multiply-adds is done.
+    """The ready time of each parameter: in reverse order, when its layer's share of multiply-adds is done.
 
     A layer's parameters are ready together. Where no layer says its multiply-adds, all take equally long.
     Without `overlap` everything is ready when the backward pass ends, as where an accumulation synchronizes

@@ -31,7 +31,8 @@ class Level:
     """The level of positive numbers, and whether it has moved by more than the share `threshold`.
 
     The first `window` values tell the level. A change takes at least `soonest` values; after it, the level is
-    told anew, beginning with those values. What deviates by less than the values vary is no change either.
+    told anew, beginning with those values. A deviation smaller than the values' variation is no change
+    either.
 
     >>> level = Level()
     >>> [step for step, value in enumerate([1.0] * 20 + [2.0] * 30 + [1.0] * 30) if level.add(value)]
@@ -46,7 +47,7 @@ class Level:
         self._centre: float | None = None
         self._sums, self._runs = [0.0, 0.0], [0, 0]
         self.before = self.now = 0.0
-        """What the level was before the last change, and what it is; 0 while it is not known."""
+        """The level before the last change, and the present one; 0 while unknown."""
         self.since = 0
         """How many values the last change has been told from."""
 
@@ -87,7 +88,7 @@ class Level:
 
 
 class StepWatch:
-    """Whether steps take another time although their link is what it was.
+    """Notices when the time of steps changes although their link does not.
 
     A link that has changed says more, and is found before the steps are: they need twice as many values.
     """

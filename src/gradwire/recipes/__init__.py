@@ -1,4 +1,4 @@
-"""Named compositions, one paper and one file each; `catalogue` says where each of them lives."""
+"""Recipes: named compositions, one paper and one file each. `catalogue` says in which module each is."""
 
 from gradwire.recipes.base import Composition, Decision, Entry, register
 from gradwire.recipes.parse import Recipe, entries, names, recipe

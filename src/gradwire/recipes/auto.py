@@ -1,10 +1,10 @@
-"""auto: of all recipes the one that keeps most of the gradient, among those that hide their communication.
+"""auto: of the recipes that hide their communication, run the one that keeps most of the gradient.
 
-Dense steps are timed whole, then taken apart. The one cost model predicts a step of every candidate. Those
-worth it run on recorded gradients of all ranks, beside further dense steps, which shows what their codecs
-cost and what they keep (`gradwire.engine.examining`). The choice among them is a pure function of numbers
-that all ranks have agreed on (`gradwire.decide.choice`), and what is chosen runs on trial first
-(`gradwire.recipes.trial`).
+First, dense steps are timed as a whole, then in parts. The cost model predicts a step of every candidate. The
+promising candidates run on recorded gradients of all ranks, beside further dense steps. That shows what their
+codecs cost and how much of the gradient they keep (`gradwire.engine.examining`). The choice among them is a
+pure function of numbers that all ranks have agreed on (`gradwire.decide.choice`), and what is chosen runs on
+trial first (`gradwire.recipes.trial`).
 """
 
 from dataclasses import replace
@@ -46,15 +46,15 @@ steps (`docs/choosing.md`). That share stands for what could not be measured."""
 CANDIDATES = {text: kept for family in FAMILIES for text, kept in family.items()}
 
 FLOOR = 0.5
-"""The share of the gradient below which a recipe is not taken for its speed."""
+"""A recipe that keeps a smaller share of the gradient is not taken for its speed."""
 
 
 @register
 def auto(target: float = 0.95, floor: float = FLOOR) -> Composition:
-    """Measure, predict every recipe, and run the one that keeps most of the gradient and hides.
+    """Measure, predict every recipe, and run the one that keeps most among those that hide communication.
 
-    `target` is the speed to reach, as a share of that without communication. Where no recipe is predicted to
-    reach it, the fastest runs that keeps at least `floor` of the gradient.
+    `target` is the speed to reach, as a share of that without communication. If no recipe is predicted to
+    reach it, the fastest that keeps at least `floor` of the gradient runs.
 
     Travels: what the choice sends; dense while it measures.
     Paper: COVAP's criterion (Meng et al. 2023, section III-C) as the rule for all.
@@ -77,7 +77,7 @@ def auto(target: float = 0.95, floor: float = FLOOR) -> Composition:
 
 
 def standing_of(facts: Facts, target: float, floor: float) -> Standing:
-    """What `facts` say of all recipes that were forecast; `facts.dense_s` must be known."""
+    """The options that follow from `facts` for all forecast recipes; `facts.dense_s` must be known."""
     assert facts.dense_s is not None, "asked for by `whole_steps`"
     before_s = 0.0 if facts.backward is None else facts.backward.before_s
     options = [
@@ -102,7 +102,7 @@ def standing_of(facts: Facts, target: float, floor: float) -> Standing:
 
 
 def chosen_by(facts: Facts, standing: Standing, again: Again) -> Composition:
-    """The best option on trial; dense where none is predicted to beat it. `again` makes what decides anew."""
+    """The best option, on trial; dense if none is predicted to beat it. `again` makes the next decision."""
     best = standing.best()
     times = f"all-reduce {_ms(facts.allreduce_s)}, backward {_ms(facts.backward_s)}"
     measured = f"CCR {facts.ccr:.2f} ({times})"

@@ -25,20 +25,20 @@ if TYPE_CHECKING:  # loaded by what chooses
     from gradwire.decide.choice import Considered
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
-"""From the elements of a lane's parameters, in order, to its inner cut points, ascending."""
+"""A function from the sizes of a lane's parameters, in order, to its inner cut points, ascending."""
 
 Judge = Callable[[Observed], "Composition | None"]
-"""Takes what each step has shown, in turn; returns what should run from now on, or `None` to go on."""
+"""A function of each step's observations. It returns the composition to run next, or `None` to go on."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What a composition asks of the steps that run it, and who judges the answers.
+    """The observations that a composition wants of its steps, and the judge of them.
 
     Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient.
     `judge(watched)` makes a judge, which sees only what all ranks have agreed on and must be a function of
-    that alone. It is told when link or steps take another time, by the share `link_change`. One that `ends`
-    tries things out, and what runs is not decided before it is done.
+    that alone. It hears if the time of link or steps changes by the share `link_change`. A watch that `ends`
+    tries things out: the recipe is not decided before it is done.
     """
 
     judge: Callable[[Watched], Judge]
@@ -51,15 +51,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Composition:
-    """What runs in a lane: an exchange, and where to cut. `why` is one sentence for the report.
+    """The exchange of a lane and its cuts. `why` is one sentence for the report.
 
-    Without a `cutter`, units of whole matrices are as many as are worth what they announce (`fitted_cuts`).
-    Other units are also what a choice of elements or a scale is made over, so that fewer of them would change
-    what arrives: those stay as they are (`ramped_cuts`).
-    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
-    it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
-    composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
-    on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
+    Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
+    other recipes, a unit is also the range of a choice of elements or of a scale, so other cuts would change
+    the result. There the cuts are fixed (`ramped_cuts`). `tiny` is the recipe of vectors and tiny tensors
+    beside it, unless a policy says otherwise. With a `watch` it may be followed by another, at a verdict,
+    which takes over everything unsent. `text` parses back to the composition, because checkpoints carry it;
+    what `register` decorates need not give it. One that also runs on a rank `alone` hands the optimizer
+    something else than gradients, such as signs. One with a `next`
     decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
     among which it was chosen, for the report. One that could stay on a device is carried `by_host` where that
     is predicted to be faster, and `placed` says by what.
@@ -98,7 +98,7 @@ class Composition:
 def _announced(
     exchange: Exchange, specs: Sequence[ParameterSpec], world: int, start: int
 ) -> tuple[Round, ...]:
-    """What the elements from `start` to the end send as one unit, in a step of the steady state."""
+    """The rounds of the elements from `start` to the end as one unit, in a step of the steady state."""
     memory = exchange.memory or Forgetful()
     last = units_of(slots_of(specs), (start,), exchange.laws.grain)[-1]
     step = first_busy_step(exchange, last.numel, world)
@@ -108,7 +108,7 @@ def _announced(
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows when dense steps have been measured: `decide` makes it of their facts.
+    """A decision after dense steps have been measured: `decide` makes the next composition from their facts.
 
     It may need more than the times of such steps. Facts then have the cost of the codec of `about`
     (`Facts.codec`), how often each weight is used (`uses`, `Facts.uses`), or how long `whole_steps` take, in
@@ -152,7 +152,7 @@ class Entry:
         return (inspect.getdoc(self.build) or "").split("\n")[0]
 
     def says(self, heading: str) -> str:
-        """What the builder's docstring says under "Travels", "Paper" or "Use when"; empty if nothing.
+        """The builder's docstring under "Travels", "Paper" or "Use when"; empty if there is none.
 
         >>> from gradwire.recipes import entries
         >>> next(entry for entry in entries() if entry.name == "dense").says("Travels")

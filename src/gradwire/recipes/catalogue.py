@@ -1,4 +1,4 @@
-"""Where each recipe lives. Its module is imported when the recipe is first asked for, and registers it."""
+"""The module of each recipe. It is imported when the recipe is first used, and registers it."""
 
 MODULES = {
     "acpsgd": "gradwire.recipes.acpsgd",

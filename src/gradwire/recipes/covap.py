@@ -62,7 +62,7 @@ def covap(
 
 @dataclass(frozen=True)
 class Options:
-    """All but the interval and how it is measured.
+    """All options but the interval and how it is measured.
 
     Units of `unit_mb`, the first a 25th, are sharded by "paper", not by "off". `edges` are the shares of all
     elements at which the segments end of which "balanced" sends a part each. The schedule's coefficient is
@@ -93,7 +93,7 @@ class Options:
     def _check_schedule(self) -> None:
         start, steps, rise = self.init_value, self.ascend_steps, self.ascend_range
         if self.feedback != "schedule" and (start, steps, rise) != (None, None, None):
-            raise ValueError(f"feedback={self.feedback!r} has no schedule, so no options of one")
+            raise ValueError(f"feedback={self.feedback!r} has no schedule, so it takes no options for one")
         if start is not None and not 0.0 <= start <= 1.0:
             raise ValueError(f"init_value={start} is outside 0 … 1; 1 is plain error feedback")
         if steps is not None and not (isinstance(steps, int) and steps >= 1):
@@ -102,7 +102,7 @@ class Options:
             raise ValueError(f"ascend_range={rise} must not be negative: the coefficient rises")
 
     def text(self, interval: int) -> str:
-        """What parses back, without what is as by default."""
+        """The text that parses back to these options, without defaults."""
         default = asdict(Options())
         changed = [f"{key}={value!r}" for key, value in asdict(self).items() if value != default[key]]
         return f"covap({', '.join([f'interval={interval}', *changed])})"
@@ -161,7 +161,7 @@ LONGEST = 64
 
 
 def from_facts(facts: Facts, options: Options, decimals: int = 1) -> Composition:
-    """I = ⌈CCR⌉, so that what is sent takes as long as the backward pass. Warns where that gets stale."""
+    """I = ⌈CCR⌉, so that sending takes no longer than the backward pass. Warns if gradients get stale."""
     interval = min(interval_for(facts.ccr, decimals), LONGEST)
     why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step"
     if interval > FRESH:

@@ -54,14 +54,14 @@ def flexible(
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning".
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
 
-    Candidates are `high` and what follows from it by the `factor` down to `low`, by default the paper's five.
-    `elect` tells who leads in ring and tree: the ranks in turn ("round_robin", the paper's STAR), the one
-    with the largest choice ("variance", its VAR) or whichever serves better ("auto").
+    Candidate ratios go from `high` by the `factor` down to `low`; by default they are the paper's five.
+    `elect` says which rank leads in ring and tree. Either ranks lead in turn ("round_robin", the paper's
+    STAR), or the rank with the largest choice does ("variance", its VAR); "auto" takes the better of the two.
 
-    All is planned anew when the steps' own collectives take another time by the share `link_change` (no value
-    is published), or when another share of the gradient is sent, by `gain_change` (the paper's 10 %). At
-    first, and when a step takes another time by `link_change` over the same link, every collective is tried
-    for `every` steps. What these numbers vary by anyhow is no change. Every `every`-th step is looked at.
+    It plans anew if the time of the steps' own collectives changes by the share `link_change` (no value is
+    published), or if the sent share of the gradient changes by `gain_change` (the paper's 10 %). At first,
+    and if the time of a step changes by `link_change` over the same link, it tries every collective for
+    `every` steps. Ordinary variation of these numbers does not count. It looks at every `every`-th step.
     """
     for name, given, known in (
         ("way", way, WAYS),
@@ -109,7 +109,7 @@ def exchange_of(ratio: float, way: str, elect: Election = "round_robin") -> Exch
 
 
 def rounds_of(watched: Watched, cutter: Cutter | None, elect: Election = "round_robin") -> Rounds:
-    """What all units of the watched lane send in a step under a choice, as its exchange announces it.
+    """The rounds of all units of the watched lane in a step under a choice, as its exchange announces them.
 
     >>> sent = rounds_of(Watched(4, (600, 400)), one_unit)(Choice(0.1, "tree"))
     >>> [(each.verb, each.algorithm) for each in sent]

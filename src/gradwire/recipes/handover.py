@@ -1,4 +1,4 @@
-"""What runs between two compositions of which the second has no memory for what the first has not sent."""
+"""The composition between two others, if the second has no memory for the unsent gradient of the first."""
 
 from dataclasses import dataclass, replace
 from itertools import count

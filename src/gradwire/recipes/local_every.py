@@ -1,8 +1,8 @@
 """local_every: gradients add up on every rank, and one all-reduce in k steps brings their mean.
 
-What GComp (section 5) and others compare with. Differences from plain gradient accumulation: the optimizer
-is stepped all the same and sees zeros in between, so the learning rate's schedule keeps its count; what
-arrives is the sum over the k steps, as error feedback has it, not their mean.
+GComp (section 5) and others compare with it. Differences from plain gradient accumulation: the optimizer is
+stepped all the same and sees zeros in between, so the learning rate's schedule keeps its count; what arrives
+is the sum over the k steps, as error feedback has it, not their mean.
 """
 
 from gradwire.exchange.compose import every, remember

@@ -1,13 +1,13 @@
-"""mergecomp: any recipe under cuts that are planned, not given.
+"""mergecomp: any recipe, with planned cuts.
 
 Wang et al. 2021, "MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed
 Training". Differences from the paper: by default the cuts are the best for a codec that works beside the
-backward pass, as the engine's does (`gradwire.planning.merge_worker`). What a group costs beside a
-training, on shared cores and cold caches, is more than its codec takes alone, and not known; so real steps
-decide between that plan, one for dearer calls, and one group. The optimum of the paper's own cost model, in
-which the codec holds up the backward pass (`gradwire.planning.merge`), is `split="exact"`, its search on
-that model `split="search"` and by timing real iterations `split="timed"`, of which it says beforehand how
-many; vectors and tiny tensors travel densely beside what is grouped.
+backward pass, as the engine's does (`gradwire.planning.merge_worker`). Beside a training, on shared cores and
+cold caches, a group costs more than its codec takes alone. How much more is unknown, so real steps decide
+between that plan, one for dearer calls, and one group. In the paper's own cost model, the codec holds up the
+backward pass (`gradwire.planning.merge`). `split="exact"` is the optimum of that model, `split="search"` the
+paper's search on it, and `split="timed"` that search by timing real iterations; it says beforehand how many.
+Vectors and tiny tensors travel densely beside the groups.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def mergecomp(
 
     By default the cuts are found within some 30 steps, five of them dense, and then stay. A run that resumes
     from an earlier checkpoint stays with one group. `split="timed"` takes at most `steps` steps, by default
-    as many as the paper's search for two groups. Where that is too few, as for three groups of many tensors,
-    neighbouring tensors stay together. The paper's search (`"search"`, `"timed"`) stops when one more group
-    gains less than the share `alpha`, for which no value is published.
+    as many as the paper's search for two groups. If that is too few, for example for three groups of many
+    tensors, neighbouring tensors stay together. The paper's search (`"search"`, `"timed"`) stops when one
+    more group gains less than the share `alpha`, for which no value is published.
 
     Cuts are chosen by time alone. They may change the loss as well, because a selector chooses within each
     group; so a decision may trade loss for time (figures in `docs/choosing.md`).
@@ -67,13 +67,13 @@ def mergecomp(
     if split not in get_args(Split):
         raise ValueError(f"split={split!r} is none of {', '.join(get_args(Split))}")
     if groups < 1:
-        raise ValueError(f"groups={groups}; at least one")
+        raise ValueError(f"groups={groups} must be at least one")
     if alpha < 0.0:
         raise ValueError(f"alpha={alpha} must be at least 0: a share, such as 0.01")
     if steps < LEAST_STEPS:
-        raise ValueError(f"steps={steps}: to time one group and two takes {LEAST_STEPS}")
+        raise ValueError(f"steps={steps} is too few: timing one group and two takes {LEAST_STEPS}")
     if cuts and elements < 1:
-        raise ValueError("cuts need elements=: how many there are where they were made")
+        raise ValueError("cuts need elements=, the number of elements for which they were made")
     if cuts is not None:
         return _cut(base, partial(fixed_cuts, cuts=cuts, numel=elements))
     if split == "layers":
@@ -110,7 +110,7 @@ def _inner(text: str) -> Composition:
     composition = steady(text, "inner")
     if composition.exchange.memory is not None:
         return composition
-    # What takes DDP's own buckets as they are has to be copied into the arena to be grouped.
+    # A recipe that takes DDP's own buckets as they are must be copied into the arena to be grouped.
     return replace(composition, exchange=forget(composition.exchange))
 
 

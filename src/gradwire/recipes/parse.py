@@ -56,7 +56,7 @@ class Recipe:
         return f"{self.name}({inside})" if inside else self.name
 
     def build(self) -> Composition:
-        """What runs at first, and always if neither its `next` nor its `watch` says otherwise."""
+        """The composition that runs at first, and for good unless its `next` or its `watch` changes it."""
         return self.made if self.made is not None else _entry(self.name).build(**self.options)
 
 
@@ -124,9 +124,9 @@ def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -
 
 
 def steady(text: str, role: str) -> Composition:
-    """What a recipe always runs, for a `role` in which nothing may change.
+    """The composition of a fixed recipe, for a `role` in which nothing may change.
 
-    Raises `ValueError` for one that measures first, and for one that changes while it runs.
+    Raises `ValueError` for a recipe that measures first, and for one that changes while it runs.
 
     >>> steady("auto", "policy")
     Traceback (most recent call last):

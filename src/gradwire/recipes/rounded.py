@@ -1,4 +1,4 @@
-"""What the recipes in few bits share: a mean of codes, with or without error feedback."""
+"""The common part of recipes in few bits: a mean of codes, with or without error feedback."""
 
 from typing import Literal, get_args
 
@@ -12,7 +12,8 @@ Collective = Literal["all_reduce", "all_gather"]
 
 
 def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce") -> Composition:
-    """An all-reduce in the codes of `codec`, or an all-gather; what they drop is remembered, or gone.
+    """An all-reduce or all-gather in the codes of `codec`. Rounding errors are remembered, or lost without
+    `feedback`.
 
     Between two ranks an all-gather costs the same bytes in one round instead of two, and rounds once.
     Even without feedback it lives in a lane: blocks follow parameters, and never DDP's buckets.

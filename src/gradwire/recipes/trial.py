@@ -1,12 +1,12 @@
-"""A recipe on trial: it stays if its steps are as fast as it was chosen for, else the next best is tried.
+"""A recipe on trial. It stays if its steps are as fast as predicted; else the next best is tried.
 
 A trial is timed as dense steps were, from the start of the backward pass to the verdict on the slowest rank.
-It ends when more steps would hardly change what follows (`Standing.is_clear`). What it took replaces what was
-predicted, and corrects what is predicted of the others (`gradwire.decide.choice`). Verdicts carry the times,
-so all ranks judge the same numbers in the same step.
+It ends when more steps would hardly change the decision (`Standing.is_clear`). The measured time replaces the
+recipe's prediction, and corrects those of the others (`gradwire.decide.choice`). Verdicts carry the times, so
+all ranks judge the same numbers in the same step.
 
-Unsent gradient moves along from one recipe to the next; a recipe that remembers nothing sends it first.
-The recipe that stays is watched, dense too: when its link or its steps change, all is measured anew.
+Unsent gradient moves along from one recipe to the next; before a recipe without memory, it is sent first. The
+recipe that stays is watched, even dense: if its link or its steps change, everything is measured anew.
 """
 
 import logging
@@ -29,14 +29,14 @@ COUNTED = 9
 FEWEST = 3
 """Steps whose median is compared at least: one that was disturbed does not count."""
 MOST_TRIALS = 3
-"""After which the best of those that were tried runs, or dense."""
+"""Trials at most. Then the best of the tried recipes runs, or dense."""
 DECIDED = 40
-"""Steps, with those that measure, after which the best that was tried stays, or dense."""
+"""Steps, with those that measure, after which the best of the tried recipes stays, or dense."""
 KEPT = 1000
 """Steps that a recipe stays at least. To decide anew takes some 30 dense steps, each a few times as
 long where the network binds: below a tenth of the time, even if nothing has changed."""
 KEPT_DENSE = 300
-"""The same of dense. From dense only steps on trial, and three that are taken apart, take another time."""
+"""The same for dense. To decide anew costs less there: most of the steps that measure are dense as well."""
 
 Again = Callable[[], Composition]
 
@@ -60,7 +60,7 @@ def on_trial(
 
 
 def said_of(standing: Standing, text: str) -> str:
-    """A few words on the recipe `text`: what it was predicted to take, took, and keeps."""
+    """A few words on the recipe `text`: its predicted time, its measured time, and its kept share."""
     option = standing.option(text)
     before_s = standing.before_s
     took = "" if option.took_s is None else f", on trial it took {_ms(before_s + option.took_s)}"
@@ -97,7 +97,7 @@ def _judge_of(
 def _after(
     text: str, known: Standing, best: Option | None, again: Again, trying: Callable[..., Composition]
 ) -> Composition:
-    """What follows a trial in which `text` was tried: `best`, by `trying` where it has not run."""
+    """The composition after a trial of `text`: `best`, by `trying` if it has not run."""
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s was tried: %s", text, said_of(known, text))
@@ -111,7 +111,7 @@ def _after(
 
 
 def watched(chosen: Composition, again: Again) -> Composition:
-    """`chosen`, which stays until link or steps have changed; `again` makes what then decides anew."""
+    """`chosen`, which stays until link or steps have changed. Then `again` makes the next decision."""
     return replace(chosen, watch=Watch(partial(_watching, chosen.text, again), every=1))
 
 

@@ -38,7 +38,7 @@ _BROKE_OFF = (
 
 
 class Backward:
-    """Between a source and the engine: `open`, `bring` every flat buffer, `close`.
+    """The link between a source and the engine: `open`, `bring` every flat buffer, `close`.
 
     These three run on autograd's thread. `close` queues a callback that waits for the verdict at the very end
     of the backward pass and raises there, so that errors keep their type. Outside a backward pass, where no
@@ -82,7 +82,7 @@ class Backward:
 
     @property
     def placement(self) -> Placement:
-        """Of the step that is running, or else of the next one."""
+        """The placement of the step that is running, or else of the next one."""
         return self.engine.around.placement
 
     def open(self) -> None:

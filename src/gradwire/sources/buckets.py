@@ -30,7 +30,7 @@ def cap_for(total_bytes: int, *, fine: bool) -> int:
 
 
 def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[ParameterSpec, ...]]:
-    """Which parameters share a bucket: of one type, in the order of `specs`, and `cap_bytes` at most.
+    """The parameters of each bucket: of one type, in the order of `specs`, and at most `cap_bytes`.
 
     A parameter that is larger has a bucket of its own. Buckets are in the order of their last parameters,
     in which they are likely to be full.

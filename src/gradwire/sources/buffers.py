@@ -76,7 +76,7 @@ class BufferBroadcast:
             self._changed = fetch(device, torch.stack([each.has_changed() for each in self._types]).any())
 
     def is_stale(self, *, late: bool) -> bool:
-        """Whether what was packed is out of date on this rank; waits for the device that compares it.
+        """Whether the packed buffers are out of date on this rank; waits for the device that compares them.
 
         A `late` step cannot wait. Of what the device compares, it says what was found in the step before.
         """

@@ -81,7 +81,7 @@ def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **in
 
 
 def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
-    """What `instance.__getstate__` is now, without a reference to it, which would keep the model."""
+    """The present `instance.__getstate__`, without a reference to `instance`, which would keep the model."""
     if not hasattr(instance.__getstate__, "__func__"):
         alive = weakref.ref(instance)  # a method of C, to which there are no weak ones
         return lambda: vars(alive())
@@ -123,7 +123,7 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
 def _begin(
     device: Device, watch: BackwardWatch, begun: Callable[[], None], _gradient: Tensor | None = None
 ) -> None:
-    """With no reference to a model, which a graph would keep alive."""
+    """A hook without a reference to a model, which a graph would keep alive."""
     if not device.is_capturing():  # or the pass will be refused, before which a wait could fail
         watch.begin()
         begun()
@@ -132,8 +132,8 @@ def _begin(
 class LossScale:
     """The scale of a `scaler`, for gradients on a `device`. The host learns it without waiting for them.
 
-    What `get_scale` reads comes after all that the device has still to do. So the number is copied to the
-    host when the backward pass begins, and waited for when its first gradients are there. That wait lasts
+    `get_scale` reads a number that the device computes after all its pending work. So the number is copied to
+    the host when the backward pass begins, and waited for when its first gradients are there. That wait lasts
     until the device has done the forward pass, and spares the one for the gradients.
     """
 
@@ -179,7 +179,7 @@ def _before_forward(backward: Backward, module: nn.Module) -> Callable[..., None
 
 
 def _count_uses(model: nn.Module, module: nn.Module, uses: dict[str, float]) -> list[RemovableHandle]:
-    """In the first forward pass of a training step. The engine has `uses`, which refers to no model."""
+    """Count in the first forward pass of a training step. The engine has `uses`, which refers to no model."""
     first = FirstForward(module)
 
     @untraced

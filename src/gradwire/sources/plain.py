@@ -1,7 +1,7 @@
 """Plain modules: gradients come from hooks on the parameters, into flat buckets of our own.
 
-What DDP does beside sending gradients is done here: all ranks begin with rank 0's parameters and buffers, and
-rank 0's buffers come along with every step.
+DDP does more than send gradients, and so does this source: all ranks begin with rank 0's parameters and
+buffers, and rank 0's buffers travel with every step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ATTACHED: WeakSet[nn.Module] = WeakSet()
 
 
 class PlainParameters(Source):
-    """The parameters of a module that nothing wraps, in buckets in reverse order of registration.
+    """The parameters of a module without a wrapper, in buckets in reverse order of registration.
 
     Every exchanging backward pass replaces `p.grad` by the mean over ranks of what was there at its end:
     gradients that were accumulated before are part of it, and none at all counts as zeros. So all ranks hand
@@ -51,7 +51,7 @@ class PlainParameters(Source):
         self._rows: dict[str, int] = {}
         used = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         if not used:
-            raise ValueError("no parameter of the model needs a gradient; freeze after attaching, or not all")
+            raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")
         self.device = used[0].device
         self._fine: bool | None = None
         self._buckets: list[Bucket] = []

@@ -62,7 +62,8 @@ class ShardedParameters(PlainParameters):
         return inside, dist.get_process_group_ranks(self._replicas)
 
     def check(self) -> None:
-        """As for plain modules; and all must be sharded, in rows, on CPU or device, over ranks that fit."""
+        """Check as for plain modules; check that all are sharded by rows, without offload, over fitting
+        ranks."""
         super().check()
         (inside, between), world = map(set, self.members), dist.get_world_size()
         if len(inside & between) != 1 or len(inside) * len(between) != world:
@@ -93,7 +94,7 @@ class ShardedParameters(PlainParameters):
                 )
         if any(each.offload_to_cpu for each in managed):
             raise ValueError(
-                "fully_shard was called with CPUOffloadPolicy, which moves gradients while hooks are to "
+                "fully_shard was called with CPUOffloadPolicy, which moves gradients away before hooks can "
                 "change them: leave it out"
             )
 
@@ -152,7 +153,7 @@ class ShardedParameters(PlainParameters):
 
 
 def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:
-    """Of the first sharded parameter. Raises `ValueError` unless it has one dimension."""
+    """The mesh of the first sharded parameter. Raises `ValueError` unless it has one dimension."""
     first = next(each for each in parameters.values() if isinstance(each, DTensor))
     mesh = first.device_mesh
     if mesh.ndim == 1:

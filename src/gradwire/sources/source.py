@@ -96,7 +96,7 @@ class Source(ABC):
                 raise ValueError(f"module {name!r} has sparse gradients; build it with sparse=False")
 
     def buffers_text(self) -> str:
-        """What must be the same on all ranks about the model's buffers, of which the source takes care."""
+        """A text about the buffers that the source takes care of. It must be the same on all ranks."""
         return "not broadcast"
 
     @property
@@ -109,7 +109,7 @@ class Source(ABC):
         return None
 
     def replicas_of(self, optimizers: Optimizers) -> Replicas:
-        """What all ranks hold alike of a parameter, by name: nothing is known without an optimizer."""
+        """The values of a parameter that all ranks hold alike, by name; none without an optimizer."""
         return partial(_replicated, self.parameters, optimizers)
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Source(ABC):
     # -- in a step
 
     def passenger(self) -> Passenger | None:
-        """What travels beside the current step's gradients, such as buffers. On the engine's thread."""
+        """Tensors that travel beside the step's gradients, such as buffers. On the engine's thread."""
         return None
 
     def is_uneven(self) -> bool:

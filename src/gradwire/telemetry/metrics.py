@@ -72,8 +72,8 @@ def _costs(history: History, dense_bytes: float) -> dict[str, float]:
 def _share_of_linear(engine: Engine, history: History) -> float | None:
     """Computing as a share of the whole step, by means.
 
-    Encoding on the cores that compute makes the backward pass slower. Where an adaptive recipe has measured
-    that pass alone, the shorter of the two counts.
+    Encoding on the cores that compute makes the backward pass slower. If an adaptive recipe has measured that
+    pass alone, the shorter of the two counts.
     """
     step_s, backward_s = history.mean("step_s"), history.mean("backward_s")
     if step_s <= 0.0:

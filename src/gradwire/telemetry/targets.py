@@ -94,10 +94,10 @@ def _legal(name: str) -> str:
 
 
 class Listener:
-    """Called at the end of each backward pass; writes in every n-th.
+    """Called at the end of each backward pass; it writes at every n-th.
 
-    It never raises: this rank would stop, and its peers would wait. A target that fails is left alone from
-    then on, which is logged.
+    It never raises: this rank would stop, and its peers would wait. A target that fails is not called again,
+    and the log says so.
     """
 
     def __init__(self, metrics: Callable[[], Metrics], write: Write, every: int) -> None:

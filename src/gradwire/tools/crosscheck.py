@@ -162,7 +162,7 @@ def crosscheck(
     budget_s: float = 50.0,
     begins: Callable[[str], None] = lambda _name: None,
 ) -> Iterator[Compared]:
-    """Run `cases` one after the other; a collective. What is tried next is told to `begins` first.
+    """Run `cases` one after the other; a collective. `begins` hears first of each case.
 
     `comm` carries tensors at `where`; `oracle` and `control` are gloo's. After a case that fails on some
     ranks only, or after `budget_s` seconds on any, the rest is not tried, on any rank.

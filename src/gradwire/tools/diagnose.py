@@ -33,7 +33,7 @@ SAMPLE = 1 << 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Of one step; the same numbers on every rank. Those that need a choice of elements are else `None`.
+    """The comparison of ranks in one step; the same numbers on all. Those of a choice are `None` without one.
 
     - `memory_distance`: 1 - cosine of two ranks' memories after the step, 0 (alike) … 2, mean over pairs.
     - `spearman`: rank correlation of |own| and |mean| error-fed gradient, mean over ranks.
@@ -106,7 +106,7 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
     require_agreement({"the step that was watched": watched}, control)
     if not seen:
         raise ValueError(
-            "no step was watched: set wire.watching = True, with a recipe that remembers, on several ranks"
+            "no step was watched: set wire.watching = True. It takes several ranks and a recipe with a memory"
         )
 
     def inputs() -> tuple[Tensor, Tensor, Tensor]:

@@ -103,7 +103,7 @@ def test_codecs_of_this_machine_and_of_a_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_places_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="say --workers"):
+    with pytest.raises(ValueError, match="give --workers"):
         places(None, None, 8)
     with pytest.raises(ValueError, match="nodes=0"):
         places(4, 0, None)

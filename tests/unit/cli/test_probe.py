@@ -58,7 +58,7 @@ def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--check"], "gradwire probe --nproc 2"),
         (["--verbs", "all_reduce", "--codecs", "fp16"], "codecs, not links"),
         (["--nproc", "2", "--codecs", "fp16"], "codecs, not links"),
-        (["--codecs", "covap"], "decides when it has measured"),
+        (["--codecs", "covap"], "decides only after measuring"),
         (["--codecs", "topkk"], "did you mean"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_recipe_is_told_with_its_options_paper_and_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(["topq"], "did you mean"), (["topk", "--group", "bits"], "one of the two")]
+    ("words", "said"), [(["topq"], "did you mean"), (["topk", "--group", "bits"], "not both")]
 )
 def test_what_cannot_be_listed_is_refused(words: list[str], said: str) -> None:
     done = CliRunner().invoke(app, ["recipes", *words])

@@ -123,7 +123,7 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
 
 @pytest.mark.parametrize("every", [-1, 1.5, True, "2"])
 def test_what_is_no_number_of_steps_is_refused(every: object) -> None:
-    with pytest.raises(ValueError, match=r"guard_every=.* is no number of steps"):
+    with pytest.raises(ValueError, match=r"guard_every=.* is not a number of steps"):
         check_guard(every, is_replicated=True)  # type: ignore[arg-type]
 
 

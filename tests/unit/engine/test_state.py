@@ -170,7 +170,7 @@ def test_a_list_with_a_gap_or_a_mean_in_it_is_refused() -> None:
     assert all("all 3 old ranks, got ranks [0, 1]" in str(error) for error in short)
     assert all("missing='drop'" in str(error) for error in short)
     mean = {**states[0], "rank": None, "world": None}
-    assert all("loaded alone" in str(error) for error in _refusals(lambda _rank: [mean, states[1]]))
+    assert all("load a mean alone" in str(error) for error in _refusals(lambda _rank: [mean, states[1]]))
     assert all("empty" in str(error) for error in _refusals(lambda _rank: []))
 
 
@@ -258,7 +258,7 @@ def test_what_is_no_state_or_has_another_shape_is_refused() -> None:
     assert all("has shape (3,)" in str(error) for error in _refusals(lambda rank: bent[rank]))
     poor = [{key: each[key] for key in ("format", "layout", "memory")} for each in states]
     assert all("state lacks kept, plan" in str(error) for error in _refusals(lambda rank: poor[rank]))
-    assert all("no state of gradwire" in str(error) for error in _refusals(lambda _rank: [5]))
+    assert all("not a state of gradwire" in str(error) for error in _refusals(lambda _rank: [5]))
 
 
 def test_ranks_that_load_different_steps_disagree_on_all_ranks() -> None:

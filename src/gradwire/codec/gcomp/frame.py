@@ -37,7 +37,7 @@ _FLUSH, _EXPLICIT, _THRESHOLDS = 1, 2, 4
 
 @dataclass(frozen=True)
 class Key:
-    """What a frame belongs to: a receiver that expects another refuses it.
+    """The identity of a frame: a receiver that expects another one refuses it.
 
     `hop` counts the messages of one exchange. `state` is a fingerprint of what sender and receiver must hold
     alike to understand it, such as the thresholds; 0 where there is nothing. `step` has 64 bits, the rest 32.
@@ -100,7 +100,7 @@ class Header(NamedTuple):
 
 
 def chunks_of(numel: int) -> int:
-    """How many chunks hold `numel` elements.
+    """The number of chunks that hold `numel` elements.
 
     >>> chunks_of(0), chunks_of(1), chunks_of(65536), chunks_of(65537)
     (0, 1, 1, 2)
@@ -239,7 +239,7 @@ def unframe(
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise WireError(f"a frame is flat uint8, not {data.dtype} {tuple(data.shape)}")
     if data.numel() > min(most, most if limit is None else limit):
-        raise WireError(f"a frame of {out.numel()} elements has no {data.numel()} bytes")
+        raise WireError(f"a frame of {out.numel()} elements cannot have {data.numel()} bytes")
     data = data.cpu().contiguous()
     head = Header.unpack(data[:HEADER_BYTES].numpy().tobytes())
     _check_claims(head, out, data.numel(), key)
@@ -265,10 +265,10 @@ def _check_claims(head: Header, out: Tensor, length: int, key: Key) -> None:
 
 
 def _drops(head: Header, dropped: Dropped | None, out: Tensor) -> Drops:
-    """What the sender dropped, if frame and receiver agree."""
+    """The bits that the sender dropped, if frame and receiver agree."""
     thresholds = isinstance(dropped, Tensor)
     if head.explicit != (dropped is None) or head.thresholds != thresholds:
-        raise WireError("the frame says otherwise how many bits were dropped than the receiver expects")
+        raise WireError("the frame and the receiver disagree on how many bits were dropped")
     expected = dropped if isinstance(dropped, int) else 0
     if head.drop != expected:
         raise WireError(f"the frame has {head.drop} bits of each value dropped; expected were {expected}")

@@ -39,7 +39,7 @@ def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> 
     if like.dtype not in BASES:
         raise ValueError(f"{like.dtype} has no GComp code; float32, bfloat16 and float16 do")
     if flush and not may_flush(like.dtype):
-        raise ValueError(f"what is below the normal range of {like.dtype} cannot be dropped: flush=False")
+        raise ValueError(f"{like.dtype} keeps numbers below its normal range: pass flush=False")
     base, bits = np.uint32(BASES[like.dtype]), mantissa_bits(like.dtype)
     legal = levels_of(like.dtype) if explicit else range(bits + 1)
     if isinstance(dropped, Tensor):
@@ -106,7 +106,7 @@ def tensor_of(words: NDArray[np.uint32], dtype: torch.dtype) -> Tensor:
 
 
 def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False) -> Tensor:
-    """What the receiver of a frame of x (numel,) gets: a new tensor.
+    """The tensor that the receiver of a frame of x (numel,) gets: a new one.
 
     >>> rounded(torch.tensor([1.75, -0.0, 1e-40]), 22, flush=True)
     tensor([2., 0., 0.])
@@ -129,7 +129,7 @@ def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush
 
 
 def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
-    """How often each symbol occurs in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks.
+    """The counts of symbols in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks.
 
     >>> from gradwire.codec.gcomp import SYMBOLS
     >>> counts = histogram(torch.tensor([0.0, 1.0, -1.5, 1e-40]))

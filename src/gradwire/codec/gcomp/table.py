@@ -178,7 +178,7 @@ class Table:
 
     @cached_property
     def lookups(self) -> Lookups:
-        """What coding with it looks up."""
+        """The tables in which coding looks up."""
         return Lookups(self.lengths)
 
     def bits(self, histogram: Tensor) -> int:

@@ -12,7 +12,7 @@ from gradwire.moment import Moment
 
 @dataclass(frozen=True)
 class SelectorLaws:
-    """What a selector promises; tests hold every selector to it.
+    """The promises of a selector; tests hold every selector to them.
 
     - `shared`: all ranks choose the same elements without talking to each other.
     - `contractive`: dropping what is not chosen shrinks the squared norm (in mean, if random).
@@ -36,7 +36,7 @@ class Selector(Protocol):
         ...
 
     def count(self, numel: int, at: Moment) -> int:
-        """How many of `numel` elements are chosen, or at most; equal on all ranks, for any values."""
+        """The number of elements chosen of `numel`, or the most; equal on all ranks, for any values."""
         ...
 
     def select(self, x: Tensor, at: Moment) -> Tensor:

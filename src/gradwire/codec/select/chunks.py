@@ -64,7 +64,7 @@ class RatedChunks:
     """The `keep` largest magnitudes of each keep·rate elements of each piece; among equals the lowest index.
 
     `rates` are by glob patterns over parameter names, of which the first match counts; `rate` is that of all
-    others, and of pieces without names. What is left is at most 1 - 1/max(rates) of the squared norm.
+    others, and of pieces without names. The unsent part is at most 1 - 1/max(rates) of the squared norm.
     """
 
     rate: int

@@ -106,7 +106,7 @@ def threshold_of_sample(x: Tensor, size: int, rank: int, at: Moment) -> float:
 
 @dataclass(frozen=True)
 class ReusedThreshold:
-    """What reaches the largest magnitude that was left unsent; the exact top-k when nothing was."""
+    """The elements that reach the largest unsent magnitude; the exact top-k if nothing is unsent."""
 
     ratio: float
     laws = SelectorLaws(contractive=True, fixed_size=True)

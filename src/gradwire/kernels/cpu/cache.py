@@ -5,8 +5,9 @@ own file only, and has no lock: it numbers what it stores in the order in which 
 file says all that the code in it depends on. So nothing is ever changed: a file is written beside and moved
 into place, and processes that compile the same kernel at once leave one whole file.
 
-What cannot be read is compiled anew, what cannot be written is kept in memory: a cache saves time and must
-never be a reason to fail. As Numba, it heeds `NUMBA_CACHE_DIR` and not `PYTHONDONTWRITEBYTECODE`.
+A kernel that cannot be read is compiled anew, and one that cannot be written is kept in memory: a cache saves
+time and must never be a reason to fail. As Numba, it heeds `NUMBA_CACHE_DIR` and not
+`PYTHONDONTWRITEBYTECODE`.
 """
 
 from __future__ import annotations

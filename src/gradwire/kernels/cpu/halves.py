@@ -1,7 +1,7 @@
 """float32 in 16 bits and back, in integers, because Numba has no such types on the CPU.
 
-Rounding is to nearest, ties to even. What is finite but too large becomes the largest number; Inf stays Inf
-and NaN stays NaN. float16 has 5 bits of exponent and 10 of mantissa, bfloat16 has 8 and 7. Loops choose
+Rounding is to nearest, ties to even. A finite number that is too large becomes the largest number; Inf stays
+Inf and NaN stays NaN. float16 has 5 bits of exponent and 10 of mantissa, bfloat16 has 8 and 7. Loops choose
 between results instead of branching, so that they vectorise.
 """
 

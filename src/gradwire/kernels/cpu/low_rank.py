@@ -1,4 +1,4 @@
-"""Products of matrices with thin factors. A unit's matrices lie one behind the other and take one call.
+"""Products of matrices with thin factors. A unit's matrices lie one after the other and take one call.
 
 A row of `places` says of a matrix where it starts, its rows, its columns, and where its left and right
 factor start. Factors are flat, too: per matrix `rank` runs of as many numbers as it has rows or columns.

@@ -1,7 +1,7 @@
 """Floats into symbol, width and field, the fields bit by bit into words, and back.
 
 Numbers are float32's bits, or 16-bit floats spread over them: sign at bit 31, exponent from bit 23 on, and
-the lowest `base` bits of the mantissa missing. What is dropped counts from the lowest bit that is there. The
+the lowest `base` bits of the mantissa missing. Dropped bits count from the lowest bit that is there. The
 loops over whole blocks vectorise. `how` is (thresholds, flush, explicit, base).
 """
 

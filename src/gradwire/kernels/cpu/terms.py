@@ -1,4 +1,4 @@
-"""What a gradient is compared with, from parameters and optimizer state, in one pass over them.
+"""The terms with which a gradient is compared, from parameters and optimizer state, in one pass over them.
 
 In float64, and every operation rounded by itself, so that ranks on different processors get the same bits.
 """
@@ -84,8 +84,8 @@ def _fill(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> N
 def _numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
     """out (n,) float32: |parameter·(slope·(√(share·square) + eps) + offset) − pull·momentum|, never more.
 
-    `terms` are slope, offset, pull, share and eps; `square` and `momentum` may be empty, which means zeros.
-    What is not finite gives 0.
+    `terms` are slope, offset, pull, share and eps; `square` and `momentum` may be empty, which means zeros. A
+    term that is not finite gives 0.
     """
     exact = np.empty(_BLOCK)
     for start in range(0, out.size, _BLOCK):

@@ -1,7 +1,7 @@
 """Kernels for accelerators, in Triton: names and signatures of the contracts in `reference/`, none of which
 reads a number on the host.
 
-What they return depends on the tensors of the call alone: no kernel is chosen by a measurement, as ranks
+Their results depend on the tensors of the call alone: no kernel is chosen by a measurement, because ranks
 could choose differently. Imported with the first CUDA tensor (`dispatch.on_device`): Triton is optional.
 """
 

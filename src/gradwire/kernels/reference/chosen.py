@@ -53,7 +53,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """The payload (bytes,) uint8 of x (n,) at ascending `indices` (count,), taken out of x.
 
     Values are rounded to the payload's type and saturated at its largest number; Inf stays Inf, NaN stays
-    NaN. What rounding drops stays in x. On the CPU `ValueError` when the indices are out of order or range.
+    NaN. The rounding error stays in x. On the CPU `ValueError` when the indices are out of order or range.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
@@ -183,7 +183,7 @@ def _in_a_row(bits: Tensor, widths: Tensor, most: int) -> Tensor:
 
 
 def _patterns(groups: Tensor, places: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """What the blocks hold, and whether that means something and takes up to `most` bits of `places`."""
+    """The contents of the blocks, and whether they are valid and take up to `most` bits of `places`."""
     _encoding, decoding, order = _tables(groups.device)
     entry = decoding[_numbers(groups)]
     width = entry >> 11

@@ -15,7 +15,7 @@ from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 
 
 class Folded(NamedTuple):
-    """What one fold saw; kernels on a device leave it there, in tensors, since to read them is to wait."""
+    """The findings of one fold. Kernels on a device leave them there, because reading them means waiting."""
 
     idle: tuple[int, ...] | Tensor
     """Numbers of the pieces whose gradient has nothing but zeros; or (pieces,) bool on the device."""

@@ -97,8 +97,9 @@ def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | No
 
     `spans` (matrices, 2), int64 on the CPU, says where a factor starts and how long its columns are. Of a
     column that is zero, or a sum of those before it up to rounding, nothing is left: it becomes the first of
-    the `spare` factor's columns, laid out likewise, of which something is, or else zero. What is not finite
-    makes its column NaN. Sums are float64 and in order: equal factors give equal bits on every rank.
+    the `spare` factor's columns, laid out likewise, of which something is, or else zero. An element that is
+    not finite makes its column NaN. Sums are float64 and in order: equal factors give equal bits on every
+    rank.
 
     >>> factors = torch.tensor([3.0, 4.0, 6.0, 8.0])
     >>> orthonormalise(factors, torch.tensor([[0, 2]]), rank=2)

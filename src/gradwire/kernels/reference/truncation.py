@@ -45,7 +45,7 @@ def _fit(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
 def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
     """The upper 32 - drop bits of x (n,) as (upper_words,) int32; with `left`, x keeps the rest.
 
-    What is not float32 is rounded to it first, and held to its largest number; `drop` is 1 … 22.
+    Other types are rounded to float32 first, and held to its largest number; `drop` is 1 … 22.
 
     >>> x = torch.tensor([1.75, -3.0])
     >>> words = pack_upper(x, 22, left=True)

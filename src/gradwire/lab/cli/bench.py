@@ -31,19 +31,19 @@ def bench(
         str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
     ] = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)",
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
-    nodes: Annotated[int | None, typer.Option(help="Shared by ranks; the rate is a node's then.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of ranks; --rate is then a node's.")] = None,
     rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
-    delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
+    delay: Annotated[str, typer.Option(help="One-way delay between ranks: 5ms.")] = "0",
     steps: Annotated[int, typer.Option(help="Steps per setting and round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds; settings alternate within each.")] = 7,
     warmup: Annotated[
-        int | None, typer.Option(help="Uncounted first steps; else 25, and until auto and its like settle.")
+        int | None, typer.Option(help="First steps that do not count; by default 25, and until auto settles.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds without a step after which a setting is ended.")
+        float, typer.Option(help="End a setting after this many seconds without a step.")
     ] = 60.0,
     overlap: Annotated[
-        bool, typer.Option(help="Off: recipes exchange after the backward pass, to see what overlap gains.")
+        bool, typer.Option(help="Off: recipes exchange after backward, which shows what overlap gains.")
     ] = True,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
     shards: Annotated[Shards, typer.Option(help="How samples are split; skewed: by class.")] = Shards.IID,
@@ -53,12 +53,12 @@ def bench(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help="Of recipes: none, by_size(smallest=256), or pattern=recipe; pattern=recipe."),
+        typer.Option(help="For recipes: none, by_size(smallest=256), or pattern=recipe; pattern=recipe."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of models, batches and random choices.")] = 0,
-    mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
-    report: Annotated[Path | None, typer.Option(help="Where an HTML page goes.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the document to a file.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of models, batches and random choices.")] = 0,
+    mode: Annotated[Mode, typer.Option(help="Kind of emulation: see gradwire net check.")] = Mode.AUTO,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the results as JSON.")] = None,
 ) -> None:
     """Compare recipes with torch's own hooks, and with the same step without communication."""
     console = Console(stderr=True)

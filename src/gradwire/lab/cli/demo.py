@@ -20,13 +20,13 @@ def demo(
     steps: Annotated[int, typer.Option(help="Steps of each contestant.")] = Plan.steps,
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = Plan.workers,
     rate: Annotated[
-        str, typer.Option(help="Link per rank, such as 100mbit; auto: 4.25 times too slow for this machine.")
+        str, typer.Option(help="Link per rank: 100mbit; auto makes it 4.25 times too slow for this machine.")
     ] = Plan.rate,
-    delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = Plan.delay,
+    delay: Annotated[str, typer.Option(help="One-way delay between ranks: 5ms.")] = Plan.delay,
     seeds: Annotated[
         int, typer.Option(help="Runs of each, for the spread of the final figure.")
     ] = Plan.seeds,
-    recipe_text: Annotated[str, typer.Option("--recipe", help="What gradwire uses.")] = Plan.recipe,
+    recipe_text: Annotated[str, typer.Option("--recipe", help="gradwire's recipe.")] = Plan.recipe,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
     budget: Annotated[
         float, typer.Option(help="Seconds. Runs that no longer fit after the main race are shortened.")
@@ -34,9 +34,9 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="60 steps and one seed, for a quick look. Not a benchmark.")
     ] = False,
-    mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
-    report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path("gradwire-demo.html"),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures.")] = None,
+    mode: Annotated[Mode, typer.Option(help="Kind of emulation: see gradwire net check.")] = Mode.AUTO,
+    report: Annotated[Path, typer.Option(help="HTML report to write.")] = Path("gradwire-demo.html"),
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures as JSON.")] = None,
 ) -> None:
     """Watch plain DDP crawl and gradwire keep up, training a real model over a slow link."""
     console = Console(stderr=str(json_path) == STDOUT)

@@ -38,16 +38,24 @@ def modes() -> dict[str, str]:
 
 @net.command("run", context_settings={"ignore_unknown_options": True})
 def run(
-    command: Annotated[list[str], typer.Argument(help="What to run on every rank, after --.")],
+    command: Annotated[list[str], typer.Argument(help="Command to run on every rank, after --.")],
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
-    nodes: Annotated[int | None, typer.Option(help="Shared by ranks; the rate is a node's then.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes that the ranks share; --rate is then a node's.")
+    ] = None,
     rate: Annotated[
-        str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")
+        str, typer.Option(help="Link per rank and direction: 200mbit, 1gbit, unlimited.")
     ] = "unlimited",
-    delay: Annotated[str, typer.Option(help="One way, from rank to rank: 5ms.")] = "0",
-    mode: Annotated[Mode, typer.Option(help="How the network is emulated: gradwire net check.")] = Mode.AUTO,
-    grace: Annotated[float, typer.Option(help="Seconds that other ranks get after one has failed.")] = 5.0,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the account to a file.")] = None,
+    delay: Annotated[str, typer.Option(help="One-way delay between ranks: 5ms.")] = "0",
+    mode: Annotated[
+        Mode, typer.Option(help="How the network is emulated; see gradwire net check.")
+    ] = Mode.AUTO,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that other ranks get to end after one has failed.")
+    ] = 5.0,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file, as JSON.")
+    ] = None,
 ) -> None:
     """Run a command on every rank of an emulated network, with torchrun's environment.
 

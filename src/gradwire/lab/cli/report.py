@@ -11,9 +11,9 @@ from gradwire.environment import write_whole
 
 
 def report(
-    document: Annotated[Path, typer.Argument(help="What bench or demo wrote with --json.")],
+    document: Annotated[Path, typer.Argument(help="File that bench or demo wrote with --json.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where the page goes; beside the document by default.")
+        Path | None, typer.Option(help="Where the page goes; by default beside the document.")
     ] = None,
 ) -> None:
     """Make one HTML page of a bench's or a demonstration's JSON: tables, charts, and how it was run."""

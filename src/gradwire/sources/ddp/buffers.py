@@ -91,7 +91,7 @@ class Buffers:
         return [each for name, each in ddp.module.named_buffers() if name not in self._ignored]
 
     def arrived(self, here: bool, in_vain: bool) -> None:
-        """A step has ended: whether what it carried is here, or was carried in vain, by the verdict."""
+        """A step has ended. Its verdict says whether the buffers that it carried are of use."""
         self._landing, self.current = self.packed if here else None, False
         self._in_vain = self._in_vain + 1 if in_vain else 0 if here else self._in_vain
 

@@ -36,7 +36,7 @@ def cap_for(total_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Caps:
-    """How large the buckets of a module may become, in DDP's own terms."""
+    """The largest sizes of a module's buckets, in DDP's own terms."""
 
     bytes_cap: int
     is_default: bool

@@ -30,7 +30,7 @@ _Promise: TypeAlias = tuple[_Future, Tensor]
 
 
 class BucketMap:
-    """From DDP's buckets to parameter names.
+    """The map from DDP's buckets to parameter names.
 
     Buckets are looked at anew each time, because DDP rebuilds them; only under `join()` does a finished
     rank get buckets without parameters, which then are those it saw last.

@@ -53,7 +53,7 @@ class Table:
 
 
 def kind_of(nodes: Nodes) -> str:
-    """What must be the same on all ranks before they tell each other more.
+    """The kind of `nodes`, which must be the same on all ranks before they exchange more.
 
     >>> kind_of("auto"), kind_of(None), kind_of([[0, 1], [2, 3]])
     ('auto', 'flat', 'given')
@@ -104,7 +104,7 @@ def _ranks_of(node: Sequence[int] | dist.ProcessGroup) -> Sequence[int]:
 
 
 def _per_node() -> int:
-    """What torchrun and other launchers say, which number ranks node by node; 1 where they do not."""
+    """The ranks per node by torchrun and other launchers, which number ranks node by node; 1 if unknown."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return int(text) if text.isdecimal() and int(text) > 0 else 1
 
@@ -122,7 +122,7 @@ def agreed(kind: str, mine: Members, comm: Comm) -> Table | None:
     if wrong is not None:
         if kind == "given":
             raise ValueError(f"nodes: {wrong}")
-        _LOG.info("%s: gradients go between all ranks alike", wrong)
+        _LOG.info("%s: gradients are not added up inside nodes first", wrong)
         return None
     nodes = tuple(sorted(set(said)))
     return Table(nodes) if 1 < len(nodes) < comm.world else None

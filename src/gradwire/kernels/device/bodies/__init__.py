@@ -29,4 +29,4 @@ ENTRIES = (
     "take_kept",
     "zero_idle",
 )
-"""What is launched; the others are parts of it."""
+"""The kernels that are launched; the others are parts of them."""

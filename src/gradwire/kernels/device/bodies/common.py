@@ -1,4 +1,4 @@
-"""What several kernels do."""
+"""Parts that several kernels share."""
 
 import triton
 import triton.language as tl
