@@ -16,7 +16,15 @@ from tests.support.damage import Damage, DamagingComm
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
-COUNTS = {"payloads": 500, "exchanges": 400, "rings": 60, "states": 150, "files": 40, "texts": 600}
+COUNTS = {
+    "frames": 1000,
+    "payloads": 500,
+    "exchanges": 400,
+    "rings": 60,
+    "states": 150,
+    "files": 40,
+    "texts": 600,
+}
 
 
 @pytest.mark.parametrize("what", COUNTS)
