@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
+from gradwire.comm import Comm, run_ranks
+from gradwire.engine.verdict import Verdict
+from gradwire.errors import GradwireError, TransportError
 from tests.soak.chaos import LATE_S, Attempt, carried_out, judged
 from tests.soak.endurance import Samples, endured, grown
 from tests.soak.plans import FATAL, INNER, RECIPES, SOURCES, WORLD, Fault, Plan, drawn
+from tests.soak.scenes import Accident, Run, WrapperFailed, _step, accident
+from tests.support.rig import ONE_BUCKET, Rig, gradients
 
 
 @pytest.mark.process
@@ -45,6 +53,54 @@ def test_seeds_bring_every_fault_source_and_recipe() -> None:
     assert {fault.kind for each in plans for fault in each.inner} == set(INNER)
     assert {fault.kind for each in plans for fault in each.outer} == {*FATAL, "pause"}
     assert {fault.rank for each in plans for fault in each.outer} == set(range(WORLD))
+
+
+# -- what is planted
+
+
+@pytest.mark.parametrize("text", RECIPES)
+def test_whatever_is_planted_is_in_the_verdict_of_its_step(text: str) -> None:
+    """Otherwise a plan asks of a recipe what it does not promise: the others commit, and nobody tells them.
+
+    `RECIPES` are all that any seed draws. In some steps a recipe may have nothing to encode or to decode.
+    """
+    told: list[bool] = []
+
+    def noted(verdict: Verdict) -> BaseException | None:
+        told.append(verdict.rows[0].failed)
+        return honest(verdict)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, text)
+        for where in ("fold", "encode", "decode"):
+            befell = 0
+            for step in range(3):
+                told.clear()
+                with accident(rig.engine, where):
+                    # In one bucket, so that all units are on the wire when the last gradient has come.
+                    error = rig.step(gradients(0, step), ONE_BUCKET).error
+                assert error is None or isinstance(error, Accident)
+                assert told == [error is not None], f"{where}, step {step}"
+                befell += error is not None
+            assert befell, f"no exception in {where}"
+
+    honest = Verdict.error
+    with mock.patch.object(Verdict, "error", noted):
+        run_ranks(1, rank)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"), [(RuntimeError, WrapperFailed), (TransportError, TransportError)]
+)
+def test_an_error_of_the_wrappers_own_is_told_from_ours(
+    raised: type[RuntimeError], kind: type[RuntimeError]
+) -> None:
+    model = mock.Mock(side_effect=raised("Connection closed by peer"))
+    run = SimpleNamespace(engine=SimpleNamespace(step=1), optimizer=mock.Mock(), model=model)
+    nothing = mock.patch("tests.soak.scenes.batch", return_value=(None, None))
+    with nothing, pytest.raises(kind) as caught:
+        _step(cast(Run, run), None)
+    assert isinstance(caught.value, GradwireError) == issubclass(raised, GradwireError)
 
 
 # -- the judge
@@ -113,6 +169,16 @@ def test_each_broken_promise_draws_a_complaint(name: str) -> None:
     breaks(loud)
     complaints = judged(PLAN, QUIET, loud).complaints
     assert any(said in each for each in complaints), complaints
+
+
+@pytest.mark.parametrize(("source", "allowed"), [("ddp", True), ("nodes", True), ("plain", False)])
+def test_an_error_of_the_wrappers_own_is_no_broken_promise_where_there_is_one(
+    source: str, allowed: bool
+) -> None:
+    loud = _loud()
+    loud[0].results[2] = _lost("WrapperFailed")
+    complaints = judged(replace(PLAN, source=source), QUIET, loud).complaints
+    assert any("rank 2 raised WrapperFailed" in each for each in complaints) != allowed
 
 
 # -- endurance
