@@ -21,7 +21,6 @@ OTHERS = {
     ("engine/engine.py", "self.follow"),
     ("engine/engine.py", "step.landing"),
     ("engine/runner.py", "step.record"),
-    ("engine/switching.py", "engine.follow"),
     ("engine/worker.py", "self._thread.join"),
     ("kernels/device/bodies/common.py", "tl.join"),
     ("lab/demo/race.py", "live.follow"),

@@ -87,7 +87,7 @@ REFUSED = {
     "bare": "wrap it in DistributedDataParallel first, or pass replicas=",
     "twice": "attached already",
     "under ddp": "would exchange its gradients a second time",
-    "ddp": "has a process group of its own",
+    "ddp": "has its own process group",
     "around ddp": "'0' inside this module is wrapped in DistributedDataParallel",
     "mesh": "a mesh of 2 dimensions: pass one of them",
     "group": "got 'world'",

@@ -91,7 +91,7 @@ class Calls:
         if self._board is not None:
             page, self._made = str(self._made), self._made + 1
             with suppress(TransportError):  # the caller raises what matters more
-                self._board.write(page, json.dumps(Entry(what, self.steps)))
+                _put(self._board, page, Entry(what, self.steps))
 
     def look(self) -> None:
         """While a step is waited for, twice a second: raise `RanksDisagree` if a rank is in a call instead.

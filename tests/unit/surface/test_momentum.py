@@ -22,7 +22,7 @@ def test_a_policy_that_leaves_momentum_out_for_some_is_refused(other: str) -> No
     main = recipe(DGC).build()
     policy = {"middle.*": other, "*": DGC}
     layout = build(specs(), main, policy, torch.device("meta"), 2)
-    with pytest.raises(ValueError, match=r"not to 'middle.weight', which the policy sends"):
+    with pytest.raises(ValueError, match=r"but the policy sends 'middle.weight' by a recipe without it"):
         check_momentum(layout, (plain_sgd(),))
     check_momentum(layout, ())
     check_momentum(build(specs(), main, None, torch.device("meta"), 2), (plain_sgd(),))
