@@ -59,8 +59,8 @@ def test_a_state_of_format_5_goes_on_where_its_run_was(recipe: str, keyed: bool)
         assert resumed.engine.step == 3
         for name, memory in mine["memory"].items():
             assert torch.equal(resumed.memory[name], memory.view(-1))
-        # Its numbers may be those of another machine, which adds products in another order. A sum of n products
-        # is off by n roundings at most, and none has more than 61 here: less than 2^6 · 2^-24 of the largest.
+        # Its numbers may be those of another machine, which adds products in another order. A sum of n
+        # is off by n roundings at most, and none has more than 61: less than 2^6 · 2^-24 of the largest.
         found, expected = (trained(each, comm.rank, range(3, 5)) for each in (resumed, through))
         for one, other in zip(found, expected, strict=True):
             assert (one - other).abs().max() <= 2.0**-18 * other.abs().max()

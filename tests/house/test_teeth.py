@@ -1,4 +1,4 @@
-"""Each fault of docs/reliability.md has an error that `tests.faults.teeth` plants; the page shows them all."""
+"""Each fault of docs/reliability.md has an error that `tests.faults.teeth` plants; the page has them all."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def found_nodes() -> dict[str, Any]:
         log.lines.clear()
         with _environment("LOCAL_WORLD_SIZE", text):
             _ddp, _optimizer, wire = _attached("int8", "auto")
-        found[name] = wire.report().per_node, [line for line in log.lines if "alike" in line]
+        found[name] = wire.report().per_node, [line for line in log.lines if "not added up inside" in line]
     logger.removeHandler(log)
     logger.setLevel(level)
     return found
