@@ -27,7 +27,7 @@ class WarmupProfiler:
     A rank's row says how long its last step took, and in a step taken apart also that step's `Times.row`.
 
     >>> profiler = WarmupProfiler()
-    >>> rows = [(0.0,), (9.0,), (2.0, 1.0, 0.5, 2.0), (3.5, 1.0, 0.5, 2.0), (3.5, 1.0, 0.5, 2.0)]
+    >>> rows = [(0.0,), (9.0,), *3 * [(3.5, 1.0, 0.5, 2.0, 0.25)]]
     >>> [profiler.observe([row]) is not None for row in rows]
     [False, False, False, False, True]
     """

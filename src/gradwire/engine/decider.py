@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import Lane, ParameterSpec
-from gradwire.comm import Comm
+from gradwire.comm import Comm, Round
 from gradwire.decide.health import EVERY, Health, Lag, Losses, pooled
 from gradwire.decide.profiler import ORDINARY, WarmupProfiler
 from gradwire.engine.arrival import Arrival
@@ -33,6 +33,7 @@ from gradwire.placement import Device
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.forecast import dearness
 from gradwire.planning.spread import THRESHOLD, StepWatch
 from gradwire.recipes import Composition, Decision
 
@@ -354,7 +355,10 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         # A codec on a device takes no core.
-        cores = replace(facts.cores, share=fewest_cores(control)) if memory.is_host else ENOUGH
+        sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)
+        dear = dearness(facts.sending_s, number, sent_bytes)
+        mine = replace(facts.cores, share=fewest_cores(control), dearness=dear)
+        cores = mine if memory.is_host else ENOUGH
         facts = replace(facts, network=network, cores=cores)
     if (about := decision.about) is not None:
         codec = agreed_cost(about, control, around.placement.memory)

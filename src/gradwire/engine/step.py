@@ -212,7 +212,7 @@ class Step:
         known = {**arrived_s, **watch.ready_s()}
         ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
         durations_s = tuple(round_.seconds for round_ in self.trace.rounds)
-        return Times(backward_s, durations_s, self.before_s, ready, watch.busy())
+        return Times(backward_s, durations_s, self.before_s, ready, watch.busy(), watch.spent_since_s())
 
     def lasted_s(self) -> float:
         """Seconds from the start of its backward pass until its end, or until now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from gradwire.planning.costs import ENOUGH, Backward, CodecCost, Cores, Link, Network
@@ -27,7 +27,8 @@ class Facts:
     slowest rank. `None` if not measured. `gradient_bytes` is the size of the gradient, and `buckets`
     are the elements of DDP's buckets in their order; 0 and empty where they are unknown. `dense_noise` is the
     relative standard deviation of those ordinary steps. `cores` are those of the rank that has fewest,
-    and how many the slowest rank's computation kept busy. It took `steps` to find all of this out.
+    and how many the slowest rank's computation kept busy. `sending_s` is the processor time that the
+    collectives took a rank in the mean. It took `steps` to find all of this out.
 
     `forecasts` are of the recipes that a decision asks about, by text, with the cost of their codecs where
     that was measured; `fidelity` is what each was found to keep of this training's gradients
@@ -49,6 +50,7 @@ class Facts:
     buckets: tuple[int, ...] = ()
     dense_noise: float = 0.0
     cores: Cores = ENOUGH
+    sending_s: float = 0.0
     steps: int = 0
     forecasts: Mapping[str, Forecast] = field(default_factory=dict, repr=False)
     fidelity: Mapping[str, float] = field(default_factory=dict)
@@ -75,7 +77,8 @@ class Times:
 
     `durations_s` (collectives,) from entering to leaving each; `before_s` what preceded the backward pass;
     `ready_s` (parameters,) from the start of the backward pass on, in layout order. `busy` is how many cores
-    the backward pass kept busy.
+    the backward pass kept busy, and `sending_s` the processor time from its end until all collectives had
+    ended.
     """
 
     backward_s: float
@@ -83,22 +86,24 @@ class Times:
     before_s: float = 0.0
     ready_s: tuple[float, ...] = ()
     busy: float = 0.0
+    sending_s: float = 0.0
 
     @property
     def row(self) -> tuple[float, ...]:
         """All of it in a row of numbers."""
-        return (self.backward_s, self.before_s, self.busy, *self.ready_s, *self.durations_s)
+        return (self.backward_s, self.before_s, self.busy, self.sending_s, *self.ready_s, *self.durations_s)
 
     @classmethod
     def of_row(cls, row: Sequence[float], parameters: int) -> Times:
         """Take a row apart.
 
-        >>> times = Times(2.0, (0.5, 0.25), before_s=1.0, ready_s=(0.1, 0.2, 2.0), busy=1.5)
+        >>> times = Times(2.0, (0.5, 0.25), before_s=1.0, ready_s=(0.1, 0.2, 2.0), busy=1.5, sending_s=0.125)
         >>> Times.of_row(times.row, parameters=3) == times
         True
         """
-        backward_s, before_s, busy, *rest = row
-        return cls(backward_s, tuple(rest[parameters:]), before_s, tuple(rest[:parameters]), busy)
+        backward_s, before_s, busy, sending_s, *rest = row
+        ready_s, durations_s = tuple(rest[:parameters]), tuple(rest[parameters:])
+        return cls(backward_s, durations_s, before_s, ready_s, busy, sending_s)
 
 
 def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
@@ -124,6 +129,7 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
         backward,
         collectives_s=collectives_s,
         cores=Cores(busy=slowest.busy),
+        sending_s=fmean(times.sending_s for times in ranks),
     )
 
 
@@ -131,9 +137,11 @@ def typical(steps: Sequence[Facts]) -> Facts:
     """The step with the median ratio of communication to computation.
 
     The time before a backward pass is the median of all steps: now and then an evaluation comes before it.
+    So is the processor time of collectives: now and then another thread is at work.
     """
     middle = int(median(range(len(steps))))
     facts = sorted(steps, key=lambda facts: facts.ccr)[middle]
+    facts = replace(facts, sending_s=median(step.sending_s for step in steps))
     known = [step.backward.before_s for step in steps if step.backward is not None]
     if facts.backward is None or not known:
         return facts

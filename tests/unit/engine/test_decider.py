@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
+from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.engine.decider import PROBED, links_for, surveyed
 from gradwire.engine.surroundings import Surroundings
@@ -13,6 +15,7 @@ from gradwire.measure.probe import Probed, straight_line
 from gradwire.placement import host
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
+from gradwire.planning.forecast import sending_s
 from gradwire.recipes import Decision, recipe
 
 
@@ -64,3 +67,19 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     assert facts[0].network is not None
     assert facts[0].network.calibrated["all_reduce/tree"].alpha_s == 3.0
     assert facts[0].network.of("all_reduce").alpha_s == 1.0
+
+
+def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two calls in which each of two ranks sends a million bytes took twice the time that is assumed."""
+    fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
+    probed = (Probed("all_reduce", Link(1.0, 1e-9), fit),)
+    monkeypatch.setattr("gradwire.engine.decider.probe", lambda *_, **__: probed)
+    specs = (ParameterSpec("w", (250_000,), torch.float32, 250_000),)
+    seen = Facts(1.0, 1.0, 2, collectives_s=(0.5, 0.5), sending_s=2 * sending_s(2, 1e6))
+
+    def rank(comm: ThreadComm) -> Facts:
+        return surveyed(seen, _decision("covap"), Surroundings(host(comm, print)), specs)
+
+    assert run_ranks(2, rank)[0].cores.dearness == pytest.approx(2.0, rel=1e-12)

@@ -161,3 +161,16 @@ def test_the_cores_that_a_backward_pass_keeps_busy_are_its_processor_time_over_i
     watch.begin()
     loss.backward()
     assert watch.busy() == busy
+
+
+def test_what_is_spent_after_a_backward_pass_counts_from_its_last_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clock, "process_s", Ticks())
+    watch, model = BackwardWatch(Ticks(), clock=Ticks(), exact=Ticks()), _model()
+    assert watch.spent_since_s() == 0.0, "nothing is watched"
+    watch.watch(model.named_parameters())
+    loss = model(torch.ones(1, 3)).sum()
+    watch.begin()
+    loss.backward()
+    assert [watch.spent_since_s(), watch.spent_since_s()] == [1.0, 2.0]

@@ -34,6 +34,16 @@ def test_all_wait_for_the_rank_that_computes_longest_so_its_times_stand_for_all(
     assert facts_of_step([quick, slow], (7, 8)).backward == Backward(4.0, (0.75, 2.0), (7, 8), 2.0)
 
 
+def test_ranks_share_cores_so_the_processor_time_of_collectives_is_that_of_all_in_the_mean() -> None:
+    ranks = [Times(1.0, (0.5,), sending_s=each) for each in (0.25, 0.75)]
+    assert facts_of_step(ranks).sending_s == 0.5
+
+
+def test_one_step_beside_which_another_thread_worked_does_not_make_collectives_dear() -> None:
+    steps = [Facts(1.0, ccr, 2, sending_s=each) for ccr, each in ((0.5, 9.0), (0.1, 0.25), (0.9, 0.5))]
+    assert typical(steps) == Facts(1.0, 0.5, 2, sending_s=0.5)
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_the_typical_step_is_the_median_by_ratio(order: tuple[int, ...]) -> None:
     steps = [Facts(1.0, 0.1, 2), Facts(1.0, 0.5, 2), Facts(1.0, 9.0, 2)]

@@ -47,6 +47,14 @@ def test_a_step_takes_at_least_the_processor_time_of_all_that_it_does_on_its_cor
     assert few.step_s(2.0) == pytest.approx(2.0 + (0.5 * 4.0 + work_s) / 0.5, rel=1e-12)
 
 
+def test_collectives_that_were_found_to_be_dear_make_a_step_longer_and_codecs_no_dearer() -> None:
+    """Processor time of collectives was measured: three times what is assumed."""
+    assumed, dear = (_forecast(Cores(share=0.5, busy=0.5, dearness=each)) for each in (1.0, 3.0))
+    more_s = 2 * (2 * CALL_S + 1e8 * BYTE_S)
+    assert dear.work_s == pytest.approx(assumed.work_s + more_s, rel=1e-12)
+    assert dear.step_s() == pytest.approx(assumed.step_s() + more_s / 0.5, rel=1e-12)
+
+
 def test_codecs_of_ranks_that_share_cores_slow_each_other_down_though_computing_leaves_these_free() -> None:
     """Computation that sleeps: at two ranks per core a codec takes twice as long."""
     asleep, twice = _forecast(Cores(share=0.5, busy=0.0)), _forecast(codec=CODEC.slowed(2.0))
