@@ -275,7 +275,7 @@ class BackwardWatch:
         return (after_s - before_s) / (ended_s - begun_s) if ended_s > begun_s else 0.0
 
     def spent_since_s(self) -> float:
-        """CPU seconds of this process since the last mark of this pass; 0 where parameters are not watched."""
+        """CPU seconds of this process since this pass's last mark; 0 where parameters are not watched."""
         return 0.0 if self._spent is None else process_s() - self._spent[1][1]
 
     def ready_s(self) -> dict[str, float]:
