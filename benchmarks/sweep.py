@@ -79,6 +79,14 @@ SETTINGS = (
     Setting("emulated(gpt2, shrink=32)", 8, "200mbit", "0", held_back=True),
     Setting("emulated(resnet101, shrink=16)", 4, "200mbit", "0", held_back=True, nodes=2),
     Setting("convnet", 4, "unlimited", "20ms", held_back=True),
+    Setting("convnet", 4, "100mbit", "0", held_back=True),
+    Setting("convnet", 2, "50mbit", "20ms", held_back=True),
+    Setting("chargpt", 3, "500mbit", "0", held_back=True),
+    Setting("chargpt", 2, "500mbit", "5ms", held_back=True),
+    Setting("emulated(vgg19, shrink=32)", 2, "1gbit", "0", held_back=True),
+    Setting("emulated(resnet101, shrink=16)", 3, "1gbit", "5ms", held_back=True),
+    Setting("emulated(bert_base, shrink=32)", 3, "100mbit", "0", held_back=True),
+    Setting("emulated(gpt2, shrink=32)", 2, "50mbit", "20ms", held_back=True),
 )
 
 
