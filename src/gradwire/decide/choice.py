@@ -238,8 +238,8 @@ def shortlist(standing: Standing, families: Sequence[Sequence[str]]) -> tuple[st
     """The recipes worth examining, by forecasts in which codecs are free; the most promising first.
 
     A family is one method from mild to strong. Of each that can beat dense at all: the mildest that reaches
-    the target, and the next stronger one in case its codec is too dear; where none does, the mildest of those
-    that are as fast as any of the family.
+    the target, and the next stronger one in case its codec is too dear. Where none reaches it, the first is
+    the mildest of those that are as fast as any of the family.
     """
     if standing.dense_hides:
         return ()
@@ -250,13 +250,12 @@ def shortlist(standing: Standing, families: Sequence[Sequence[str]]) -> tuple[st
         able = [each for each in able if standing.beats_dense(each.predicted_s)]
         if not able:
             continue
-        shares = [standing.share_of_linear(each.predicted_s) >= standing.target for each in able]
-        if any(shares):
-            first = shares.index(True)
-            found += able[first : first + 2]
-        else:
+        fit = [standing.share_of_linear(each.predicted_s) >= standing.target for each in able]
+        if not any(fit):
             least_s = min(each.predicted_s for each in able)
-            found.append(next(each for each in able if each.predicted_s <= (1.0 + LEAD) * least_s))
+            fit = [each.predicted_s <= (1.0 + LEAD) * least_s for each in able]
+        first = fit.index(True)
+        found += able[first : first + 2]
 
     def promise(each: Option) -> tuple[bool, float]:
         reaches = standing.share_of_linear(each.predicted_s) >= standing.target

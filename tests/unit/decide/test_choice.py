@@ -153,6 +153,7 @@ def test_of_each_family_those_around_the_target_are_examined_and_the_most_promis
     families = [tuple(mild), tuple(strong), tuple(slow), ("unknown",)]
     # 80 ms reach half of linear.
     assert shortlist(standing, families) == ("m2", "m3", "s0", "s1")
-    assert shortlist(replace(standing, target=0.95), families) == ("m6", "s0")
+    # None reaches 95 %: the strongest is by far the fastest of its family, and 45, 44 and 43 ms are level.
+    assert shortlist(replace(standing, target=0.95), families) == ("m6", "s1", "s0")
     assert shortlist(replace(standing, backward_s=0.109), families) == ()
     assert len(shortlist(standing, [(text,) for text in mild | strong])) == MOST_EXAMINED
