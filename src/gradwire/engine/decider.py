@@ -356,7 +356,9 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         # A codec on a device takes no core.
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)
-        dear = dearness(facts.sending_s, number, sent_bytes)
+        # A thread that waits for a device spins, and its processor time is that of no collective.
+        spent_s = facts.sending_s if around.placement.device.is_host else 0.0
+        dear = dearness(spent_s, number, sent_bytes)
         mine = replace(facts.cores, share=fewest_cores(control), dearness=dear)
         cores = mine if memory.is_host else ENOUGH
         facts = replace(facts, network=network, cores=cores)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -69,17 +72,23 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     assert facts[0].network.of("all_reduce").alpha_s == 1.0
 
 
+@pytest.mark.parametrize(("is_host", "dear"), [(True, 2.0), (False, 1.0)])
 def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
-    monkeypatch: pytest.MonkeyPatch,
+    is_host: bool, dear: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two calls in which each of two ranks sends a million bytes took twice the time that is assumed."""
+    """Two calls in which each of two ranks sends a million bytes took twice the time that is assumed.
+
+    Where gradients are on a device, whoever waits for it spins, so what a process spends tells nothing.
+    """
     fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
     probed = (Probed("all_reduce", Link(1.0, 1e-9), fit),)
     monkeypatch.setattr("gradwire.engine.decider.probe", lambda *_, **__: probed)
     specs = (ParameterSpec("w", (250_000,), torch.float32, 250_000),)
     seen = Facts(1.0, 1.0, 2, collectives_s=(0.5, 0.5), sending_s=2 * sending_s(2, 1e6))
+    computes: Any = SimpleNamespace(is_host=is_host)
 
     def rank(comm: ThreadComm) -> Facts:
-        return surveyed(seen, _decision("covap"), Surroundings(host(comm, print)), specs)
+        placement = replace(host(comm, print), device=computes)
+        return surveyed(seen, _decision("covap"), Surroundings(placement), specs)
 
-    assert run_ranks(2, rank)[0].cores.dearness == pytest.approx(2.0, rel=1e-12)
+    assert run_ranks(2, rank)[0].cores.dearness == pytest.approx(dear, rel=1e-12)
