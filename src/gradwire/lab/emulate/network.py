@@ -1,11 +1,13 @@
 """A network of ranks on this machine, the processes that run on it, and one command run on all of them."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -205,10 +207,16 @@ def _signal_family(process: Process, number: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing on this machine listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing on this machine listens on right now.
+
+    It is below those that a kernel gives to connections: a rank's namespace has its own, which are not seen
+    from here. Raises `OSError` where a hundred ports are taken.
+    """
+    for port in random.SystemRandom().sample(range(10_000, 32_768), 100):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    raise OSError("none of a hundred ports is free")
 
 
 _POLL_S = 0.05
