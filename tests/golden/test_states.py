@@ -59,11 +59,13 @@ def test_a_state_of_format_5_goes_on_where_its_run_was(recipe: str, keyed: bool)
         assert resumed.engine.step == 3
         for name, memory in mine["memory"].items():
             assert torch.equal(resumed.memory[name], memory.view(-1))
-        # Its numbers may be those of another machine, which adds products in another order. A sum of n
-        # is off by n roundings at most, and none has more than 61: less than 2^6 · 2^-24 of the largest.
+        # Its numbers may be those of another machine, which adds products in another order. Relative to the
+        # largest, 2^-20 is sixteen times float32's resolution. PowerSGD's sums have up to 61 products, and
+        # one of n is off by n roundings at most: less than 2^6 · 2^-24.
+        bound = 2.0**-18 if recipe.startswith("powersgd") else 2.0**-20
         found, expected = (trained(each, comm.rank, range(3, 5)) for each in (resumed, through))
         for one, other in zip(found, expected, strict=True):
-            assert (one - other).abs().max() <= 2.0**-18 * other.abs().max()
+            assert (one - other).abs().max() <= bound * other.abs().max()
 
     run_ranks(2, rank)
 

@@ -34,8 +34,8 @@ _made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 class Board:
     """Pages of texts, one for each rank.
 
-    All methods raise `TransportError` where the store cannot be reached, at the timeout at the latest. None
-    waits for another rank.
+    All methods but `clear` raise `TransportError` where the store cannot be reached, at the timeout at the
+    latest. None waits for another rank.
     """
 
     def __init__(self, store: Store, rank: int, world: int, timeout_s: float) -> None:
@@ -71,7 +71,8 @@ class Board:
     def clear(self, page: str) -> None:
         """Forget this rank's text on `page`, and the number. Not every store can: then they stay."""
         for key in (f"{page}/{self.rank}", f"{page}/count"):
-            with suppress(TransportError, NotImplementedError):
+            # What stays behind is overwritten or of no use, and the next question meets a store that is lost.
+            with suppress(TransportError):
                 self._ask(partial(self._store.delete_key, key))
 
     def _ask(self, question: Callable[[], T]) -> T:

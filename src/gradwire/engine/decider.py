@@ -354,13 +354,12 @@ def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequ
         probed = network_of(probe(comm, verbs, control=control, where=memory.where, clock=clock_of(memory)))
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
-        # A codec on a device takes no core.
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)
         # A thread that waits for a device spins, and its processor time is that of no collective.
         spent_s = facts.sending_s if around.placement.device.is_host else 0.0
         dear = dearness(spent_s, number, sent_bytes)
         mine = replace(facts.cores, share=fewest_cores(control), dearness=dear)
-        cores = mine if memory.is_host else ENOUGH
+        cores = mine if memory.is_host else ENOUGH  # a codec on a device takes no core
         facts = replace(facts, network=network, cores=cores)
     if (about := decision.about) is not None:
         codec = agreed_cost(about, control, around.placement.memory)
