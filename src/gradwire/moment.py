@@ -132,7 +132,8 @@ def refuse(sound: Tensor, complaint: str) -> None:
 class Moment:
     """The place and time of an exchange, and all that it may use beside the tensor.
 
-    `step` counts committed steps; `unit` is the unit's number within its lane, `lane` the lane's number.
+    `step` counts committed steps, which are the optimizer's: several exchanges before one optimizer step have
+    the same number. `unit` is the unit's number within its lane, `lane` the lane's number.
     `parts` of parameters make up the unit, in order; none means one that has no name.
     `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
     `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
@@ -170,9 +171,18 @@ class Moment:
         return self._generator(self.rank)
 
     def _generator(self, who: int) -> torch.Generator:
-        key = f"{self.seed}/{self.step}/{self.lane}/{self.unit}/{who}".encode()
-        digest = hashlib.blake2b(key, digest_size=8).digest()
-        return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+        number = number_from(self.seed, self.step, self.lane, self.unit, who)
+        return torch.Generator("cpu").manual_seed(number >> 1)
+
+
+def number_from(*key: int | str) -> int:
+    """A number of 64 bits that looks random and is the same on all ranks and machines.
+
+    >>> number_from("phase", 0, 1) % 6
+    4
+    """
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def sent_to(numbers: Tensor, device: torch.device) -> Tensor:

@@ -349,6 +349,7 @@ _EXCHANGES = (
     ExchangeCase("every 4 dense", every(4, dense())),
     ExchangeCase("every 2 reduce bf16", every(2, reduce(cast(BF16))), BF16),
     ExchangeCase("every 3 leader", every(3, leader(top_k(0.1)))),
+    ExchangeCase("every 3 in the paper's order", every(3, dense(), order="paper")),
     ExchangeCase("every 2 together", every(2, dense(), together=True)),
     ExchangeCase("warm gather top", warm(4, gather(sparse(top_k(0.05))))),
     ExchangeCase("warm every 4", warm(4, every(4, dense()))),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import DONE
-from gradwire.exchange.base import first_busy_step, run
+from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
 from gradwire.measure.observed import Observed
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
@@ -145,7 +145,10 @@ def test_finite_gradients_give_a_finite_mean_unless_overflow_is_declared(outcome
             assert all(held.mean.isfinite().all() for held in outcome.ranks), outcome.row
 
 
-SENDING = (12, 0)  # a step at which every interval of the table sends and every warm-up is over
+def sending(case: ExchangeCase) -> tuple[int, int]:
+    """The first step from 12 on, after every warm-up of the table, in which unit 0 travels; and the unit."""
+    rows = (Row(case, 3, 50, F32, coded, (step, 0)) for step in range(12, 24))
+    return next(row.time for row in rows if case.exchange.rounds(row.size, row.dtype, row.moment(0)))
 
 
 @pytest.mark.parametrize("case", [case for case in EXCHANGES if case.exchange.laws.may_overflow], ids=str)
@@ -171,7 +174,7 @@ def everywhere(value: float) -> Kind:
 def test_what_may_be_remembered_overflows_only_where_the_mean_shows_it(case: ExchangeCase) -> None:
     # All of a memory plus gradient that is just small enough: what is left has room, or all ranks see it.
     just_below = LARGEST_SUM * (1 - torch.finfo(F32).eps)
-    for held in perform(Row(case, 3, 4096, F32, everywhere(just_below), SENDING)).ranks:
+    for held in perform(Row(case, 3, 4096, F32, everywhere(just_below), sending(case))).ranks:
         if case.exchange.laws.may_overflow and not held.mean.isfinite().all():
             continue
         assert held.mean.isfinite().all()
@@ -186,20 +189,20 @@ def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
     case: ExchangeCase, world: int
 ) -> None:
     # x/W and every sum are multiples of 1/4 below 256: exact even in bfloat16, so the tolerance is zero.
-    for time in ((0, 0), (1, 0), SENDING):
+    for time in ((0, 0), (1, 0), sending(case)):
         _, missing = imbalance(perform(Row(case, world, 200, F32, coded, time)))
         assert missing.max() == 0
 
 
 @pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.exchange.laws.conserves], ids=str)
 def test_what_does_not_conserve_says_so_with_reason(case: ExchangeCase) -> None:
-    _, missing = imbalance(perform(Row(case, 3, 200, F32, KINDS[1], SENDING)))
+    _, missing = imbalance(perform(Row(case, 3, 200, F32, KINDS[1], sending(case))))
     assert missing.max() > 1e-3
 
 
 @pytest.mark.parametrize("case", EXCHANGES, ids=str)
 def test_finish_issues_nothing(case: ExchangeCase) -> None:
-    row = Row(case, 3, 50, F32, coded, SENDING)
+    row = Row(case, 3, 50, F32, coded, sending(case))
 
     def body(comm: ThreadComm) -> tuple[int, int]:
         x, metered = row.inputs()[comm.rank], Observed(comm)
@@ -227,7 +230,7 @@ class Replacing(Comm):
 
 @pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.exchange.laws.decodes], ids=str)
 def test_what_decodes_nothing_moves_what_has_come_whatever_it_is(case: ExchangeCase) -> None:
-    row = Row(case, 2, 50, F32, coded, (first_busy_step(case.exchange, 50, 2), 0))
+    row = Row(case, 2, 50, F32, coded, sending(case))
     brought = torch.randn(50)
     brought[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
 
@@ -260,7 +263,7 @@ class Failing(Comm):
 @pytest.mark.parametrize("failing", [0, 1, 2])
 @pytest.mark.parametrize("case", EXCHANGES, ids=str)
 def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: ExchangeCase, failing: int) -> None:
-    row = Row(case, 3, 200, F32, coded, SENDING)
+    row = Row(case, 3, 200, F32, coded, sending(case))
     agreed = case.exchange.rounds(row.size, row.dtype, row.moment(0))
 
     def body(comm: ThreadComm, at: int) -> list[Round]:

@@ -81,7 +81,7 @@ def covap(name: str) -> dict[str, list[float]]:
         rate_bit_per_s=rate_bit_per_s(model, 1e-3 * row.allreduce, 64),
         step_s=1e-3 * (row.before + row.backward),
         backward_s=1e-3 * row.backward,
-        candidates=["dense", f"covap(interval={row.interval})", "fp16", "efsignsgd"],
+        candidates=["dense", f"covap(interval={row.interval}, order='paper')", "fp16", "efsignsgd"],
     )
     curves = {text.partition("(")[0]: each for text, each in found.curves.items()}
     return {text: [each.workers * each.efficiency for each in curve] for text, curve in curves.items()}

@@ -155,7 +155,9 @@ def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) ->
 def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
     tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
-    sent = [way.rounds(step) for step in range(STEADY, STEADY + _cycle(exchange))]
+    cycle_steps = _cycle(exchange)
+    first = STEADY - STEADY % cycle_steps
+    sent = [way.rounds(step) for step in range(first, first + cycle_steps)]
     decodes = payloads(exchange, max(way.sizes), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
     ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
@@ -230,7 +232,7 @@ def _at(backward: Backward, places: Sequence[int]) -> Backward:
 
 
 def _cycle(exchange: Exchange) -> int:
-    """After how many steps the same units send again."""
+    """In how many steps, from a multiple of them on, every unit sends once."""
     return next((part.interval for part in parts(exchange) if isinstance(part, Every)), 1)
 
 

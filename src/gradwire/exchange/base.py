@@ -108,10 +108,10 @@ def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> 
     exchange.start(x, mean, comm, at)()
 
 
-STEADY = 1 << 20
-"""A committed step after every warm-up, in which rank 0 of four leads."""
 CYCLE = 840
 """The least number of steps that holds whole cycles of every interval up to 8."""
+STEADY = 1248 * CYCLE
+"""A committed step after every warm-up, in which cycles begin, and rank 0 of four leads."""
 
 
 def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:

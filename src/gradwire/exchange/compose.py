@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.exchange.dense import Dense
 from gradwire.memory import UNSENT, Forgetful, Memory, Residual
-from gradwire.moment import Moment
+from gradwire.moment import Moment, number_from
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,38 @@ def warm(steps: int, inner: Exchange) -> Warm:
     return Warm(steps, inner)
 
 
+Order = Literal["random", "paper"]
+
+BLOCK = 3
+"""Cycles with one phase. A gradient waits (I + 1)/(6·I·BLOCK) longer than in a fixed order: 8 % at I = 2."""
+
+
+@lru_cache(maxsize=256)
+def phase_of(seed: int, block: int, interval: int) -> int:
+    """The phase of a block of cycles, as likely to be any of 0 … interval - 1; kept, since each unit asks.
+
+    >>> [phase_of(0, block, 4) for block in range(8)]
+    [0, 0, 2, 3, 2, 1, 2, 1]
+    """
+    return number_from("phase", seed, block) % interval
+
+
 @dataclass(frozen=True)
 class Every:
-    """COVAP's coarse filter (Meng et al. 2023, section III-B): each unit travels every I-th step.
+    """COVAP's coarse filter (Meng et al. 2023, section III-B): each unit travels once in a cycle of I steps.
 
-    Unit t is exchanged at step s iff (t + s) mod I = 0; the others hand zeros to the optimizer.
+    Unit t is exchanged at step s iff (t + s + phase) mod I = 0; the others hand zeros to the optimizer.
+    Cycles begin at multiples of I. The phase is drawn from the shared seed every `BLOCK` cycles, so that a
+    unit whose parameters have gradients in every second step, say, does not miss its turn for ever. From one
+    block to the next, its turns are 1 to 2·I - 1 steps apart. With the order "paper" the phase is always 0.
 
-    With `together`, all units are exchanged in the same steps: those with (s + 1) mod I = 0.
+    With `together`, all units are exchanged in the same steps, those of unit 1.
     """
 
     interval: int
     inner: Exchange
     together: bool = False
+    order: Order = "random"
 
     @property
     def laws(self) -> ExchangeLaws:
@@ -130,8 +152,10 @@ class Every:
 
     def sends(self, at: Moment) -> bool:
         """Whether the unit travels in this step: no data dependency, every rank decides alone."""
-        phase = 1 if self.together else at.unit
-        return (phase + at.step) % self.interval == 0
+        unit = 1 if self.together else at.unit
+        random = self.order == "random"
+        phase = phase_of(at.seed, at.step // (BLOCK * self.interval), self.interval) if random else 0
+        return (unit + at.step + phase) % self.interval == 0
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         if self.sends(at):
@@ -143,10 +167,17 @@ class Every:
         return self.inner.rounds(numel, dtype, at) if self.sends(at) else ()
 
 
-def every(interval: int, inner: Exchange, *, together: bool = False) -> Every:
-    """Exchange each unit every `interval` steps, one after another or all `together`."""
+def every(interval: int, inner: Exchange, *, together: bool = False, order: Order = "random") -> Every:
+    """Exchange each unit once in `interval` steps, one after another or all `together`.
+
+    >>> paper = every(3, Dense(), order="paper")
+    >>> [paper.sends(Moment(step, unit=1, rank=0, world=2)) for step in range(6)]
+    [False, False, True, False, False, True]
+    """
     if not isinstance(interval, int) or interval < 1:
         raise ValueError(
             f"interval={interval!r} must be at least 1 step, in whole steps; 1 sends everything always"
         )
-    return Every(interval, inner, together)
+    if order not in get_args(Order):
+        raise ValueError(f"order={order!r} is none of {', '.join(get_args(Order))}")
+    return Every(interval, inner, together, order)

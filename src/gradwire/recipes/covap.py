@@ -1,11 +1,13 @@
-"""covap: send each unit every I-th step, I as large as communication is longer than computation.
+"""covap: send each unit once in I steps, I as large as communication is longer than computation.
 
 Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient Compression".
 
 Differences from the paper: by default cuts are placed so that each phase carries equal bytes
 (`sharding="balanced"`), where they cost least if gradients' ready times have been measured, else spread over
-the whole backward pass; units above the median are sharded instead with "paper". Norms, biases and other tiny
-tensors travel densely every step.
+the whole backward pass; units above the median are sharded instead with "paper". The step of a cycle in which
+a unit travels is drawn anew every few cycles; "paper" is the paper's fixed `order`, which never sends a unit
+whose parameters have gradients in the other steps only. Norms, biases and other tiny tensors travel densely
+every step.
 """
 
 import logging
@@ -16,7 +18,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from gradwire.exchange.base import Exchange
-from gradwire.exchange.compose import every, forget, remember
+from gradwire.exchange.compose import Order, every, forget, remember
 from gradwire.exchange.dense import dense
 from gradwire.memory import Forgetful, Residual
 from gradwire.planning.collectives import Transfer, time_of
@@ -42,8 +44,9 @@ def covap(
     ascend_steps: int | None = None,
     ascend_range: float | None = None,
     ccr_decimals: int = 1,
+    order: Order = "random",
 ) -> Composition:
-    """Each unit every I-th step with error feedback; without an interval, I from the measured CCR.
+    """Each unit once in I steps with error feedback; without an interval, I from the measured CCR.
 
     Travels: one unit in I, whole.
     Paper: Meng et al. 2023, "Near-linear scaling data parallel training with overlapping-aware gradient
@@ -52,7 +55,7 @@ def covap(
         get stale, and a measured interval above 5 is logged as a warning.
     """
     segments = None if edges is None else tuple(edges)
-    options = Options(sharding, feedback, unit_mb, segments, init_value, ascend_steps, ascend_range)
+    options = Options(sharding, feedback, unit_mb, segments, init_value, ascend_steps, ascend_range, order)
     if not isinstance(ccr_decimals, int) or ccr_decimals < 0:
         raise ValueError(f"ccr_decimals={ccr_decimals} must be a whole number from 0 on; the paper's is 1")
     if interval is None:
@@ -76,9 +79,10 @@ class Options:
     init_value: float | None = None
     ascend_steps: int | None = None
     ascend_range: float | None = None
+    order: Order = "random"
 
     def __post_init__(self) -> None:
-        for option, known in (("sharding", Sharding), ("feedback", Feedback)):
+        for option, known in (("sharding", Sharding), ("feedback", Feedback), ("order", Order)):
             if getattr(self, option) not in get_args(known):
                 raise ValueError(
                     f"{option}={getattr(self, option)!r} is none of {', '.join(get_args(known))}"
@@ -122,7 +126,7 @@ def compose(interval: int, options: Options, why: str = "as configured") -> Comp
 
 
 def _fed_back(interval: int, options: Options) -> Exchange:
-    filtered = every(interval, dense())
+    filtered = every(interval, dense(), order=options.order)
     if options.feedback == "none":
         return forget(filtered, Forgetful(as_arrived=True))
     return remember(filtered, schedule(interval, options) if options.feedback == "schedule" else Residual())
@@ -163,7 +167,7 @@ LONGEST = 64
 def from_facts(facts: Facts, options: Options, decimals: int = 1) -> Composition:
     """I = ⌈CCR⌉, so that sending takes no longer than the backward pass. Warns if gradients get stale."""
     interval = min(interval_for(facts.ccr, decimals), LONGEST)
-    why = f"CCR {facts.ccr:.2f} needs every unit only each {interval}. step"
+    why = f"CCR {facts.ccr:.2f} needs every unit only once in {interval} steps"
     if interval > FRESH:
         # Not a warning, which a user may have made an error: it would end the step of every rank.
         _LOG.warning("gradients get stale: %s; consider leader_topk or topk", why)

@@ -31,7 +31,7 @@ def test_covap_takes_the_ceiling_of_the_ratio(ccr: float, interval: int) -> None
 def test_covap_says_once_when_gradients_get_stale(caplog: pytest.LogCaptureFixture) -> None:
     assert "stale" in _decided("covap", 5.5).why
     assert [each.levelname for each in caplog.records] == ["WARNING"]
-    assert "gradients get stale: CCR 5.50 needs every unit only each 6" in caplog.text
+    assert "gradients get stale: CCR 5.50 needs every unit only once in 6 steps" in caplog.text
 
 
 @pytest.mark.parametrize("ccr", [4.0, 5.0])

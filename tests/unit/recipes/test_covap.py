@@ -138,6 +138,8 @@ def test_feedback(text: str, memory: object) -> None:
             "covap(interval=4, sharding='paper', feedback='none', unit_mb=1.5)",
         ),
         ("covap(interval=1, feedback=full)", "covap(interval=1, feedback='full')"),
+        ("covap(interval=3, order=random)", "covap(interval=3)"),
+        ("covap(interval=3, order=paper)", "covap(interval=3, order='paper')"),
         (
             "covap(interval=4, ascend_range=0.2, init_value=0, ascend_steps=9, ccr_decimals=0)",
             "covap(interval=4, init_value=0, ascend_steps=9, ascend_range=0.2)",
@@ -165,6 +167,7 @@ def test_decimals_of_the_measured_ratio_decide_the_interval(ccr: float, decimals
     [
         ("covap(sharding=some)", "sharding='some' is none of balanced, paper, off"),
         ("covap(feedback=1)", "feedback=1 is none of schedule, full, none"),
+        ("covap(order=some)", "order='some' is none of random, paper"),
         ("covap(unit_mb=0)", "unit_mb=0 must be positive"),
         ("covap(edges=(0.5, 0.25))", "must ascend within 0 … 1"),
         ("covap(edges=[0.5, 1.5])", "must ascend within 0 … 1"),

@@ -1,0 +1,160 @@
+"""Which units travel when: no unit more often than another, none much later, and none never."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise, product
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.exchange.compose import BLOCK, Every, every
+from gradwire.exchange.dense import dense
+from gradwire.moment import Moment
+from tests.support.rig import Rig, gradients
+
+INTERVALS = range(2, 9)
+SEEDS = range(4000)
+every_interval = pytest.mark.parametrize("interval", INTERVALS)
+
+
+def sends(exchange: Every, step: int, unit: int = 0, seed: int = 0) -> bool:
+    return exchange.sends(Moment(step, unit, 0, 2, seed))
+
+
+def turns(exchange: Every, steps: range, unit: int = 0, seed: int = 0) -> list[int]:
+    """The steps in which the unit travels."""
+    return [step for step in steps if sends(exchange, step, unit, seed)]
+
+
+@every_interval
+@pytest.mark.parametrize("seed", [0, 1, 77])
+def test_a_step_sends_one_class_of_units_and_a_cycle_each_class_once(interval: int, seed: int) -> None:
+    exchange, cycles = every(interval, dense()), 4 * BLOCK
+    sent = []
+    for step in range(cycles * interval):
+        classes = {unit % interval for unit in range(3 * interval) if sends(exchange, step, unit, seed)}
+        assert all(sends(exchange, step, unit, seed) for each in classes for unit in (each, each + interval))
+        sent.append(*classes)
+    for cycle in range(cycles):
+        assert sorted(sent[cycle * interval : (cycle + 1) * interval]) == list(range(interval))
+
+
+@every_interval
+def test_the_papers_order_is_the_papers(interval: int) -> None:
+    exchange = every(interval, dense(), order="paper")
+    for step, unit, seed in product(range(5 * interval), range(2 * interval), (0, 9)):
+        assert sends(exchange, step, unit, seed) is ((unit + step) % interval == 0)
+
+
+@every_interval
+def test_together_all_units_travel_in_the_same_step_of_each_cycle(interval: int) -> None:
+    exchange = every(interval, dense(), together=True)
+    for cycle in range(4 * BLOCK):
+        steps = range(cycle * interval, (cycle + 1) * interval)
+        first, *others = (turns(exchange, steps, unit) for unit in range(5))
+        assert len(first) == 1
+        assert all(other == first for other in others)
+
+
+def mean_wait(interval: int) -> Fraction:
+    """Steps that a gradient waits, if it may come in any step: (I - 1)/2 + (I² - 1)/(12·I·BLOCK).
+
+    One of g steps between two turns waits g/2 - 1/2 in the mean over them, so that the mean over all steps is
+    E[g²]/(2·E[g]) - 1/2. Within a block g = I. Between two blocks g = I + b - a, and each of a and b is
+    any of 0 … I - 1.
+    """
+    inside = [Fraction(interval)] * interval**2 * (BLOCK - 1)
+    between = [Fraction(interval + b - a) for a, b in product(range(interval), repeat=2)]
+    gaps = inside + between
+    return sum(gap**2 for gap in gaps) / (2 * sum(gaps)) - Fraction(1, 2)
+
+
+@every_interval
+def test_the_mean_wait_is_within_a_tenth_of_the_papers(interval: int) -> None:
+    expected = mean_wait(interval)
+    assert expected == Fraction(interval - 1, 2) + Fraction(interval**2 - 1, 12 * interval * BLOCK)
+    assert expected < Fraction(11, 10) * Fraction(interval - 1, 2)
+    blocks = 4000
+    went = turns(every(interval, dense()), range(blocks * BLOCK * interval))
+    gaps = [b - a for a, b in pairwise(went)]
+    assert set(gaps) <= set(range(1, 2 * interval))
+    assert {1, 2 * interval - 1} <= set(gaps)
+    found = sum(gap * (gap - 1) / 2 for gap in gaps) / sum(gaps)
+    # E[d²]/(2·BLOCK·I) of it is by chance, where d is the difference of two phases. d² is at most (I - 1)²,
+    # and neighbours share a phase: 4 standard errors of the mean of half as many.
+    bound = 4 * (interval - 1) ** 2 / (2 * BLOCK * interval) * (blocks / 2) ** -0.5
+    assert found == pytest.approx(float(expected), abs=bound)
+
+
+@every_interval
+@pytest.mark.parametrize("period", [1, 2, 3, 4, 6, 7, 12, 24])
+def test_a_unit_that_is_trained_in_one_class_of_steps_is_seldom_missed_for_long(
+    interval: int, period: int
+) -> None:
+    """Trained in k cycles, whatever the steps: with a probability of at most (1 - 1/I)^⌈k/BLOCK⌉."""
+    exchange = every(interval, dense())
+    for k in (1, BLOCK, 2 * BLOCK + 1):
+        missed = 0
+        for seed in SEEDS:
+            step, cycles, hit = 5 * interval + seed % period, set[int](), False
+            while len(cycles | {step // interval}) <= k and not hit:
+                cycles.add(step // interval)
+                hit = sends(exchange, step, seed % interval, seed)
+                step += period
+            missed += not hit
+        bound = (1 - 1 / interval) ** -(-k // BLOCK)
+        # 4 standard errors of as many draws; seeds are fixed, so that it passes or fails for good.
+        assert missed / len(SEEDS) <= bound + 4 * (bound * (1 - bound) / len(SEEDS)) ** 0.5
+
+
+@every_interval
+def test_a_unit_that_is_trained_once_in_a_cycle_is_missed_exactly_as_seldom(interval: int) -> None:
+    exchange, cycles = every(interval, dense()), 4 * BLOCK
+    missed = Counter[int]()
+    for seed in SEEDS:
+        hits = [sends(exchange, cycle * interval, seed=seed) for cycle in range(cycles)]
+        missed[hits.index(True) if True in hits else cycles] += 1
+    for blocks in range(5):
+        found = sum(times for first, times in missed.items() if first >= blocks * BLOCK) / len(SEEDS)
+        law = (1 - 1 / interval) ** blocks
+        assert found == pytest.approx(law, abs=4 * (law * (1 - law) / len(SEEDS)) ** 0.5)
+
+
+HALVES = (("first.weight", "last.bias", "scalar"), ("middle.weight", "last.weight", "first.bias"))
+
+
+def moved(text: str, steps: int) -> list[dict[str, Tensor]]:
+    """Elements that have ever moved on each of two ranks, of two parts trained in turn."""
+
+    def rank(comm: Comm) -> dict[str, Tensor]:
+        rig = Rig(comm, text)
+        ever: dict[str, Tensor] = {}
+        for step in range(steps):
+            grads = gradients(comm.rank, step)
+            for name in HALVES[step % 2]:
+                grads[name] = torch.zeros_like(grads[name])
+            outcome = rig.step(grads)
+            assert outcome.step.committed, outcome.error
+            for name, mean in outcome.mean.items():
+                ever[name] = ever.get(name, torch.zeros_like(mean, dtype=torch.bool)) | (mean != 0)
+        return ever
+
+    return run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("text", ["covap(interval=2)", "covap(interval=4)", "local_every(interval=2)"])
+def test_every_element_of_two_parts_that_are_trained_in_turn_moves(text: str) -> None:
+    first, second = moved(text, steps=80)
+    for name, ever in first.items():
+        assert ever.all(), name
+        assert torch.equal(ever, second[name])
+
+
+@pytest.mark.parametrize("text", ["covap(interval=2, order=paper)", "local_every(interval=2, order=paper)"])
+def test_in_the_papers_order_some_elements_of_such_parts_never_move(text: str) -> None:
+    for ever in moved(text, steps=80):
+        assert not all(each.all() for each in ever.values())
