@@ -90,6 +90,23 @@ def test_the_mean_wait_is_within_a_tenth_of_the_papers(interval: int) -> None:
     assert found == pytest.approx(float(expected), abs=bound)
 
 
+@pytest.mark.parametrize(("coefficient", "percent"), [(0.5, 46.1), (0.6, 53.4), (0.8, 72.7), (1.0, 100.0)])
+def test_what_a_coefficient_leaves_of_a_gradient_is_a_little_less_than_in_the_papers_order(
+    coefficient: float, percent: float
+) -> None:
+    # After g steps a unit brings 1 + c + … + c^(g-1) of a constant gradient (tests/laws/test_memory.py).
+    interval, blocks = 4, 4000
+    brought = [sum(coefficient**age for age in range(gap)) for gap in range(2 * interval)]
+    between = [brought[interval + b - a] for a, b in product(range(interval), repeat=2)]
+    expected = ((BLOCK - 1) * brought[interval] + sum(between) / len(between)) / (BLOCK * interval)
+    assert 100 * expected == pytest.approx(percent, abs=0.05)
+    went = turns(every(interval, dense()), range(blocks * BLOCK * interval))
+    found = sum(brought[b - a] for a, b in pairwise(went)) / (went[-1] - went[0])
+    # Between blocks it is anything from brought[1] to brought[2I - 1]; as above, 4 standard errors.
+    spread = (brought[-1] - brought[1]) / (BLOCK * interval)
+    assert found == pytest.approx(expected, abs=4 * spread * (blocks / 2) ** -0.5 + 1 / blocks)
+
+
 @every_interval
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 6, 7, 12, 24])
 def test_a_unit_that_is_trained_in_one_class_of_steps_is_seldom_missed_for_long(

@@ -123,12 +123,15 @@ def test_what_a_gather_receives_grows_with_the_ranks_and_a_leaders_choice_does_n
     assert led[0].memory_bytes == led[2].memory_bytes
 
 
-def test_units_that_rest_send_a_share() -> None:
-    lane = build(SPECS, recipe("covap(interval=4)").build(), None, torch.device("meta"), 4).lanes[0]
+@pytest.mark.parametrize("interval", [2, 4, 11, 17, 64])
+def test_units_that_rest_send_a_share(interval: int) -> None:
+    text = f"covap(interval={interval})"
+    lane = build(SPECS, recipe(text).build(), None, torch.device("meta"), 4).lanes[0]
     beside = PROFILE.parameters - lane.numel
-    sent = found("covap(interval=4)")
-    assert len(sent.cycle) == 4
-    assert sent.wire_bytes == pytest.approx(2 * 3 / 4 * 4 * (lane.numel / 4 + beside), rel=1e-12)
+    sent = found(text)
+    assert len(sent.cycle) == interval
+    assert all(sum(bool(unit.rounds) for unit in units) == 1 for units in zip(*sent.cycle, strict=True))
+    assert sent.wire_bytes == pytest.approx(2 * 3 / 4 * 4 * (lane.numel / interval + beside), rel=1e-12)
 
 
 def test_frames_are_counted_as_long_as_they_usually_are() -> None:
