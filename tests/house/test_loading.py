@@ -41,8 +41,6 @@ gradwire.attach(DistributedDataParallel(torch.nn.Linear(3, 2)), recipe="dense").
 dist.destroy_process_group()
 json.dump([name for name in sys.modules if name.split(".")[0] == "gradwire"], sys.stdout)
 """
-MOST_LOADED = 120
-"""Modules that attaching `dense` may load."""
 
 
 def found_by(program: str, *arguments: str) -> object:
@@ -78,10 +76,3 @@ def test_every_recipe_is_where_the_catalogue_says() -> None:
         if module.name.startswith(("gradwire.recipes.", "gradwire.contrib.")):
             import_module(module.name)
     assert {entry.name: entry.build.__module__ for entry in recipes.entries()} == HOMES
-
-
-def test_attaching_dense_loads_few_modules() -> None:
-    loaded = found_by(ATTACHED)
-    assert isinstance(loaded, list)
-    assert "gradwire.attaching" in loaded
-    assert len(loaded) <= MOST_LOADED, sorted(loaded)
