@@ -9,7 +9,7 @@ so it exists before DDP has built its buckets, and does not change when DDP rebu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.kernels import Folded, Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
-from gradwire.moment import ExchangeState, Part, is_dense
+from gradwire.moment import ExchangeState, Fates, Part, is_dense
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,12 @@ class Lane:
     """The slots of one exchange with the planes of its memory, by name.
 
     `cuts` are the inner cut points in elements; an exchange may move them to its grain. `committed` is what
-    the last good step left, in `memory_dtype` (that of the planes by default); `working` belongs to the
-    current step, which needs the plane `UNSENT` even if nothing is remembered of it. `kept` is what the
+    the last good exchange left, in `memory_dtype` (that of the planes by default); `working` belongs to the
+    current one, which needs the plane `UNSENT` even if nothing is remembered of it. `kept` is what the
     exchange keeps by parameter.
+
+    A commit can be undone until the next fold, because the planes that it replaced still exist. Slots that
+    stay open longer have copies of what they had before: `settle`.
     """
 
     def __init__(
@@ -184,6 +187,10 @@ class Lane:
             for name in dict.fromkeys((UNSENT, *names))
         }
         self.kept = ExchangeState()
+        self._replaced: dict[str, Tensor] = {}
+        """Planes as they were before the last commit."""
+        self._held: dict[str, dict[str, Tensor]] = {}
+        """By open parameter: its planes as they were before its first exchange that is still open."""
 
     @property
     def memory_bytes(self) -> int:
@@ -215,7 +222,8 @@ class Lane:
         return Pieces((slot.start, slot.start, slot.spec.numel) for slot in self.slots)
 
     def commit(self, idle: Iterable[Slot]) -> None:
-        """Make what this step leaves the memory; `idle` slots keep what they had, and what is left of them.
+        """Make what this exchange leaves the memory; `idle` slots keep what they had, and what is left of
+        them.
 
         They have brought zeros. The rest in them was sent in this rank's name all the same: the owner of a
         shard keeps the rounding error of the mean (`exchange.scatter_reduce`).
@@ -231,8 +239,74 @@ class Lane:
                     new[slot.start : slot.stop].add_(rest, alpha=1.0 / self.memory.weight)
             if new.dtype == old.dtype:
                 self.committed[name], self.working[name] = new, old
+                self._replaced[name] = old
             else:
-                old.copy_(new)
+                self._replaced[name] = _exchanged(old, new)
+
+    def forget_unsent(self) -> None:
+        """All unsent gradient has been handed over: nothing is left of it. `settle` can undo that, too."""
+        self._replaced = {UNSENT: self.committed[UNSENT].clone()}
+        self.committed[UNSENT].zero_()
+
+    def begin(self) -> None:
+        """The next folds write where the replaced planes are: from now on the last commit is final."""
+        self._replaced = {}
+        self.kept.begin()
+
+    def settle(self, fates: Fates) -> None:
+        """Undo the last commit and earlier open ones for what was dropped; keep a way back for what is open.
+
+        Only slots that were dropped or are open are copied.
+        """
+        for slot in self.slots:
+            name, here = slot.spec.name, slice(slot.start, slot.stop)
+            if name in fates.dropped:
+                replaced = {plane: old[here] for plane, old in self._replaced.items()}
+                for plane, old in (replaced | self._held.pop(name, {})).items():
+                    self.committed[plane][here] = old
+            elif name in fates.open:
+                held = self._held.setdefault(name, {})
+                for plane, old in self._replaced.items():
+                    held.setdefault(plane, old[here].clone())
+            else:
+                self._held.pop(name, None)
+        self._replaced = {}
+        self.kept.settle(fates)
+
+    @property
+    def held(self) -> Set[str]:
+        """The open parameters: an optimizer has still to use gradients of earlier exchanges."""
+        return self._held.keys()
+
+    def final(self, slot: Slot, plane: str) -> Tensor:
+        """A committed plane of a slot, flat, without what is still open; a view."""
+        held = self._held.get(slot.spec.name, {})
+        return held[plane] if plane in held else self.committed[plane][slot.start : slot.stop]
+
+    def hold(self, slot: Slot, planes: Mapping[str, Tensor]) -> None:
+        """The slot is open; before that, it had these `planes`."""
+        self._held[slot.spec.name] = dict(planes)
+
+
+_BLOCK = 1 << 20
+"""Elements that `_exchanged` copies at a time."""
+
+
+def _exchanged(narrow: Tensor, wide: Tensor) -> Tensor:
+    """Write `wide` (numel,) to `narrow`; returns what `narrow` had, in the memory of `wide`.
+
+    Going up, an element of the shorter type is written where the wider ones have been read already.
+
+    >>> _exchanged(torch.ones(3, dtype=torch.bfloat16), torch.tensor([2.0, 3.0, 4.0]))
+    tensor([1., 1., 1.], dtype=torch.bfloat16)
+    """
+    room = wide.view(narrow.dtype)[: narrow.numel()]
+    for start in range(0, narrow.numel(), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        old = narrow[block].clone()
+        narrow[block] = wide[block]
+        room[block] = old
+    return room
 
 
 def slots_of(specs: Sequence[ParameterSpec]) -> tuple[Slot, ...]:

@@ -39,6 +39,7 @@ from gradwire.sources.nodes.level import NodeLevel
 from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighbours
 from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
+from gradwire.sources.steps import Skipped, Steps
 from gradwire.tools.diagnose import Watch
 from gradwire.unwrapping import Optimizers, optimizers_of, scaler_of
 from gradwire.wire import Attached, Wire
@@ -62,6 +63,7 @@ def attach(
     placement: Place = "auto",
     checksums: bool = False,
     guard_every: int = 0,
+    skipped: Skipped = "drop",
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
@@ -72,9 +74,9 @@ def attach(
     They travel during the backward pass. DDP would broadcast them before the next forward pass
     (`docs/training.md`).
 
-    - `optimizer`: one or several, plain or as frameworks wrap them. gradwire warns if several backward passes
-      precede one of its steps. `gcomp` reads its state, and recipes that apply momentum (`dgc`, `signum`)
-      check it.
+    - `optimizer`: one or several, plain or as frameworks wrap them. Its steps are what gradwire counts: a
+      gradient that it never uses leaves no trace. `gcomp` reads its state, and recipes that apply momentum
+      (`dgc`, `signum`) check it.
     - `recipe`: `name`, `name(key=value, …)`, or a `Composition` with a text; see `gradwire.recipes.names()`.
       On a single rank nothing is sent, so nothing is compressed. `dgc`, `signum` and `signsgd(scale="none")`
       run all the same, because they do more than compress.
@@ -107,7 +109,12 @@ def attach(
       arrive damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then run
       as gradwire's own messages, hop by hop. It cannot be used with `placement="device"` on NCCL.
     - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 means
-      never. If they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks.
+      never. If they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks. If the
+      optimizer steps with gradients that were never exchanged, that raises `GradwireError`.
+    - `skipped`: the meaning of gradients that are cleared before their optimizer has stepped. "drop": the
+      step is left out, and the memory goes back to what it was before. "keep": the gradients were used in a
+      way that gradwire does not see, such as a sum in buffers of your own. Nothing is dropped before the
+      optimizer's first step, inside `step(closure)`, and under `join()`.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in
     recipe, policy, seed, version, device, buffers, the names, shapes and dtypes of parameters, or the
@@ -125,7 +132,7 @@ def attach(
     scaler = scaler or scaler_of(optimizer)
     nodes = list(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else nodes
     asked = Configuration(
-        recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every, checksums
+        recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every, checksums, skipped
     )
     device, where = device_at(source.device), source.device
     lines = connect(asked, source.group, process_group, device, where)
@@ -269,12 +276,22 @@ def _assemble(
         return Engine(specs, chosen, replace(around, concluded=concluded, resolved=resolved))
 
     calls = Calls(Board.of(lines.groups[0]) if lines.everyone.world > 1 else None)
-    backward = Backward(source, worker, engine, calls, level)
+    trained = {spec.name: source.parameters[spec.name] for spec in source.specs}
+    steps = Steps(
+        trained,
+        optimizers,
+        lines.device,
+        skipped=asked.skipped,
+        alone=lines.everyone.world == 1,
+        raises=asked.guard_every > 0,
+        may_differ=source.is_uneven,
+    )
+    backward = Backward(source, worker, engine, calls, level, steps)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
     decision = chosen.build().next
     counted = uses if decision is not None and decision.uses else None
-    source.begin(backward, optimizers, counted, scaled=asked.scaler is not None)
+    source.begin(backward, counted, scaled=asked.scaler is not None)
     backward.news.attached()
     return Wire(Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker))
 

@@ -14,6 +14,7 @@ from gradwire.engine.layout import Policy, chooser
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
+from gradwire.sources.steps import Skipped
 from gradwire.version import __version__
 
 TARGET = 0.95
@@ -37,6 +38,7 @@ class Configuration:
     nodes: Nodes = "auto"
     guard_every: int = 0
     checksums: bool = False
+    skipped: Skipped = "drop"
 
     def validated(self, source: Source) -> Recipe:
         """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`."""
@@ -44,6 +46,8 @@ class Configuration:
             raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
         if self.placement not in get_args(Place):
             raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
+        if self.skipped not in get_args(Skipped):
+            raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
         if source.members is not None and kind_of(self.nodes) == "given":
             raise ValueError(
                 "nodes= is for whole parameters; fully_shard shares them within a node already: leave it out"
@@ -69,6 +73,7 @@ class Configuration:
             "nodes": kind_of(self.nodes),
             "guard_every": str(self.guard_every),
             "checksums": str(self.checksums),
+            "skipped": self.skipped,
             "gradwire version": __version__,
             "source of gradients": source.kind,
             "recipe": str(chosen),

@@ -120,14 +120,14 @@ def _as_it_was(attached: Attached) -> Iterator[None]:
     """Put the engine back at the end. A layout that is put aside keeps its planes as they are."""
     backward, call = attached.backward, attached.backward.call
     saved = call(backward.engine.snapshot)
-    history, compressed = backward.history, backward.compressed
+    history = backward.history
     backward.history = History()
     try:
         yield
     finally:
         backward.rest()
         call(lambda: backward.engine.restore(saved))
-        backward.history, backward.compressed = history, compressed
+        backward.history = history
         attached.source.may_differ()  # buffers that are restored
 
 

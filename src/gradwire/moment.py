@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +34,25 @@ class Part:
         return self.numel == math.prod(self.shape)
 
 
+@dataclass(frozen=True)
+class Fates:
+    """What became of the gradients of the last exchanges, by parameter name.
+
+    - `dropped`: they were cleared before an optimizer used them. The memory goes back to what it was.
+    - `open`: they still stand, and no optimizer has used them yet.
+    - All others are final: their optimizer has stepped.
+    - `made`: whether an optimizer has stepped at all, so that the exchanges made a step.
+    """
+
+    dropped: frozenset[str] = frozenset()
+    open: frozenset[str] = frozenset()
+    made: bool = True
+
+
+Kept: TypeAlias = "dict[str, dict[str, Tensor | None]]"
+"""Tensors by parameter name and kind; `None` where there is none."""
+
+
 class ExchangeState:
     """State that an exchange keeps by parameter, such as PowerSGD's factors; the same on all ranks.
 
@@ -52,6 +71,10 @@ class ExchangeState:
     def __init__(self) -> None:
         self.committed: dict[str, dict[str, Tensor]] = {}
         self._working: dict[str, dict[str, Tensor]] = {}
+        self._replaced: Kept = {}
+        """What the last commit replaced, by parameter and kind; `None` where there was nothing."""
+        self._held: Kept = {}
+        """By open parameter and kind: what there was before its first exchange that is still open."""
 
     def get(self, kind: str, name: str) -> Tensor | None:
         """The tensor of the last committed step, read only; `None` if there is none."""
@@ -63,15 +86,55 @@ class ExchangeState:
 
     def commit(self) -> None:
         """Make visible what was put since the last commit."""
+        self._replaced = {}
         for kind, tensors in self._working.items():
-            self.committed.setdefault(kind, {}).update(tensors)
+            known = self.committed.setdefault(kind, {})
+            for name in tensors:
+                self._replaced.setdefault(name, {})[kind] = known.get(name)
+            known.update(tensors)
         self.discard()
+
+    def begin(self) -> None:
+        """From now on the last commit is final where it is not held open."""
+        self._replaced = {}
+
+    def settle(self, fates: Fates) -> None:
+        """Undo the last commit, and earlier open ones, for dropped parameters: see `Lane.settle`."""
+        for name in self._replaced.keys() | self._held.keys():
+            before = self._replaced.get(name, {}) | self._held.get(name, {})
+            if name in fates.open:
+                self._held[name] = before
+                continue
+            self._held.pop(name, None)
+            if name in fates.dropped:
+                for kind, old in before.items():
+                    self._put_back(kind, name, old)
+        self._replaced = {}
+
+    def _put_back(self, kind: str, name: str, old: Tensor | None) -> None:
+        if old is not None:
+            self.committed.setdefault(kind, {})[name] = old
+        else:
+            self.committed.get(kind, {}).pop(name, None)
+
+    def final(self) -> dict[str, dict[str, Tensor]]:
+        """What is committed, by kind and parameter, without what is still open."""
+        found = ExchangeState()
+        found.committed = {kind: dict(tensors) for kind, tensors in self.committed.items()}
+        for name, before in self._held.items():
+            for kind, old in before.items():
+                found._put_back(kind, name, old)
+        return {kind: tensors for kind, tensors in found.committed.items() if tensors}
 
     def adopt(self, name: str, other: ExchangeState, where: torch.device) -> None:
         """Take over at once what another has committed for the parameter `name`, to the device `where`."""
         for kind, tensors in other.committed.items():
             if name in tensors:
                 self.committed.setdefault(kind, {})[name] = tensors[name].to(where)
+        if name in other._held:
+            self._held[name] = {
+                kind: None if old is None else old.to(where) for kind, old in other._held[name].items()
+            }
 
     def discard(self) -> None:
         """Forget what was put since the last commit."""

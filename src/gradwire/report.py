@@ -29,6 +29,8 @@ class Report:
 
     - `wire_bytes`: the bytes of all steps since the model was attached, under all recipes.
     - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need.
+    - `skipped_steps`: steps that were not finite on some rank. `dropped_steps`: steps that were left out,
+      because no optimizer stepped before the gradients were cleared.
     - `facts`: the numbers from which an adaptive recipe has decided. `collectives_s` in them says how long
       each collective of a dense step took.
     - `timeline`: the spans of the last step.
@@ -56,6 +58,7 @@ class Report:
     step: int
     world: int
     skipped_steps: int
+    dropped_steps: int
     wire_bytes_per_step: float
     metered_bytes_per_step: float
     dense_bytes_per_step: float
@@ -148,6 +151,8 @@ class Report:
             lines.append(
                 f"  skipped      {self.skipped_steps} steps with NaN, Inf or gradients too large to remember"
             )
+        if self.dropped_steps:
+            lines.append(f"  left out     {self.dropped_steps} steps, without a trace in the memory")
         return "\n".join(lines)
 
 
@@ -221,6 +226,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         per_node=1 if engine.around.shard is None else engine.around.shard.parts,
         inside_bytes_per_step=history.mean("inside_bytes"),
         skipped_steps=history.skipped,
+        dropped_steps=backward.steps.dropped,
         wire_bytes_per_step=history.mean("predicted_bytes"),
         metered_bytes_per_step=history.mean("metered_bytes"),
         dense_bytes_per_step=dense,

@@ -246,6 +246,8 @@ class Wire:
                 "state_dict('mean') will go: call mean_state_dict()", DeprecationWarning, stacklevel=2
             )
             return self.mean_state_dict()
+        self._backward.steps.look()
+        self._backward.settle()
         return state.keyed(self._backward.call(lambda: state.save(self._engine)))
 
     def mean_state_dict(self) -> dict[str, Any]:
@@ -283,6 +285,7 @@ class Wire:
         self._backward.together(
             f"load_state_dict(missing={missing!r})", lambda: state.load(self._engine, saved, missing)
         )
+        self._backward.steps.forget()
 
     def save(self, folder: str | os.PathLike[str]) -> int:
         """Save every rank's state in `folder`, one file per rank, and return their step. A collective.
@@ -319,9 +322,12 @@ class Wire:
                 model.load_state_dict(torch.load(f"model-{step}.pt"))
         """
         self._source.may_differ()
-        return self._backward.together(
+        step = self._backward.together(
             f"load(missing={missing!r})", lambda: saving.load(self._engine, Path(folder), missing)
         )
+        if step is not None:
+            self._backward.steps.forget()
+        return step
 
     def switch(self, recipe: str | Recipe | Composition) -> None:
         """Change the recipe, from the next step on. A collective. Unsent gradient is kept.
@@ -363,10 +369,33 @@ class Wire:
             stacklevel=3,
         )
 
+    def drop_step(self) -> None:
+        """Leave this step out: call it after `backward()`, instead of `optimizer.step()`, on all ranks.
+
+        The memory goes back to what it was before the step, when the next one begins. A step is recognised as
+        left out by itself if its gradients are cleared before the optimizer has stepped (`docs/training.md`),
+        so this is for code in which that cannot be seen: without an optimizer given to `attach`, or before
+        its first step. It sends nothing. If some ranks do not call it, the next backward pass raises
+        `RanksDisagree` on all of them.
+
+        Raises `ValueError` if no gradient waits for an optimizer.
+
+        Example::
+
+            loss.backward()
+            if loss_is_bad_on_any_rank:
+                wire.drop_step()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+        """
+        self._backward.steps.drop()
+
     def flush(self) -> None:
         """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
 
-        Call `optimizer.step()` next, or `scaler.step(optimizer)`: with a scaler, the added gradient carries
+        If no optimizer steps before the gradients are cleared, the memory gets back what it had. Call
+        `optimizer.step()` next, or `scaler.step(optimizer)`: with a scaler, the added gradient carries
         the loss scale, as every gradient does. It takes one all-reduce of the memory.
 
         Example, at the end of training::
@@ -399,6 +428,8 @@ class Wire:
         prepared = self._backward.call(conclude)
         for add in additions:
             add()
+        self._backward.steps.exchange_begins(None, compresses=False)
+        self._backward.steps.exchange_ended()
         return prepared
 
     def _additions(

@@ -313,7 +313,7 @@ def watched_in(layout: Layout, world: int) -> Watched:
 def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:
     """Whether no rank's unsent gradient would lose its place. A collective where a place is lost."""
     homeless = now.homeless_in(following)
-    left = any(bool(now.memory(name).any()) for name in homeless)
+    left = any(bool(now.memory(name).any() or now.final(name).any()) for name in homeless)
     return not homeless or slowest(comm, [float(left)]) == [0.0]
 
 

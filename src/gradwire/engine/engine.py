@@ -22,17 +22,22 @@ from gradwire.engine.runner import Runner
 from gradwire.engine.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number, rides
-from gradwire.errors import DAMAGED, RanksDisagree, TransportError
+from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
 from gradwire.measure.observed import Observed
 from gradwire.memory import UNSENT, Gradients
-from gradwire.moment import Moment
+from gradwire.moment import Fates, Moment
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 
 META = torch.device("meta")
+
+_MOMENTUM_TWICE = (
+    "several backward passes are exchanged before one optimizer step, and the recipe applies momentum: the "
+    "first pass would enter the momentum twice. Wrap all passes but the last in wire.no_sync()"
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Engine:
         self._now: Step | None = None
         self._unresolved: Step | None = None
         self._following: Composition | None = None
+        self.begin_anew()
         self.restore(self.prepared(self.here(self.layout_of(recipe.build())), step=0))
 
     # -- plans: changed between steps only, on all ranks in the same one
@@ -146,6 +152,34 @@ class Engine:
         self._decider, self.around, self.comm = saved.decider, saved.around, saved.around.comm
         self.traffic = traffic_for(self.layout, self.around)
 
+    # -- what becomes of a step, once optimizers have stepped or not
+
+    def begin_anew(self) -> None:
+        """No exchange waits for an optimizer."""
+        self._is_counted = self._is_open = False
+
+    def settle(self, fates: Fates) -> bool:
+        """Make final, undo, or keep open what exchanges have committed; whether a whole step was undone.
+
+        `step` counts optimizer steps. An exchange is taken to make one until this says that it has not.
+        Several exchanges before an optimizer steps have one number, and go back together.
+        """
+        for lane in self.layout.lanes:
+            lane.settle(fates)
+        is_dropped = not (fates.made or fates.open) and (self._is_counted or self._is_open)
+        if fates.made:
+            self.step += self._is_open and not self._is_counted
+        else:
+            self.step -= self._is_counted
+        self._is_open = not fates.made and bool(fates.open) and (self._is_counted or self._is_open)
+        self._is_counted = False
+        return is_dropped
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether an exchange has been counted as a step for which no optimizer has answered yet."""
+        return self._is_counted
+
     @property
     def measuring(self) -> bool:
         """Whether dense steps still find out what to do."""
@@ -169,9 +203,14 @@ class Engine:
         Neither this nor the two below raise for what goes wrong in a step: `concluded` delivers it.
         """
         self.catch_up()
+        self._is_counted = False
+        for lane in self.layout.lanes:
+            lane.begin()
         is_late = self.around.resolves_late and not self.measuring
         step = self._now = Step.begun(self.step, self.layout.main.text, self.watch, at_s, is_late=is_late)
         step.trace.exact = clock_of(self.around.placement.memory) if self.apart else None
+        if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
+            step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
         step.scale = self.around.loss_scale()
         step.guard = self.around.guard.numbers(step.number, self.around.placement.bringing.read)
         step.buffers = carried = self.around.buffers()
@@ -370,6 +409,7 @@ class Engine:
             for lane in self.layout.lanes:
                 lane.commit(slot for owner, slots in step.idle if owner is lane for slot in slots())
             self.step += 1
+            self._is_counted = True
         self._observe(step, verdict, committed=finite)
         return Committed() if finite else Poisoned()
 
@@ -397,20 +437,27 @@ class Engine:
             finite = bool(step.outcome.finite())
             self._settle(step, self._outcome(step, step.outcome.verdict, finite))
 
-    def catch_up(self) -> None:
-        """`resolve`, and change what runs, on all ranks. An error ends all steps from now on."""
+    def catch_up(self, fates: Fates | None = None) -> bool:
+        """`resolve`, `settle`, and change what runs, on all ranks. An error ends all steps from now on.
+
+        Without `fates` all is final, as after most steps. Returns whether a step was dropped.
+        """
+        is_dropped = False
         try:
             self.resolve()
+            is_dropped = fates is not None and self.settle(fates)
             self.follow(self._following) if self._following is not None else None
         except BaseException as error:  # of the device, for instance
             self.crash(error)
+        return is_dropped
 
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
         """Let the decider see the facts of a step, and run what it wants to follow."""
         rows = [row.facts[len(step.guard) :] for row in verdict.rows]
         following = self._following = self._decider.observe(step, rows, committed=committed)
         self.facts = self._decider.facts or self.facts
-        if following is not None and not step.is_late:  # else one rank may have asked, for its report
+        # A late step may be asked for by one rank, for its report; and a memory has to be settled first.
+        if following is not None and self.layout.is_plain and not step.is_late:
             self.follow(following)
 
     def _hear(self, step: int, rows: Rows) -> Heard:

@@ -165,7 +165,7 @@ class Layout:
 
         The other may have its memory on another device.
         """
-        for name, (lane, _slot) in old.slots.items():
+        for name, (lane, slot) in old.slots.items():
             planes = self.planes_of(name)
             for plane in planes:
                 if plane in lane.memory.planes:
@@ -175,8 +175,26 @@ class Layout:
             elif UNSENT in lane.memory.planes:
                 assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
             if name in self.slots:
-                here = self.slots[name][0]
+                here, place = self.slots[name]
                 here.kept.adopt(name, lane.kept, here.x.device)
+                if name in lane.held:
+                    here.hold(place, self._held_from(lane, slot))
+
+    def _held_from(self, lane: Lane, slot: Slot) -> dict[str, Tensor]:
+        """The planes of an open slot of another layout's `lane` before it was open, for this layout."""
+        name = slot.spec.name
+        here = self.slots[name][0]
+        held = {plane: self.memory(name, plane).clone() for plane in self.planes_of(name)}
+        for plane in held.keys() & set(lane.memory.planes):
+            held[plane].copy_(lane.final(slot, plane))
+        if UNSENT in held and UNSENT in lane.memory.planes:
+            held[UNSENT].mul_(lane.memory.weight / here.memory.weight)
+        return held
+
+    def final(self, name: str, plane: str = UNSENT) -> Tensor:
+        """A committed plane of a parameter without what is still open, flat; a view."""
+        lane, slot = self.slots[name]
+        return lane.final(slot, plane)
 
     def planes_of(self, name: str) -> tuple[str, ...]:
         """Which planes a parameter has; none when nothing is remembered of it."""

@@ -15,6 +15,7 @@ _UNTRIED = (
     "gradients on %s are carried by the placement %r. That is experimental: it has run on a simulated device "
     "only. Compare with plain training before you rely on it"
 )
+_MANY = 10
 _STEPS = 24
 """The bytes may depend on the step: the mean is over as many as hold every interval up to 4, 6 and 8."""
 
@@ -64,6 +65,22 @@ class News:
         self.complaints = len(self._engine.health.complaints)
         if self._speaks:
             _LOG.warning("step %d: %s; less compression would help, such as wire.switch('int8')", step, sign)
+
+    def dropped(self, step: int, dropped: int, in_a_row: int) -> None:
+        """The user has left a step out; `dropped` are those so far. Not a warning, as above."""
+        if self._speaks and dropped == 1:
+            _LOG.warning(
+                "step %d is left out: its gradients were cleared, or wire.drop_step() was called, before the "
+                "optimizer stepped, so that nothing of them stays in the memory. If you add up gradients in "
+                "buffers of your own, pass skipped='keep' to attach",
+                step,
+            )
+        if self._speaks and in_a_row == _MANY:
+            _LOG.warning(
+                "%d steps in a row were left out: is the optimizer given to attach the one that steps? If "
+                "not, nothing is remembered: pass the other one, or skipped='keep'",
+                in_a_row,
+            )
 
     def skipped(self, step: int, skipped: int) -> None:
         """A step did not count on any rank; `skipped` are those so far."""

@@ -55,7 +55,11 @@ def single(saved: Saved) -> list[State]:
 
 
 def save(engine: Engine) -> dict[str, Any]:
-    """This rank's state; the tensors are copies on the CPU, wherever the memory is."""
+    """This rank's state; the tensors are copies on the CPU, wherever the memory is.
+
+    Gradients that no optimizer has used yet have left no trace in it, because a run that resumes has not got
+    them.
+    """
     return _on_host(_copied(engine))
 
 
@@ -81,7 +85,7 @@ def _copied(engine: Engine) -> dict[str, Any]:
     for spec in engine.specs:
         for plane in layout.planes_of(spec.name):
             # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
-            memory = layout.memory(spec.name, plane).to(spec.plane_dtype, copy=True)
+            memory = layout.final(spec.name, plane).to(spec.plane_dtype, copy=True)
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
     shard = engine.around.shard
     return {
@@ -103,7 +107,7 @@ def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
     """Copies, by kind and parameter name, of what exchanges keep beside the planes; equal on all ranks."""
     kept: dict[str, dict[str, Tensor]] = {}
     for lane in layout.lanes:
-        for kind, tensors in lane.kept.committed.items():
+        for kind, tensors in lane.kept.final().items():
             kept.setdefault(kind, {}).update({name: tensor.clone() for name, tensor in tensors.items()})
     return kept
 
@@ -183,6 +187,7 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
         raise refusal
     assert ready is not None, "or there would be a refusal"
     engine.restore(ready.runs)
+    engine.begin_anew()
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
     _warn_of_dropped_ranks(ready)

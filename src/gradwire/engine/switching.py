@@ -77,7 +77,7 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
 def forget_unsent(engine: Engine) -> None:
     """What is unsent has been sent: nothing is left of it."""
     for lane in _remembering(engine):
-        lane.committed[UNSENT].zero_()
+        lane.forget_unsent()
 
 
 def _remembering(engine: Engine) -> list[Lane]:

@@ -19,9 +19,14 @@ from gradwire.engine.step import Step
 from gradwire.engine.worker import Job, Worker
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
-from gradwire.placement import Brought, Placement
+from gradwire.moment import Fates
+from gradwire.placement import Brought, HostDevice, Placement
 from gradwire.sources.nodes.level import NodeLevel
 from gradwire.sources.source import Source
+from gradwire.sources.steps import Steps
+
+_LEFT_OUT = "a backward pass after a step that was left out"
+_BEFORE_THE_STEP = "another backward pass before the optimizer's step"
 
 T = TypeVar("T")
 Hear: TypeAlias = Callable[[Step], None]
@@ -52,18 +57,20 @@ class Backward:
         engine: Callable[[Hear, Hear], Engine],
         calls: Calls | None = None,
         level: NodeLevel | None = None,
+        steps: Steps | None = None,
     ) -> None:
         """`engine` makes one that calls two functions: when a step has ended, and when it is resolved.
 
         `calls` tells of other ranks' calls; without it none is looked for. A `level` adds up inside the node
-        before the engine gets shards, and hears of a step's end before this does.
+        before the engine gets shards, and hears of a step's end before this does. `steps` follow the
+        optimizers; without them every exchange is a step.
         """
         self.calls = calls or Calls(None)
+        self.steps = steps or Steps({}, (), HostDevice())
         self.overlap = True
         self.history = History()
         self.listeners: list[Callable[[], None]] = []
         """Called at the end of each backward pass that raises nothing, on its thread."""
-        self.compressed = 0  # steps that a memory has been through
         self._source, self._worker = source, worker
         self._held: list[Job] = []
         self._brought: list[Brought] = []
@@ -71,6 +78,8 @@ class Backward:
         self._ended.set()
         self._all_given = True
         self._error: BaseException | None = None
+        self._unheard = ""
+        """What this rank has settled otherwise than as one step, and the others have not heard of."""
         if level is None:
             self.engine = engine(self.deliver, self.note)
         else:
@@ -99,15 +108,48 @@ class Backward:
         if not self._ended.is_set():
             raise GradwireError(_BROKE_OFF)
         self.calls.require_order()
+        self._begin_exchange()
         self.calls.steps += 1
-        if not self.engine.is_resolved:  # after which something else may run, elsewhere
-            self.call(self.engine.catch_up)
-            if self.engine.plan != self.news.plan:
-                self.news.changed()
         self._ended.clear()
         self._all_given = False
         self._placement = self.placement
         self._held, self._brought = [partial(self._taker.open, now_s())], []
+
+    def entered(self) -> None:
+        """A backward pass has begun, on the thread of that pass; no parameter has its gradient yet."""
+        self.steps.backward_begins(exchanges=self._source.is_exchanging)
+
+    def _begin_exchange(self) -> None:
+        """Let the engine know what became of the exchange before; then something else may run, elsewhere."""
+        fates = self.settle()
+        if self._unheard:
+            # Schedules and random numbers go by steps: ranks that count differently must not exchange.
+            unheard, self._unheard = self._unheard, ""
+            self.calls.begin(unheard, self.engine.step)
+        if not self.engine.is_resolved:
+            self.call(self.engine.catch_up)
+            if self.engine.plan != self.news.plan:
+                self.news.changed()
+        self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
+
+    def settle(self) -> Fates | None:
+        """Undo in the memory what optimizers have left out since the last exchange.
+
+        Nothing is asked of other ranks: they hear of it when the next exchange begins, or the next call.
+        """
+        fates = self.steps.fates()
+        if fates is None:
+            return None
+        self.resolve()
+        was_counted = self.engine.is_counted
+        is_dropped = self.call(partial(self.engine.settle, fates))
+        self.steps.settled(fates, is_dropped=is_dropped)
+        if is_dropped:
+            self._unheard = _LEFT_OUT
+            self.news.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
+        elif was_counted and not fates.made:
+            self._unheard = _BEFORE_THE_STEP
+        return fates
 
     def bring(self, arrival: Arrival) -> None:
         """Hand over a flat buffer, which is the engine's until the step has ended."""
@@ -163,6 +205,9 @@ class Backward:
         """
         self._end()
         self.resolve()
+        self.steps.look()
+        if self.settle() is None:
+            self.call(lambda: self.engine.settle(Fates()))
 
     def resolve(self) -> None:
         """Let the engine commit the last step, if that is still to be done."""
@@ -175,6 +220,7 @@ class Backward:
         With the errors of `rest` and of `Calls.begin`.
         """
         self.rest()
+        self._unheard = ""  # this tells the step, too
         self.calls.begin(what, self.engine.step)
         return self.call(function)
 
@@ -220,10 +266,11 @@ class Backward:
         if self._error is not None:
             # After the wrapper's own callbacks, which it could not do without in the next step.
             Variable._execution_engine.queue_callback(self._raise_pending)
-        elif self.listeners:  # after them too: by then `p.grad` holds the mean
+        else:  # after them too: by then `p.grad` holds the mean
             Variable._execution_engine.queue_callback(self._tell)
 
     def _tell(self) -> None:
+        self.steps.exchange_ended()
         for listener in self.listeners:
             listener()
 
@@ -256,9 +303,7 @@ class Backward:
     def note(self, step: Step) -> None:
         """A step counts, or does not. On the engine's thread."""
         self.history.resolved(step)
-        committed = step.committed
-        self.compressed += committed and not self.engine.layout.is_plain
-        if not committed:
+        if not step.committed:
             self.news.skipped(step.number, self.history.skipped)
         if len(self.engine.health.complaints) != self.news.complaints:
             self.news.unhealthy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,19 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.errors import GradwireWarning
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.uses import FirstForward
 from gradwire.placement import Device, fetch
 from gradwire.sources.backward import Backward
-from gradwire.unwrapping import Optimizers
 
 
 def observe(
     model: nn.Module,
     module: nn.Module,
     backward: Backward,
-    optimizers: Optimizers,
     uses: dict[str, float] | None,
     *,
     scaled: bool,
@@ -41,11 +37,7 @@ def observe(
     if uses is not None:
         hooks += _count_uses(model, module, uses)
     hooks.append(model.register_forward_hook(_begin_backward(backward, scaled=scaled)))
-    check = _AccumulationCheck(backward)
-    for optimizer in optimizers:
-        handle = optimizer.register_step_post_hook(check)
-        # An optimizer that outlives the model must not keep the arena alive.
-        weakref.finalize(model, handle.remove).atexit = False
+    backward.steps.watch(model)
     return hooks
 
 
@@ -115,9 +107,26 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(begin)  # type: ignore[no-untyped-call]  # torch has not typed it
-                return
+                break
+        # Gradients may enter by any output, before those of parameters.
+        entered = _Once(backward.entered)
+        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(entered)  # type: ignore[no-untyped-call]
 
     return hook
+
+
+class _Once:
+    """A hook on the outputs of one forward pass that calls `function` where the first gradient enters."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+
+    def __call__(self, _gradient: Tensor) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
 
 
 def _begin(
@@ -210,24 +219,3 @@ def tensors_in(outputs: Any) -> Iterator[Tensor]:
     elif isinstance(outputs, list | tuple):
         for value in outputs:
             yield from tensors_in(value)
-
-
-class _AccumulationCheck:
-    """Warns once when several compressed backward passes precede one optimizer step."""
-
-    def __init__(self, backward: Backward) -> None:
-        self._backward = backward
-        self._seen = backward.compressed
-        self._warned = False
-
-    def __call__(self, *_: Any) -> None:
-        passes = self._backward.compressed - self._seen
-        self._seen = self._backward.compressed
-        if passes > 1 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{passes} backward passes were exchanged before one optimizer step: each micro-batch was "
-                "compressed and sent. Wrap all but the last in wire.no_sync().",
-                GradwireWarning,
-                stacklevel=3,
-            )

@@ -27,7 +27,6 @@ from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import leave_out_of_copies, observe, tensors_in, untraced
 from gradwire.sources.source import Source
-from gradwire.unwrapping import Optimizers
 
 _LOG = logging.getLogger("gradwire")
 _ATTACHED: WeakSet[nn.Module] = WeakSet()
@@ -86,7 +85,6 @@ class PlainParameters(Source):
     def begin(
         self,
         backward: Backward,
-        optimizers: Optimizers,
         uses: dict[str, float] | None,
         *,
         scaled: bool,
@@ -97,7 +95,7 @@ class PlainParameters(Source):
         if self.group.size() == 1:
             _LOG.info("one rank: gradients stay as they are")
         self._spread_first()
-        hooks = observe(model, model, backward, optimizers, uses, scaled=scaled)
+        hooks = observe(model, model, backward, uses, scaled=scaled)
         hooks += [
             model.register_forward_pre_hook(untraced(_refuse_under_ddp)),
             model.register_forward_hook(untraced(self._wait_for_outputs)),

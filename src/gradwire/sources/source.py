@@ -59,7 +59,7 @@ class Source(ABC):
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
         self.exchanges = True
-        """Whether backward passes exchange gradients now; DDP decides that itself."""
+        """Whether `no_sync` lets backward passes exchange gradients; DDP has one of its own."""
 
     @property
     def model(self) -> nn.Module:
@@ -116,7 +116,6 @@ class Source(ABC):
     def begin(
         self,
         backward: Backward,
-        optimizers: Optimizers,
         uses: dict[str, float] | None,
         *,
         scaled: bool,
@@ -132,6 +131,11 @@ class Source(ABC):
     def passenger(self) -> Passenger | None:
         """Tensors that travel beside the step's gradients, such as buffers. On the engine's thread."""
         return None
+
+    @property
+    def is_exchanging(self) -> bool:
+        """Whether a backward pass exchanges gradients now."""
+        return self.exchanges
 
     def is_uneven(self) -> bool:
         """Whether ranks may take different numbers of steps, as under `join()`; the same on all ranks."""

@@ -30,7 +30,11 @@ def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[st
     """The numbers of `Wire.metrics`, by name. Between steps, on the thread that trains."""
     backward.resolve()
     engine, history = backward.engine, backward.history
-    found: dict[str, float] = {"step": engine.step, "skipped_steps": history.skipped}
+    found: dict[str, float] = {
+        "step": engine.step,
+        "skipped_steps": history.skipped,
+        "dropped_steps": backward.steps.dropped,
+    }
     found |= _costs(history, _dense_bytes(engine))
     if (share := _share_of_linear(engine, history)) is not None:
         found["share_of_linear"] = share

@@ -87,7 +87,6 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
         try:
             means = source.one_step(backward, gradients(comm.rank, 0), order)
             assert backward.is_sound
-            assert backward.compressed == (text != "dense")
         finally:
             worker.stop()
         # The thread that trains goes on before the engine's releases the step.
@@ -134,12 +133,13 @@ def _engine(**other: Any) -> Any:
         "watch": SimpleNamespace(end=print),
         "runner": SimpleNamespace(broken=None),
         "is_resolved": True,
+        "settle": print,
     }
     return SimpleNamespace(**{**usual, **other})
 
 
 def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
-    worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for)
+    worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for, call=lambda job: job())
     placement: Any = host(None, worker.post)  # type: ignore[arg-type]
     around = SimpleNamespace(placement=placement, elsewhere=None, control=SimpleNamespace(rank=1))
     return Backward(source or Nothing(), worker, lambda *_: _engine(around=around, **engine))

@@ -30,6 +30,7 @@ OTHERWISE: dict[str, Any] = {
     "nodes": None,
     "guard_every": 10,
     "checksums": True,
+    "skipped": "keep",
 }
 """Of every argument, another value than in `ASKED`."""
 

@@ -23,7 +23,6 @@ from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import leave_out_of_copies, observe, untraced
 from gradwire.sources.source import Source
-from gradwire.unwrapping import Optimizers
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
 _Promise: TypeAlias = tuple[_Future, Tensor]
@@ -80,6 +79,12 @@ class DDPBuckets(Source):
 
     kind = "DistributedDataParallel"
 
+    @property
+    def is_exchanging(self) -> bool:
+        """What DDP's own `no_sync` says."""
+        ddp = self._model()
+        return ddp is not None and bool(ddp.require_backward_grad_sync)
+
     def is_uneven(self) -> bool:
         """Ranks that have finished under `join()` take no steps; DDP stays in that mode for good."""
         ddp = self._model()
@@ -133,7 +138,6 @@ class DDPBuckets(Source):
     def begin(
         self,
         backward: Backward,
-        optimizers: Optimizers,
         uses: dict[str, float] | None,
         *,
         scaled: bool,
@@ -141,7 +145,7 @@ class DDPBuckets(Source):
         """Register the communication hook and the observers; make buckets finer where that hides more."""
         ddp, engine = self._ddp, backward.engine
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-        hooks = observe(ddp, ddp.module, backward, optimizers, uses, scaled=scaled)
+        hooks = observe(ddp, ddp.module, backward, uses, scaled=scaled)
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]

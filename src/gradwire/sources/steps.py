@@ -1,0 +1,292 @@
+"""What optimizers make of the exchanges: which gradients they used, and which were thrown away.
+
+An exchange is not a step. A step is all exchanges up to the first optimizer step after them, and all
+optimizer steps until the next exchange begins (`docs/design.md`, "A step is what the optimizer makes").
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.errors import GradwireError, GradwireWarning
+from gradwire.moment import Fates
+from gradwire.placement import Device, fetch
+from gradwire.unwrapping import Optimizers
+
+Skipped = Literal["drop", "keep"]
+"""Whether a step without an optimizer step leaves no trace in the memory, or its unsent part is kept."""
+
+_GLANCE = 1024
+"""Elements that are looked at first, to see that a gradient is not zero."""
+
+_UNSEEN = (
+    "an optimizer has stepped with gradients that were never exchanged, so the replicas differ from now on. "
+    "Usual causes: the forward pass went round the wrapper (`model.module(…)`), the model was cast or moved "
+    "after it was wrapped, or the parameters had no gradient in the first step"
+)
+
+
+@dataclass
+class _Record:
+    """One optimizer, and what it has done since the last exchange began."""
+
+    optimizer: torch.optim.Optimizer
+    has_ever_stepped: bool = False
+    has_stepped: bool = False
+    is_inside: bool = False
+    """Whether `step` is running: a closure may call `backward()`."""
+    skipped: Callable[[], Tensor] | None = None
+    """What a fused optimizer was told by its scaler: whether it leaves the step out, on the device."""
+    is_new: bool = False
+    """Whether an exchange has begun since it stepped last."""
+    got_zeros: bool = False
+    """Whether the last exchange has left nothing but zeros for it."""
+    used: tuple[weakref.ref[Tensor], int] | None = None
+    """The first gradient that it used last, with its version."""
+
+    @property
+    def has_made(self) -> bool:
+        return self.has_stepped and (self.skipped is None or not bool(self.skipped()))
+
+
+class Steps:
+    """Follows the optimizers of one attached model; on the thread that trains, or autograd's.
+
+    `parameters` are by the names that memories go by. With "keep" as `skipped`, a step without an optimizer
+    step is taken for one that was made elsewhere. `may_differ` tells whether ranks may take different
+    numbers of steps. With `raises`, an optimizer step without an exchange is an error; for a rank `alone` it
+    is nothing unusual.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        optimizers: Optimizers,
+        device: Device,
+        *,
+        skipped: Skipped = "drop",
+        alone: bool = False,
+        raises: bool = False,
+        may_differ: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.dropped = 0
+        """Whole steps that were left out so far."""
+        self.in_a_row = 0
+        """Those since an optimizer has stepped."""
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._parameters, self._device = parameters, device
+        self._records = [_Record(each) for each in optimizers]
+        self._skipped, self._alone, self._raises = skipped, alone, raises
+        self._may_differ = may_differ
+        self._has_looked = self._is_pending = self._is_dropping = self._is_local = False
+        self._cleared: set[str] = set()
+        self._open: frozenset[str] = frozenset()
+        self._passes = 1
+        self._warned: set[str] = set()
+
+    def watch(self, model: nn.Module) -> None:
+        """Register the hooks on the optimizers, for as long as `model` lives."""
+        for record in self._records:
+            for handle in (
+                record.optimizer.register_step_pre_hook(lambda *_, of=record: self._before(of)),
+                record.optimizer.register_step_post_hook(lambda *_, of=record: self._after(of)),
+            ):
+                # An optimizer that outlives the model must not keep the arena alive.
+                weakref.finalize(model, handle.remove).atexit = False
+
+    # -- what happens, in the order of a step
+
+    def backward_begins(self, *, exchanges: bool) -> None:
+        """No gradient of this pass has come yet: now it can be seen which ones were cleared.
+
+        `exchanges` says whether this pass will exchange its gradients.
+        """
+        self._is_local |= not exchanges
+        self.look()
+
+    def look(self) -> None:
+        """See which gradients have been cleared before their optimizer has stepped; at any time."""
+        if not self._is_pending:
+            return
+        self._has_looked = True
+        for record in self._records:
+            if self._recognises(record) and not record.has_made:
+                self._cleared |= self._cleared_of(record)
+
+    def fates(self) -> Fates | None:
+        """What became of the exchanges since the last one began; `None` if all that is final, as usual.
+
+        Asked when the next exchange begins, or a call that needs the memory.
+        """
+        is_usual = not (self._is_dropping or self._cleared or self._open)
+        if not self._is_pending or (is_usual and all(each.has_made for each in self._records)):
+            return None
+        if not self._has_looked:
+            self.look()
+        final = set[str]()
+        dropped, stands = set(self._cleared), set[str]()
+        for record in self._records:
+            names = self._names_of(record) - self._cleared
+            if record.has_made:
+                final |= names
+            elif self._is_dropping:
+                dropped |= names
+            elif self._recognises(record):
+                stands |= names
+        if self._is_dropping:
+            dropped |= set(self._parameters) - stands
+        dropped, stands, was_open = dropped - final, stands - final, self._open
+        self._open = frozenset(stands)
+        if not (dropped or stands or was_open):
+            return None
+        return Fates(frozenset(dropped), self._open, made=bool(final))
+
+    def settled(self, fates: Fates, *, is_dropped: bool) -> None:
+        """The memory is as `fates` say; `is_dropped` if a whole step was left out."""
+        self._cleared |= fates.dropped
+        self.dropped += is_dropped
+        self.in_a_row += is_dropped
+
+    def exchange_begins(self, fates: Fates | None, *, compresses: bool) -> None:
+        """Gradients are on their way, and `fates` of earlier ones have been settled."""
+        goes_on = fates is not None and not fates.made and bool(fates.open)
+        self._passes = self._passes + compresses if goes_on else 1
+        self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False
+        self._cleared = set()
+        for record in self._records:
+            record.has_stepped, record.skipped, record.is_new = False, None, True
+
+    def exchange_ended(self) -> None:
+        """The means are in `p.grad`, where a host can look at them."""
+        if self._device.is_host:
+            for record in self._records:
+                record.got_zeros = _are_zero(self._gradients(self._names_of(record)).values())
+
+    def drop(self) -> None:
+        """The user leaves the step out: gradients that no optimizer has used are not used any more.
+
+        Raises `ValueError` if all of them have been used.
+        """
+        if not self._is_pending or (self._records and all(each.has_made for each in self._records)):
+            raise ValueError(
+                "there is no step to leave out: call drop_step() after a backward pass, instead of the "
+                "optimizer's step"
+            )
+        self._is_dropping = True
+
+    def forget(self) -> None:
+        """What was exchanged so far is out of the question: another state was loaded."""
+        self._is_pending, self._open, self._is_dropping = False, frozenset(), False
+        self._cleared = set()
+
+    # -- hooks of optimizers
+
+    def _before(self, record: _Record) -> None:
+        """Gradients that are gone now leave no trace in the parameters, whatever the step does."""
+        record.is_inside = True
+        if self._is_pending and not record.has_stepped and self._recognises(record, inside=True):
+            self._cleared |= self._cleared_of(record)
+
+    def _after(self, record: _Record) -> None:
+        record.is_inside, record.has_stepped, record.has_ever_stepped = False, True, True
+        found = getattr(record.optimizer, "found_inf", None)
+        # A fused optimizer's step is called although a scaler has found Inf: the device leaves it out.
+        record.skipped = fetch(self._device, found) if isinstance(found, Tensor) else None
+        self.in_a_row = 0
+        if self._passes > 1 and self._is_first("passes"):
+            warnings.warn(
+                f"{self._passes} backward passes were exchanged before one optimizer step: each micro-batch "
+                "was compressed and sent. Wrap all but the last in wire.no_sync().",
+                GradwireWarning,
+                stacklevel=4,
+            )
+        if not (record.is_new or self._is_local or self._alone or self._may_differ()):
+            self._check_unseen(record)
+        record.is_new = False
+        record.used = self._first_gradient(record)
+
+    def _check_unseen(self, record: _Record) -> None:
+        """It has stepped, and no exchange has begun since it stepped last."""
+        first = self._first_gradient(record)
+        if first is None or (record.used is not None and _same(first, record.used)):
+            return  # nothing was used, or gradients that it had used before
+        if _are_zero(self._gradients(self._names_of(record)).values()):
+            return  # as where code lets an optimizer make its state
+        if self._raises:
+            raise GradwireError(_UNSEEN)
+        if self._is_first("unseen"):
+            warnings.warn(_UNSEEN, GradwireWarning, stacklevel=5)
+
+    def _is_first(self, kind: str) -> bool:
+        """Whether a warning of this kind has not been given yet."""
+        is_first = kind not in self._warned
+        self._warned.add(kind)
+        return is_first
+
+    # -- what gradients are there
+
+    def _recognises(self, record: _Record, *, inside: bool = False) -> bool:
+        """Whether a missing step of this optimizer says that its gradients were thrown away.
+
+        Before its first step it may not be the one that steps. Inside `step` a closure clears gradients that
+        the optimizer has used.
+        """
+        return (
+            self._skipped == "drop"
+            and record.has_ever_stepped
+            and (inside or not record.is_inside)
+            and not self._may_differ()
+        )
+
+    def _names_of(self, record: _Record) -> set[str]:
+        """Looked up when asked for: users add and change parameter groups while training."""
+        mine = (id(each) for group in record.optimizer.param_groups for each in group["params"])
+        return {self._names[each] for each in mine if each in self._names}
+
+    def _gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
+        found = {name: self._parameters[name].grad for name in names}
+        return {name: grad for name, grad in found.items() if grad is not None}
+
+    def _first_gradient(self, record: _Record) -> tuple[weakref.ref[Tensor], int] | None:
+        for group in record.optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._names and parameter.grad is not None:
+                    return weakref.ref(parameter.grad), parameter.grad._version
+        return None
+
+    def _cleared_of(self, record: _Record) -> set[str]:
+        """The parameters of an optimizer whose gradient was taken away since the exchange.
+
+        `None` says so by itself. Zeros do not: a unit that rests, or a choice of elements, brings zeros, too.
+        Only where all gradients of the optimizer have become zero, `zero_grad(set_to_none=False)` is meant. A
+        device is not read for that.
+        """
+        names = self._names_of(record)
+        there = self._gradients(names)
+        if there and self._device.is_host and not record.got_zeros and _are_zero(there.values()):
+            return names
+        return names - there.keys()
+
+
+def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor], int]) -> bool:
+    return one[0]() is other[0]() and one[1] == other[1]
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """The part on this rank, of a sharded one."""
+    to_local = getattr(gradient, "to_local", None)
+    local: Tensor = gradient if to_local is None else to_local()
+    return local.detach()
+
+
+def _are_zero(gradients: Collection[Tensor]) -> bool:
+    """Whether all elements are; most often a glance at the first ones shows that they are not."""
+    local = [_local(each) for each in gradients]
+    return not any(bool(each.flatten()[:limit].any()) for limit in (_GLANCE, None) for each in local)

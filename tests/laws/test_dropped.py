@@ -1,0 +1,179 @@
+"""A step that the user leaves out leaves no trace: every recipe, with one exchange in the step or several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.engine import state
+from gradwire.memory import UNSENT
+from gradwire.moment import Fates
+from gradwire.recipes import recipe
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.support.rig import NAMES, Rig, gradients
+
+FIXED = [name for name, text in EVERY_RECIPE.items() if recipe(text).build().next is None]
+ALL = frozenset(NAMES)
+DROPPED, OPEN = Fates(dropped=ALL, made=False), Fates(open=ALL, made=False)
+
+VARIANTS = {
+    "flat": {},
+    "bfloat16 memory": {"memory_dtype": torch.bfloat16},
+    "resolved late": {"resolve": "late"},
+    "nodes": {"per_node": 2},
+}
+
+
+def _bad(rank: int, number: int) -> dict[str, Tensor]:
+    return {name: 1e4 * values for name, values in gradients(rank, 50 + number).items()}
+
+
+def _momentum(rig: Rig) -> bool:
+    return any(lane.memory.covers_momentum for lane in rig.engine.layout.lanes)
+
+
+@pytest.mark.parametrize("exchanges", [1, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", FIXED)
+def test_after_a_dropped_step_training_goes_on_as_if_it_had_never_been(
+    name: str, variant: str, exchanges: int
+) -> None:
+    options = VARIANTS[variant]
+    world = 4 if variant == "nodes" else 2
+
+    def rank(comm: Comm) -> None:
+        rigs = [Rig(comm, EVERY_RECIPE[name], unit_elements=389, **options) for _ in range(2)]
+        rig = rigs[0]
+        for step in range(2):
+            for each in rigs:
+                each.step(gradients(comm.rank, step))
+        for each in rigs:
+            each.engine.catch_up(Fates())
+        before, number = rig.planes, rig.engine.step
+        for exchange in range(exchanges):
+            outcome = rig.step(_bad(comm.rank, exchange))
+            if exchange and _momentum(rig):
+                assert "enter the momentum twice" in str(outcome.error)
+            else:
+                assert outcome.error is None
+            if exchange < exchanges - 1:
+                assert not rig.engine.catch_up(OPEN)
+                assert rig.engine.step == number, "exchanges of one step have one number"
+        assert rig.engine.catch_up(DROPPED)
+        assert rig.engine.step == number
+        after = rig.planes
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[each], before[each]) for each in before)
+        if rig.engine.layout.main.watch is not None:
+            return  # it has learned from the step how long one takes, and may choose otherwise
+        for step in range(2, 5):
+            again, expected = (each.step(gradients(comm.rank, step)) for each in rigs)
+            assert torch.equal(again.flat(), expected.flat())
+
+    run_ranks(world, rank)
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_by_parameter_what_was_used_stays_and_what_was_cleared_goes_back(name: str) -> None:
+    half = frozenset(["last.weight", "last.bias", "scalar"])
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
+        rig.step(gradients(comm.rank, 0))
+        before, number = rig.planes, rig.engine.step
+        rig.step(gradients(comm.rank, 1))
+        used = rig.planes
+        assert not rig.engine.catch_up(Fates(dropped=half)), "the step was made for the others"
+        assert rig.engine.step == number + 1
+        for key, plane in rig.planes.items():
+            wanted = before.get(key, torch.zeros_like(plane)) if key[0] in half else used[key]
+            assert torch.equal(plane, wanted), key
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("name", [name for name in REMEMBERING if name not in ("dgc", "signum")])
+def test_what_is_open_is_final_once_its_optimizer_steps_and_a_checkpoint_has_none_of_it(name: str) -> None:
+    late = frozenset(["first.weight", "first.bias"])
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
+        if _momentum(rig):
+            return
+        rig.step(gradients(comm.rank, 0))
+        before = rig.planes
+        rig.step(gradients(comm.rank, 1))
+        rig.engine.catch_up(Fates(open=late))
+        saved = state.save(rig.engine)["memory"]
+        for parameter, plane in rig.memory.items():
+            wanted = before[parameter, UNSENT] if parameter in late else plane
+            assert torch.equal(saved[parameter].view(-1), wanted.to(saved[parameter].dtype))
+        outcome, number = rig.step(gradients(comm.rank, 2)), rig.engine.step
+        assert outcome.error is None
+        now = rig.planes
+        rig.engine.catch_up(Fates())
+        assert rig.engine.step == number
+        assert all(torch.equal(plane, now[key]) for key, plane in rig.planes.items())
+
+    run_ranks(2, rank)
+
+
+def test_a_switch_within_an_open_step_can_be_undone_with_the_step() -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "scalecom(beta=0.5)")
+        rig.step(gradients(comm.rank, 0))
+        weight = rig.engine.layout.lanes[0].memory.weight
+        before = rig.memory
+        rig.step(_bad(comm.rank, 0))
+        rig.engine.catch_up(OPEN)
+        rig.engine.install(recipe("topk(ratio=0.1)").build())
+        rig.step(_bad(comm.rank, 1))
+        assert rig.engine.catch_up(DROPPED)
+        for parameter, plane in rig.memory.items():
+            assert torch.equal(plane, before[parameter] * weight)
+
+    run_ranks(2, rank)
+
+
+def test_a_step_that_waits_for_its_optimizer_keeps_what_is_owed_from_a_recipe_without_memory() -> None:
+    def rank(comm: Comm) -> list[str]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        rig.step(gradients(comm.rank, 0))
+        before = rig.memory
+        rig.engine.follow(recipe("dense").build())
+        ran = [rig.engine.layout.main.text]
+        rig.step(_bad(comm.rank, 0))  # takes all that is unsent along
+        rig.engine.catch_up(OPEN)
+        rig.engine.follow(recipe("dense").build())
+        assert rig.engine.layout.lanes, "what was taken along may still come back"
+        rig.engine.catch_up(DROPPED)
+        for name, plane in rig.memory.items():
+            assert torch.equal(plane, before.get(name, torch.zeros_like(plane)))
+        rig.step(gradients(comm.rank, 1))
+        rig.engine.catch_up(Fates())
+        rig.engine.follow(recipe("dense").build())
+        return [*ran, rig.engine.layout.main.text]
+
+    for first, then in run_ranks(2, rank):
+        assert (first, then) != ("dense", "dense")
+        assert then == "dense"
+
+
+def test_open_parameters_cost_a_copy_of_their_own_planes_alone() -> None:
+    def rank(comm: Comm) -> tuple[int, int]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        rig.step(gradients(comm.rank, 0))
+        lane = rig.engine.layout.lanes[0]
+        rig.engine.catch_up(Fates())
+        assert not lane.held, "where one exchange makes a step, the old plane is still there"
+        rig.step(gradients(comm.rank, 1))
+        rig.engine.catch_up(Fates(open=frozenset(["middle.weight"])))
+        return len(lane.held), sum(lane.final(*_slot(rig, each)).numel() for each in lane.held)
+
+    assert run_ranks(2, rank) == [(1, 53 * 41)] * 2
+
+
+def _slot(rig: Rig, name: str) -> tuple[object, str]:
+    return rig.engine.layout.slots[name][1], UNSENT

@@ -1,0 +1,495 @@
+"""Scenes of what people do between `backward()` and `step()`, beside plain training where there is one."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.errors import GradwireError, RanksDisagree
+from tests.support.models import SHAPE, batch, digest, optimizer_of, perceptron
+from tests.support.states import own_state
+
+Loop = tuple[nn.Module, torch.optim.Optimizer, gradwire.Wire]
+
+
+def attached(recipe: str, source: str = "ddp", **options: Any) -> Loop:
+    """A model, attached with or without a wrapper, with plain SGD."""
+    model = perceptron()
+    if source == "ddp":
+        model = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    else:
+        options["replicas"] = dist.group.WORLD
+    optimizer = optimizer_of(model)
+    return model, optimizer, gradwire.attach(model, optimizer, recipe, **options)
+
+
+def backward(model: nn.Module, number: int, factor: float = 1.0) -> Tensor:
+    """The loss of one batch, and its gradients; the batch of one rank alone is `factor` times too large."""
+    inputs, targets = batch(number)
+    if dist.get_rank() == 1:
+        inputs, targets = inputs * factor, targets * factor
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    return loss.detach()
+
+
+def memory_of(wire: gradwire.Wire) -> dict[str, Tensor]:
+    """What is remembered, by parameter."""
+    return dict(own_state(wire)["memory"])
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Warnings, and what the log of gradwire says from level WARNING on."""
+    lines: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Lines(logging.WARNING)
+    logging.getLogger("gradwire").addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield lines
+    finally:
+        logging.getLogger("gradwire").removeHandler(handler)
+    lines += [str(each.message) for each in caught]
+
+
+# -- a step that is left out
+
+BAD = 4
+STEPS = 8
+
+
+def clear(model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> None:
+    """Go on with the next batch."""
+    optimizer.zero_grad()
+
+
+def clear_in_place(model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> None:
+    """As before torch 2."""
+    optimizer.zero_grad(set_to_none=False)
+
+
+def clear_and_step(model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> None:
+    """A step without gradients does nothing."""
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def say_it(model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> None:
+    """The gradients stand until the next pass; the user says that they count for nothing."""
+    wire.drop_step()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def flush_and_clear(model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> None:
+    """What a flush has added is thrown away with the rest."""
+    wire.flush()
+    optimizer.zero_grad()
+
+
+def left_out(recipe: str, source: str, leave: Callable[..., None] | None, exchanges: int = 1) -> list[Any]:
+    """Train with a bad batch that is left out; without `leave` the batch never was."""
+    model, optimizer, wire = attached(recipe, source)
+    with told() as lines:
+        for number in range(STEPS):
+            if number == BAD:
+                if leave is not None:
+                    for more in range(exchanges):
+                        backward(model, 100 + more, 100.0)
+                    leave(model, optimizer, wire)
+                continue
+            optimizer.zero_grad()
+            backward(model, number)
+            optimizer.step()
+    report = wire.report()
+    return [digest(model), report.step, report.dropped_steps, len(lines)]
+
+
+def kept_if_asked(recipe: str) -> list[Any]:
+    """`skipped="keep"`: what the bad batch has left comes with the next step."""
+    model, optimizer, wire = attached(recipe, skipped="keep")
+    for number in range(3):
+        optimizer.zero_grad()
+        backward(model, number)
+        if number != 1:
+            optimizer.step()
+    return [wire.report().step, wire.report().dropped_steps]
+
+
+def many_in_a_row() -> list[str]:
+    """Another optimizer steps than the one given."""
+    model, optimizer, _wire = attached("topk(ratio=0.1)")
+    optimizer.zero_grad()
+    backward(model, 0)
+    optimizer.step()
+    other = optimizer_of(model)
+    with told() as lines:
+        for number in range(12):
+            other.zero_grad()
+            backward(model, number)
+            other.step()
+    return lines if dist.get_rank() == 0 else []
+
+
+def before_the_first_step() -> list[Any]:
+    """Nothing is recognised before the optimizer has ever stepped; it can be said."""
+    model, optimizer, wire = attached("topk(ratio=0.1)")
+    backward(model, 0)
+    optimizer.zero_grad()
+    first = memory_of(wire)
+    backward(model, 1, 100.0)
+    wire.drop_step()
+    optimizer.zero_grad()
+    return [
+        any(bool(each.any()) for each in first.values()),
+        same(memory_of(wire), first),
+        wire.report().step,
+    ]
+
+
+def nothing_to_drop() -> str:
+    """All gradients have been used."""
+    model, optimizer, wire = attached("topk(ratio=0.1)")
+    backward(model, 0)
+    optimizer.step()
+    try:
+        wire.drop_step()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def without_an_optimizer() -> bool:
+    """None was given: only the user knows."""
+    model = DistributedDataParallel(perceptron())
+    wire = gradwire.attach(model, None, "topk(ratio=0.1)")
+    backward(model, 0)
+    model.zero_grad()
+    before = memory_of(wire)
+    backward(model, 1, 100.0)
+    wire.drop_step()
+    model.zero_grad()
+    return same(memory_of(wire), before)
+
+
+def ranks_differ(recipe: str) -> str:
+    """One rank leaves the step out. The group cannot go on after that, so the scene is the last one."""
+    model, optimizer, _wire = attached(recipe)
+    try:
+        for number in range(4):
+            optimizer.zero_grad()
+            backward(model, number)
+            if number != 2 or dist.get_rank() == 0:
+                optimizer.step()
+    except RanksDisagree as error:
+        return str(error)
+    return ""
+
+
+def in_each_phase_of_auto() -> list[Any]:
+    """Every fifth step is left out while `auto` measures, tries and has settled."""
+    model, optimizer, wire = attached("auto")
+    for number in range(60):
+        optimizer.zero_grad()
+        backward(model, number, 100.0 if number % 5 == 4 else 1.0)
+        if number % 5 != 4:
+            optimizer.step()
+    optimizer.zero_grad()
+    wire.flush()
+    return [digest(model), wire.report().dropped_steps, wire.report().step]
+
+
+# -- several exchanges, several optimizers
+
+
+class Gan(nn.Module):
+    """A generator and a discriminator in one wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.g = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, SHAPE[0]))
+        self.d = nn.Sequential(nn.Linear(SHAPE[0], 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def forward(self, real: Tensor | None, noise: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The judgement of real ones, and of generated ones; with `real` the generator is not trained."""
+        made = self.g(noise)
+        return (None, self.d(made)) if real is None else (self.d(real), self.d(made.detach()))
+
+
+def gan(recipe: str | None) -> dict[str, Any]:
+    """The ordinary loop: the generator's loss goes back through the discriminator, too."""
+    ddp = DistributedDataParallel(Gan(), bucket_cap_mb=0.01, find_unused_parameters=True)
+    both = [torch.optim.SGD(part.parameters(), lr=0.05) for part in (ddp.module.d, ddp.module.g)]
+    wire = None if recipe is None else gradwire.attach(ddp, both, recipe)
+    kept = []
+    with told() as lines:
+        for number in range(6):
+            real, _ = batch(number)
+            noise = torch.randn(
+                16, 16, generator=torch.Generator().manual_seed(dist.get_rank() * 100 + number)
+            )
+            for judge in (True, False):
+                optimizer = both[0 if judge else 1]
+                optimizer.zero_grad()
+                before = {} if wire is None else _of(wire, "d.")
+                true, fake = ddp(real if judge else None, noise)
+                loss = -fake.mean() if true is None else (nn.functional.softplus(fake - true)).mean()
+                loss.backward()
+                optimizer.step()
+                if wire is not None and not judge:
+                    both[0].zero_grad()
+                    kept.append(same(_of(wire, "d."), before))
+    found = {"digest": digest(ddp), "kept": kept, "lines": lines}
+    if recipe is not None:
+        found["d"] = torch.cat([p.detach().flatten() for p in ddp.module.d.parameters()]).tolist()
+    return found
+
+
+def _of(wire: gradwire.Wire, prefix: str) -> dict[str, Tensor]:
+    return {name: plane for name, plane in memory_of(wire).items() if name.startswith(prefix)}
+
+
+def two_optimizers(recipe: str, every: int) -> list[Any]:
+    """One steps after every pass, the other after `every` passes, of which its gradients add up."""
+    model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    halves = list(model.module)
+    first = torch.optim.SGD(halves[0].parameters(), lr=0.02)
+    rest = torch.optim.SGD([*halves[2].parameters(), *halves[4].parameters()], lr=0.02)
+    wire = gradwire.attach(model, [first, rest], recipe)
+    total = {name: torch.zeros_like(p) for name, p in model.module.named_parameters()}
+    start = {name: p.detach().clone() for name, p in model.module.named_parameters()}
+    with told() as lines:
+        for number in range(8):
+            first.zero_grad()
+            backward(model, number)
+            first.step()
+            if number % every == every - 1:
+                rest.step()
+                rest.zero_grad()
+    # What was applied and what is unsent add up to no more than all gradients did: nothing counts twice.
+    moved = {name: (start[name] - p.detach()) / 0.02 for name, p in model.module.named_parameters()}
+    size = max(float(each.norm()) for each in moved.values())
+    assert all(each.isfinite().all() for each in total.values())
+    return [digest(model), wire.report().step, wire.report().dropped_steps, lines, round(size, 3)]
+
+
+def accumulation(recipe: str) -> list[Any]:
+    """Two passes without `no_sync` make one step."""
+    model, optimizer, wire = attached(recipe)
+    numbers = []
+    for number in range(6):
+        if number % 2 == 0:
+            optimizer.zero_grad()
+        backward(model, number)
+        if number % 2 == 1:
+            optimizer.step()
+            numbers.append(wire.report().step)
+    return numbers
+
+
+def sharpness_aware(recipe: str) -> list[Any]:
+    """The gradients of the first of two passes are thrown away, once they have moved the parameters."""
+    model, optimizer, wire = attached(recipe)
+    moved = [torch.zeros_like(p, dtype=torch.bool) for p in model.parameters()]
+    for number in range(40):
+        before = [p.detach().clone() for p in model.parameters()]
+        backward(model, number)
+        steps = [1e-3 * p.grad for p in model.parameters()]
+        with torch.no_grad():
+            for parameter, step in zip(model.parameters(), steps, strict=True):
+                parameter.add_(step)
+        optimizer.zero_grad()
+        backward(model, number)
+        with torch.no_grad():
+            for parameter, step in zip(model.parameters(), steps, strict=True):
+                parameter.sub_(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        for seen, parameter, old in zip(moved, model.parameters(), before, strict=True):
+            seen |= (parameter.detach() - old).abs() > 1e-6
+    share = min(float(seen.float().mean()) for seen in moved if seen.dim() > 1)
+    return [wire.report().step, digest(model), share]
+
+
+# -- optimizers that call `backward()` themselves, or leave steps out on the device
+
+
+def closures(kind: str) -> list[Any]:
+    """`step(closure)` runs `backward()` inside the step."""
+    model = DistributedDataParallel(perceptron())
+    made = (
+        torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4) if kind == "lbfgs" else optimizer_of(model)
+    )
+    wire = gradwire.attach(model, made, "dense")
+    plain = DistributedDataParallel(perceptron())
+    other = (
+        torch.optim.LBFGS(plain.parameters(), lr=0.1, max_iter=4) if kind == "lbfgs" else optimizer_of(plain)
+    )
+
+    def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            return backward(model, number)
+
+        return closure
+
+    for number in range(4):
+        made.step(closure_of(model, made, number))
+        other.step(closure_of(plain, other, number))
+    return [digest(model) == digest(plain), wire.report().dropped_steps]
+
+
+def left_out_by_the_device(fused: bool) -> list[Any]:
+    """A scaler finds Inf in a gradient that is not exchanged: the step is left out, and so is its memory."""
+    model = DistributedDataParallel(perceptron())
+    extra = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.05, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    wire = gradwire.attach(model, optimizer, "topk(ratio=0.1)", scaler=scaler)
+    for number in range(5):
+        optimizer.zero_grad()
+        inputs, targets = batch(number)
+        scaler.scale(nn.functional.mse_loss(model(inputs), targets)).backward()
+        extra.grad = torch.full((3,), torch.inf if number == 3 else 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if number == 2:
+            before, parameters = memory_of(wire), digest(model)
+        if number == 3:
+            optimizer.zero_grad()
+            kept, moved = same(memory_of(wire), before), digest(model) != parameters
+    return [kept, moved, wire.report().dropped_steps, wire.report().step]
+
+
+# -- calls between `backward()` and `step()`
+
+
+def saved_in_between() -> list[bool]:
+    """A checkpoint has the memory that belongs to the parameters as they are."""
+    model, optimizer, wire = attached("topk(ratio=0.1)")
+    for number in range(3):
+        optimizer.zero_grad()
+        backward(model, number)
+        optimizer.step()
+    before = memory_of(wire)
+    optimizer.zero_grad()
+    backward(model, 3)
+    between, step = own_state(wire), wire.report().step
+    optimizer.step()
+    after = own_state(wire)
+    return [same(dict(between["memory"]), before), between["step"] == 3, step == 3, after["step"] == 4]
+
+
+# -- steps without an exchange
+
+
+def unseen(how: str, guard_every: int) -> list[Any]:
+    """Optimizer steps, some of them with gradients that were never exchanged."""
+    model = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(model)
+    text = "local_every(interval=2)" if how == "local_every" else "dense"
+    wire = gradwire.attach(model, optimizer, text, guard_every=guard_every)
+    raised = ""
+    with told() as lines:
+        try:
+            for number in range(4):
+                optimizer.zero_grad()
+                if how == "no_sync" and number == 2:
+                    with wire.no_sync():
+                        backward(model, number)
+                elif how == "flush" and number == 2:
+                    wire.flush()
+                elif how == "twice" and number == 2:
+                    backward(model, number)
+                    optimizer.step()
+                elif how == "around" and number >= 2:
+                    backward(model.module, number)
+                elif how == "cast" and number >= 2:
+                    model.double()
+                    inputs, targets = (each.double() for each in batch(number))
+                    nn.functional.mse_loss(model(inputs), targets).backward()
+                elif how == "detach" and number == 2:
+                    wire.detach()
+                else:
+                    backward(model, number)
+                optimizer.step()
+        except GradwireError as error:
+            raised = str(error)
+        except ValueError as error:  # a cast is refused in the forward pass
+            raised = str(error)
+    return [lines, raised]
+
+
+RECIPES = ("dense", "int8", "topk(ratio=0.1)", "powersgd(rank=2)", "covap(interval=2)", "gcomp")
+WAYS: dict[str, Callable[..., None]] = {
+    "clear": clear,
+    "clear in place": clear_in_place,
+    "clear and step": clear_and_step,
+    "say it": say_it,
+    "flush and clear": flush_and_clear,
+}
+
+SCENES: dict[str, Callable[[], Any]] = {
+    **{
+        f"{recipe}, {source}, never": partial(left_out, recipe, source, None)
+        for recipe in RECIPES
+        for source in ("ddp", "plain")
+    },
+    **{
+        f"{recipe}, {source}, {way}": partial(left_out, recipe, source, leave)
+        for recipe in RECIPES
+        for source in ("ddp", "plain")
+        for way, leave in WAYS.items()
+        if recipe.startswith("topk") or way in ("clear", "say it")
+    },
+    "topk(ratio=0.1), ddp, two exchanges": partial(left_out, RECIPES[2], "ddp", clear, 2),
+    "kept if asked": partial(kept_if_asked, "topk(ratio=0.1)"),
+    "many in a row": many_in_a_row,
+    "before the first step": before_the_first_step,
+    "nothing to drop": nothing_to_drop,
+    "without an optimizer": without_an_optimizer,
+    "auto": in_each_phase_of_auto,
+    "gan, ddp": partial(gan, None),
+    "gan, dense": partial(gan, "dense"),
+    "gan, lossless": partial(gan, "gcomp(mode='lossless')"),
+    "gan, gcomp": partial(gan, "gcomp"),
+    "gan, topk": partial(gan, "topk(ratio=0.1)"),
+    "two optimizers, dense": partial(two_optimizers, "dense", 2),
+    "two optimizers, topk": partial(two_optimizers, "topk(ratio=0.1)", 2),
+    "accumulation": partial(accumulation, "topk(ratio=0.1)"),
+    "sharpness, dense": partial(sharpness_aware, "dense"),
+    "sharpness, covap": partial(sharpness_aware, "covap(interval=2)"),
+    "closure": partial(closures, "sgd"),
+    "lbfgs": partial(closures, "lbfgs"),
+    "fused": partial(left_out_by_the_device, True),
+    "not fused": partial(left_out_by_the_device, False),
+    "saved in between": saved_in_between,
+    **{
+        f"unseen, {how}": partial(unseen, how, 0) for how in ("around", "no_sync", "flush", "detach", "twice")
+    },
+    "unseen, local_every": partial(unseen, "local_every", 0),
+    "unseen, guarded": partial(unseen, "around", 4),
+    "ranks differ": partial(ranks_differ, "covap(interval=2)"),  # the last, as ranks cannot go on
+}

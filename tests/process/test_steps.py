@@ -1,0 +1,138 @@
+"""Real gloo ranks: what people do between `backward()` and `step()`, by the table in `docs/design.md`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.scenes_steps import RECIPES, WAYS
+from tests.support.ranks import Results, perform_in_halves, value
+
+pytestmark = pytest.mark.process
+
+TOPK = "topk(ratio=0.1)"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes, on two ranks."""
+    return perform_in_halves("tests.process.scenes_steps", 2, tmp_path_factory.mktemp("steps"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("source", ["ddp", "plain"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_that_is_left_out_leaves_no_trace(world: Results, recipe: str, source: str, way: str) -> None:
+    if recipe != TOPK and way not in ("clear", "say it"):
+        return
+    never = value(world, f"{recipe}, {source}, never")
+    found = value(world, f"{recipe}, {source}, {way}")
+    assert [each[:2] for each in found] == [each[:2] for each in never], "bit for bit, and in the same step"
+    assert [each[2] for each in found] == [1, 1]
+    assert [each[3] for each in found] == [1, 0], "rank 0 says so once"
+    assert [each[2:] for each in never] == [[0, 0], [0, 0]]
+
+
+def test_several_exchanges_of_one_step_go_back_as_one(world: Results) -> None:
+    never, found = value(world, f"{TOPK}, ddp, never"), value(world, f"{TOPK}, ddp, two exchanges")
+    assert [each[:2] for each in found] == [each[:2] for each in never]
+    assert [each[2] for each in found] == [1, 1]
+
+
+def test_a_user_may_say_that_nothing_is_left_out(world: Results) -> None:
+    assert value(world, "kept if asked") == [[3, 0], [3, 0]]
+
+
+def test_many_left_out_in_a_row_say_that_another_optimizer_steps(world: Results) -> None:
+    lines, nothing = value(world, "many in a row")
+    assert nothing == []
+    assert [line.split()[0] for line in lines] == ["step", "10"]
+    assert "the one that steps?" in lines[1]
+
+
+def test_what_cannot_be_seen_can_be_said(world: Results) -> None:
+    assert value(world, "before the first step") == [[True, True, 1]] * 2
+    assert value(world, "without an optimizer") == [True, True]
+    assert all("no step to leave out" in text for text in value(world, "nothing to drop"))
+
+
+def test_steps_may_be_left_out_in_each_phase_of_auto(world: Results) -> None:
+    first, second = value(world, "auto")
+    assert first == second
+    assert first[1:] == [12, 48]
+
+
+def test_a_discriminator_moves_as_under_plain_ddp(world: Results) -> None:
+    plain = {each["digest"] for each in value(world, "gan, ddp")}
+    for recipe in ("dense", "lossless"):
+        assert {each["digest"] for each in value(world, f"gan, {recipe}")} == plain
+
+
+def test_within_its_bound_for_a_nearly_lossless_recipe(world: Results) -> None:
+    exact, near = value(world, "gan, dense")[0]["d"], value(world, "gan, gcomp")[0]["d"]
+    # Each of six steps of size 0.05 may be off by the 2^-13 of a gradient below 1 that gcomp may round away.
+    assert max(abs(a - b) for a, b in zip(exact, near, strict=True)) <= 6 * 0.05 * 2**-13
+
+
+@pytest.mark.parametrize("recipe", ["gcomp", "topk"])
+def test_the_memory_of_a_discriminator_holds_nothing_of_the_generators_loss(
+    world: Results, recipe: str
+) -> None:
+    for each in value(world, f"gan, {recipe}"):
+        assert each["kept"] == [True] * 6
+        assert each["lines"] == [], "nothing was left out: some parameters were"
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk"])
+def test_two_optimizers_may_step_at_different_times(world: Results, recipe: str) -> None:
+    found = value(world, f"two optimizers, {recipe}")
+    assert found[0] == found[1]
+    assert found[0][1:4] == [8, 0, []]
+
+
+def test_accumulated_passes_make_one_step(world: Results) -> None:
+    # Before the optimizer's first step nobody knows that it will step: there both passes count.
+    assert value(world, "accumulation") == [[2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize("recipe", ["dense", "covap"])
+def test_two_passes_per_step_train_every_element(world: Results, recipe: str) -> None:
+    first, second = value(world, f"sharpness, {recipe}")
+    assert first == second
+    steps, _digest, share = first
+    assert steps == 41, "40, and the first pass of all, before the optimizer had ever stepped"
+    assert share == 1.0
+
+
+@pytest.mark.parametrize("kind", ["closure", "lbfgs"])
+def test_closures_are_inside_the_step(world: Results, kind: str) -> None:
+    assert value(world, kind) == [[True, 0], [True, 0]]
+
+
+@pytest.mark.parametrize("kind", ["fused", "not fused"])
+def test_what_a_scaler_leaves_out_leaves_no_trace(world: Results, kind: str) -> None:
+    assert value(world, kind) == [[True, False, 1, 4]] * 2
+
+
+def test_a_checkpoint_between_backward_and_step_belongs_to_the_parameters(world: Results) -> None:
+    assert value(world, "saved in between") == [[True] * 4] * 2
+
+
+def test_a_step_without_an_exchange_is_said_once(world: Results) -> None:
+    for lines, raised in value(world, "unseen, around"):
+        assert raised == ""
+        (line,) = lines
+        assert "never exchanged" in line
+    for lines, raised in value(world, "unseen, guarded"):
+        assert lines == []
+        assert "never exchanged" in raised
+
+
+@pytest.mark.parametrize("how", ["no_sync", "flush", "detach", "twice", "local_every"])
+def test_steps_that_need_no_exchange_are_no_such_case(world: Results, how: str) -> None:
+    assert value(world, f"unseen, {how}") == [[[], ""]] * 2
+
+
+def test_ranks_that_differ_in_it_all_hear_of_it(world: Results) -> None:
+    for text in value(world, "ranks differ"):
+        assert "a backward pass after a step that was left out" in text
+        assert "rank 0: a training step" in text
