@@ -209,7 +209,7 @@ def _ms(seconds: float) -> str:
 
 def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
     """`Wire.report`; `diagnosis` is the last one that was asked for."""
-    backward.resolve()
+    backward.up_to_date()
     engine, history = backward.engine, backward.history
     dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
     facts = None

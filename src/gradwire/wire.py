@@ -246,8 +246,7 @@ class Wire:
                 "state_dict('mean') will go: call mean_state_dict()", DeprecationWarning, stacklevel=2
             )
             return self.mean_state_dict()
-        self._backward.steps.look()
-        self._backward.settle()
+        self._backward.up_to_date()
         return state.keyed(self._backward.call(lambda: state.save(self._engine)))
 
     def mean_state_dict(self) -> dict[str, Any]:

@@ -117,10 +117,12 @@ def damaged(made: Callable[..., Made]) -> dict[str, Any]:
     intact = all(torch.equal(before[name], after[name]) for name in before)
     wire.watching = True
     backward(3)
+    diagnosed = [seen(wire.diagnose)[0], wire.diagnose().step]
+    optimizer.step()
     return {
         "error": error,
         "intact": intact,
-        "diagnosed": [seen(wire.diagnose)[0], wire.diagnose().step],
+        "diagnosed": diagnosed,
         "step": wire.report().step,
     }
 

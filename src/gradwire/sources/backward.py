@@ -132,6 +132,13 @@ class Backward:
                 self.news.changed()
         self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
 
+    def up_to_date(self) -> None:
+        """Count what optimizers have made so far, and nothing of what they have not; on this rank alone."""
+        self.resolve()
+        self.steps.look()
+        if self.settle() is None:
+            self.call(lambda: self.engine.settle(Fates()))
+
     def settle(self) -> Fates | None:
         """Undo in the memory what optimizers have left out since the last exchange.
 
@@ -204,10 +211,7 @@ class Backward:
         Raises `GradwireError` where it cannot end, since not all of its gradients came.
         """
         self._end()
-        self.resolve()
-        self.steps.look()
-        if self.settle() is None:
-            self.call(lambda: self.engine.settle(Fates()))
+        self.up_to_date()
 
     def resolve(self) -> None:
         """Let the engine commit the last step, if that is still to be done."""
