@@ -75,6 +75,24 @@ def test_everything_public_has_a_docstring() -> None:
     assert not mute
 
 
+def run_on(docstring: str) -> list[str]:
+    """Literals with a letter directly behind them, which docutils does not take for literals."""
+    _, *parts = docstring.replace("``", "`").split("`")
+    pairs = zip(parts[::2], parts[1::2], strict=False)
+    return [f"`{literal}`{behind}" for literal, behind in pairs if behind[:1].isalpha()]
+
+
+def test_a_literal_with_a_letter_behind_it_is_found() -> None:
+    assert run_on("as `DTensor`s over `ranks` of ``this``") == ["`DTensor`s over "]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_literals_end_before_a_letter(module: Module) -> None:
+    documented = (ast.Module, Documented)
+    found = [ast.get_docstring(node) for node in ast.walk(module.tree) if isinstance(node, documented)]
+    assert [each for text in found if text for each in run_on(text)] == []
+
+
 WITH_EXAMPLES = [module for module in MODULES if ">>>" in module.path.read_text(encoding="utf-8")]
 
 

@@ -44,29 +44,36 @@ dist.destroy_process_group()
 """
 
 
-def run(code: str, *words: str, without: tuple[str, ...] = EXTRA) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, *words: str, folder: Path, without: tuple[str, ...] = EXTRA
+) -> subprocess.CompletedProcess[str]:
     program = REFUSE.format(refused=without) + code
     return subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 
-def test_attach_needs_neither_the_extra_nor_what_the_command_line_needs() -> None:
-    done = run(ATTACH, without=EXTRA + COMMANDS)
+def test_attach_needs_neither_the_extra_nor_what_the_command_line_needs(tmp_path: Path) -> None:
+    done = run(ATTACH, folder=tmp_path, without=EXTRA + COMMANDS)
     assert done.returncode == 0, done.stderr
     assert "int8" in done.stdout
 
 
-def test_attach_loads_neither_although_they_are_there() -> None:
+def test_attach_loads_neither_although_they_are_there(tmp_path: Path) -> None:
     loaded = f"print('loaded', [name for name in {EXTRA + COMMANDS} if name in sys.modules])"
-    done = run(ATTACH + loaded, without=())
+    done = run(ATTACH + loaded, folder=tmp_path, without=())
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded []"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["demo", "--help"], ["bench", "--help"], ["net", "check"]])
-def test_commands_are_there_without_the_extra(words: list[str]) -> None:
-    done = run("from gradwire.cli.main import app; app()", *words)
+def test_commands_are_there_without_the_extra(words: list[str], tmp_path: Path) -> None:
+    done = run("from gradwire.cli.main import app; app()", *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -82,11 +89,13 @@ def test_commands_are_there_without_the_extra(words: list[str]) -> None:
         ),
     ],
 )
-def test_a_command_that_needs_the_extra_says_so_in_one_sentence(words: list[str], said: str) -> None:
-    done = run("from gradwire.cli.main import app; app()", *words)
+def test_a_command_that_needs_the_extra_says_so_in_one_sentence(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    done = run("from gradwire.cli.main import app; app()", *words, folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [said]
-    assert not Path("gradwire-demo.html").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_the_extra_brings_what_only_the_laboratory_needs() -> None:

@@ -9,7 +9,7 @@ Example::
     dcp.save({"model": model, "wire": WireState(wire)}, checkpoint_id=folder)
     dcp.load({"model": model, "wire": WireState(wire, folder)}, checkpoint_id=folder)
 
-Where ranks hold shards, a checkpoint has the memory of each replica, as `DTensor`s over its ranks. A rank
+Where ranks hold shards, a checkpoint has the memory of each replica, each a `DTensor` over its ranks. A rank
 reads its own shard alone: of its own replica or, where their number has changed, of all.
 
 DCP unpickles what it reads, as it does for the rest of a checkpoint: load only those that you trust.
@@ -191,7 +191,7 @@ class WireState:
 
 
 class _Shards:
-    """The shards of this rank, as `DTensor`s over the ranks of its replica."""
+    """The shards of this rank, each a `DTensor` over the ranks of its replica."""
 
     def __init__(self, wire: Wire, shard: Shard) -> None:
         engine = wire.attached.backward.engine
