@@ -54,7 +54,7 @@ def ddp_of(model: object) -> DistributedDataParallel:
     ValueError: Linear is a plain module: wrap it in DistributedDataParallel first, or pass replicas=, the \
 process group over which gradients are averaged, such as torch.distributed.group.WORLD
     """
-    inner = _inside(model)
+    inner = inside(model)
     if isinstance(inner, DistributedDataParallel):
         return inner
     raise ValueError(_why_not(inner) or _neither(inner))
@@ -65,7 +65,7 @@ def replicated_in(model: object) -> nn.Module:
 
     Raises `ValueError` where there is none, as above.
     """
-    inner = _inside(model)
+    inner = inside(model)
     if isinstance(inner, DistributedDataParallel):
         raise ValueError(
             "replicas= is for modules without a wrapper, and a DistributedDataParallel module has its own "
@@ -79,7 +79,7 @@ def replicated_in(model: object) -> nn.Module:
 
 def is_plain(model: object) -> bool:
     """Whether it is a module that is not sharded and has no wrapper beside those that come off here."""
-    inner = _inside(model)
+    inner = inside(model)
     return (
         isinstance(inner, nn.Module)
         and not isinstance(inner, DistributedDataParallel)
@@ -87,7 +87,8 @@ def is_plain(model: object) -> bool:
     )
 
 
-def _inside(model: object) -> object:
+def inside(model: object) -> object:
+    """The DDP module, or else the plain one, inside the wrappers of torch.compile and Lightning Fabric."""
     inner = model
     while isinstance(inner, nn.Module) and not isinstance(inner, DistributedDataParallel):
         name = next((name for name in _INSIDE if name in inner._modules), None)

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,48 @@ def test_gradwire_carries_every_step_and_a_killed_run_ends_where_the_uninterrupt
     assert resumed.codes == [0, 0], resumed.printed
     assert resumed.carried == 2 * [list(range(SAVED + 1, STEPS + 1))]
     assert len({*straight.parameters, *resumed.parameters}) == 1
+
+
+@pytest.mark.parametrize("example", ["with_lightning.py", "with_trainer.py"])
+def test_one_process_ends_with_a_report_as_well(example: str, tmp_path: Path) -> None:
+    done = alone(str(ROOT / "examples" / example), str(tmp_path / "checkpoints"), folder=tmp_path)
+    assert "one rank: nothing to send" in done
+
+
+TWICE = """
+import runpy, sys, torch.distributed as dist
+example = runpy.run_path(sys.argv[1])
+from lightning import Trainer
+from torch.utils.data import DataLoader, TensorDataset
+import torch
+
+callback, module = example["GradwireCallback"]("topk(0.05)"), example["Classifier"]()
+data = DataLoader(TensorDataset(torch.randn(64, 64), torch.zeros(64, dtype=torch.long)), batch_size=32)
+for epochs in (1, 2):
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=epochs, callbacks=[callback], logger=False,
+        enable_progress_bar=False, enable_checkpointing=False,
+    )
+    trainer.fit(module, data, ckpt_path=None if epochs == 1 else "saved.ckpt")
+    trainer.save_checkpoint("saved.ckpt")
+assert not dist.is_initialized()
+print("step", callback.wire.report().step)
+"""
+
+
+def test_a_trainer_without_a_strategy_fits_twice_saves_and_resumes(tmp_path: Path) -> None:
+    done = alone("-c", TWICE, str(ROOT / "examples" / "with_lightning.py"), folder=tmp_path)
+    assert "step 4" in done
+
+
+def alone(*words: str, folder: Path) -> str:
+    """What one process prints that no launcher has started."""
+    environment = {**os.environ, "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": ""}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_example_of_a_framework_is_run() -> None:

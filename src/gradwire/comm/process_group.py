@@ -102,7 +102,14 @@ class ProcessGroupComm(HoppingComm):
         self._short_bytes = min(SHORT_BYTES, int(TURN_S / max(byte_s, 1e-12)))
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """Run by the library, as messages where those are faster, or by hops of our own."""
+        """Run by the library, as messages where those are faster, or by hops of our own.
+
+        A single rank has all already, and the group need not be there any more.
+        """
+        if self.world == 1:
+            if round_.verb not in ("all_reduce", "broadcast"):
+                out.view(-1).copy_(tensor.view(-1))
+            return DONE
         match round_.verb:
             case "all_reduce" if round_.algorithm == "direct" and tensor.is_cpu:
                 return self._direct(tensor)
@@ -138,8 +145,6 @@ class ProcessGroupComm(HoppingComm):
         return self._direct(tensor)
 
     def _direct(self, tensor: Tensor) -> Pending:
-        if self.world == 1:
-            return DONE
         others = tensor.new_empty(self.world - 1, tensor.numel())
         return SumPending(self._swap(others, tensor), tensor, others, self.rank)
 

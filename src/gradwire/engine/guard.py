@@ -26,7 +26,7 @@ def check_guard(every: int, *, is_replicated: bool) -> None:
 
 
 class Guard:
-    """Checksums of the parameters with which the gradients of a step are computed, in one step out of `every`.
+    """Checksums of the parameters with which gradients are computed, in one step out of `every`.
 
     CRC-32 of their bytes: a pass over all parameters on the engine's thread, early in the backward pass. All
     of them together make one number in the verdict. Only where that differs do ranks compare parameters one

@@ -6,18 +6,16 @@ Fabric needs no callback: `gradwire.attach` takes what `fabric.setup` returns, a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 
-from gradwire.attaching import attach
 from gradwire.integrations.absent import base
+from gradwire.integrations.training import attached
 from gradwire.recipes import Composition, Recipe
 from gradwire.wire import Wire
 
-_LOG = logging.getLogger("gradwire")
 _BASE: Any = base("Callback", "lightning.pytorch", "pytorch_lightning")
 
 
@@ -41,9 +39,11 @@ class Gathered:
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks on rank 0, and an empty list on all others."""
         group = self._wire.attached.source.group
-        is_first = dist.get_rank(group) == 0
-        states: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
-        dist.gather_object(self._wire.state_dict(), states, group=group, group_dst=0)
+        mine = self._wire.state_dict()
+        if group.size() == 1:
+            return {"ranks": [mine]}
+        states: list[Any] | None = [None] * group.size() if group.rank() == 0 else None
+        dist.gather_object(mine, states, group=group, group_dst=0)
         return {"ranks": states or []}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
     """Carries the gradients of a `lightning.Trainer(strategy="ddp")`; `wire` is the handle during `fit`.
 
     `recipe` and `options` are those of `gradwire.attach`. The states of all ranks travel to rank 0 whenever a
-    checkpoint is saved, because Lightning writes one file. It does not attach on a single process.
+    checkpoint is saved, because Lightning writes one file. On a single process it sends nothing.
 
     Example::
 
@@ -71,12 +71,10 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach, because model and optimizers are in their final form now; resume."""
-        if trainer.world_size == 1:
-            _LOG.info("one process: there is nothing to send, so gradwire is not attached")
-            return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         options: dict[str, Any] = {"scaler": scaler, **self._options}
-        self.wire = attach(trainer.strategy.model, trainer.optimizers, self._recipe, **options)
+        model, world = trainer.strategy.model, trainer.world_size
+        self.wire = attached(self.wire, world, model, trainer.optimizers, self._recipe, **options)
         saved, self._saved = self._saved, None
         if saved is not None:
             Gathered(self.wire).load_state_dict(saved)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from gradwire.attaching import attach
 from gradwire.integrations.absent import base
 from gradwire.integrations.rank_files import load, save
+from gradwire.integrations.training import attached
 from gradwire.recipes import Composition, Recipe
-from gradwire.unwrapping import ddp_of
 from gradwire.wire import Wire
-
-_LOG = logging.getLogger("gradwire")
 
 
 class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore[misc]  # not known here
@@ -22,7 +18,7 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
 
     `recipe` and `options` are those of `gradwire.attach`. Every rank writes its state into the folder
     `checkpoint-STEP`. A resumed run reads it from `TrainingArguments.resume_from_checkpoint` if that names a
-    folder, else from the folder of that step in `output_dir`. It does not attach on a single process.
+    folder, else from the folder of that step in `output_dir`. On a single process it sends nothing.
 
     Example::
 
@@ -38,12 +34,8 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Attach, because model and optimizer are in their final form now; resume."""
-        if args.world_size == 1:
-            _LOG.info("one process: there is nothing to send, so gradwire is not attached")
-            return
-        model = self._trainer.model_wrapped
-        if self.wire is None or self.wire.attached.model is not ddp_of(model):
-            self.wire = attach(model, self._trainer.optimizer, self._recipe, **self._options)
+        model, optimizer = self._trainer.model_wrapped, self._trainer.optimizer
+        self.wire = attached(self.wire, args.world_size, model, optimizer, self._recipe, **self._options)
         if state.global_step > 0:
             given = args.resume_from_checkpoint
             load(self.wire, given if _is_folder(given) else _folder(args, state))

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from gradwire.integrations.absent import base
 from gradwire.integrations.accelerate import register_for_checkpointing
+from gradwire.integrations.lightning import Gathered
+from gradwire.integrations.training import attached
 
 
 class Accelerator:
@@ -68,3 +72,29 @@ def test_a_framework_that_is_broken_is_not_taken_for_missing(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_module_of_its_own"):
         base("Callback", "broken_framework")
+
+
+@pytest.mark.filterwarnings("ignore:momentum is no longer applied")  # dgc's, after the switch
+@pytest.mark.parametrize("recipe", ["auto", "topk(0.05)", "dgc(0.1)"])
+def test_one_process_needs_no_process_group_and_leaves_none(recipe: str, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.BatchNorm1d(64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wire = attached(None, 1, model, optimizer, recipe)
+    assert not dist.is_initialized()
+    assert attached(wire, 1, model, optimizer, recipe) is wire
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    wire.save(tmp_path)
+    assert wire.load(tmp_path) == 3
+    Gathered(wire).load_state_dict(Gathered(wire).state_dict())
+    wire.switch("int8")
+    wire.flush()
+    assert wire.report().step == 3
+    wire.detach()
+
+
+def test_several_processes_need_a_group_of_the_framework() -> None:
+    with pytest.raises(ValueError, match="no process group"):
+        attached(None, 2, torch.nn.Linear(2, 2), None, "dense")

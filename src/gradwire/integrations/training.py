@@ -1,0 +1,43 @@
+"""Attaching for frameworks that own the training loop, on one process as on several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from gradwire.attaching import attach
+from gradwire.unwrapping import inside
+from gradwire.wire import Wire
+
+
+def attached(before: Wire | None, world: int, model: nn.Module, *arguments: Any, **options: Any) -> Wire:
+    """The wire of `before`, if it is this model's, or a new one of `attach(model, ...)`.
+
+    A framework that trains on one process neither wraps the model nor makes a process group.
+    """
+    if before is not None and before.attached.model is inside(model):
+        return before
+    with _some_group(world):
+        return attach(model, *arguments, **options)
+
+
+@contextmanager
+def _some_group(world: int) -> Iterator[None]:
+    """A process group of this process alone where there is none and need be none.
+
+    It does not stay: a framework that starts several processes later would take it for theirs. A wire of a
+    single rank sends nothing, and so does not need it again.
+    """
+    if world > 1 or dist.is_initialized():
+        yield
+        return
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
