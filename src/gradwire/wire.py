@@ -271,7 +271,9 @@ class Wire:
 
         Pass the states of several ranks as a list or in one dictionary. If they come from another world, all
         ranks start with their mean. With `missing="drop"` some states may be missing: all ranks start with
-        the mean of the others, and the unsent gradient of the missing ranks is lost.
+        the mean of the others, and the unsent gradient of the missing ranks is lost. The model may then have
+        other parameters, as after freezing or thawing some: those that fit by name and shape are taken up,
+        and a warning names the others.
 
         Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
         when ranks load different steps or plans.

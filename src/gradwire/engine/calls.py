@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+import torch
+
 from gradwire.comm.board import Board
-from gradwire.errors import RanksDisagree, TransportError
+from gradwire.errors import GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import now_s
 
 _PAUSE_S = (0.001, 0.05)
@@ -53,6 +55,14 @@ class Calls:
         self._board, self._made, self._looks = board, 0, 0
         self._lost = ""
         self._told: deque[str] = deque()
+
+    def require_between_steps(self, what: str) -> None:
+        """Raise `GradwireError` inside a backward pass, whose step may not have begun, or not ended."""
+        if torch._C._current_graph_task_id() != -1:
+            raise GradwireError(
+                f"{what} was called inside a backward pass, as by a hook of a gradient: call it between "
+                "steps, on all ranks"
+            )
 
     def begin(self, what: str, step: int) -> None:
         """Return once all ranks have made the call `what` at `step`. Not while a step is running.

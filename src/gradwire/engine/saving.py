@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-from zipfile import ZipFile
+from typing import Any, BinaryIO, NamedTuple
+from zipfile import ZIP_STORED, ZipFile
 
 import torch
 
@@ -30,7 +30,9 @@ from gradwire.engine.state import Missing, Saved
 from gradwire.errors import GradwireWarning, PeerFailed
 
 _PREPARED, _COMMITTED, _PART = ".prepared", ".pt", ".part"
-_NAME = re.compile(r"wire-(\d{8})-([0-9a-f]{8})-rank-(\d+)-of-(\d+)(\.prepared|\.pt|\.part)")
+_NAME = re.compile(r"wire-(\d{8,})-([0-9a-f]{8})-rank-(\d+)-of-(\d+)(\.prepared|\.pt|\.part)")
+_LARGEST = 2**62
+"""Of numbers in names: ranks tell them to each other in 64 bits."""
 _OFFERS = 16
 """A rank tells the others of as many sets at most, the newest ones: messages have one length."""
 
@@ -140,7 +142,9 @@ def _files(folder: Path) -> list[_File]:
     for path in folder.iterdir():
         if name := _NAME.fullmatch(path.name):
             number, token, rank, world, suffix = name.groups()
-            found.append(_File(_Set(int(number), int(token, 16), int(world)), int(rank), suffix, path))
+            of = _Set(int(number), int(token, 16), int(world))
+            if of.number < _LARGEST and int(rank) < of.world < _LARGEST:
+                found.append(_File(of, int(rank), suffix, path))
     return found
 
 
@@ -225,21 +229,51 @@ def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
 
 
 def _read(path: Path) -> Any:
-    """The state that `_write` wrote. torch writes a CRC-32 of every tensor and compares none."""
+    """The state that `_write` wrote. torch writes a CRC-32 of every tensor and compares none.
+
+    It compresses nothing either; what inflates could be larger than memory.
+    """
     with ZipFile(path) as file:
+        entries = file.infolist()
+        is_compressed = any(each.compress_type != ZIP_STORED for each in entries)
+        if is_compressed or sum(each.file_size for each in entries) > path.stat().st_size:
+            raise ValueError(f"{path.name} is compressed, which no state is")
         damaged = file.testzip()
     if damaged is not None:
         raise ValueError(f"{path.name}: {damaged} is damaged")
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+class _Written:
+    """A file whose first error stays known: torch's writer may raise one of its own in its place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.flush = file, file.flush
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
 def _write(saved: Mapping[str, Any], part: Path, path: Path) -> None:
-    """All of `saved` is in `path`, on the disk, or nothing of it."""
-    with part.open("wb") as file:
-        torch.save(saved, file)
-        file.flush()
-        os.fsync(file.fileno())
-    _rename(part, path)
+    """All of `saved` is in `path`, on the disk, or nothing of it; an `OSError` names the folder."""
+    written: _Written | None = None
+    try:
+        with part.open("wb") as file:
+            written = _Written(file)
+            torch.save(saved, written)  # type: ignore[arg-type]  # all that it calls
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(part, path)
+    except Exception as error:
+        cause = error if written is None else written.failure or error
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, cause.strerror, str(part.parent)) from error
+        raise
 
 
 def _rename(old: Path, new: Path) -> None:

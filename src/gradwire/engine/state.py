@@ -21,7 +21,7 @@ from gradwire.engine.agree import damage, on_all_ranks, require_agreement, requi
 from gradwire.engine.engine import Engine, Snapshot
 from gradwire.engine.layout import Layout
 from gradwire.engine.shards import cut, joined
-from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, described, vetted
+from gradwire.engine.vetting import FORMAT, State, all_planes, composition_of, described, fitted, vetted
 from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
 
@@ -29,7 +29,7 @@ Saved: TypeAlias = State | Sequence[State]
 """A state, or those of all ranks of some world."""
 
 Missing = Literal["refuse", "drop"]
-"""Whether to refuse, or to drop, old ranks whose states are missing."""
+"""Whether to refuse, or to drop, what is missing: states of old ranks, parameters that only one side has."""
 
 
 def keyed(state: State) -> dict[str, Any]:
@@ -157,6 +157,8 @@ class _Ready:
     facts: Mapping[str, str]
     dropped: tuple[int, ...] = ()
     """Old ranks whose unsent gradient is lost."""
+    changed: frozenset[str] = frozenset()
+    """Parameters that only the state or only this model has."""
 
 
 def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
@@ -166,17 +168,18 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     world every rank takes its own, of another all start with the mean, so that what was unsent in
     total stays the same; also of the same world, where nodes are put together otherwise, or parameters cut
     otherwise. With `missing="drop"` a list may lack ranks, whose unsent gradient is lost: all
-    start with the mean of the others. With `mean` no rank takes its own. Raises `ValueError` when a state
-    does not belong here or is damaged, and `RanksDisagree` on the ranks whose state would do when
-    another rank's does not.
+    start with the mean of the others; and parameters may be others (`fitted`). With `mean` no rank takes its
+    own. Raises `ValueError` when a state does not belong here or is damaged, and `RanksDisagree` on the ranks
+    whose state would do when another rank's does not.
     """
     engine.resolve()
     mean = not all_fit(engine, saved) or mean
     ready, refusal = _prepared(engine, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
-    absent = dict.fromkeys(("step", "plan", "kind of state", "what exchanges keep"), "none")
+    named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters"
+    absent = dict.fromkeys(named, "none")
     try:
-        mine = absent if ready is None else dict(ready.facts)
+        mine = absent if ready is None else {**ready.facts, "changed parameters": str(sorted(ready.changed))}
         if engine.around.sharded:
             mine["what exchanges keep"] = _compared(mine["what exchanges keep"], engine.comm)
         require_agreement(facts | mine, engine.around.control)
@@ -191,6 +194,7 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
     _warn_of_dropped_ranks(ready)
+    _warn_of_changed_parameters(ready)
 
 
 def _compared(text: str, comm: Comm) -> str:
@@ -209,11 +213,15 @@ def _prepared(
     try:
         if missing not in get_args(Missing):
             raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
-        states = single(saved)
+        states, changed = single(saved), frozenset[str]()
+        alone = isinstance(saved, Mapping) and len(states) == 1
+        if missing == "drop":
+            fits = [fitted(engine, each) for each in states]
+            states, changed = [each for each, _ in fits], changed.union(*(names for _, names in fits))
         for each in states:
             vetted(engine, each)
-        alone = isinstance(saved, Mapping) and len(states) == 1
-        return _made(engine, *_choose(engine, states, alone=alone, missing=missing, mean=mean)), None
+        made = _made(engine, *_choose(engine, states, alone=alone, missing=missing, mean=mean))
+        return replace(made, changed=changed), None
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...
@@ -288,6 +296,16 @@ def _warn_of_dropped_ranks(ready: _Ready) -> None:
         warnings.warn(
             f"what old rank {ranks} had not sent is lost, as missing='drop' allows; all ranks start with the "
             "mean of the others",
+            GradwireWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_changed_parameters(ready: _Ready) -> None:
+    if names := sorted(ready.changed):
+        warnings.warn(
+            f"parameters have changed since the state was saved: {', '.join(names[:3])} ({len(names)} in "
+            "all) begin with nothing unsent, or are gone, as missing='drop' allows",
             GradwireWarning,
             stacklevel=2,
         )

@@ -75,9 +75,7 @@ def vetted(engine: Engine, state: State) -> None:
     _check_numbers(state)
     layout = engine.layout_of(composition_of(engine, state), META)
     engine.around.check(layout)
-    # Dense steps that measure remember what a policy asks for, and nothing else.
-    saved = layout if state["plan"] is not None else engine.layout_of(dense(), META)
-    _check_places(layout, saved, state)
+    _check_places(layout, _remembering(engine, state), state)
     specs = {spec.name: spec for spec in held}
     for plane, memories in all_planes(state).items():
         for name, memory in memories.items():
@@ -87,6 +85,48 @@ def vetted(engine: Engine, state: State) -> None:
             _check_plain(f"{kind} of {name!r}", tensor)
             if (wrong := complaint(kind, tensor, specs[name].shape)) is not None:
                 raise ValueError(f"{kind} of {name!r} {wrong}")
+
+
+def _remembering(engine: Engine, state: State) -> Layout:
+    """The layout with which this model would have saved such a state.
+
+    Dense steps that measure remember what a policy asks for, and nothing else.
+    """
+    return engine.layout_of(dense() if state["plan"] is None else composition_of(engine, state), META)
+
+
+def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
+    """The planes of every parameter that has some."""
+    return {name: planes for name in layout.slots if (planes := tuple(layout.planes_of(name)))}
+
+
+def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
+    """What `state` holds of parameters of this model, and the names of those that only one of the two has.
+
+    Parameters are the same if names and shapes are. One that the state lacks has nothing unsent. Shards do
+    not say of which parameters they are, so a state of shards stays as it is.
+    """
+    if state.get("shard") is not None or state["layout"] == layout_hash(described(engine, state)):
+        return state, frozenset()
+    specs, found = {spec.name: spec.whole for spec in engine.specs}, all_planes(state)
+    wanted = _remembered(_remembering(engine, state))
+    own: dict[str, dict[str, Tensor]] = {
+        plane: {name: each for name, each in of.items() if name in specs and each.shape == specs[name].shape}
+        for plane, of in found.items()
+    }
+    fits = {name for name, planes in wanted.items() if all(name in own.get(each, ()) for each in planes)}
+    made: dict[str, dict[str, Tensor]] = {plane: {} for plane in found}
+    for name, planes in wanted.items():
+        for plane in planes:
+            empty = torch.zeros(specs[name].shape, dtype=specs[name].plane_dtype, device="cpu")
+            made.setdefault(plane, {})[name] = own[plane][name] if name in fits else empty
+    changed = set(wanted).union(*found.values()) - fits
+    kept = {
+        kind: {name: each for name, each in tensors.items() if name in fits}
+        for kind, tensors in state["kept"].items()
+    }
+    fresh = {"layout": layout_hash(list(specs.values())), "memory": made.pop(UNSENT), "planes": made}
+    return {**state, **fresh, "kept": kept}, frozenset(changed)
 
 
 def _check_numbers(state: State) -> None:
@@ -158,7 +198,17 @@ def _unreadable(found: object) -> str:
 
 
 def _different_model(engine: Engine, state: State) -> str:
-    mine, theirs = {spec.name for spec in engine.specs}, set(state["memory"])
-    unknown = sorted(theirs - mine)[:3]
-    hint = f"; it has {', '.join(unknown)}, which this model has not" if unknown else ""
-    return f"state belongs to a model with other parameter names, shapes, dtypes or order{hint}"
+    says = "state belongs to a model with other parameter names, shapes, dtypes or order"
+    theirs, mine = set(state["memory"]), set(_remembered(_remembering(engine, state)))
+    if unknown := theirs - {spec.name for spec in engine.specs}:
+        says += f"; it has {_some(unknown)}, which this model has not"
+    if lacking := mine - theirs:
+        says += f"; this model has {_some(lacking)}, which it has not"
+    return (
+        f"{says}. If parameters were frozen or thawed, missing='drop' takes up what fits; or call "
+        "wire.flush() before the model is wrapped anew, and load nothing"
+    )
+
+
+def _some(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (f" ({len(names)} in all)" if len(names) > 3 else "")

@@ -221,8 +221,9 @@ class Backward:
     def together(self, what: str, function: Callable[[], T]) -> T:
         """Run `function` as `call` does, once all ranks have come to the same call, named `what`.
 
-        With the errors of `rest` and of `Calls.begin`.
+        With the errors of `rest` and of `Calls.begin`. Raises `GradwireError` inside a backward pass.
         """
+        self.calls.require_between_steps(what)
         self.rest()
         self._unheard = ""  # this tells the step, too
         self.calls.begin(what, self.engine.step)

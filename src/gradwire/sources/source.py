@@ -88,6 +88,13 @@ class Source(ABC):
                 f"parameters are on {' and '.join(devices)}; gradwire carries gradients of one device per "
                 "process: start a process for each"
             )
+        if early := [
+            s.name for s in self.specs if hasattr(self.parameters[s.name], "_in_backward_optimizers")
+        ]:
+            raise ValueError(
+                f"parameter {early[0]!r} has an optimizer that steps inside backward(), before the mean over "
+                f"ranks is there ({len(early)} such parameters): call optimizer.step() after backward()"
+            )
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -301,8 +303,89 @@ def test_a_full_disk_is_said_on_all_ranks_and_the_old_set_stays(
 
     other, full = run_ranks(2, rank)
     disk.victim = -1
-    assert full == "OSError: [Errno 28] No space left on device"
+    assert full == f"OSError: [Errno 28] No space left on device: '{tmp_path}'"
     assert other.startswith("PeerFailed: rank 1 could not save its state, and what was saved before is still")
     assert "No space left on device" in other
     assert {path.name for path in tmp_path.iterdir()} >= set(before)
     assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, 2), old, strict=True))
+
+
+def test_wherever_the_space_ends_the_error_is_the_disks_and_names_the_folder(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 1)
+    (whole,) = tmp_path.iterdir()
+    size = whole.stat().st_size
+
+    def rank(comm: Comm) -> list[str]:
+        rig, said = _trained(comm, 2), []
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for most in [*range(0, size, size // 40), size - 1]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))  # as a full disk, and needs no disk
+            try:
+                saving.save(rig.engine, tmp_path)
+            except OSError as error:
+                said.append(str(error))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        return said
+
+    [said] = run_ranks(1, rank)
+    assert len(said) > 40
+    assert set(said) == {f"[Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: '{tmp_path}'"}
+    assert list(tmp_path.iterdir()) == [whole]
+
+
+ODD = [
+    "wire-00000009-00000000-rank-0-of-99999999999999999999.pt",
+    "wire-99999999999999999999-00000000-rank-0-of-2.pt",
+    "wire-00000009-00000000-rank-7-of-2.pt",
+    f"wire-{2**63 - 1}-00000000-rank-0-of-2.pt",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_that_no_save_gives_is_no_file_of_a_set(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert [step for step, _ in _load(tmp_path, 2)] == [None, None]
+    saved = _save(tmp_path, 2, 1)
+    assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, 2), saved, strict=True))
+    assert (tmp_path / name).exists()
+
+
+def test_numbers_of_saves_may_have_more_digits(tmp_path: Path) -> None:
+    (tmp_path / "wire-99999999-00000000-rank-0-of-2.pt").touch()
+    for steps in (1, 2):
+        saved = _save(tmp_path, 2, steps)
+        assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, 2), saved, strict=True))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_that_would_inflate_is_refused_before_it_does(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 1)
+    (path,) = tmp_path.iterdir()
+    with zipfile.ZipFile(path) as stored:
+        contents = {each.filename: stored.read(each) for each in stored.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, data in contents.items():
+            packed.writestr(name, data)
+
+    def rank(comm: Comm) -> str:
+        with pytest.raises(ValueError, match="is compressed, which no state is") as caught:
+            saving.load(Rig(comm, RECIPE).engine, tmp_path, "refuse")
+        return str(caught.value)
+
+    run_ranks(1, rank)
+
+
+def test_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 1)
+    (path,) = tmp_path.iterdir()
+    with zipfile.ZipFile(path, "a") as file:
+        largest = max(file.infolist(), key=lambda each: each.file_size)
+        file.filelist += [largest] * 3  # three more names of one place, which a central directory may have
+        file.comment = b"or it would not be written anew"
+
+    def rank(comm: Comm) -> None:
+        with pytest.raises(ValueError, match="is compressed, which no state is"):
+            saving.load(Rig(comm, RECIPE).engine, tmp_path, "refuse")
+
+    run_ranks(1, rank)

@@ -124,7 +124,6 @@ class Module(nn.Module):
         super().__init__()
         self.register_buffer("kept", torch.ones(3))
         self.register_buffer("own", torch.ones(4))
-        self._ddp_params_and_buffers_to_ignore = ["own"]
 
 
 class Wrapped:
@@ -132,6 +131,7 @@ class Wrapped:
 
     def __init__(self, module: nn.Module | None = None, **other: Any) -> None:
         self.module = Module() if module is None else module
+        self.parameters_to_ignore = {"own"}
         self.broadcast_buffers, self.require_forward_param_sync = True, True
         vars(self).update(other)
 

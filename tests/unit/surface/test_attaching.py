@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numba
@@ -463,3 +464,105 @@ def test_kernels_that_cannot_be_prepared_stop_no_rank(
         _backward(ddp)
     assert _backward(ddp)
     assert "no space left" in caplog.text
+
+
+def test_parameters_whose_all_reduce_ddp_delays_are_left_to_it() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    late = [(name, each) for name, each in model.named_parameters() if name.startswith("1.")]
+    hooked = model[0].weight
+    ddp = DistributedDataParallel(
+        model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=hooked, bucket_cap_mb=1
+    )
+    wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)")
+    for _ in range(2):
+        assert len(_backward(ddp)) == 4
+    assert wire.report().step == 2
+    assert set(own_state(wire)["memory"]) == {"0.weight"}
+
+
+def test_a_model_that_ddp_has_nothing_to_hand_over_of_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False))
+    trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    ddp = DistributedDataParallel(
+        model, delay_all_reduce_named_params=trained, param_to_hook_all_reduce=model[0].weight
+    )
+    with pytest.raises(ValueError, match="DDP ignores every trainable parameter"):
+        gradwire.attach(ddp, recipe="dense")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # what torch itself loads with its function
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_an_optimizer_inside_backward_is_refused_before_a_pass(wrapped: bool) -> None:
+    optim = import_module("torch.distributed.optim")
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optim._apply_optimizer_in_backward(torch.optim.SGD, model[1].parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match=r"'1.bias' has an optimizer that steps inside backward\(\)"):
+        gradwire.attach(DistributedDataParallel(model) if wrapped else model, recipe="dense")
+
+
+CALLS: dict[str, Callable[[gradwire.Wire, Any], object]] = {
+    "flush": lambda wire, _: wire.flush(),
+    "detach": lambda wire, _: wire.detach(),
+    "switch": lambda wire, _: wire.switch("int8"),
+    "save": lambda wire, folder: wire.save(folder),
+    "load": lambda wire, folder: wire.load(folder),
+    "mean_state_dict": lambda wire, _: wire.mean_state_dict(),
+    "load_state_dict": lambda wire, _: wire.load_state_dict({}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_call_for_all_ranks_inside_a_backward_pass_is_refused(
+    call: str, wrapped: bool, tmp_path: Any
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    attached = DistributedDataParallel(model) if wrapped else model
+    wire = gradwire.attach(attached, recipe="topk(ratio=0.1)")
+    said: list[str] = []
+
+    def hook(_gradient: Tensor) -> None:
+        with pytest.raises(gradwire.errors.GradwireError) as caught:
+            CALLS[call](wire, tmp_path)
+        said.append(str(caught.value))
+
+    for place in (model[1].weight, model[0].weight):  # before the first gradient is there, and after it
+        place.register_hook(hook)
+    attached(torch.ones(2, 64)).pow(2).sum().backward()
+    assert len(said) == 2
+    assert all(each.startswith(f"{call}(") and "was called inside a backward pass" in each for each in said)
+    assert wire.report().step == 1, "the pass itself goes on"
+    wire.flush()
+
+
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "powersgd(rank=2)"])
+@pytest.mark.parametrize(("before", "after"), [((0, 1), (1, 2)), ((1,), (0, 1)), ((0, 1), (1,))])
+def test_what_fits_goes_along_when_parameters_are_frozen_or_thawed(
+    before: tuple[int, ...], after: tuple[int, ...], recipe: str
+) -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+
+    def wrapped(trained: tuple[int, ...]) -> DistributedDataParallel:
+        for number, layer in enumerate(model):
+            layer.requires_grad_(number in trained)
+        return DistributedDataParallel(model)
+
+    ddp = wrapped(before)
+    wire = gradwire.attach(ddp, recipe=recipe)
+    _backward(ddp)
+    saved, old = wire.state_dict(), own_state(wire)["memory"]
+    wire = gradwire.attach(wrapped(after), recipe=recipe)
+    gone, fresh = set(before) - set(after), set(after) - set(before)
+    with pytest.raises(ValueError, match="other parameter names") as refused:
+        wire.load_state_dict(saved)
+    assert all(f"it has {each}.weight, which this model has not" in str(refused.value) for each in gone)
+    assert all(f"this model has {each}.weight, which it has not" in str(refused.value) for each in fresh)
+    assert "missing='drop'" in str(refused.value)
+    with pytest.warns(GradwireWarning, match="parameters have changed since the state was saved") as warned:
+        wire.load_state_dict(saved, missing="drop")
+    assert all(f"{each}.weight" in str(warned[0].message) for each in gone | fresh)
+    for name, memory in own_state(wire)["memory"].items():
+        assert torch.equal(memory, old.get(name, torch.zeros(64, 64)))
+    assert wire.report().step == 1
+    _backward(wire.attached.model)
+    assert wire.report().step == 2

@@ -34,7 +34,7 @@ class Buffers:
         # The worker refers to this, and ends with the model.
         self._ddp = weakref.ref(ddp)
         self._rank, self._world = rank, world
-        self._ignored = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._ignored = frozenset(ddp.parameters_to_ignore)
         self._known: BufferBroadcast | None = None
         self._landing: BufferBroadcast | None = None
         self._in_vain = 0

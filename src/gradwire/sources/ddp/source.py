@@ -97,7 +97,12 @@ class DDPBuckets(Source):
             raise ValueError(
                 "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
             )
-        self.specs = specs_of(ddp.module, getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.specs = specs_of(ddp.module, ddp.parameters_to_ignore)
+        if not self.specs:
+            raise ValueError(
+                "DDP ignores every trainable parameter of this model, or delays its all-reduce, so it has no "
+                "gradient to hand over: leave some of them to it"
+            )
         self.parameters = dict(ddp.module.named_parameters())
         self.device = next(p.device for p in self.parameters.values() if p.requires_grad)
         self._group: dist.ProcessGroup = ddp.process_group
