@@ -566,3 +566,26 @@ def test_what_fits_goes_along_when_parameters_are_frozen_or_thawed(
     assert wire.report().step == 1
     _backward(wire.attached.model)
     assert wire.report().step == 2
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")  # torch's, of the cycle
+def test_a_pass_that_makes_a_graph_of_gradients_ends_as_under_ddp() -> None:
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self) -> Tensor:
+            return self.p.pow(2)
+
+    plain, ours = DistributedDataParallel(Square()), DistributedDataParallel(Square())
+    wire = gradwire.attach(ours, recipe="dense")
+    for _ in range(3):
+        for ddp in (plain, ours):
+            ddp().backward(create_graph=True)
+        mine, theirs = ours.module.p.grad, plain.module.p.grad
+        assert mine is not None
+        assert theirs is not None
+        assert torch.equal(mine, theirs)
+        assert mine.requires_grad == theirs.requires_grad
+    assert wire.report().step == 3

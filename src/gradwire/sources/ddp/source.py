@@ -42,8 +42,11 @@ class BucketMap:
         self._keys: dict[int, list[int]] = {}
 
     def arrival(self, bucket: GradBucket) -> Arrival:
-        """Describe `bucket`. Raises `ValueError` if the buffer does not hold its parameters densely."""
-        buffer, index = bucket.buffer(), bucket.index()
+        """Describe `bucket`. Raises `ValueError` if the buffer does not hold its parameters densely.
+
+        Under `backward(create_graph=True)` the buffer has a graph, which the mean over ranks is no part of.
+        """
+        buffer, index = bucket.buffer().detach(), bucket.index()
         entries = self._entries(index, bucket.parameters())
         if buffer.is_sparse or buffer.numel() != sum(entry.numel for entry in entries):
             raise ValueError(
@@ -167,7 +170,7 @@ class DDPBuckets(Source):
             self._buffers.pack(backward.placement.bringing, backward.engine.apart)
         arrival = self._buckets.arrival(bucket)
         future = backward.placement.device.new_future()
-        self._futures.append((future, arrival.buffer))
+        self._futures.append((future, bucket.buffer()))
         if bucket.is_last():
             self._buffers.look(backward.placement.device)
         backward.bring(arrival)
