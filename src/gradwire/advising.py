@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from gradwire.arena import ParameterSpec
-from gradwire.decide.choice import LEAD
+from gradwire.decide.choice import LATE, LEAD
 from gradwire.engine.forecast import forecast, forecast_as_cut, specs_of_profile
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def fastest(self) -> Candidate:
-        """The one that is recommended."""
+        """The one of least time, whatever it loses."""
         return self.candidates[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -124,6 +124,7 @@ class Plan:
             f"  {self.advice}",
             f"  auto is expected to choose {self.auto}",
             f"    because of {self.why}",
+            "    assumed: how late each recipe leaves the gradient, from trainings of other models",
             "",
             f"{'recipe':<28} {'step':>10} {'linear':>7} {'sent':>9} {'memory':>9}  codec",
         ]
@@ -214,7 +215,7 @@ def _compared(
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
     facts = _facts(profile, backward, cluster, dense_s, known)
-    chosen = chosen_by(facts, standing_of(facts, target, FLOOR), partial(auto, target))
+    chosen = chosen_by(facts, standing_of(facts, target, FLOOR, LATE), partial(auto, target))
     # A user who names candidates asks about those, and not about what `auto` would do instead.
     asked = [rows[0]] if tuple(candidates) != CANDIDATES else [rows[0], *_as_cut(rows[0], chosen.text, facts)]
     best = min(asked, key=lambda row: row.step_s)
@@ -305,7 +306,7 @@ def _facts(
     dense_s: float,
     codecs: Mapping[str, CodecCost],
 ) -> Facts:
-    """The facts that `auto` would measure there. The kept shares are those found on one model."""
+    """The facts that `auto` would measure there before it examines recipes on gradients."""
     buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
     sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
     found = {

@@ -181,9 +181,10 @@ def table_of(choices: tuple[Considered, ...]) -> list[str]:
 
 def _row(each: Considered, wide: int) -> str:
     measured = "-" if each.measured_step_s is None else _ms(each.measured_step_s)
+    kept = "-" if each.fidelity is None else f"{each.fidelity:.1%}"
     return (
         f"{each.recipe:<{wide}}  {_ms(each.predicted_step_s):>9}  {measured:>10}  "
-        f"{each.share_of_linear:>6.0%}  {_mib(each.wire_bytes):>8}  {each.fidelity:>5.1%}  {each.verdict}"
+        f"{each.share_of_linear:>6.0%}  {_mib(each.wire_bytes):>8}  {kept:>5}  {each.verdict}"
     )
 
 

@@ -1,7 +1,10 @@
-"""Chooses the recipe by each one's predicted time, the share of the gradient that it keeps, and its trial.
+"""Chooses the recipe by how much of the gradient it leaves late, its predicted time, and its trial.
 
-The rule: the highest fidelity among the recipes that are predicted to reach the target; where none does, the
-fastest. Nothing below the fidelity floor counts, and nothing that does not beat dense by more than noise.
+The rule: the mildest of the recipes that are predicted to reach the target; where none does, the fastest.
+Only those within the limit of lateness count, and of these none that does not beat dense by more than noise.
+
+How late a recipe leaves the gradient, in steps' worth of it, is assumed so far. So it orders recipes, and is
+shown nowhere.
 
 A recipe that has run on trial counts with the time that was measured. What the trials took beyond the
 prediction is put down to codecs and calls, which cost more beside a busy computation than alone, and is added
@@ -37,15 +40,21 @@ CERTAIN = 3.2
 DOUBT = 1.55
 """Times that noise may be what was found: 13 values tell it to 1/√13 of itself, and two such errors count."""
 
+LATE = 0.3
+"""The limit of lateness: steps' worth of gradient that may wait. Casts, near-lossless frames and few bits are
+within it. What is later loses quality (`docs/choosing.md`)."""
+
 MOST_EXAMINED = 8
 """Recipes whose codec and fidelity are measured."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One recipe with its prediction, the share that it keeps, and its time on trial (`None` before).
+    """One recipe with its prediction, and its time on trial (`None` before).
 
     It runs as `text`, which differs from `recipe` where it is cut otherwise than it would be by itself.
+    `late` is assumed. `fidelity` is the share that it kept of recorded gradients, `None` where nothing was
+    measured.
     """
 
     recipe: str
@@ -54,29 +63,31 @@ class Option:
     work_s: float
     """Processor time of codecs and calls in a step (`Forecast.work_s`)."""
     wire_bytes: float
-    fidelity: float
+    late: float
+    fidelity: float | None = None
     took_s: float | None = None
 
     @classmethod
-    def of(cls, recipe: str, text: str, forecast: Forecast, fidelity: float) -> Option:
+    def of(cls, recipe: str, text: str, forecast: Forecast, late: float, fidelity: float | None) -> Option:
         """The option that the cost model predicts."""
         seconds = forecast.step_s() - forecast.backward.before_s
-        return cls(recipe, text, seconds, forecast.work_s, forecast.wire_bytes, fidelity)
+        return cls(recipe, text, seconds, forecast.work_s, forecast.wire_bytes, late, fidelity)
 
 
 @dataclass(frozen=True)
 class Considered:
-    """A line of the table that explains a choice; `measured_step_s` is `None` where nothing was tried.
+    """A line of the table that explains a choice.
 
     Both times are of a whole step; what is predicted is what the cost model said before this recipe ran.
-    `share_of_linear` is the speed as a share of that without communication.
+    `share_of_linear` is the speed as a share of that without communication. `measured_step_s` is `None` where
+    nothing was tried, and `fidelity` where the recipe did not run on recorded gradients.
     """
 
     recipe: str
     predicted_step_s: float
     share_of_linear: float
     wire_bytes: float
-    fidelity: float
+    fidelity: float | None
     measured_step_s: float | None
     verdict: str
     """"runs", or in a few words why not."""
@@ -86,7 +97,8 @@ class Considered:
 class Standing:
     """The options beside dense, which takes `dense_s` as measured, and what is asked of them.
 
-    A recipe counts as faster than dense from the share `margin` on. A step without communication takes
+    Those that are `later` than the limit do not run. Their codecs were not measured, and count as nothing. A
+    recipe counts as faster than dense from the share `margin` on. A step without communication takes
     `before_s` and `backward_s`. Dense steps vary by `noise`, their relative standard deviation.
     """
 
@@ -100,6 +112,7 @@ class Standing:
     target: float = 0.95
     floor: float = 0.5
     noise: float = 0.0
+    later: tuple[Option, ...] = ()
 
     @property
     def load(self) -> float:
@@ -144,17 +157,31 @@ class Standing:
         """The option that should run; `None` is dense."""
         if self.dense_hides:
             return None
-        able = [each for each in self.options if each.fidelity >= self.floor]
+        able = [each for each in self.options if each.fidelity is None or each.fidelity >= self.floor]
         able = [each for each in able if self.beats_dense(self.expected_s(each))]
         able = [each for each in able if each.took_s is not None or not tried_only]
         reaching = [each for each in able if self._reaches(each)]
         if reaching:
-            return max(reaching, key=lambda each: (each.fidelity, -self.expected_s(each)))
+            return min(reaching, key=lambda each: (each.late, self.expected_s(each)))
         if not able:
             return None
         least_s = min(map(self.expected_s, able))
         level = [each for each in able if self.expected_s(each) <= (1.0 + LEAD) * least_s]
-        return max(level, key=lambda each: (each.fidelity, -self.expected_s(each)))
+        return min(level, key=lambda each: (each.late, self.expected_s(each)))
+
+    def offer(self) -> str:
+        """A clause on what a higher limit of lateness would gain at best; empty if that is nothing.
+
+        >>> late = Option("covap(interval=2)", "covap(interval=2)", 0.06, 0.0, 1e6, late=0.7)
+        >>> Standing((), 0.0, 0.05, 0.1, 4e6, later=(late,)).offer()
+        '; auto(late=0.7) may run covap(interval=2): 60 ms at best, and more of the gradient is late'
+        """
+        best = replace(self, options=self.later).best()
+        if best is None:
+            return ""
+        at_best = f"{(self.before_s + best.predicted_s) * 1e3:.0f} ms at best"
+        may_run = f"auto(late={best.late:g}) may run {best.recipe}"
+        return f"; {may_run}: {at_best}, and more of the gradient is late"
 
     def after_trial(self, recipe: str, took_s: float) -> Standing:
         """The standing after `recipe` has run, with steps of `took_s`."""
@@ -210,16 +237,14 @@ class Standing:
             return "dense hides as it is"
         if not self.beats_dense(seconds):
             return "not faster than dense"
-        if option.fidelity < self.floor:
+        if option.fidelity is not None and option.fidelity < self.floor:
             return f"fidelity below {self.floor:g}"
         if running == "dense":
             return "no trial was faster than dense"
         now = self.option(running)
         if self._reaches(now) and not self._reaches(option):
             return f"misses {self.target:.0%} of linear"
-        if option.fidelity < now.fidelity:
-            return "lower fidelity"
-        return "slower"
+        return "a milder one suffices" if option.late > now.late else "slower"
 
     def _reaches(self, option: Option) -> bool:
         return self.share_of_linear(self.expected_s(option)) >= self.target
@@ -239,7 +264,8 @@ def shortlist(standing: Standing, families: Sequence[Sequence[str]]) -> tuple[st
 
     A family is one method from mild to strong. Of each that can beat dense at all: the mildest that reaches
     the target, and the next stronger one in case its codec is too dear. Where none reaches it, the first is
-    the mildest of those that are as fast as any of the family.
+    the mildest of those that are as fast as any of the family. Recipes within `LATE` come before all others,
+    so that these never crowd them out.
     """
     if standing.dense_hides:
         return ()
@@ -257,8 +283,8 @@ def shortlist(standing: Standing, families: Sequence[Sequence[str]]) -> tuple[st
         first = fit.index(True)
         found += able[first : first + 2]
 
-    def promise(each: Option) -> tuple[bool, float]:
+    def promise(each: Option) -> tuple[bool, bool, float]:
         reaches = standing.share_of_linear(each.predicted_s) >= standing.target
-        return reaches, each.fidelity if reaches else -each.predicted_s
+        return each.late <= LATE, reaches, -each.late if reaches else -each.predicted_s
 
     return tuple(each.recipe for each in sorted(found, key=promise, reverse=True)[:MOST_EXAMINED])

@@ -12,7 +12,7 @@ import torch
 from gradwire.arena import ParameterSpec
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.decider import Measuring, Rows
-from gradwire.engine.examining import Examination, Found, Recording
+from gradwire.engine.examining import STEPS, Examination, Found, Recording
 from gradwire.engine.forecast import best_cut, forecast_by
 from gradwire.engine.layout import Layout
 from gradwire.engine.predicted import main_lane
@@ -45,6 +45,8 @@ class Choosing(Measuring):
     ) -> None:
         super().__init__(decision, specs, around, watch)
         self._layout_of = partial(_imagined, layout_of)
+        for composition in _built(decision.candidates).values():
+            around.compile_for(self._layout_of(composition))  # now, and not in a step that is timed
         self._recording = Recording(specs, around.comm.world)
         self._known: Facts | None = None
         self._examined: tuple[str, ...] = ()
@@ -78,7 +80,7 @@ class Choosing(Measuring):
 
     def decide(self, facts: Facts) -> Composition | None:
         """Forecast all candidates and begin to examine those worth it; the decision where none is."""
-        built = _built(self.decision.candidates)
+        built = _built((*self.decision.candidates, *self.decision.foreseen))
         forecasts: dict[str, Forecast] = {}
         if facts.backward is not None and facts.network is not None:
             for text, own in built.items():
@@ -96,7 +98,6 @@ class Choosing(Measuring):
             self._recording,
             recorded,
             self.around.comm,
-            [self.around.compiling(self._layout_of(built[text])) for text in self._examined],
             self.around.placement.memory,
         )
         return None
@@ -117,16 +118,17 @@ class Choosing(Measuring):
         return composition, found.coded(FREE)
 
     def _conclude(self, found: Sequence[Found | None]) -> Composition | None:
-        """Decide by what was found. A recipe that could not be examined is left out, unless none could."""
+        """Decide by what was found. A recipe that could not be examined is missing in `Facts.fidelity`."""
         assert self._known is not None, "what is examined has been forecast"
         forecasts = self._known.forecasts
         known = {text: each for text, each in zip(self._examined, found, strict=True) if each is not None}
         coded = {text: forecasts[text].coded(each.codec) for text, each in known.items()}
         kept = {text: each.fidelity for text, each in known.items()}
-        coded = coded or {text: forecasts[text] for text in self._examined}
-        coded |= {text: each for text, each in forecasts.items() if text == "dense"}
-        steps = self._known.steps + (0 if self._examination is None else self._examination.steps)
-        return super().decide(replace(self._known, forecasts=coded, fidelity=kept, steps=steps))
+        # Where steps are short there are many, and trials get theirs all the same.
+        steps = self._known.steps + (0 if self._examination is None else min(self._examination.steps, STEPS))
+        return super().decide(
+            replace(self._known, forecasts={**forecasts, **coded}, fidelity=kept, steps=steps)
+        )
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:

@@ -3,7 +3,7 @@
 Dense steps are recorded: some whole parameters, over `RECORDED` steps. Then all ranks hand each other what
 they have recorded, once, and each examines its share of the recipes on a thread of its own, while dense steps
 go on. Nothing of the run changes. The price is bounded: the bytes of `PRICE_STEPS` dense steps, and the
-processor time that is left over in `MOST_STEPS` further ones.
+processor time that is left over in `STEPS` further ones, or in `WAIT_S` where these take less.
 
 A rank's results so far travel in its row of the verdict, so all ranks know the same at the same step.
 """
@@ -28,6 +28,7 @@ from gradwire.engine.arrival import Arrival
 from gradwire.engine.fidelity import Interrupted, Recorded, fidelity
 from gradwire.engine.layout import TINY_ELEMENTS
 from gradwire.exchange.base import STEADY
+from gradwire.measure.clock import now_s
 from gradwire.measure.codec import measure_codec
 from gradwire.placement import Device
 from gradwire.planning.costs import CodecCost, Line
@@ -41,8 +42,10 @@ LARGEST = 1 << 18
 """Elements that are recorded at most. More would take longer, and tell nothing new."""
 MOST_RANKS = 8
 """Ranks whose gradients stand for those of all."""
-MOST_STEPS = 8
-"""Dense steps beside which recipes are examined; what is not known then stays unknown."""
+STEPS = 8
+"""Dense steps beside which recipes are examined at most, unless they are short."""
+WAIT_S = 5.0
+"""Seconds that all recipes get, however short steps are; what is not known then stays unknown."""
 
 _SIZES = (1 << 12, 1 << 16, 1 << 19)
 """Elements, of the line that a codec's cost is: few, because a training waits for the core."""
@@ -158,9 +161,8 @@ class Examination:
     """Examines `compositions` on recorded gradients: this rank every `world`-th of them, in their order.
 
     `steps` have passed so far. It ends when all is found, when nothing refers to it any more, or when the
-    interpreter is about to end. `prepare` compiles the kernels of each. Codecs run on the `device` if they
-    stay there. The thread holds what is passed here, so nothing of that may refer to the model: it would live
-    until all is found.
+    interpreter is about to end. Codecs run on the `device` if they stay there. The thread holds what is
+    passed here, so nothing of that may refer to the model: it would live until all is found.
     """
 
     def __init__(
@@ -169,12 +171,11 @@ class Examination:
         recording: Recording,
         recorded: Recorded,
         comm: Comm,
-        prepare: Sequence[Callable[[], None]],
         device: Device,
     ) -> None:
         self._found: list[Found | None] = [None] * len(compositions)
         self._over = threading.Event()
-        self.steps = 0
+        self._started_s, self.steps = now_s(), 0
         mine = range(comm.rank, len(compositions), comm.world)
         over, found = self._over, self._found
         weakref.finalize(self, over.set)
@@ -186,7 +187,6 @@ class Examination:
             for number in mine:
                 composition = compositions[number]
                 try:
-                    prepare[number]()
                     found[number] = _examined(composition, recording.specs, recorded, is_over, device)
                 except Interrupted:
                     return
@@ -200,15 +200,16 @@ class Examination:
 
     @property
     def row(self) -> tuple[float, ...]:
-        """This rank's results so far: whether they are complete, then `_NUMBERS` for each recipe."""
+        """This rank's results so far: whether it waits for no more, then `_NUMBERS` for each recipe."""
+        is_over = self.steps + 1 >= STEPS and now_s() - self._started_s >= WAIT_S
         is_done = self._done.is_set()  # before it looks at what there is
         numbers = [_UNKNOWN if each is None else each.row for each in self._found]
-        return (float(is_done), *chain.from_iterable(numbers))
+        return (float(is_done or is_over), *chain.from_iterable(numbers))
 
     def observe(self, rows: Sequence[Sequence[float]]) -> tuple[Found | None, ...] | None:
         """Take all ranks' rows of a step; what was found of each recipe, once nothing more is waited for."""
         self.steps += 1
-        if self.steps < MOST_STEPS and not all(row[0] for row in rows):
+        if not all(row[0] for row in rows):
             return None
         self._over.set()
         starts = range(1, 1 + _NUMBERS * len(self._found), _NUMBERS)

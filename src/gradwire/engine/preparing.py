@@ -118,19 +118,21 @@ def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
 
 
 def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:
-    """Have the kernels of the modules `names()`, for what is called `text`; log how long compiling took.
+    """Have the kernels of the modules `names()`, for what is called `text`; log what has to be compiled.
 
     Raises nothing: peers would wait for this rank's collectives. A kernel that cannot be had fails again
     where a step calls it, and from there all ranks hear of it.
     """
     before_s = kernels.compiled_s()
+    why = "other ranks may wait; `gradwire warmup` does it beforehand"
     try:
-        kernels.prepare(names(), turn=rank)
+        with kernels.announced(lambda: _LOG.info("compiling kernels for %s; %s", text, why)):
+            kernels.prepare(names(), turn=rank)
     except Exception as error:
         _LOG.warning("kernels of %s could not be prepared: %r", text, error)
     took_s = kernels.compiled_s() - before_s
     if took_s > _LONG_S:
-        _LOG.info("compiling kernels for %s took %.0f s; `gradwire warmup` does it beforehand", text, took_s)
+        _LOG.info("compiling kernels for %s took %.0f s", text, took_s)
 
 
 def kernels_for(layout: Layout) -> frozenset[str]:

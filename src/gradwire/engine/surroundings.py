@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -82,11 +81,7 @@ class Surroundings:
 
     def compile_for(self, layout: Layout) -> None:
         """Compile the kernels of a layout that will run, for where that will be."""
-        self.compiling(layout)()
-
-    def compiling(self, layout: Layout) -> Callable[[], None]:
-        """The same, to be called later, by what may not keep the model alive until then."""
-        return partial(self.prepare, layout, self.suited(stays=layout.stays_on_device).placement.memory)
+        self.prepare(layout, self.suited(stays=layout.stays_on_device).placement.memory)
 
     @property
     def comm(self) -> Comm:

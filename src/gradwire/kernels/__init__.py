@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gradwire.kernels.subjects import SUBJECTS
 
 if TYPE_CHECKING:
-    from gradwire.kernels.cpu.jit import compiled_s
+    from gradwire.kernels.cpu.jit import announced, compiled_s
     from gradwire.kernels.frames import checksum
     from gradwire.kernels.huffman import (
         Lookups,
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from gradwire.kernels.reference.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
 else:
     _HOMES = {
-        "cpu.jit": ["compiled_s"],
+        "cpu.jit": ["announced", "compiled_s"],
         "frames": ["checksum"],
         "huffman": ["Lookups", "canonical_codes", "count_symbols", "decode_symbols", "encode_symbols"],
         "layouts": [
@@ -131,6 +131,7 @@ __all__ = [
     "add_quantized",
     "add_signs",
     "add_upper",
+    "announced",
     "apply_votes",
     "ballot_words",
     "canonical_codes",

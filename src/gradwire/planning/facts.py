@@ -32,8 +32,9 @@ class Facts:
 
     `forecasts` are of the recipes that a decision asks about, by text, with the cost of their codecs where
     that was measured; `fidelity` is what each was found to keep of this training's gradients
-    (`gradwire.engine.fidelity`). A recipe that was asked about and is in neither could not be examined.
-    `recut` has the texts of those that would run in other units than by themselves, with these units.
+    (`gradwire.engine.fidelity`), and `None` before any was to be examined. A recipe that is missing there was
+    not examined, or could not be. `recut` has the texts of those that would run in other units than by
+    themselves, with these units.
     """
 
     backward_s: float
@@ -53,7 +54,7 @@ class Facts:
     sending_s: float = 0.0
     steps: int = 0
     forecasts: Mapping[str, Forecast] = field(default_factory=dict, repr=False)
-    fidelity: Mapping[str, float] = field(default_factory=dict)
+    fidelity: Mapping[str, float] | None = None
     recut: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -114,8 +114,9 @@ class Decision:
     (`Facts.codec`), how often each weight is used (`uses`, `Facts.uses`), or how long `whole_steps` take, in
     which communication overlaps with the backward pass (`Facts.dense_s`).
 
-    One that chooses among other recipes names these `candidates`, and gets their forecasts
-    (`Facts.forecasts`). Those that `examine` picks by the forecasts run on recorded gradients beside further
+    One that chooses among other recipes names these `candidates`, whose kernels are compiled before any step.
+    It gets their forecasts (`Facts.forecasts`), and those of recipes that it has only `foreseen` and may not
+    take. Candidates that `examine` picks by the forecasts run on recorded gradients beside further
     dense steps, until what their codecs cost and what they keep is known (`Facts.fidelity`).
 
     A run that goes on from a checkpoint begins with what was decided before: `resume` makes of it what runs.
@@ -126,6 +127,7 @@ class Decision:
     uses: bool = False
     whole_steps: bool = False
     candidates: tuple[str, ...] = ()
+    foreseen: tuple[str, ...] = ()
     examine: Callable[[Facts], Sequence[str]] = lambda _facts: ()
     resume: Callable[[Composition], Composition] = lambda composition: composition
 

@@ -60,14 +60,15 @@ def on_trial(
 
 
 def said_of(standing: Standing, text: str) -> str:
-    """A few words on the recipe `text`: its predicted time, its measured time, and its kept share."""
+    """A few words on the recipe `text`: its predicted time, and what was measured of it."""
     option = standing.option(text)
     before_s = standing.before_s
     took = "" if option.took_s is None else f", on trial it took {_ms(before_s + option.took_s)}"
+    kept = "" if option.fidelity is None else f"; it kept {option.fidelity:.1%} of recorded gradients"
     return (
         f"a step is predicted to take {_ms(before_s + option.predicted_s)}{took}; dense takes "
         f"{_ms(before_s + standing.dense_s)}, without communication it is "
-        f"{_ms(before_s + standing.backward_s)}; it keeps {option.fidelity:.1%} of the gradient"
+        f"{_ms(before_s + standing.backward_s)}{kept}"
     )
 
 
@@ -101,7 +102,7 @@ def _after(
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s was tried: %s", text, said_of(known, text))
-        why = f"{text} was tried: {said_of(known, text)}{known.missed(known.dense_s)}"
+        why = f"{text} was tried: {said_of(known, text)}{known.missed(known.dense_s)}{known.offer()}"
         return watched(replace(dense(), why=why, table=known.table("dense")), again)
     if best.took_s is None:
         following = trying(best.recipe, known, again)

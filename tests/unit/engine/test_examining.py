@@ -19,8 +19,9 @@ from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.examining import (
     LARGEST,
     MOST_RANKS,
-    MOST_STEPS,
     RECORDED,
+    STEPS,
+    WAIT_S,
     Examination,
     Found,
     Recording,
@@ -142,7 +143,6 @@ def _examination(job: Callable[..., Found] | None, monkeypatch: pytest.MonkeyPat
         recording,
         [list(step) for step in draws],
         EchoComm(2),
-        [lambda: None] * len(TEXTS),
         HostDevice(),
     )
 
@@ -161,12 +161,22 @@ def test_ranks_share_the_recipes_and_rows_bring_them_together(monkeypatch: pytes
     )
 
 
-def test_it_waits_for_all_ranks_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step_s", [0.25, 1.0, 30.0])
+def test_it_waits_for_all_ranks_but_not_for_ever(step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight steps, or five seconds where these are shorter: a busy machine takes the same choice."""
+    now = [0.0]
+    monkeypatch.setattr(examining, "now_s", lambda: now[0])
     mine = _examination(lambda *_: Found(1.0, CODEC), monkeypatch)
-    late = (0.0, *len(TEXTS) * 5 * (-1.0,))
-    waited = [mine.observe([mine.row, late]) for _step in range(MOST_STEPS)]
-    assert waited[:-1] == (MOST_STEPS - 1) * [None]
-    assert waited[-1] == (Found(1.0, CODEC), None, Found(1.0, CODEC))
+    monkeypatch.setattr(examining, "in_background", lambda _work: None)
+    slow = _examination(None, monkeypatch)  # its thread never ends
+    steps, found = 0, None
+    while found is None:
+        steps, now[0] = steps + 1, now[0] + step_s
+        rows = [mine.row, slow.row]
+        found = mine.observe(rows)
+        assert slow.observe(rows) == found
+    assert steps == max(STEPS, round(WAIT_S / step_s))
+    assert found == (Found(1.0, CODEC), None, Found(1.0, CODEC))
 
 
 def test_what_cannot_be_examined_is_unknown_and_the_others_are_not(

@@ -17,7 +17,8 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.decide.choice import Option, Standing
 from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.engine import state
-from gradwire.engine.examining import MOST_STEPS, Found
+from gradwire.engine.examining import STEPS as EXAMINED
+from gradwire.engine.examining import Found
 from gradwire.engine.layout import build
 from gradwire.engine.preparing import kernels_for
 from gradwire.engine.step import Step
@@ -183,8 +184,8 @@ TRIAL = SKIPPED + FEWEST + 1
 LEFT = DECIDED - MEASURING
 STEPS = MEASURING + TRIAL + 3
 """The trial, and some beyond."""
-FIRST = "efsignsgd"
-"""The fastest on that link, and then the one that keeps most, by what is said to be kept here."""
+FIRST = "int8"
+"""The mildest of those that are as fast as any on that link."""
 
 
 def _name(plan: str) -> str:
@@ -307,7 +308,7 @@ def test_quiet_steps_are_settled_within_37_and_clear_ones_within_40_whatever_the
         assert steps <= LEFT
 
 
-@pytest.mark.parametrize("examined", [1, MOST_STEPS])
+@pytest.mark.parametrize("examined", [1, EXAMINED])
 def test_trials_get_what_measuring_and_examining_leave_of_40_steps(examined: int) -> None:
     left = DECIDED - (MEASURING - 1 + examined)
     for seed in range(20):
@@ -388,13 +389,13 @@ def test_what_is_examined_rides_in_verdicts_and_is_the_same_on_all_ranks(clock: 
     ranks = _run(3, steps=MEASURING)
     assert ranks[0].facts == ranks[1].facts == ranks[2].facts
     assert ranks[0].facts.fidelity[FIRST] == pytest.approx(0.9, rel=1e-6)
-    assert {"dense", *ranks[0].facts.fidelity} == set(ranks[0].facts.forecasts)
+    assert {"dense", *ranks[0].facts.fidelity} < set(ranks[0].facts.forecasts)
 
 
 def test_a_candidate_that_cannot_be_built_is_not_considered(
     clock: dict[str, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {"topk(size=3)": 1.0, FIRST: 0.9})
+    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {"topk(size=3)": 0.0, FIRST: 0.01})
     clock[FIRST] = 0.01
     ranks = _run(2, steps=MEASURING + 1)
     assert [ran.plans[-1] for ran in ranks] == [FIRST, FIRST]

@@ -5,7 +5,8 @@ Kernels that only other kernels call keep their way in from Python: where it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from numba import njit
@@ -44,3 +45,23 @@ event.register("numba:compile", _COMPILING)
 def compiled_s() -> float:
     """Seconds that this process has spent compiling with Numba, a user's own functions included."""
     return float(_COMPILING.duration) if _COMPILING.done else 0.0
+
+
+@contextmanager
+def announced(say: Callable[[], None]) -> Iterator[None]:
+    """Call `say` before the first kernel that is compiled meanwhile, and not merely loaded from the cache."""
+    with event.install_listener("numba:compile", _First(say)):
+        yield
+
+
+class _First(event.Listener):
+    def __init__(self, say: Callable[[], None]) -> None:
+        self._say: Callable[[], None] | None = say
+
+    def on_start(self, _event: object) -> None:
+        if (say := self._say) is not None:
+            self._say = None
+            say()
+
+    def on_end(self, _event: object) -> None:
+        """Nothing: one word is enough."""
