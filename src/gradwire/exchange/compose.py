@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import lcm
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
+from gradwire.exchange.base import Exchange, ExchangeLaws, Finish, parts
 from gradwire.exchange.dense import Dense
 from gradwire.memory import UNSENT, Forgetful, Memory, Residual
 from gradwire.moment import Moment, number_from
@@ -181,3 +182,13 @@ def every(interval: int, inner: Exchange, *, together: bool = False, order: Orde
     if order not in get_args(Order):
         raise ValueError(f"order={order!r} is none of {', '.join(get_args(Order))}")
     return Every(interval, inner, together, order)
+
+
+def cycle_of(exchange: Exchange) -> int:
+    """Steps after which every unit has rested as often as any other; 1 where none rests.
+
+    >>> from gradwire.exchange.dense import dense
+    >>> cycle_of(remember(every(4, dense()))), cycle_of(dense())
+    (4, 1)
+    """
+    return lcm(*(part.interval for part in parts(exchange) if isinstance(part, Every)))

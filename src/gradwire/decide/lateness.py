@@ -1,0 +1,163 @@
+"""How late the gradient is that a recipe sends: how many steps' worth of it wait in memory.
+
+Lateness is ‖unsent‖ / ‖gradient‖ over all ranks: what waits after a step, beside what a step usually adds. It
+is measured in the steps that the recipe runs. How it orders recipes, and where losses begin to show, is in
+`docs/choosing.md`.
+
+- Each rank's own norms count, pooled as roots of sums of squares: what cancels over ranks waits all the same.
+- A memory counts by its weight (`Memory.weight`). What a coefficient below 1 will throw away counts as well
+  as what waits. A momentum that a rank keeps by itself is not unsent gradient.
+- What a step usually adds is the median over committed steps: first gradients, spikes and a warm-up do not
+  decide. For a memory of momentum it is the momentum that a step adds.
+- Units that rest in turns are counted over whole cycles of steps.
+- What is thrown away never arrives. It is no lateness but an error, as a share of a step's gradient.
+
+All of it sees numbers that ranks have agreed on, except `Layers`, which makes one rank's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+LEAST = 4
+"""Looks from which lateness is told: what will be above a limit is above it by then."""
+RISEN = 1.25
+"""The growth from one window of looks to the next above which lateness is not yet known."""
+_USUAL = 31
+"""Looks from which it is told what a step usually adds, the last ones."""
+
+
+class Weighed(NamedTuple):
+    """What one rank says of one step, in norms: squares would leave the range of a verdict's float32.
+
+    - `fresh`: what the step adds to the memory, or its gradient where there is none.
+    - `unsent`: what waited when the step began, by the memory's weight.
+    - `lost`: what the step throws away: of its gradient, where there is no memory, or of the memory, where
+      that is added with a coefficient below 1.
+    - `latest` and `layer`: how late this rank's latest layer is, and its number.
+    """
+
+    fresh: float = 0.0
+    unsent: float = 0.0
+    lost: float = 0.0
+    latest: float = 0.0
+    layer: float = 0.0
+
+
+class Lateness:
+    """Lateness under one recipe, whose units rest in turns in a `cycle` of so many steps.
+
+    Steps that are looked at must hold whole cycles (`is_weighed`). `ValueError` for a cycle below one step.
+
+    >>> lateness = Lateness()
+    >>> for step in range(8):
+    ...     lateness.add([Weighed(fresh=3.0, unsent=1.2), Weighed(fresh=4.0, unsent=1.6)])
+    >>> lateness.late, lateness.error, lateness.is_known
+    (0.4, 0.0, True)
+    """
+
+    def __init__(self, cycle: int = 1) -> None:
+        self._window = window = _window(cycle)
+        self._fresh: deque[float] = deque(maxlen=max(_USUAL, window))
+        self._unsent: deque[float] = deque(maxlen=2 * window)
+        self._lost: deque[float] = deque(maxlen=window)
+        self.latest, self.layer = 0.0, 0
+        """How late the latest layer is, on the rank where it is latest, and its number."""
+
+    def add(self, rows: Sequence[Weighed]) -> None:
+        """Take what all ranks say of a committed step. Where that is not finite, or zero, it says nothing."""
+        fresh, unsent, lost = (math.hypot(*each) for each in list(zip(*rows, strict=True))[:3])
+        if not (0.0 < fresh < math.inf and unsent < math.inf and lost < math.inf):
+            return
+        self._fresh.append(fresh)
+        self._unsent.append(unsent)
+        self._lost.append(lost)
+        latest = max(rows, key=lambda row: row.latest)
+        self.latest, self.layer = latest.latest, int(latest.layer)
+
+    @property
+    def late(self) -> float | None:
+        """Steps' worth of gradient that waits, over the last whole cycles; `None` before there are enough."""
+        return self._share(self._newer)
+
+    @property
+    def error(self) -> float | None:
+        """What a step throws away, as a share of its gradient; `None` before there are enough looks."""
+        return self._share(list(self._lost))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are two windows of looks, and the second is not much above the first."""
+        older = list(self._unsent)[: -self._window]
+        if len(older) < self._window:
+            return False
+        return root_mean_square(self._newer) <= RISEN * root_mean_square(older)
+
+    @property
+    def _newer(self) -> list[float]:
+        return list(self._unsent)[-self._window :]
+
+    def _share(self, norms: Sequence[float]) -> float | None:
+        return root_mean_square(norms) / median(self._fresh) if len(norms) == self._window else None
+
+
+class Layers:
+    """One rank's layers, of which it names the latest in its row.
+
+    >>> layers = Layers()
+    >>> for step in range(4):
+    ...     row = layers.weighed(fresh=[3.0, 4.0, 0.0], unsent=[1.5, 8.0, 0.0])
+    >>> row.fresh, row.latest, row.layer
+    (5.0, 2.0, 1)
+    """
+
+    def __init__(self, cycle: int = 1) -> None:
+        self._fresh: deque[Sequence[float]] = deque(maxlen=_window(cycle))
+        self._unsent: deque[Sequence[float]] = deque(maxlen=_window(cycle))
+
+    def weighed(self, fresh: Sequence[float], unsent: Sequence[float], lost: float = 0.0) -> Weighed:
+        """The row of a step, from the norms of every layer; nothing about the latest before it is known.
+
+        A layer without a gradient is never the latest. Neither is one of which not all is finite.
+        """
+        self._fresh.append(fresh)
+        self._unsent.append(unsent)
+        latest, layer = 0.0, 0
+        if len(self._unsent) == self._unsent.maxlen:
+            usual = [median(each) for each in zip(*self._fresh, strict=True)]
+            waits = [root_mean_square(each) for each in zip(*self._unsent, strict=True)]
+            for number, (wait, step) in enumerate(zip(waits, usual, strict=True)):
+                if step > 0.0 and latest < wait / step < math.inf:
+                    latest, layer = wait / step, number
+        return Weighed(math.hypot(*fresh), math.hypot(*unsent), lost, latest, layer)
+
+
+def _window(cycle: int) -> int:
+    """The least number of steps, `LEAST` or more, that are whole cycles."""
+    if cycle < 1:
+        raise ValueError(f"cycle={cycle} must be at least 1 step")
+    return -(-LEAST // cycle) * cycle
+
+
+def root_mean_square(values: Iterable[float]) -> float:
+    """Of norms: the root of their mean square.
+
+    >>> root_mean_square([1.0, 7.0])
+    5.0
+    """
+    return math.sqrt(fmean(value * value for value in values))
+
+
+def is_weighed(step: int, every: int, cycle: int = 1) -> bool:
+    """Whether to look at `step`: a whole cycle of steps in a row out of `every` steps, at their end.
+
+    Single steps at equal distances would find units that rest in turns always in the same phase.
+
+    >>> [step for step in range(20) if is_weighed(step, every=8, cycle=3)]
+    [5, 6, 7, 13, 14, 15]
+    """
+    return every - step % every <= cycle
