@@ -1,14 +1,15 @@
 """How late the gradient is that a recipe sends: how many steps' worth of it wait in memory.
 
-Lateness is ‖unsent‖ / ‖gradient‖ over all ranks: what waits after a step, beside what a step usually adds. It
-is measured in the steps that the recipe runs. How it orders recipes, and where losses begin to show, is in
-`docs/choosing.md`.
+Lateness is the median of ‖unsent‖ / ‖gradient‖ over committed steps: what waited when a step began, beside
+what the step adds. It is measured in the steps that the recipe runs. How it orders recipes, and where losses
+begin to show, is in `docs/choosing.md`.
 
 - Each rank's own norms count, pooled as roots of sums of squares: what cancels over ranks waits all the same.
 - A memory counts by its weight (`Memory.weight`). What a coefficient below 1 will throw away counts as well
   as what waits. A momentum that a rank keeps by itself is not unsent gradient.
-- What a step usually adds is the median over committed steps: first gradients, spikes and a warm-up do not
-  decide. For a memory of momentum it is the momentum that a step adds.
+- First gradients, spikes and a warm-up do not decide. The median of the quotients holds still where gradients
+  grow ten times and shrink again, and the quotient of medians does not.
+- A memory of momentum is compared with the momentum that a step adds.
 - Units that rest in turns are counted over whole cycles of steps.
 - What is thrown away never arrives. It is no lateness but an error, as a share of a step's gradient.
 
@@ -19,16 +20,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
 LEAST = 4
 """Looks from which lateness is told: what will be above a limit is above it by then."""
+SPAN = 2 * LEAST
+"""Looks of which it is the median."""
 RISEN = 1.25
-"""The growth from one window of looks to the next above which lateness is not yet known."""
-_USUAL = 31
-"""Looks from which it is told what a step usually adds, the last ones."""
+"""The growth from the older half of the looks to the newer above which lateness is not yet known."""
 
 
 class Weighed(NamedTuple):
@@ -51,7 +52,7 @@ class Weighed(NamedTuple):
 class Lateness:
     """Lateness under one recipe, whose units rest in turns in a `cycle` of so many steps.
 
-    Steps that are looked at must hold whole cycles (`is_weighed`). `ValueError` for a cycle below one step.
+    The steps that are looked at must be whole cycles (`is_weighed`). `ValueError` for a cycle below one step.
 
     >>> lateness = Lateness()
     >>> for step in range(8):
@@ -61,10 +62,10 @@ class Lateness:
     """
 
     def __init__(self, cycle: int = 1) -> None:
-        self._window = window = _window(cycle)
-        self._fresh: deque[float] = deque(maxlen=max(_USUAL, window))
-        self._unsent: deque[float] = deque(maxlen=2 * window)
-        self._lost: deque[float] = deque(maxlen=window)
+        self._cycle, self._least = cycle, _cycles(LEAST, cycle)
+        self._begun: list[tuple[float, float, float]] = []
+        self._late: deque[float] = deque(maxlen=_cycles(SPAN, cycle))
+        self._error: deque[float] = deque(maxlen=_cycles(SPAN, cycle))
         self.latest, self.layer = 0.0, 0
         """How late the latest layer is, on the rank where it is latest, and its number."""
 
@@ -73,36 +74,32 @@ class Lateness:
         fresh, unsent, lost = (math.hypot(*each) for each in list(zip(*rows, strict=True))[:3])
         if not (0.0 < fresh < math.inf and unsent < math.inf and lost < math.inf):
             return
-        self._fresh.append(fresh)
-        self._unsent.append(unsent)
-        self._lost.append(lost)
         latest = max(rows, key=lambda row: row.latest)
         self.latest, self.layer = latest.latest, int(latest.layer)
+        self._begun.append((fresh, unsent, lost))
+        if len(self._begun) == self._cycle:
+            usual, waits, goes = map(root_mean_square, zip(*self._begun, strict=True))
+            self._late.append(waits / usual)
+            self._error.append(goes / usual)
+            self._begun = []
 
     @property
     def late(self) -> float | None:
-        """Steps' worth of gradient that waits, over the last whole cycles; `None` before there are enough."""
-        return self._share(self._newer)
+        """Steps' worth of gradient that waits; `None` before there are enough looks."""
+        return median(self._late) if len(self._late) >= self._least else None
 
     @property
     def error(self) -> float | None:
         """What a step throws away, as a share of its gradient; `None` before there are enough looks."""
-        return self._share(list(self._lost))
+        return median(self._error) if len(self._error) >= self._least else None
 
     @property
     def is_known(self) -> bool:
-        """Whether there are two windows of looks, and the second is not much above the first."""
-        older = list(self._unsent)[: -self._window]
-        if len(older) < self._window:
+        """Whether there are twice as many looks as are needed, and the later half is not much above."""
+        values = list(self._late)
+        if len(values) < 2 * self._least:
             return False
-        return root_mean_square(self._newer) <= RISEN * root_mean_square(older)
-
-    @property
-    def _newer(self) -> list[float]:
-        return list(self._unsent)[-self._window :]
-
-    def _share(self, norms: Sequence[float]) -> float | None:
-        return root_mean_square(norms) / median(self._fresh) if len(norms) == self._window else None
+        return median(values[-self._least :]) <= RISEN * median(values[: -self._least])
 
 
 class Layers:
@@ -116,8 +113,9 @@ class Layers:
     """
 
     def __init__(self, cycle: int = 1) -> None:
-        self._fresh: deque[Sequence[float]] = deque(maxlen=_window(cycle))
-        self._unsent: deque[Sequence[float]] = deque(maxlen=_window(cycle))
+        looks = _cycles(LEAST, cycle) * cycle
+        self._fresh: deque[Sequence[float]] = deque(maxlen=looks)
+        self._unsent: deque[Sequence[float]] = deque(maxlen=looks)
 
     def weighed(self, fresh: Sequence[float], unsent: Sequence[float], lost: float = 0.0) -> Weighed:
         """The row of a step, from the norms of every layer; nothing about the latest before it is known.
@@ -136,14 +134,14 @@ class Layers:
         return Weighed(math.hypot(*fresh), math.hypot(*unsent), lost, latest, layer)
 
 
-def _window(cycle: int) -> int:
-    """The least number of steps, `LEAST` or more, that are whole cycles."""
+def _cycles(looks: int, cycle: int) -> int:
+    """The least number of whole cycles with so many looks or more."""
     if cycle < 1:
         raise ValueError(f"cycle={cycle} must be at least 1 step")
-    return -(-LEAST // cycle) * cycle
+    return -(-looks // cycle)
 
 
-def root_mean_square(values: Iterable[float]) -> float:
+def root_mean_square(values: Sequence[float]) -> float:
     """Of norms: the root of their mean square.
 
     >>> root_mean_square([1.0, 7.0])
