@@ -25,9 +25,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 LEAST = 4
-"""Looks from which lateness is told: what will be above a limit is above it by then."""
-SPAN = 2 * LEAST
-"""Looks of which it is the median."""
+"""Looks from which lateness is told: what will be above a limit is above it by then. The median is of twice as
+many at most."""
 RISEN = 1.25
 """The growth from the older half of the looks to the newer above which lateness is not yet known."""
 
@@ -64,8 +63,8 @@ class Lateness:
     def __init__(self, cycle: int = 1) -> None:
         self._cycle, self._least = cycle, _cycles(LEAST, cycle)
         self._begun: list[tuple[float, float, float]] = []
-        self._late: deque[float] = deque(maxlen=_cycles(SPAN, cycle))
-        self._error: deque[float] = deque(maxlen=_cycles(SPAN, cycle))
+        self._late: deque[float] = deque(maxlen=2 * self._least)
+        self._error: deque[float] = deque(maxlen=2 * self._least)
         self.latest, self.layer = 0.0, 0
         """How late the latest layer is, on the rank where it is latest, and its number."""
 

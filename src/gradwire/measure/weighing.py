@@ -11,6 +11,8 @@ from torch import Tensor
 class Weighing:
     """Adds up what the units of one lane show in one step. Nothing is read on the host.
 
+    `weight` is how much gradient a memory of 1 stands for (`Memory.weight`).
+
     >>> weighing = Weighing(parameters=2, device=torch.device("cpu"))
     >>> x, unsent = torch.tensor([3.0, 5.0, 1.0]), torch.tensor([0.0, 2.0, 2.0])
     >>> weighing.add(x, unsent, coefficient=0.5, first=0, sizes=(2, 1))
@@ -19,7 +21,8 @@ class Weighing:
             [2., 2.]], dtype=torch.float64)
     """
 
-    def __init__(self, parameters: int, device: torch.device) -> None:
+    def __init__(self, parameters: int, device: torch.device, weight: float = 1.0) -> None:
+        self._weight = weight
         self._squares = torch.zeros(2, parameters, dtype=torch.float64, device=device)
 
     def add(
@@ -44,7 +47,9 @@ class Weighing:
 
     def norms(self) -> Tensor:
         """Of what the step adds, and of what was unsent: (2, parameters) float64, where the gradients are."""
-        return self._squares.sqrt()
+        norms = self._squares.sqrt()
+        norms[1] *= self._weight
+        return norms
 
 
 def _squares(values: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from gradwire.decide.lateness import LEAST, RISEN, SPAN, Lateness, Layers, Weighed, is_weighed
+from gradwire.decide.lateness import LEAST, RISEN, Lateness, Layers, Weighed, is_weighed
 
-MANY = 2 * SPAN
+MANY = 4 * LEAST
 
 
 def _told(rows: list[list[Weighed]], cycle: int = 1) -> Lateness:
@@ -43,8 +43,18 @@ def test_nothing_is_told_too_early() -> None:
     assert _alone(*[1.0] * 2 * LEAST).is_known
 
 
+@pytest.mark.parametrize("cycle", range(1, 8))
+def test_whole_cycles_are_enough_whatever_their_length(cycle: int) -> None:
+    rows = [[Weighed(1.0, 0.2)]] * 4 * max(LEAST, cycle)
+    first = next(number for number in range(len(rows)) if _told(rows[:number], cycle).late is not None)
+    known = next(number for number in range(len(rows)) if _told(rows[:number], cycle).is_known)
+    assert LEAST <= first < LEAST + cycle
+    assert first % cycle == 0
+    assert known == 2 * first
+
+
 def test_first_gradients_spikes_and_a_warm_up_do_not_decide() -> None:
-    ordinary = [[Weighed(1.0, 0.2)]] * SPAN
+    ordinary = [[Weighed(1.0, 0.2)]] * 2 * LEAST
     for odd in ([Weighed(100.0, 0.2)], [Weighed(0.01, 0.2)], [Weighed(1.0, 20.0)]):
         assert _told([odd] * (LEAST - 1) + ordinary).late == pytest.approx(0.2)
         assert _told(ordinary + [odd] * (LEAST - 1)).late == pytest.approx(0.2)
@@ -61,7 +71,7 @@ def test_gradients_that_grow_and_shrink_leave_a_constant_share_as_it_is() -> Non
 
 
 def test_it_follows_what_changes_to_stay() -> None:
-    assert _told([[Weighed(1.0, 0.2)]] * MANY + [[Weighed(0.1, 0.2)]] * SPAN).late == pytest.approx(2.0)
+    assert _told([[Weighed(1.0, 0.2)]] * MANY + [[Weighed(0.1, 0.2)]] * 2 * LEAST).late == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("phase", range(6))

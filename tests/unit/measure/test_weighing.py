@@ -29,14 +29,14 @@ def test_the_gradient_is_found_again_in_what_a_fold_makes(
     lane.committed[UNSENT].copy_(left)
     left = lane.committed[UNSENT].float()
     lane.fold(Gradients(gradient, lane.pieces), 0, 2)
-    weighing = Weighing(len(SIZES), CPU)
+    weighing = Weighing(len(SIZES), CPU, memory.weight)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
         sizes = [piece.stop - piece.start for piece in unit.pieces]
         first = lane.slots.index(unit.pieces[0].slot)
         unsent = lane.committed[UNSENT][here]
         weighing.add(lane.x[here], unsent, coefficient=coefficient, first=first, sizes=sizes)
-    for found, wanted in zip(weighing.norms(), (gradient, left), strict=True):
+    for found, wanted in zip(weighing.norms(), (gradient, left * memory.weight), strict=True):
         norms = [float(each.norm()) for each in wanted.split_with_sizes(SIZES)]
         torch.testing.assert_close(found, torch.tensor(norms, dtype=torch.float64), rtol=1e-5, atol=1e-6)
 
