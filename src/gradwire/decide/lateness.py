@@ -25,8 +25,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 LEAST = 4
-"""Looks from which lateness is told: what will be above a limit is above it by then. The median is of twice as
-many at most."""
+"""Looks from which lateness is told: what will be above a limit is above it by then. Twice as many at most
+make the median."""
 RISEN = 1.25
 """The growth from the older half of the looks to the newer above which lateness is not yet known."""
 
