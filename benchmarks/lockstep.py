@@ -18,6 +18,7 @@ from gradwire.engine.layout import by_size
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.lab.workloads import catalogue
+from gradwire.lab.workloads.base import Workload
 from gradwire.memory import UNSENT, Gradients
 from gradwire.moment import Moment
 from gradwire.recipes import recipe
@@ -92,9 +93,16 @@ def carry(
     return mean, diagnose(watch.seen, [lane], comm, comm) if look else None
 
 
-def train(setting: Setting, seed: int) -> Outcome:
-    """Train from `seed`; the learning rate rises over a twentieth of the steps, and falls to zero."""
-    work = catalogue.workload(setting.workload, batch_size=setting.batch_size, full=False)
+Look = Callable[["Ranks", Sequence[Tensor], Tensor, int], None]
+"""Is shown a step that is over: lanes, the ranks' gradients, and what all applied, flat in layout order."""
+
+
+def train(setting: Setting, seed: int, *, work: Workload | None = None, look: Look | None = None) -> Outcome:
+    """Train from `seed`; the learning rate rises over a twentieth of the steps, and falls to zero.
+
+    `work` stands for the workload that the setting names. `look` sees every step of a recipe.
+    """
+    work = work or catalogue.workload(setting.workload, batch_size=setting.batch_size, full=False)
     model = work.model(seed)
     optimizer = work.optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(setting))
@@ -113,22 +121,28 @@ def train(setting: Setting, seed: int) -> Outcome:
         for parameter, *grads in zip(model.parameters(), *gathered, strict=True):
             parameter.grad = torch.stack(grads).mean(0)
         if ranks is not None:
-            look = (
-                bool(setting.diagnose_every) and number % setting.diagnose_every == setting.diagnose_every - 1
-            )
-            diagnoses += _exchange(model, ranks, gathered, number, look)
+            every = setting.diagnose_every
+            asked = bool(every) and number % every == every - 1
+            diagnoses += _exchange(model, ranks, gathered, number, asked, look)
         optimizer.step()
         schedule.step()
     return Outcome(losses, work.evaluate(model), diagnoses)
 
 
 def _exchange(
-    model: nn.Module, ranks: Ranks, gathered: list[list[Tensor]], number: int, look: bool
+    model: nn.Module,
+    ranks: Ranks,
+    gathered: list[list[Tensor]],
+    number: int,
+    asked: bool,
+    look: Look | None,
 ) -> list[Diagnosis]:
     parameters = dict(model.named_parameters())
     places = {name: place for place, name in enumerate(parameters)}
     flat = [torch.cat([grads[places[spec.name]].reshape(-1) for spec in ranks.specs]) for grads in gathered]
-    mean, diagnosis = ranks.step(flat, number, look)
+    mean, diagnosis = ranks.step(flat, number, asked)
+    if look is not None:
+        look(ranks, flat, mean, number)
     for slot in ranks.lanes[0].slots:
         parameter = parameters[slot.spec.name]
         parameter.grad = mean[slot.start : slot.stop].view_as(parameter)
