@@ -26,8 +26,9 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
 from gradwire.recipes.auto import CANDIDATES as CHOICES
-from gradwire.recipes.auto import FLOOR, auto, chosen_by, standing_of
+from gradwire.recipes.auto import auto, chosen_by, standing_of
 from gradwire.recipes.parse import steady
+from gradwire.recipes.trial import said_of
 
 CANDIDATES = (
     "dense",
@@ -215,9 +216,14 @@ def _compared(
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
     facts = _facts(profile, backward, cluster, dense_s, known)
-    chosen = chosen_by(facts, standing_of(facts, target, FLOOR, LATE), partial(auto, target))
+    standing = standing_of(facts, target, LATE)
+    foreseen = standing.foreseen()
+    if foreseen is None:
+        chosen, why = "dense", chosen_by(facts, standing, partial(auto, target)).why
+    else:
+        chosen, why = foreseen.text, f"CCR {facts.ccr:.2f}; {said_of(standing, foreseen.recipe)}"
     # A user who names candidates asks about those, and not about what `auto` would do instead.
-    asked = [rows[0]] if tuple(candidates) != CANDIDATES else [rows[0], *_as_cut(rows[0], chosen.text, facts)]
+    asked = [rows[0]] if tuple(candidates) != CANDIDATES else [rows[0], *_as_cut(rows[0], chosen, facts)]
     best = min(asked, key=lambda row: row.step_s)
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(
@@ -230,8 +236,8 @@ def _compared(
         dense_s=dense_s,
         ccr=facts.ccr,
         target=target,
-        auto=chosen.text,
-        why=chosen.why,
+        auto=chosen,
+        why=why,
         worthwhile=worthwhile,
         advice=_advice(worthwhile, facts, best, dense_s),
         candidates=tuple(rows),

@@ -75,6 +75,10 @@ class Memory(Protocol):
     @property
     def whole(self) -> bool: ...
 
+    def coefficient(self, step: int) -> float:
+        """The factor on what is unsent when it is added to the gradient of `step`."""
+        ...
+
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         """Write the error-fed gradients to working[UNSENT], where `grads` says."""
         ...
@@ -112,7 +116,6 @@ class Residual:
             raise ValueError(f"every={self.every} must be at least 1 step")
 
     def coefficient(self, step: int) -> float:
-        """The factor on the residual when it is added in `step`."""
         return min(round(self.start + (step // self.every) * self.rise, 9), 1.0)
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
@@ -151,6 +154,9 @@ class LowPass:
     def weight(self) -> float:
         return 1.0 / self.beta
 
+    def coefficient(self, step: int) -> float:
+        return 1.0
+
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         return fold(working[UNSENT], committed[UNSENT], grads.bucket, 1.0, grads.scale, grads.pieces)
 
@@ -173,6 +179,9 @@ class Forgetful:
     covers_momentum = False
     stays_on_device = True
     whole = False
+
+    def coefficient(self, step: int) -> float:
+        return 0.0
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         return fold(working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)

@@ -31,6 +31,8 @@ class Report:
     - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need.
     - `skipped_steps`: steps that were not finite on some rank. `dropped_steps`: steps that were left out,
       because no optimizer stepped before the gradients were cleared.
+    - `late`: how many steps' worth of gradient wait in memory, as measured under the current recipe; `None`
+      before enough steps were looked at.
     - `facts`: the numbers from which an adaptive recipe has decided. `collectives_s` in them says how long
       each collective of a dense step took.
     - `timeline`: the spans of the last step.
@@ -59,6 +61,7 @@ class Report:
     world: int
     skipped_steps: int
     dropped_steps: int
+    late: float | None
     wire_bytes_per_step: float
     metered_bytes_per_step: float
     dense_bytes_per_step: float
@@ -147,6 +150,8 @@ class Report:
             lines.append(f"  health       step {step}: {sign}")
         if self.compile_s > 0.0:
             lines.append(f"  kernels      compiled for {self.compile_s:.1f} s within steps")
+        if self.late:
+            lines.append(f"  late         {self.late:.2g} steps' worth of gradient waits in memory")
         if self.skipped_steps:
             lines.append(
                 f"  skipped      {self.skipped_steps} steps with NaN, Inf or gradients too large to remember"
@@ -175,16 +180,16 @@ def table_of(choices: tuple[Considered, ...]) -> list[str]:
     others = [each for each in choices if each not in must][: SHOWN - len(must)]
     shown = [each for each in choices if each in must or each in others]
     wide = max(len("recipe"), *(len(each.recipe) for each in shown))
-    head = f"{'recipe':<{wide}}  {'predicted':>9}  {'measured':>10}  linear  {'sent':>8}  {'kept':>5}"
+    head = f"{'recipe':<{wide}}  {'predicted':>9}  {'measured':>10}  linear  {'sent':>8}  {'late':>7}"
     return [head, *(_row(each, wide) for each in shown)]
 
 
 def _row(each: Considered, wide: int) -> str:
     measured = "-" if each.measured_step_s is None else _ms(each.measured_step_s)
-    kept = "-" if each.fidelity is None else f"{each.fidelity:.1%}"
+    late = "not run" if each.late is None else f"{each.late:.2g}"
     return (
         f"{each.recipe:<{wide}}  {_ms(each.predicted_step_s):>9}  {measured:>10}  "
-        f"{each.share_of_linear:>6.0%}  {_mib(each.wire_bytes):>8}  {kept:>5}  {each.verdict}"
+        f"{each.share_of_linear:>6.0%}  {_mib(each.wire_bytes):>8}  {late:>7}  {each.verdict}"
     )
 
 
@@ -228,6 +233,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         inside_bytes_per_step=history.mean("inside_bytes"),
         skipped_steps=history.skipped,
         dropped_steps=backward.steps.dropped,
+        late=engine.late,
         wire_bytes_per_step=history.mean("predicted_bytes"),
         metered_bytes_per_step=history.mean("metered_bytes"),
         dense_bytes_per_step=dense,

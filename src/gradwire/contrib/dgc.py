@@ -82,6 +82,9 @@ class MomentumCorrection:
     def stays_on_device(self) -> bool:
         return self.clip is None  # which bounds a norm that the host computes with
 
+    def coefficient(self, step: int) -> float:
+        return 1.0
+
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         return fold_momentum(
             (working[UNSENT], working[MOMENTUM]),

@@ -176,6 +176,9 @@ class Signum:
     def covers_momentum(self) -> bool:
         return self.momentum > 0.0
 
+    def coefficient(self, step: int) -> float:
+        return 0.0
+
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         weights = self.momentum, (1.0 - self.momentum) * grads.scale
         seen = fold(working[MOMENTUM], committed[MOMENTUM], grads.bucket, *weights, grads.pieces)

@@ -1,14 +1,12 @@
-"""Chooses the recipe by how much of the gradient it leaves late, its predicted time, and its trial.
+"""Chooses the fastest recipe of those that leave little of the gradient late, by their trials.
 
-The rule: the mildest of the recipes that are predicted to reach the target; where none does, the fastest.
-Only those within the limit of lateness count, and of these none that does not beat dense by more than noise.
+The rule: a recipe may run if it leaves at most `limit` steps' worth of gradient waiting (`decide.lateness`).
+Of those, the mildest that reaches the target runs; where none does, the fastest, and among equals the milder.
+None runs that does not beat dense by more than noise.
 
-How late a recipe leaves the gradient, in steps' worth of it, is assumed so far. So it orders recipes, and is
-shown nowhere.
-
-A recipe that has run on trial counts with the time that was measured. What the trials took beyond the
-prediction is put down to codecs and calls, which cost more beside a busy computation than alone, and is added
-to the other recipes in proportion to theirs (`Standing.load`).
+Trials decide, and forecasts order them. Before its trial a recipe counts with its predicted time and an
+assumed lateness, which say whether a trial is worth it and in which order: from mild to strong, so that each
+answers for its own lateness. After its trial it counts with what was measured.
 
 Seconds of a step count from the start of its backward pass, as in `Facts.dense_s`, unless they are called
 `step_s`.
@@ -16,7 +14,7 @@ Seconds of a step count from the start of its backward pass, as in `Facts.dense_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -40,54 +38,66 @@ CERTAIN = 3.2
 DOUBT = 1.55
 """Times that noise may be what was found: 13 values tell it to 1/√13 of itself, and two such errors count."""
 
+OFF = 0.15
+"""The share by which predictions may be off. Recipes within it of the best prediction are worth a trial."""
+
 LATE = 0.3
 """The limit of lateness: steps' worth of gradient that may wait. Casts, near-lossless frames and few bits are
 within it. What is later loses quality (`docs/choosing.md`)."""
 
-MOST_EXAMINED = 8
-"""Recipes whose codec and fidelity are measured."""
+ASSUMED_OFF = 1.5
+"""Times the limit up to which an assumed lateness may be wrong, so that a trial has to tell."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One recipe with its prediction, and its time on trial (`None` before).
+    """One recipe with its prediction, and what its trial has measured (`None` before).
 
     It runs as `text`, which differs from `recipe` where it is cut otherwise than it would be by itself.
-    `late` is assumed. `fidelity` is the share that it kept of recorded gradients, `None` where nothing was
-    measured.
+    `assumed` and `late` are its lateness, in steps' worth of gradient. A lateness that still rose at the end
+    of the trial is not `settled`.
     """
 
     recipe: str
     text: str
     predicted_s: float
-    work_s: float
-    """Processor time of codecs and calls in a step (`Forecast.work_s`)."""
     wire_bytes: float
-    late: float
-    fidelity: float | None = None
+    assumed: float
+    late: float | None = None
     took_s: float | None = None
+    settled: bool = True
 
     @classmethod
-    def of(cls, recipe: str, text: str, forecast: Forecast, late: float, fidelity: float | None) -> Option:
+    def of(cls, recipe: str, text: str, forecast: Forecast, assumed: float) -> Option:
         """The option that the cost model predicts."""
         seconds = forecast.step_s() - forecast.backward.before_s
-        return cls(recipe, text, seconds, forecast.work_s, forecast.wire_bytes, late, fidelity)
+        return cls(recipe, text, seconds, forecast.wire_bytes, assumed)
+
+    @property
+    def expected_s(self) -> float:
+        """The seconds measured on trial, or else those predicted."""
+        return self.predicted_s if self.took_s is None else self.took_s
+
+    @property
+    def expected_late(self) -> float:
+        """The lateness measured on trial, or else the one assumed."""
+        return self.assumed if self.late is None else self.late
 
 
 @dataclass(frozen=True)
 class Considered:
     """A line of the table that explains a choice.
 
-    Both times are of a whole step; what is predicted is what the cost model said before this recipe ran.
-    `share_of_linear` is the speed as a share of that without communication. `measured_step_s` is `None` where
-    nothing was tried, and `fidelity` where the recipe did not run on recorded gradients.
+    Both times are of a whole step; the predicted one is from before this recipe ran. `share_of_linear` is the
+    speed as a share of that without communication. `measured_step_s` and `late`, the steps' worth of gradient
+    that waited, are `None` where the recipe did not run.
     """
 
     recipe: str
     predicted_step_s: float
     share_of_linear: float
     wire_bytes: float
-    fidelity: float | None
+    late: float | None
     measured_step_s: float | None
     verdict: str
     """"runs", or in a few words why not."""
@@ -97,9 +107,9 @@ class Considered:
 class Standing:
     """The options beside dense, which takes `dense_s` as measured, and what is asked of them.
 
-    Those that are `later` than the limit do not run. Their codecs were not measured, and count as nothing. A
-    recipe counts as faster than dense from the share `margin` on. A step without communication takes
-    `before_s` and `backward_s`. Dense steps vary by `noise`, their relative standard deviation.
+    Those that are `later` than the limit are not tried. A recipe counts as faster than dense from the share
+    `margin` on. A step without communication takes `before_s` and `backward_s`. Dense steps vary by `noise`,
+    their relative standard deviation.
     """
 
     options: tuple[Option, ...]
@@ -110,23 +120,9 @@ class Standing:
     dense_predicted_s: float | None = None
     margin: float = LEAD
     target: float = 0.95
-    floor: float = 0.5
+    limit: float = LATE
     noise: float = 0.0
     later: tuple[Option, ...] = ()
-
-    @property
-    def load(self) -> float:
-        """How much dearer codecs and calls are than predicted, as a share: 0 before the first trial."""
-        tried = [each for each in self.options if each.took_s is not None]
-        more_s = sum(each.took_s - each.predicted_s for each in tried if each.took_s is not None)
-        work_s = sum(each.work_s for each in tried)
-        return max(more_s / work_s, 0.0) if work_s > 0.0 else 0.0
-
-    def expected_s(self, option: Option) -> float:
-        """The seconds measured on trial; else those predicted, corrected by the trials of other recipes."""
-        if option.took_s is not None:
-            return option.took_s
-        return option.predicted_s + self.load * option.work_s
 
     def share_of_linear(self, seconds: float) -> float:
         """The speed of a step as a share of that without communication."""
@@ -153,53 +149,88 @@ class Standing:
         """Whether a step of `seconds` is faster than dense by more than noise."""
         return seconds < (1.0 - self.margin) * self.dense_s
 
-    def best(self, *, tried_only: bool = False) -> Option | None:
-        """The option that should run; `None` is dense."""
-        if self.dense_hides:
-            return None
-        able = [each for each in self.options if each.fidelity is None or each.fidelity >= self.floor]
-        able = [each for each in able if self.beats_dense(self.expected_s(each))]
-        able = [each for each in able if each.took_s is not None or not tried_only]
-        reaching = [each for each in able if self._reaches(each)]
-        if reaching:
-            return min(reaching, key=lambda each: (each.late, self.expected_s(each)))
+    def best(self) -> Option | None:
+        """The option that should run, of those that have been tried; `None` is dense."""
+        return (
+            None
+            if self.dense_hides
+            else self._best_of([each for each in self.options if self._may_stay(each)])
+        )
+
+    def foreseen(self) -> Option | None:
+        """The option that would run if all were as predicted and assumed; `None` is dense."""
+        return None if self.dense_hides else self._best_of(self.options)
+
+    def _may_stay(self, option: Option) -> bool:
+        return option.took_s is not None and self._is_within(option) and option.settled
+
+    def _is_within(self, option: Option) -> bool:
+        return option.late is None or option.late <= self.limit
+
+    def _best_of(self, options: Sequence[Option]) -> Option | None:
+        able = [each for each in options if self.beats_dense(each.expected_s)]
+        if reaching := [each for each in able if self._reaches(each)]:
+            return min(reaching, key=lambda each: (each.expected_late, each.expected_s))
         if not able:
             return None
-        least_s = min(map(self.expected_s, able))
-        level = [each for each in able if self.expected_s(each) <= (1.0 + LEAD) * least_s]
-        return min(level, key=lambda each: (each.late, self.expected_s(each)))
+        least_s = min(each.expected_s for each in able)
+        level = [each for each in able if each.expected_s <= (1.0 + LEAD) * least_s]
+        return min(level, key=lambda each: (each.expected_late, each.expected_s))
+
+    def next_trial(self) -> Option | None:
+        """The option to try next; `None` if no further trial is worth it.
+
+        Worth it are those whose prediction, which may be off, promises more than the best one so far: to
+        reach the target where that does not, or to be faster. The mildest of them comes first.
+        """
+        best, untried = self.best(), [each for each in self.options if each.took_s is None]
+        if self.dense_hides or (best is not None and self._reaches(best)):
+            return None
+        able = [each for each in untried if self.beats_dense(each.predicted_s)]
+        if best is not None:
+            able = [each for each in able if each.predicted_s < (1.0 - LEAD) * best.expected_s]
+        if not able:
+            return None
+        reaching = [each for each in able if self._reaches(each)]
+        first = reaching or able
+        least_s = min(each.predicted_s for each in first)
+        worth = [each for each in able if each in reaching or each.predicted_s <= (1.0 + OFF) * least_s]
+        return min(worth, key=lambda each: (each.assumed, each.predicted_s))
 
     def offer(self) -> str:
         """A clause on what a higher limit of lateness would gain at best; empty if that is nothing.
 
-        >>> late = Option("covap(interval=2)", "covap(interval=2)", 0.06, 0.0, 1e6, late=0.7)
+        >>> late = Option("covap(interval=2)", "covap(interval=2)", 0.06, 1e6, assumed=0.7)
         >>> Standing((), 0.0, 0.05, 0.1, 4e6, later=(late,)).offer()
         '; auto(late=0.7) may run covap(interval=2): 60 ms at best, and more of the gradient is late'
         """
-        best = replace(self, options=self.later).best()
-        if best is None:
+        here, best = self.best(), self._best_of(self.later)
+        if best is None or (here is not None and best.predicted_s >= (1.0 - LEAD) * here.expected_s):
             return ""
         at_best = f"{(self.before_s + best.predicted_s) * 1e3:.0f} ms at best"
-        may_run = f"auto(late={best.late:g}) may run {best.recipe}"
+        may_run = f"auto(late={best.assumed:g}) may run {best.recipe}"
         return f"; {may_run}: {at_best}, and more of the gradient is late"
 
-    def after_trial(self, recipe: str, took_s: float) -> Standing:
-        """The standing after `recipe` has run, with steps of `took_s`."""
-        tried = [replace(each, took_s=took_s) if each.recipe == recipe else each for each in self.options]
+    def after_trial(
+        self, recipe: str, took_s: float, late: float | None, *, settled: bool = True
+    ) -> Standing:
+        """The standing after `recipe` has run, with steps of `took_s` and this lateness."""
+        tried = [
+            replace(each, took_s=took_s, late=late, settled=settled) if each.recipe == recipe else each
+            for each in self.options
+        ]
         return replace(self, options=tuple(tried))
 
-    def is_clear(self, recipe: str, took_s: Sequence[float], *, tried_only: bool) -> bool:
+    def is_clear(self, recipe: str, took_s: Sequence[float], late: float | None) -> bool:
         """Whether the same follows wherever the median of such steps may lie, of which some took `took_s`.
 
         That is at both ends of its confidence interval (`CERTAIN`) and in the middle.
         """
         middle, noise = median(took_s), max(DOUBT * self.noise, noise_of(took_s))
         off = CERTAIN * error_of(noise, 2 * len(took_s))  # of one median, not of a difference of two
-        following = [
-            self.after_trial(recipe, max(1.0 + each, 0.0) * middle).best(tried_only=tried_only)
-            for each in (-off, 0.0, off)
-        ]
-        return len({None if each is None else each.recipe for each in following}) == 1
+        after = [self.after_trial(recipe, max(1.0 + each, 0.0) * middle, late) for each in (-off, 0.0, off)]
+        following = [(each.next_trial(), each.best()) for each in after]
+        return len({tuple(each and each.recipe for each in both) for both in following}) == 1
 
     def option(self, recipe: str) -> Option:
         """The one of that text."""
@@ -212,17 +243,17 @@ class Standing:
             self.before_s + (self.dense_s if self.dense_predicted_s is None else self.dense_predicted_s),
             self.share_of_linear(self.dense_s),
             self.dense_bytes,
-            1.0,
+            0.0,
             self.before_s + self.dense_s,
             "runs" if running == "dense" else "slower",
         )
         rows = [
             Considered(
                 each.recipe,
-                self.before_s + (self.expected_s(each) if each.took_s is None else each.predicted_s),
-                self.share_of_linear(self.expected_s(each)),
+                self.before_s + each.predicted_s,
+                self.share_of_linear(each.expected_s),
                 each.wire_bytes,
-                each.fidelity,
+                each.late,
                 None if each.took_s is None else self.before_s + each.took_s,
                 "runs" if each.recipe == running else self.why_not(each, running),
             )
@@ -232,22 +263,28 @@ class Standing:
 
     def why_not(self, option: Option, running: str) -> str:
         """Why `option` does not run, in a few words."""
-        seconds = self.expected_s(option)
         if self.dense_hides:
             return "dense hides as it is"
-        if not self.beats_dense(seconds):
+        if not self._is_within(option):
+            return f"more than {self.limit:g} steps late"
+        if not option.settled:
+            return "its lateness still rose"
+        if not self.beats_dense(option.expected_s):
             return "not faster than dense"
-        if option.fidelity is not None and option.fidelity < self.floor:
-            return f"fidelity below {self.floor:g}"
-        if running == "dense":
-            return "no trial was faster than dense"
-        now = self.option(running)
-        if self._reaches(now) and not self._reaches(option):
-            return f"misses {self.target:.0%} of linear"
-        return "a milder one suffices" if option.late > now.late else "slower"
+        if option.took_s is None:
+            return "not run"
+        now = None if running == "dense" else self.option(running)
+        if now is not None and self._reaches(now):
+            return (
+                f"misses {self.target:.0%} of linear"
+                if not self._reaches(option)
+                else "a milder one suffices"
+            )
+        level = now is not None and option.expected_s <= (1.0 + LEAD) * now.expected_s
+        return "no faster, and later" if level else "slower"
 
     def _reaches(self, option: Option) -> bool:
-        return self.share_of_linear(self.expected_s(option)) >= self.target
+        return self.share_of_linear(option.expected_s) >= self.target
 
 
 def margin_of(noise: float, steps: int) -> float:
@@ -257,34 +294,3 @@ def margin_of(noise: float, steps: int) -> float:
     (0.05, 0.141)
     """
     return max(LEAD, ERRORS * error_of(noise, steps))
-
-
-def shortlist(standing: Standing, families: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The recipes worth examining, by forecasts in which codecs are free; the most promising first.
-
-    A family is one method from mild to strong. Of each that can beat dense at all: the mildest that reaches
-    the target, and the next stronger one in case its codec is too dear. Where none reaches it, the first is
-    the mildest of those that are as fast as any of the family. Recipes within `LATE` come before all others,
-    so that these never crowd them out.
-    """
-    if standing.dense_hides:
-        return ()
-    known: Mapping[str, Option] = {each.recipe: each for each in standing.options}
-    found: list[Option] = []
-    for family in families:
-        able = [known[text] for text in family if text in known]
-        able = [each for each in able if standing.beats_dense(each.predicted_s)]
-        if not able:
-            continue
-        fit = [standing.share_of_linear(each.predicted_s) >= standing.target for each in able]
-        if not any(fit):
-            least_s = min(each.predicted_s for each in able)
-            fit = [each.predicted_s <= (1.0 + LEAD) * least_s for each in able]
-        first = fit.index(True)
-        found += able[first : first + 2]
-
-    def promise(each: Option) -> tuple[bool, bool, float]:
-        reaches = standing.share_of_linear(each.predicted_s) >= standing.target
-        return each.late <= LATE, reaches, -each.late if reaches else -each.predicted_s
-
-    return tuple(each.recipe for each in sorted(found, key=promise, reverse=True)[:MOST_EXAMINED])

@@ -1,8 +1,9 @@
-"""Dense steps before a choice among recipes: some are measured and recorded, then recipes are examined."""
+"""Dense steps before a choice among recipes: all candidates are made ready, and predicted in the end."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,16 +11,15 @@ from functools import partial
 import torch
 
 from gradwire.arena import ParameterSpec
-from gradwire.engine.arrival import Arrival
-from gradwire.engine.decider import Measuring, Rows
-from gradwire.engine.examining import STEPS, Examination, Found, Recording
+from gradwire.engine.decider import Measuring
 from gradwire.engine.forecast import best_cut, forecast_by
 from gradwire.engine.layout import Layout
 from gradwire.engine.predicted import main_lane
-from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import BackwardWatch
-from gradwire.planning.costs import NOMINAL_CODEC
+from gradwire.measure.codec import codec_cost
+from gradwire.measure.probe import slowest
+from gradwire.planning.costs import NOMINAL_CODEC, CodecCost, Line
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.predict import FREE
@@ -27,10 +27,13 @@ from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import steady
 
 _LOG = logging.getLogger("gradwire")
+_BUDGET_S = 0.1
+"""Seconds that the codec of a candidate is timed for, once per machine."""
+_UNKNOWN = 4 * (math.inf,)
 
 
 class Choosing(Measuring):
-    """Decides among `decision.candidates` once those worth it are examined (`gradwire.engine.examining`).
+    """Decides among `decision.candidates`, whose kernels are compiled and whose codecs are timed beforehand.
 
     `layout_of` says how parameters would travel under a composition.
     """
@@ -45,65 +48,40 @@ class Choosing(Measuring):
     ) -> None:
         super().__init__(decision, specs, around, watch)
         self._layout_of = partial(_imagined, layout_of)
-        for composition in _built(decision.candidates).values():
-            around.compile_for(self._layout_of(composition))  # now, and not in a step that is timed
-        self._recording = Recording(specs, around.comm.world)
-        self._known: Facts | None = None
-        self._examined: tuple[str, ...] = ()
-        self._examination: Examination | None = None
+        # Now, and not in a step that is timed, or for which others wait.
+        self._codecs = {
+            text: self._made_ready(composition) for text, composition in _built(decision.candidates).items()
+        }
 
-    @property
-    def apart(self) -> bool:
-        """The profiler's answer until it has all facts; then false."""
-        return self._examination is None and self.profiler.apart
-
-    def take(self, step: Step, arrival: Arrival) -> None:
-        """Record some of the gradients."""
-        if self._examination is not None:
-            return
+    def _made_ready(self, composition: Composition) -> tuple[float, ...]:
+        """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
+        layout = self._layout_of(composition)
+        self.around.compile_for(layout)
+        memory = self.around.suited(stays=layout.stays_on_device).placement.memory
         try:
-            self._recording.take(arrival, step.scale)
-        except BaseException as error:  # of memory, for instance: peers wait for the exchange
-            step.fail(error, f"recording of buffer {arrival.index}", self.around.control.rank)
-
-    def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """The profiler's row; then what has been found so far."""
-        return super().row(step, link) if self._examination is None else self._examination.row
-
-    def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
-        """As `Measuring`, and then wait for what is examined."""
-        if self._examination is not None:
-            found = self._examination.observe(rows)
-            return None if found is None else self._conclude(found)
-        self._recording.end(committed=committed)
-        return super().observe(step, rows, committed=committed)
+            cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
+        except Exception as error:
+            # It is left out. Not a warning, which a user may have made an error.
+            _LOG.warning("%s is left out, as its codec could not be timed: %r", composition.text, error)
+            return _UNKNOWN
+        return cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s
 
     def decide(self, facts: Facts) -> Composition | None:
-        """Forecast all candidates and begin to examine those worth it; the decision where none is."""
-        built = _built((*self.decision.candidates, *self.decision.foreseen))
+        """Forecast all candidates, by the slowest rank's codecs, and decide. A collective."""
+        texts = list(self._codecs)
+        numbers = slowest(self.around.control, [each for text in texts for each in self._codecs[text]])
+        costs = {text: _cost(numbers[4 * place :]) for place, text in enumerate(texts)}
+        known = {text: cost for text, cost in costs.items() if cost is not None}
+        recut: dict[str, str] = {}
         forecasts: dict[str, Forecast] = {}
         if facts.backward is not None and facts.network is not None:
-            for text, own in built.items():
-                built[text], forecasts[text] = self._forecast(facts, text, own)
-        facts = replace(facts, forecasts=forecasts, recut={text: each.text for text, each in built.items()})
-        self._examined = tuple(self.decision.examine(facts))
-        if not self._examined:
-            return super().decide(facts)
-        self._known = facts
-        recorded = self._recording.gathered(self.around.comm, self.around.control)
-        if not recorded:  # nothing but vectors, or no step that counted
-            return self._conclude(len(self._examined) * [None])
-        self._examination = Examination(
-            [built[text] for text in self._examined],
-            self._recording,
-            recorded,
-            self.around.comm,
-            self.around.placement.memory,
-        )
-        return None
+            for text, own in _built((*known, *self.decision.foreseen)).items():
+                composition, found = self._forecast(facts, text, own)
+                recut[text], forecasts[text] = composition.text, found.coded(known.get(text, FREE))
+        return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
     def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:
-        """The cuts of `text`, and the predicted time of a step of it while codecs cost nothing.
+        """The cuts of `text`, and the predicted time of a step of it.
 
         Cuts are compared with a nominal codec, because in fewer units less of its work hides.
         """
@@ -113,22 +91,14 @@ class Choosing(Measuring):
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)
 
-        main = main_lane(self._layout_of(own), self.specs, facts.bucket_cuts)
-        composition, found = best_cut(text, own, main, price)
-        return composition, found.coded(FREE)
+        return best_cut(text, own, main_lane(self._layout_of(own), self.specs, facts.bucket_cuts), price)
 
-    def _conclude(self, found: Sequence[Found | None]) -> Composition | None:
-        """Decide by what was found. A recipe that could not be examined is missing in `Facts.fidelity`."""
-        assert self._known is not None, "what is examined has been forecast"
-        forecasts = self._known.forecasts
-        known = {text: each for text, each in zip(self._examined, found, strict=True) if each is not None}
-        coded = {text: forecasts[text].coded(each.codec) for text, each in known.items()}
-        kept = {text: each.fidelity for text, each in known.items()}
-        # Where steps are short there are many, and trials get theirs all the same.
-        steps = self._known.steps + (0 if self._examination is None else min(self._examination.steps, STEPS))
-        return super().decide(
-            replace(self._known, forecasts={**forecasts, **coded}, fidelity=kept, steps=steps)
-        )
+
+def _cost(numbers: Sequence[float]) -> CodecCost | None:
+    base_s, slope_s, decode_base_s, decode_slope_s = numbers[:4]
+    if math.inf in (base_s, slope_s, decode_base_s, decode_slope_s):
+        return None
+    return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:

@@ -14,9 +14,10 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.arena import Lane, ParameterSpec
+from gradwire.arena import Lane, ParameterSpec, Unit
 from gradwire.comm import Comm, Round
 from gradwire.decide.health import EVERY, Health, Lag, Losses, pooled
+from gradwire.decide.lateness import Lateness, Layers, Weighed, is_weighed
 from gradwire.decide.profiler import ORDINARY, WarmupProfiler
 from gradwire.engine.arrival import Arrival
 from gradwire.engine.layout import Layout
@@ -24,10 +25,12 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.environment import cores_per_rank
 from gradwire.exchange.base import steady_rounds
+from gradwire.exchange.compose import cycle_of
 from gradwire.measure.clock import BackwardWatch, clock_of
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.link import Traffic
 from gradwire.measure.probe import name_of, network_of, probe, slowest, table_of
+from gradwire.measure.weighing import Weighing
 from gradwire.memory import UNSENT
 from gradwire.placement import Device
 from gradwire.planning.collectives import calibrated
@@ -61,14 +64,18 @@ class Decider(Protocol):
     def facts(self) -> Facts | None:
         """The measured facts, once they are known."""
 
+    @property
+    def late(self) -> float | None:
+        """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
+
     def take(self, step: Step, arrival: Arrival) -> None:
         """See a buffer before any of it is exchanged."""
 
     def looks(self, step: int) -> bool:
         """Whether `look` wants to see the units of this step."""
 
-    def look(self, step: int, x: Tensor, unsent: Tensor | None) -> None:
-        """Look at one unit, `x` (numel,), before its exchange; `unsent` of it was left by earlier steps."""
+    def look(self, step: int, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
+        """Look at `unit`, `x` (numel,), before its exchange; `unsent` of it was left by earlier steps."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """This rank's facts. `link` is what the previous step's rounds say of the link."""
@@ -84,6 +91,7 @@ class Measuring:
     """
 
     measuring = True
+    late = 0.0
 
     def __init__(
         self,
@@ -111,7 +119,7 @@ class Measuring:
         """Dense gradients are nothing to look at."""
         return False
 
-    def look(self, step: int, x: Tensor, unsent: Tensor | None) -> None:
+    def look(self, step: int, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
         """Does nothing, because `looks` is false."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
@@ -154,12 +162,12 @@ Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
 
 
 class Watching:
-    """Watches the running composition: by its judge, if it has one, and for signs of bad health.
+    """Watches the running composition: by its judge, if it has one, and for how late the gradient is.
 
-    The judge's numbers are how long the last step took and its codec; where units were looked at, what that
-    came to, and the energy of what their exchanges have left. Those of health are the norms of a step's fresh
-    gradients and of what was unsent, one step later, and the losses noted since. `hear(step, rows)` takes
-    what all ranks said of the link.
+    The judge's numbers are how long the last step took and its codec, and, where units were looked at, the
+    result and the energy of what their exchanges have left. Those of lateness and health are what ranks have
+    weighed (`decide.lateness`), one step later, and the losses noted since. A composition on trial is weighed
+    in each step. `hear(step, rows)` takes what all ranks said of the link.
     """
 
     measuring, apart = False, False
@@ -173,10 +181,13 @@ class Watching:
             None if self._watch is None else self._watch.judge(watched_in(layout, around.comm.world))
         )
         self._lanes = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
-        self._remembers = any(UNSENT in lane.committed for lane in self._lanes)
-        self._fetch = around.placement.fetch
-        self._norms: Tensor | None = None
-        self._fetched: Callable[[], Tensor] | None = None
+        remembering = [lane for lane in self._lanes if UNSENT in lane.committed]
+        self._remembers = bool(remembering)
+        self._scales = Scales(remembering, around.placement.fetch)
+        cycle = max((cycle_of(lane.exchange) for lane in remembering), default=1)
+        is_on_trial = self._watch is not None and self._watch.ends
+        self._cycle, self._every = cycle, cycle if is_on_trial else max(EVERY, cycle)
+        self.lateness, self._layers = Lateness(cycle), Layers(cycle)
         self._lag = Lag()
         self._link_change: tuple[Link, Link] | None = None
         self._unhealthy, self._has_complained = "", False
@@ -189,8 +200,13 @@ class Watching:
     def _nothing(self) -> list[float]:
         return [0.0] * (0 if self._watch is None else self._watch.looks)
 
+    @property
+    def late(self) -> float | None:
+        """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
+        return self.lateness.late if self._remembers else 0.0
+
     def looks(self, step: int) -> bool:
-        """Whether a judge wants to, or health."""
+        """Whether a judge wants to, or it is the step to weigh."""
         return self._judge_looks(step) or self._is_weighed(step)
 
     def _judge_looks(self, step: int) -> bool:
@@ -198,53 +214,46 @@ class Watching:
         return watch is not None and watch.look is not None and step % watch.every == 0
 
     def _is_weighed(self, step: int) -> bool:
-        return self._remembers and step % EVERY == EVERY - 1
-
-    def _tells_health(self, step: int) -> bool:
-        """In the next step a device has long done what it was asked."""
-        return self._remembers and step > 0 and step % EVERY == 0
+        return self._remembers and is_weighed(step, self._every, self._cycle)
 
     def take(self, step: Step, arrival: Arrival) -> None:
         """Only units are looked at."""
 
-    def look(self, step: int, x: Tensor, unsent: Tensor | None) -> None:
+    def look(self, step: int, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
         """Look as the judge does, and weigh what is fresh and what was unsent, if it is the step for it."""
         if self._judge_looks(step) and self._watch is not None and self._watch.look is not None:
             seen = self._watch.look(x)
             self._looked = [total + more for total, more in zip(self._looked, seen, strict=True)]
         if self._is_weighed(step) and unsent is not None:
-            norms = [torch.linalg.vector_norm(each, dtype=x.dtype) for each in (x - unsent, unsent)]
-            squares = torch.stack(norms).double().square()
-            self._norms = squares if self._norms is None else self._norms + squares
+            self._scales.weigh(step, unit, x, unsent)
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """Numbers of link, health and judge. Looks begin anew: a step that fails is tried again."""
+        """Numbers of link, weight, health and judge. Looks begin anew: a step that fails is tried again."""
         self._link_numbers = len(link)
-        if self._norms is not None:
-            self._fetched, self._norms = self._fetch(self._norms.sqrt()), None
-        health = self._said_of_health(step.number) if self._remembers else ()
+        told = self._told(step.number) if self._remembers else ()
         if self._judge is None:
-            return (*link, *health)
+            return (*link, *told)
         looked = [*self._looked, _energy(self._lanes)] if self._judge_looks(step.number) else []
         self._looked = self._nothing
-        return (*link, *health, *self._previous_s, *looked)
+        return (*link, *told, *self._previous_s, *looked)
 
-    def _said_of_health(self, step: int) -> tuple[float, ...]:
-        """Zeros where it is not the step for it: rows of ranks at different steps must be alike in length."""
-        if not self._tells_health(step):
-            return HEALTH_NUMBERS * (0.0,)
-        norms = (0.0, 0.0) if self._fetched is None else self._fetched().tolist()
-        self._fetched = None  # a step that is tried again tells nothing twice
-        return (*norms, *self._health.take())
+    def _told(self, step: int) -> tuple[float, ...]:
+        """What was weighed one step ago: by then a device has done it. Zeros where nothing was, because rows
+        of ranks at different steps must be alike in length; and losses, now and then."""
+        weighed = self._scales.told(self._layers)
+        losses = self._health.take() if self._tells_losses(step) else Losses(0.0, 0.0, 0.0)
+        return (*weighed, *losses)
+
+    def _tells_losses(self, step: int) -> bool:
+        return step > 0 and step % EVERY == 0
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
         """Hand what all ranks said to the judge. A step that was not committed says nothing to it."""
         link, link_change = self._hear(step.number, [row[: self._link_numbers] for row in rows])
         rows = [row[self._link_numbers :] for row in rows]
         if self._remembers:
-            if self._tells_health(step.number):
-                self._examine(step.number, [row[:HEALTH_NUMBERS] for row in rows])
-            rows = [row[HEALTH_NUMBERS:] for row in rows]
+            self._examine(step.number, [row[:TOLD] for row in rows])
+            rows = [row[TOLD:] for row in rows]
         if self._judge is None:
             return None
         took, compressed, *looked = zip(*rows, strict=True)
@@ -263,6 +272,8 @@ class Watching:
             link_change=link_change,
             step_change_s=step_change_s,
             unhealthy=unhealthy,
+            late=self.late,
+            late_is_known=not self._remembers or self.lateness.is_known,
         )
         if self._judge_looks(step.number):
             *sums, left = map(sum, looked)
@@ -270,17 +281,63 @@ class Watching:
         return self._judge(shown)
 
     def _examine(self, step: int, rows: Rows) -> None:
-        """Look for bad signs in what all ranks say; only the first of a composition counts."""
-        fresh, unsent = (math.hypot(*norms) for norms in list(zip(*rows, strict=True))[:2])
-        losses = pooled([Losses(*row[2:]) for row in rows])
+        """Take what all ranks have weighed, and look for bad signs; a composition complains once."""
+        weighed = [Weighed(*row[: len(Weighed._fields)]) for row in rows]
+        self.lateness.add(weighed)
+        if not self._tells_losses(step):
+            return
+        fresh, unsent = (math.hypot(*each) for each in list(zip(*weighed, strict=True))[:2])
+        losses = pooled([Losses(*row[len(Weighed._fields) :]) for row in rows])
         signs = [each for each in (self._lag.add(fresh, unsent), self._health.trend.add(losses)) if each]
         if signs and not self._has_complained:
             self._has_complained, self._unhealthy = True, " and ".join(signs)
             self._health.complaints.append((step, self._unhealthy))
 
 
-HEALTH_NUMBERS = 5
-"""Two norms, and the number, mean and variance of losses."""
+class Scales:
+    """Weighs the units of `lanes` in a step, for a later one to tell; `fetch` copies from a device."""
+
+    def __init__(self, lanes: Sequence[Lane], fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+        self._lanes, self._fetch = {lane.number: lane for lane in lanes}, fetch
+        self._places = {lane.number: _places_in(lane) for lane in lanes}
+        self._now: dict[int, Weighing] = {}
+        self._thrown_away = 0.0
+        self._fetched: Callable[[], Tensor] | None = None
+
+    def weigh(self, step: int, unit: Unit, x: Tensor, unsent: Tensor) -> None:
+        """Weigh a unit before its exchange."""
+        lane, places = self._lanes[unit.lane], self._places[unit.lane]
+        weighing = self._now.get(unit.lane)
+        if weighing is None:
+            weighing = self._now[unit.lane] = Weighing(len(places), x.device, lane.memory.weight)
+        coefficient = lane.memory.coefficient(step)
+        self._thrown_away = 1.0 - coefficient
+        first, sizes = (
+            places[unit.pieces[0].slot.spec.name],
+            [piece.stop - piece.start for piece in unit.pieces],
+        )
+        weighing.add(x, unsent, coefficient=coefficient, first=first, sizes=sizes)
+
+    def told(self, layers: Layers) -> Weighed:
+        """What was weighed before this step; zeros if nothing was. What this step has weighed is next."""
+        fetched, self._fetched = self._fetched, None
+        if self._now:
+            norms = torch.cat([self._now[number].norms() for number in sorted(self._now)], dim=1)
+            self._fetched, self._now = self._fetch(norms), {}
+        if fetched is None:
+            return Weighed()
+        fresh, unsent = fetched().tolist()
+        return layers.weighed(fresh, unsent, self._thrown_away * math.hypot(*unsent))
+
+
+def _places_in(lane: Lane) -> dict[str, int]:
+    """The number of each parameter among those that have elements."""
+    names = [slot.spec.name for slot in lane.slots if slot.spec.numel]
+    return {name: place for place, name in enumerate(names)}
+
+
+TOLD = len(Weighed._fields) + len(Losses._fields)
+"""Numbers of a rank about lateness and losses."""
 
 
 def _energy(lanes: Sequence[Lane]) -> float:

@@ -181,6 +181,11 @@ class Engine:
         return self._is_counted
 
     @property
+    def late(self) -> float | None:
+        """Steps' worth of gradient that wait in memory under what runs; `None` before that is known."""
+        return self._decider.late
+
+    @property
     def measuring(self) -> bool:
         """Whether dense steps still find out what to do."""
         return self._decider.measuring
@@ -312,7 +317,7 @@ class Engine:
     def _look(self, step: Step, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
-                self._decider.look(step.number, x, unsent)
+                self._decider.look(step.number, unit, x, unsent)
         except BaseException as error:
             step.fail(error, f"look at {unit}", self.rank)
 

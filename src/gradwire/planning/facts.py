@@ -30,10 +30,8 @@ class Facts:
     and how many the slowest rank's computation kept busy. `sending_s` is the processor time that the
     collectives took a rank in the mean. It took `steps` to find all of this out.
 
-    `forecasts` are of the recipes that a decision asks about, by text, with the cost of their codecs where
-    that was measured; `fidelity` is what each was found to keep of this training's gradients
-    (`gradwire.engine.fidelity`), and `None` before any was to be examined. A recipe that is missing there was
-    not examined, or could not be. `recut` has the texts of those that would run in other units than by
+    `forecasts` are of the recipes that a decision asks about, by text. A recipe that was asked about and is
+    not there could not be predicted. `recut` has the texts of those that would run in other units than by
     themselves, with these units.
     """
 
@@ -54,7 +52,6 @@ class Facts:
     sending_s: float = 0.0
     steps: int = 0
     forecasts: Mapping[str, Forecast] = field(default_factory=dict, repr=False)
-    fidelity: Mapping[str, float] | None = None
     recut: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -170,6 +167,9 @@ class Observed:
     `link_change` and `step_change_s` are what link and steps were, and what they are, where that has just
     been found to have changed. A change of the link is not told once more as one of the steps. `unhealthy`
     says in words that training suffers, once for each composition.
+
+    `late` are the steps' worth of gradient that wait in memory under this composition, `None` before enough
+    steps were looked at. `late_is_known` if it does not rise any more. Where nothing is remembered it is 0.
     """
 
     step: int
@@ -181,3 +181,5 @@ class Observed:
     link_change: tuple[Link, Link] | None = None
     step_change_s: tuple[float, float] | None = None
     unhealthy: str = ""
+    late: float | None = None
+    late_is_known: bool = False

@@ -116,8 +116,7 @@ class Decision:
 
     One that chooses among other recipes names these `candidates`, whose kernels are compiled before any step.
     It gets their forecasts (`Facts.forecasts`), and those of recipes that it has only `foreseen` and may not
-    take. Candidates that `examine` picks by the forecasts run on recorded gradients beside further
-    dense steps, until what their codecs cost and what they keep is known (`Facts.fidelity`).
+    take.
 
     A run that goes on from a checkpoint begins with what was decided before: `resume` makes of it what runs.
     """
@@ -128,7 +127,6 @@ class Decision:
     whole_steps: bool = False
     candidates: tuple[str, ...] = ()
     foreseen: tuple[str, ...] = ()
-    examine: Callable[[Facts], Sequence[str]] = lambda _facts: ()
     resume: Callable[[Composition], Composition] = lambda composition: composition
 
 

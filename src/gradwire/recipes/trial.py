@@ -1,12 +1,13 @@
-"""A recipe on trial. It stays if its steps are as fast as predicted; else the next best is tried.
+"""A recipe on trial: some steps of training under it, which measure its time and its lateness.
 
 A trial is timed as dense steps were, from the start of the backward pass to the verdict on the slowest rank.
-It ends when more steps would hardly change the decision (`Standing.is_clear`). The measured time replaces the
-recipe's prediction, and corrects those of the others (`gradwire.decide.choice`). Verdicts carry the times, so
-all ranks judge the same numbers in the same step.
+It ends when more steps would hardly change the decision (`Standing.is_clear`) and its lateness is known, and
+at once when that is above the limit. What was measured replaces what was predicted and assumed. Verdicts
+carry the numbers, so all ranks judge the same ones in the same step.
 
 Unsent gradient moves along from one recipe to the next; before a recipe without memory, it is sent first. The
-recipe that stays is watched, even dense: if its link or its steps change, everything is measured anew.
+recipe that stays is watched. If its lateness stays above the limit, a milder one follows. If its link or its
+steps change, everything is measured anew; so it is for dense.
 """
 
 import logging
@@ -16,7 +17,7 @@ from functools import partial
 from itertools import count
 from statistics import median
 
-from gradwire.decide.choice import Option, Standing
+from gradwire.decide.choice import Standing
 from gradwire.planning.facts import Observed, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
@@ -28,13 +29,15 @@ COUNTED = 9
 """Steps whose median is compared at most."""
 FEWEST = 3
 """Steps whose median is compared at least: one that was disturbed does not count."""
-MOST_TRIALS = 3
+MOST_TRIALS = 4
 """Trials at most. Then the best of the tried recipes runs, or dense."""
-DECIDED = 40
+DECIDED = 80
 """Steps, with those that measure, after which the best of the tried recipes stays, or dense."""
 KEPT = 1000
 """Steps that a recipe stays at least. To decide anew takes some 30 dense steps, each a few times as
 long where the network binds: below a tenth of the time, even if nothing has changed."""
+PATIENCE = 1.25
+"""Times the limit above which lateness, a median over many looks, is too much where a recipe stays."""
 KEPT_DENSE = 300
 """The same for dense. To decide anew costs less there: most of the steps that measure are dense as well."""
 
@@ -60,16 +63,17 @@ def on_trial(
 
 
 def said_of(standing: Standing, text: str) -> str:
-    """A few words on the recipe `text`: its predicted time, and what was measured of it."""
-    option = standing.option(text)
-    before_s = standing.before_s
-    took = "" if option.took_s is None else f", on trial it took {_ms(before_s + option.took_s)}"
-    kept = "" if option.fidelity is None else f"; it kept {option.fidelity:.1%} of recorded gradients"
-    return (
-        f"a step is predicted to take {_ms(before_s + option.predicted_s)}{took}; dense takes "
-        f"{_ms(before_s + standing.dense_s)}, without communication it is "
-        f"{_ms(before_s + standing.backward_s)}{kept}"
+    """A few words on the recipe `text`: the time of its steps, and how much of the gradient is late."""
+    option, before_s = standing.option(text), standing.before_s
+    took = f"{_ms(before_s + option.expected_s)} a step"
+    beside = (
+        f"instead of {_ms(before_s + standing.dense_s)} ({_ms(before_s + standing.backward_s)} without the "
+        "network)"
     )
+    if option.took_s is None:
+        return f"{text} is predicted to take {took} {beside}"
+    late = "" if option.late is None else f"; {option.late:.2g} steps' worth of gradient is late"
+    return f"{text}: {took} {beside}{late}"
 
 
 def _judge_of(
@@ -83,43 +87,67 @@ def _judge_of(
         counted, after = took_s[SKIPPED:], left - len(took_s) - 1
         if len(counted) < FEWEST:
             return None
-        is_last = number == MOST_TRIALS or after < SKIPPED + FEWEST + 1
-        if min(COUNTED - len(counted), after) > 0 and not standing.is_clear(
-            text, counted, tried_only=is_last
-        ):
+        late = shown.late
+        is_too_late = late is not None and late > standing.limit
+        is_over = is_too_late or min(COUNTED - len(counted), after) <= 0
+        if not is_over and not (shown.late_is_known and standing.is_clear(text, counted, late)):
             return None
-        known = standing.after_trial(text, median(counted))
-        best = known.best(tried_only=is_last)
-        return _after(text, known, best, again, partial(on_trial, number=number + 1, left=after))
+        known = standing.after_trial(text, median(counted), late, settled=shown.late_is_known)
+        following = known.next_trial()
+        if following is None or number == MOST_TRIALS or after < SKIPPED + FEWEST + 1:
+            return _settled(text, known, again)
+        tried = on_trial(following.recipe, known, again, number + 1, after)
+        return replace(tried, why=f"{tried.why}; before it, {said_of(known, text)}")
 
     return judge
 
 
-def _after(
-    text: str, known: Standing, best: Option | None, again: Again, trying: Callable[..., Composition]
-) -> Composition:
-    """The composition after a trial of `text`: `best`, by `trying` if it has not run."""
+def _settled(text: str, known: Standing, again: Again) -> Composition:
+    """The best of what was tried, after `text`; dense where none is left."""
+    best = known.best()
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
-        _LOG.info("back to dense: %s was tried: %s", text, said_of(known, text))
-        why = f"{text} was tried: {said_of(known, text)}{known.missed(known.dense_s)}{known.offer()}"
-        return watched(replace(dense(), why=why, table=known.table("dense")), again)
-    if best.took_s is None:
-        following = trying(best.recipe, known, again)
-        return replace(following, why=f"{following.why}; before it {text} was tried")
-    why = said_of(known, best.recipe) + known.missed(best.took_s)
-    return watched(replace(steady(best.text, "candidate"), why=why, table=known.table(best.recipe)), again)
+        _LOG.info("back to dense: %s", said_of(known, text))
+        why = f"tried: {said_of(known, text)}{known.missed(known.dense_s)}{known.offer()}"
+        chosen = replace(dense(), why=why, table=known.table("dense"))
+        return watched(chosen, again, known.limit)
+    why = said_of(known, best.recipe) + known.missed(best.expected_s) + known.offer()
+    chosen = replace(steady(best.text, "candidate"), why=why, table=known.table(best.recipe))
+    return watched(chosen, again, known.limit, partial(_milder, best.recipe, known, again))
 
 
-def watched(chosen: Composition, again: Again) -> Composition:
-    """`chosen`, which stays until link or steps have changed. Then `again` makes the next decision."""
-    return replace(chosen, watch=Watch(partial(_watching, chosen.text, again), every=1))
+def _milder(text: str, known: Standing, again: Again, late: float) -> Composition:
+    """The composition after `text`, which has stayed and is now too `late`."""
+    took_s = known.option(text).expected_s
+    following = _settled(text, known.after_trial(text, took_s, late), again)
+    return replace(
+        following, why=f"{late:.2g} steps' worth of gradient was late under {text}; {following.why}"
+    )
 
 
-def _watching(text: str, again: Again, _watched: Watched) -> Judge:
+def watched(
+    chosen: Composition, again: Again, limit: float, milder: Callable[[float], Composition] | None = None
+) -> Composition:
+    """`chosen`, which stays until link or steps have changed, or more of the gradient is late than `limit`.
+
+    `again` makes the next decision. `milder` makes what follows where too much is late, of how much that is;
+    without it, as in a run that resumes, everything is measured anew.
+    """
+    judge = partial(_watching, chosen.text, again, limit, milder)
+    return replace(chosen, watch=Watch(judge, every=1))
+
+
+def _watching(
+    text: str,
+    again: Again,
+    limit: float,
+    milder: Callable[[float], Composition] | None,
+    _watched: Watched,
+) -> Judge:
     """Decides anew once the link or the steps have changed, but not within `KEPT` or `KEPT_DENSE` steps.
 
-    Where training suffers (`gradwire.decide.health`), dense follows at once, and stays.
+    Lateness waits for nothing. Where training suffers (`gradwire.decide.health`), dense follows at once, and
+    stays.
     """
     kept = KEPT_DENSE if text == dense().text else KEPT
     steps, changed = count(1), False
@@ -128,6 +156,8 @@ def _watching(text: str, again: Again, _watched: Watched) -> Judge:
         nonlocal changed
         if shown.unhealthy:
             return replace(dense(), why=f"step {shown.step}: {shown.unhealthy} under {text}")
+        if shown.late is not None and shown.late > PATIENCE * limit:
+            return again() if milder is None else milder(shown.late)
         changed = changed or shown.link_change is not None or shown.step_change_s is not None
         return again() if next(steps) >= kept and changed else None
 
