@@ -299,7 +299,9 @@ class Scales:
 
     def __init__(self, lanes: Sequence[Lane], fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
         self._lanes, self._fetch = {lane.number: lane for lane in lanes}, fetch
-        self._places = {lane.number: _places_in(lane) for lane in lanes}
+        self._places = {
+            lane.number: {slot.spec.name: place for place, slot in enumerate(lane.slots)} for lane in lanes
+        }
         self._now: dict[int, Weighing] = {}
         self._thrown_away = 0.0
         self._fetched: Callable[[], Tensor] | None = None
@@ -328,12 +330,6 @@ class Scales:
             return Weighed()
         fresh, unsent = fetched().tolist()
         return layers.weighed(fresh, unsent, self._thrown_away * math.hypot(*unsent))
-
-
-def _places_in(lane: Lane) -> dict[str, int]:
-    """The number of each parameter among those that have elements."""
-    names = [slot.spec.name for slot in lane.slots if slot.spec.numel]
-    return {name: place for place, name in enumerate(names)}
 
 
 TOLD = len(Weighed._fields) + len(Losses._fields)
