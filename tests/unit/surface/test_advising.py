@@ -11,9 +11,11 @@ from torch import nn
 
 import gradwire
 from gradwire.advising import CANDIDATES, profile_of
+from gradwire.decide.choice import LATE
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import load
 from gradwire.recipes import recipe
+from gradwire.recipes.auto import CANDIDATES as CHOICES
 
 SLOW: dict[str, Any] = {"workers": 4, "rate_bit_per_s": 1e9, "delay_s": 1e-4, "step_s": 0.18}
 FAST: dict[str, Any] = {**SLOW, "rate_bit_per_s": 100e9, "delay_s": 1e-6}
@@ -120,10 +122,12 @@ def test_what_is_assumed_is_not_shown_as_measured() -> None:
 def test_auto_is_expected_to_stay_within_its_limit_and_the_plan_says_what_more_would_gain() -> None:
     few_bits = gradwire.plan("resnet50", **SLOW)
     assert recipe(few_bits.auto).name in {"int4", "int8"}
-    # Latency is all, and only one round of a small payload takes less of it.
-    far = gradwire.plan("resnet18", **{**SLOW, "workers": 16, "rate_bit_per_s": 1e9, "delay_s": 0.1})
-    assert far.auto == "dense"
-    assert "; auto(late=" in far.why
+    dear = CodecCost(Line(1.0, 0.0), Line(1.0, 0.0))
+    dearer = gradwire.plan(
+        "resnet50", **SLOW, codecs={text: dear for text, late in CHOICES.items() if late < LATE}
+    )
+    assert dearer.auto == "dense"
+    assert "; auto(late=" in dearer.why
 
 
 @pytest.mark.parametrize(

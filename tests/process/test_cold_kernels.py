@@ -1,0 +1,63 @@
+"""Real ranks on a slow link choose on an empty kernel cache what they choose on a warm one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import gradwire
+
+pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.timeout(200)]
+
+SCRIPT = """
+import json, logging, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import gradwire
+
+logging.basicConfig(level=logging.INFO)
+torch.set_num_threads(1)
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(torch.nn.Linear(256, 400), torch.nn.ReLU(), torch.nn.Linear(400, 10))
+ddp = DDP(model, bucket_cap_mb=0.2)
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+wire = gradwire.attach(ddp, optimizer)
+while not wire.settled:
+    optimizer.zero_grad()
+    ddp(torch.randn(16, 256)).square().mean().backward()
+    optimizer.step()
+report = wire.report()
+if dist.get_rank() == 0:
+    shown = [(each.recipe, each.fidelity) for each in report.choices]
+    print(json.dumps({"recipe": report.recipe, "within_steps_s": report.compile_s, "choices": shown}))
+dist.destroy_process_group()
+"""
+
+
+def _run(script: Path) -> tuple[dict[str, Any], str]:
+    """What rank 0 found, and the log of all ranks."""
+    options = ["--workers", "2", "--rate", "20mbit", "--mode", "backend"]
+    done = gradwire("net", "run", *options, "--", sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found, done.stderr
+
+
+def test_an_empty_kernel_cache_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight dense steps passed while kernels were compiled, and then a recipe was chosen that nobody knew."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    (cold, compiled), (warm, loaded) = _run(script), _run(script)
+    for found in (cold, warm):
+        assert "int4" in found["recipe"], "few bits are the fastest that lose nothing"
+        assert found["within_steps_s"] == 0.0
+        assert len(found["choices"]) > 2
+        assert all(fidelity is not None for _recipe, fidelity in found["choices"])
+    assert "compiling kernels for" in compiled
+    assert "compiling kernels for" not in loaded
