@@ -312,7 +312,7 @@ def _facts(
     dense_s: float,
     codecs: Mapping[str, CodecCost],
 ) -> Facts:
-    """The facts that `auto` would measure there before it examines recipes on gradients."""
+    """The facts that `auto` would measure there before its first trial."""
     buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
     sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
     found = {

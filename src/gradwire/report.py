@@ -169,10 +169,10 @@ def table_of(choices: tuple[Considered, ...]) -> list[str]:
     """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
 
     >>> from gradwire.decide.choice import Considered
-    >>> row = Considered("int4", 0.1, 0.8, 2**20, 0.965, 0.104, "runs")
+    >>> row = Considered("int4", 0.1, 0.8, 2**20, 0.17, 0.104, "runs")
     >>> print(*table_of((row,)), sep="\\n")
-    recipe  predicted    measured  linear      sent   kept
-    int4     100.0 ms    104.0 ms     80%  1.00 MiB  96.5%  runs
+    recipe  predicted    measured  linear      sent     late
+    int4     100.0 ms    104.0 ms     80%  1.00 MiB     0.17  runs
     """
     if not choices:
         return []

@@ -11,8 +11,7 @@ from gradwire.planning.spread import noise_of
 
 DISCARDED = 2
 ORDINARY = 13
-"""Steps that run as plain DDP would, for recipes that ask how long those take. The choice among recipes needs
-as many steps for the gradients that it records, so they cost nothing."""
+"""Steps that run as plain DDP would, for recipes that ask how long those take."""
 MEASURED = 3
 
 
