@@ -267,7 +267,7 @@ def _assemble(
         check=partial(check_momentum, optimizers=optimizers),
         prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
         link_seen=partial(_expect, parts[1] if parts else lines.cpu),
-        guard=_guard(source, asked.guard_every),
+        guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),
         inspect=(watch := Watch()),
     )
 
@@ -305,10 +305,6 @@ def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
     everyone, *_ = members = [dist.get_process_group_ranks(each.group) for each in comms]
     named = [[everyone.index(rank) for rank in each] for each in members]
     return [CheckedComm(each, names) for each, names in zip(comms, named, strict=True)]
-
-
-def _guard(source: Source, every: int) -> Guard:
-    return Guard({spec.name: source.parameters[spec.name] for spec in source.specs}, every, source.is_uneven)
 
 
 def _brought(replicas: Replicas, bringing: Callable[[], Bringing]) -> Replicas:

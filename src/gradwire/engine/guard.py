@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, gathered
+from gradwire.engine.agree import require_agreement
 from gradwire.errors import RanksDisagree
 
 _BITS = 24
@@ -34,11 +35,17 @@ class Guard:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], every: int, uneven: Callable[[], bool] = lambda: False
+        self,
+        parameters: Callable[[], Mapping[str, Tensor]],
+        every: int,
+        uneven: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`every` is 0 for never; while `uneven()`, replicas differ on purpose, and nothing is compared."""
-        self._parameters, self._every, self._uneven = dict(parameters), every, uneven
-        self._sums: list[int] = []
+        """`parameters()` by name are those of the step that is running.
+
+        `every` is 0 for never; while `uneven()`, replicas differ on purpose, and nothing is compared.
+        """
+        self._parameters, self._every, self._uneven = parameters, every, uneven
+        self._sums: dict[str, int] = {}
 
     def numbers(self, step: int, read: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
         """This rank's number for its row of `step`: 24 bits of a checksum if the check is due.
@@ -51,21 +58,26 @@ class Guard:
             return ()
         if step % self._every or self._uneven():
             return (_NOT_DUE,)
-        self._sums = [_checksum(read(each.detach())) for each in self._parameters.values()]
-        return (float(zlib.crc32(repr(self._sums).encode()) % 2**_BITS),)
+        self._sums = {name: _checksum(read(each.detach())) for name, each in self._parameters().items()}
+        return (float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS),)
 
     def error(self, said: Sequence[Sequence[float]], step: int, control: Comm) -> RanksDisagree | None:
         """Why the replicas of `step` are not equal, by what all ranks have said; the same on all of them.
 
-        One `gathered` of eight bytes per parameter, where they differ.
+        Where they differ, one all-gather of 128 bytes, and one of eight bytes per parameter.
         """
         told = {tuple(numbers) for numbers in said}
         if len(told) == 1 or (_NOT_DUE,) in told:
             return None
-        mine = torch.tensor(self._sums, dtype=torch.int64, device="cpu")
+        names = f"{len(self._sums)}: {', '.join(self._sums)}"
+        try:
+            require_agreement({"the parameters that guard_every compares": names}, control)
+        except RanksDisagree as error:
+            return error
+        mine = torch.tensor(list(self._sums.values()), dtype=torch.int64, device="cpu")
         sums = gathered(control, mine)
         named = []
-        for name, column in zip(self._parameters, sums.unbind(1), strict=True):
+        for name, column in zip(self._sums, sums.unbind(1), strict=True):
             ranks = [rank for rank, differs in enumerate((column != _most(column)).tolist()) if differs]
             if ranks:
                 named.append(f"{name!r} on rank {', '.join(map(str, ranks))}")

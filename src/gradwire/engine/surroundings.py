@@ -63,7 +63,7 @@ class Surroundings:
     """Compiles the kernels of a layout that will run with its memory on that device."""
     link_seen: Callable[[Link | None], None] = lambda _link: None
     """Hears after each step what the link is taken to be."""
-    guard: Guard = Guard({}, 0)  # noqa: RUF009  # of nothing, never: it has no state
+    guard: Guard = Guard(dict, 0)  # noqa: RUF009  # of nothing, never: it has no state
     """Compares the parameters of all ranks."""
     inspect: Inspect = lambda _lane, _unit, _x, _at: None
     """Sees every unit before its exchange."""

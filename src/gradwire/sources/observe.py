@@ -17,23 +17,23 @@ from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.uses import FirstForward
 from gradwire.placement import Device, fetch
 from gradwire.sources.backward import Backward
+from gradwire.sources.source import Source
 
 
 def observe(
-    model: nn.Module,
-    module: nn.Module,
+    source: Source,
     backward: Backward,
     uses: dict[str, float] | None,
     *,
     scaled: bool,
 ) -> list[RemovableHandle]:
-    """Register observers on `model`, whose parameters `module` holds; returns the hooks on its forward pass.
+    """Register observers on the model of `source`; returns the hooks on its forward pass.
 
     `uses` is filled in the first forward pass that trains; `scaled`: gradients carry a loss scale.
     """
-    hooks = [
-        model.register_forward_pre_hook(_before_forward(backward, module)),
-    ]
+    model, module = source.model, source.module
+    # First of all, since FSDP's hook puts gathered parameters in place of the shards.
+    hooks = [model.register_forward_pre_hook(_before_forward(backward, source), prepend=True)]
     if uses is not None:
         hooks += _count_uses(model, module, uses)
     hooks.append(model.register_forward_hook(_begin_backward(backward, scaled=scaled)))
@@ -163,28 +163,35 @@ class LossScale:
         return float(self._scaler.get_scale()) if fetched is None else float(fetched())
 
 
-def _before_forward(backward: Backward, module: nn.Module) -> Callable[..., None]:
-    """Refuse parameters that have thawed, end the pass before, and watch parameters where that is wanted.
+def _before_forward(backward: Backward, source: Source) -> Callable[..., None]:
+    """Refuse parameters that have changed, end the pass before, and watch parameters where that is wanted.
 
-    A parameter that thaws later has no place: its gradient would stay local, unnoticed. Ready times are
-    wanted of steps taken apart; a hook on every parameter would cost in all others.
+    Ready times are wanted of steps taken apart; a hook on every parameter would cost in all others.
     """
-    named = tuple(module.named_parameters())  # and not the module, whose own hook this may be
-    frozen = [p for _name, p in named if not p.requires_grad]
+    named = tuple(source.parameters.items())
+    source.known  # noqa: B018  # as they are now
 
     @untraced
     def hook(_model: nn.Module, _inputs: Any) -> None:
-        thawed = [tuple(p.shape) for p in frozen if p.requires_grad]
-        if thawed:
-            raise ValueError(
-                f"parameters of shape {thawed} were frozen when gradwire was attached; freeze and thaw "
-                "before wrapping the model"
-            )
+        if torch.is_grad_enabled():
+            refuse_changed(backward, source)
         backward.before_forward()
         watch = backward.engine.watch
         watch.watch(named) if backward.engine.apart else watch.release()
 
     return hook
+
+
+def refuse_changed(backward: Backward, source: Source) -> None:
+    """Raise `ValueError` if the model's parameters are not those that gradwire carries.
+
+    Ranks that wait in a step hear of it, since this one will not come.
+    """
+    try:
+        source.known.require(source.current())
+    except ValueError as error:
+        backward.calls.leave(f"a forward pass that it refuses ({error})")
+        raise
 
 
 def _count_uses(model: nn.Module, module: nn.Module, uses: dict[str, float]) -> list[RemovableHandle]:

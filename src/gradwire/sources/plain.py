@@ -7,10 +7,10 @@ buffers, and rank 0's buffers travel with every step.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,11 @@ from gradwire.engine.step import Passenger, Step
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
-from gradwire.sources.observe import leave_out_of_copies, observe, tensors_in, untraced
+from gradwire.sources.observe import leave_out_of_copies, observe, refuse_changed, tensors_in, untraced
 from gradwire.sources.source import Source
 
 _LOG = logging.getLogger("gradwire")
-_ATTACHED: WeakSet[nn.Module] = WeakSet()
+_ATTACHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class PlainParameters(Source):
@@ -55,7 +55,8 @@ class PlainParameters(Source):
         self._fine: bool | None = None
         self._buckets: list[Bucket] = []
         self._homes: dict[str, Bucket] = {}
-        self._is_open = self._has_callback = False
+        self._is_open = False
+        self._at_end: Callable[[], object] = _nothing
         self._known: BufferBroadcast | None = None
         self._packed: BufferBroadcast | None = None
         self._landing: BufferBroadcast | None = None
@@ -95,7 +96,7 @@ class PlainParameters(Source):
         if self.group.size() == 1:
             _LOG.info("one rank: gradients stay as they are")
         self._spread_first()
-        hooks = observe(model, model, backward, uses, scaled=scaled)
+        hooks = observe(self, backward, uses, scaled=scaled)
         hooks += [
             model.register_forward_pre_hook(untraced(_refuse_under_ddp)),
             model.register_forward_hook(untraced(self._wait_for_outputs)),
@@ -141,13 +142,26 @@ class PlainParameters(Source):
                     tensor.register_hook(self._entered)  # type: ignore[no-untyped-call]
 
     def _entered(self, _gradient: Tensor) -> None:
-        self._has_callback = True
-        _at_the_end(self._finish)
+        if self._at_end() is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """A backward pass begins: ask for a callback at its end.
+
+        Only autograd keeps the callback. It lets it go as soon as the pass breaks off, by an exception that
+        the user may catch; by that the next pass is known for another one.
+        """
+        finish = partial(self._finish)
+        self._is_open, self._at_end = False, weakref.ref(finish)
+        _at_the_end(finish)
 
     def _ready(self, name: str, parameter: Tensor) -> None:
         """The gradient of a parameter is there, in `p.grad`."""
         if not self.exchanges:
             return
+        if self._at_end() is None:  # the forward pass went round the model's own
+            refuse_changed(self._backward, self)
+            self._begin()
         if not self._is_open:
             self._open()
         bucket = self._homes[name]
@@ -169,8 +183,6 @@ class PlainParameters(Source):
     def _open(self) -> None:
         self._backward.open()
         self._is_open = True
-        if not self._has_callback:
-            _at_the_end(self._finish)
         self._build()
         for bucket in self._buckets:
             bucket.begin()
@@ -190,7 +202,7 @@ class PlainParameters(Source):
 
     def _finish(self) -> None:
         """The backward pass is over: fill in what has not come, and bring what is left."""
-        self._has_callback = False
+        self._at_end = _nothing
         if not self._is_open:  # inside no_sync, or gradients of something else were asked for
             return
         self._is_open = False
@@ -257,6 +269,10 @@ def _spread(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
         comm.broadcast(flat.view(-1).view(torch.uint8), 0).wait()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat)
+
+
+def _nothing() -> None:
+    """No backward pass is running."""
 
 
 def _at_the_end(job: Callable[[], None]) -> None:

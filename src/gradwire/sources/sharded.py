@@ -98,6 +98,15 @@ class ShardedParameters(PlainParameters):
                 "change them: leave it out"
             )
 
+    def current(self) -> Mapping[str, Tensor]:
+        """The shards, also where FSDP has gathered parameters in their place."""
+        shards = {
+            id(each._unsharded_param): each.sharded_param
+            for each in _managed(self.model)
+            if hasattr(each, "_unsharded_param")
+        }
+        return {name: shards.get(id(each), each) for name, each in super().current().items()}
+
     def replicas_of(self, optimizers: Optimizers) -> Replicas:
         """This rank's shards of what all replicas hold alike."""
         return partial(self._replicated, super().replicas_of(optimizers))

@@ -6,7 +6,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gradwire.arena import ParameterSpec
 from gradwire.engine.step import Passenger, Step
 from gradwire.moment import Replicas, Replicated
+from gradwire.sources.known import Known
 from gradwire.unwrapping import Optimizers
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Source(ABC):
     """Parameters by the names in `specs`; there may be others."""
     device: torch.device
     """The device of the gradients."""
+    left_out: frozenset[str] = frozenset()
+    """Names of parameters that a wrapper was told to ignore."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -72,6 +75,15 @@ class Source(ABC):
     def module(self) -> nn.Module:
         """The module of parameters and buffers, under the names in `specs`."""
         return self.model
+
+    @cached_property
+    def known(self) -> Known:
+        """The parameters as they are when this is first asked for: at the end of attaching."""
+        return Known(self.parameters, [spec.name for spec in self.specs], self.left_out)
+
+    def current(self) -> Mapping[str, Tensor]:
+        """The parameters of the module by name, as they are now. Only for the thread that trains."""
+        return dict(self.module.named_parameters())
 
     # -- while attaching
 

@@ -32,7 +32,7 @@ def _raised(
 
     def rank(comm: Comm) -> str:
         mine = held[comm.rank]
-        rig = Rig(comm, recipe, guard=Guard(mine, every))
+        rig = Rig(comm, recipe, guard=Guard(lambda: mine, every))
         for step in range(steps):
             if step == 3:
                 change(mine, comm.rank)
@@ -67,7 +67,7 @@ def test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due(recipe: str, every
 
 def test_a_checksum_is_not_taken_for_something_measured() -> None:
     def rank(comm: Comm) -> int:
-        rig = Rig(comm, "covap", guard=Guard(_parameters(), 1))
+        rig = Rig(comm, "covap", guard=Guard(_parameters, 1))
         for step in range(8):
             assert rig.step(gradients(comm.rank, step)).step.committed
         assert rig.engine.facts is not None, "decided by now"
@@ -84,7 +84,7 @@ def test_without_a_guard_nobody_looks() -> None:
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_ranks_at_different_steps_hear_so_whether_the_guard_is_due_or_not(recipe: str, ahead: int) -> None:
     def rank(comm: Comm) -> str:
-        rig = Rig(comm, recipe, guard=Guard(_parameters(), 2))
+        rig = Rig(comm, recipe, guard=Guard(_parameters, 2))
         rig.engine.restore(rig.engine.prepared(rig.engine.layout, 4 + ahead * comm.rank))
         return str(rig.step(gradients(comm.rank, 0)).error)
 
@@ -100,6 +100,26 @@ def test_several_parameters_and_ranks_are_named() -> None:
         assert re.search(r"'half' on rank 1, 3, 'turned' on rank 4 \(", said)
 
 
+def test_a_parameter_that_took_the_place_of_another_is_looked_at() -> None:
+    def change(held: dict[str, Tensor], rank: int) -> None:
+        held["half"] = held["half"].clone() + rank
+        held["new"] = torch.zeros(2)
+
+    for said in _raised("dense", 2, 1, change):
+        assert "'half' on rank 1 (" in said
+        assert "'new'" not in said
+
+
+def test_ranks_that_hold_different_parameters_hear_so() -> None:
+    def change(held: dict[str, Tensor], rank: int) -> None:
+        if rank == 1:
+            held["new"] = torch.zeros(2)
+
+    for said in _raised("topk(ratio=0.1)", 2, 1, change):
+        assert said.startswith("3: ranks disagree on the parameters that guard_every compares: rank 0: 3: ")
+        assert "rank 1: 4: first, half, turned, new" in said
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int) -> None:
     """The checksums of 300 parameters are 2,400 bytes: as one message they would not travel twice."""
@@ -107,7 +127,7 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
     def said(comm: ThreadComm, damage: Damage) -> str:
         held = {str(number): torch.tensor([float(number)]) for number in range(300)}
         held["200"] += comm.rank == 1
-        guard = Guard(held, 1)
+        guard = Guard(lambda: held, 1)
         guard.numbers(0, lambda each: each)
         checked = CheckedComm(DamagingComm(comm, damage if comm.rank == 1 else Damage()))
         return str(guard.error([(float(rank),) for rank in range(world)], 0, checked))

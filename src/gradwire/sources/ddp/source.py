@@ -100,7 +100,8 @@ class DDPBuckets(Source):
             raise ValueError(
                 "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
             )
-        self.specs = specs_of(ddp.module, ddp.parameters_to_ignore)
+        self.left_out = frozenset(ddp.parameters_to_ignore)
+        self.specs = specs_of(ddp.module, self.left_out)
         if not self.specs:
             raise ValueError(
                 "DDP ignores every trainable parameter of this model, or delays its all-reduce, so it has no "
@@ -153,7 +154,7 @@ class DDPBuckets(Source):
         """Register the communication hook and the observers; make buckets finer where that hides more."""
         ddp, engine = self._ddp, backward.engine
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-        hooks = observe(ddp, ddp.module, backward, uses, scaled=scaled)
+        hooks = observe(self, backward, uses, scaled=scaled)
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]

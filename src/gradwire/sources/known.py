@@ -1,0 +1,89 @@
+"""Whether a module still has the parameters whose gradients gradwire carries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+_NAMED = 3
+
+
+class Known:
+    """The parameters of a module as they were when gradwire was attached.
+
+    A parameter that needs a gradient and came later, in the place of another or beside them, would be trained
+    on its rank alone. So would one that was cast, which wrappers then ignore.
+
+    Parameters count by identity: wrapping a layer (`torch.compile`) changes names, and no parameter. A tensor
+    that is no parameter stands in for one while a call lasts (`torch.func.functional_call`), and hands its
+    gradient on.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], carried: Collection[str], left_out: Collection[str]
+    ) -> None:
+        """Of `parameters` by name, those `carried` and those `left_out`, which are the user's concern."""
+        self._first = tuple(parameters.values())
+        self._carried = {name: (parameters[name], _facts(parameters[name])) for name in carried}
+        self._ids = {id(parameter) for parameter, _ in self._carried.values()}
+        self._left_out = frozenset(left_out)
+        self._out_ids = {id(parameter) for name, parameter in parameters.items() if name in self._left_out}
+        self.held: Mapping[str, nn.Parameter] = self._without_left_out(parameters)
+        """The parameters of the module when `require` was last asked, frozen ones too."""
+
+    def require(self, now: Mapping[str, Tensor]) -> None:
+        """Raise `ValueError` if the carried parameters are not the trainable ones of `now`, and as they were.
+
+        The text names parameters and says what to do.
+        """
+        held = {
+            name: tensor if isinstance(tensor, nn.Parameter) else self.held.get(name)
+            for name, tensor in now.items()
+        }
+        self.held = mine = self._without_left_out({name: p for name, p in held.items() if p is not None})
+        if changes := self._changes(mine):
+            more = f"; and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+            raise ValueError(
+                f"parameters of this model have changed since attach: {'; '.join(changes[:_NAMED])}{more}. "
+                "Their gradients would not reach other ranks. Add, replace, cast, move, freeze and thaw "
+                "parameters before wrapping the model and attaching it; to load values later, use "
+                "load_state_dict without assign=True"
+            )
+
+    def _without_left_out(self, parameters: Mapping[str, nn.Parameter]) -> Mapping[str, nn.Parameter]:
+        if not self._left_out:
+            return parameters
+        return {
+            name: parameter
+            for name, parameter in parameters.items()
+            if name not in self._left_out and id(parameter) not in self._out_ids
+        }
+
+    def _changes(self, now: Mapping[str, nn.Parameter]) -> list[str]:
+        present = {id(parameter) for parameter in now.values()}
+        changes = []
+        for name, (parameter, facts) in self._carried.items():
+            if id(parameter) not in present:
+                stranger = name in now and id(now[name]) not in self._ids
+                changes.append(f"{name!r} was {'replaced' if stranger else 'removed'}")
+            elif (found := _facts(parameter)) != facts:
+                changes.append(f"{name!r} is {_text(*found)}, and was {_text(*facts)}")
+        gone = {name for name, (parameter, _) in self._carried.items() if id(parameter) not in present}
+        for name, parameter in now.items():
+            if not parameter.requires_grad or id(parameter) in self._ids or name in gone:
+                continue
+            if any(parameter is each for each in self._first):
+                changes.append(f"{name!r} {tuple(parameter.shape)} was frozen when gradwire was attached")
+            else:
+                changes.append(f"{name!r} was added")
+        return changes
+
+
+def _facts(parameter: Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
+    return parameter.dtype, parameter.device, parameter.shape
+
+
+def _text(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)} on {device}"

@@ -1,0 +1,159 @@
+"""Scenes of modules that change under gradwire, and of backward passes that break off in plain ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.support.models import batch, digest, optimizer_of, perceptron
+
+
+def _backward(model: nn.Module, step: int) -> None:
+    inputs, targets = batch(step)
+    nn.functional.mse_loss(model(inputs), targets).backward()
+
+
+def _said(call: Callable[[], object]) -> list[Any]:
+    start_s = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error), time.monotonic() - start_s]
+    return ["nothing", "", time.monotonic() - start_s]
+
+
+def _assigned(inner: Any) -> None:
+    inner.load_state_dict({name: each.clone() for name, each in inner.state_dict().items()}, assign=True)
+
+
+def _replaced(inner: Any) -> None:
+    inner[2].weight = nn.Parameter(inner[2].weight.detach().clone())
+
+
+def _appended(inner: Any) -> None:
+    inner.append(nn.Linear(8, 8))
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "assigned": _assigned,
+    "replaced": _replaced,
+    "appended": _appended,
+    "cast": lambda inner: inner.double().float(),
+    "cast for good": lambda inner: inner.bfloat16(),
+}
+
+
+def changed(change: str, wrapped: bool, everywhere: bool) -> list[Any]:
+    """The model changes on all ranks or on rank 1, after a step: what the next says, how many count."""
+    inner = perceptron()
+    own = dist.new_group([0, 1])  # DDP's own collectives are lost, too, where one rank does not come
+    model = (
+        DistributedDataParallel(inner, find_unused_parameters=True, process_group=own) if wrapped else inner
+    )
+    wire = gradwire.attach(model, optimizer_of(model), "topk(ratio=0.1)", replicas=_replicas(wrapped))
+    for step in (0, 1):  # before its second forward pass DDP has a collective of its own
+        _backward(model, step)
+    if everywhere or dist.get_rank() == 1:
+        CHANGES[change](inner)
+    return [*_said(partial(_backward, model, 2)), wire.report().step]
+
+
+def _replicas(wrapped: bool) -> dist.ProcessGroup | None:
+    return None if wrapped else dist.group.WORLD
+
+
+def _boom(_gradient: Tensor) -> None:
+    raise RuntimeError("boom")
+
+
+def broke_off(recipe: str, buckets: int) -> dict[str, Any]:
+    """The user catches an exception in the middle of rank 0's backward pass, and goes on."""
+    model, group = perceptron(), dist.new_group([0, 1], timeout=timedelta(seconds=3))
+    wire = gradwire.attach(model, optimizer_of(model), recipe, replicas=group)
+    several = patch("gradwire.sources.plain.cap_for", return_value=1024)
+    said, kept = [], []
+    with several if buckets > 1 else nullcontext():
+        _backward(model, 0)
+        for step in range(1, 4):
+            if step == 1 and dist.get_rank() == 0:
+                handle = model[2].register_forward_hook(lambda _m, _i, out: out.register_hook(_boom) and None)  # type: ignore[index, operator]
+            try:
+                _backward(model, step)
+            except Exception as error:
+                kept.append(error)  # with its traceback, as notebooks keep the last one
+                said.append([type(error).__name__, str(error)])
+            if step == 1 and dist.get_rank() == 0:
+                handle.remove()
+            if dist.get_rank() == 1:
+                break
+    found = {"said": said, "steps": wire.report().step}
+    dist.barrier()
+    return found
+
+
+def before_any_gradient() -> dict[str, Any]:
+    """All ranks catch an exception before the first gradient: nothing of that pass was sent."""
+    model = perceptron()
+    wire = gradwire.attach(model, optimizer_of(model), "topk(ratio=0.1)", replicas=dist.group.WORLD)
+    outputs = model(batch(0)[0])
+    outputs.register_hook(_boom)
+    said = _said(outputs.sum().backward)[1]
+    hidden: Tensor = batch(1)[0]
+    for layer in model:  # type: ignore[attr-defined]  # round the model's own forward pass
+        hidden = layer(hidden)
+    hidden.sum().backward()
+    _backward(model, 2)
+    return {"said": said, "steps": wire.report().step}
+
+
+def guarded(kind: str) -> list[Any]:
+    """Rank 1 alone changes what is frozen, under a guard."""
+    model: Any = perceptron()
+    model[0].requires_grad_(False)
+    gradwire.attach(model, optimizer_of(model), "dense", replicas=dist.group.WORLD, guard_every=1)
+    _backward(model, 0)
+    if dist.get_rank() == 1 and kind == "replaced":
+        model[0].weight = nn.Parameter(model[0].weight + 1, requires_grad=False)
+    elif dist.get_rank() == 1:
+        model.append(nn.Linear(8, 8).requires_grad_(False))
+    return _said(partial(_backward, model, 1))
+
+
+def trains(_kind: str = "") -> str:
+    """For comparison: nothing changes."""
+    model = perceptron()
+    gradwire.attach(model, optimizer_of(model), "dense", replicas=dist.group.WORLD, guard_every=1)
+    for step in range(3):
+        _backward(model, step)
+    return digest(model)
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    **{
+        f"{change}, {'ddp' if wrapped else 'plain'}": partial(changed, change, wrapped, everywhere=True)
+        for change in ("assigned", "replaced", "appended", "cast for good")
+        for wrapped in (False, True)
+    },
+    "cast and back": partial(changed, "cast", wrapped=False, everywhere=True),
+    "on one rank, plain": partial(changed, "replaced", wrapped=False, everywhere=False),
+    "on one rank, ddp": partial(changed, "appended", wrapped=True, everywhere=False),
+    **{
+        f"broke off, {recipe}, {buckets}": partial(broke_off, recipe, buckets)
+        for recipe in ("dense", "topk(ratio=0.1)")
+        for buckets in (1, 4)
+    },
+    "before any gradient": before_any_gradient,
+    "guarded, replaced": partial(guarded, "replaced"),
+    "guarded, added": partial(guarded, "added"),
+    "trains": trains,
+}

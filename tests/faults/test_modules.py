@@ -1,0 +1,80 @@
+"""Real gloo ranks: a model that changes under gradwire, or a pass that breaks off, is an error in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ranks import TIMEOUT_S, Results, perform, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All scenes, on two ranks."""
+    return perform("tests.faults.scenes_modules", 2, tmp_path_factory.mktemp("modules"))
+
+
+SAYS = {
+    "assigned": "'4.bias' was replaced; '4.weight' was replaced; '2.bias' was replaced; and 3 more.",
+    "replaced": "'2.weight' was replaced.",
+    "appended": "'5.weight' was added; '5.bias' was added.",
+    "cast for good": "'4.bias' is bfloat16 (8,) on cpu, and was float32 (8,) on cpu;",
+}
+
+
+@pytest.mark.parametrize("source", ["plain", "ddp"])
+@pytest.mark.parametrize("change", SAYS)
+def test_parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange(
+    world: Results, change: str, source: str
+) -> None:
+    for kind, text, _, steps in value(world, f"{change}, {source}"):
+        assert kind == "ValueError"
+        assert SAYS[change] in text
+        assert "use load_state_dict without assign=True" in text
+        assert steps == 2
+
+
+def test_a_cast_and_back_changes_nothing_that_counts(world: Results) -> None:
+    for kind, text, _, steps in value(world, "cast and back"):
+        assert (kind, text, steps) == ("nothing", "", 3)
+
+
+@pytest.mark.parametrize(("source", "name"), [("plain", "'2.weight'"), ("ddp", "'5.weight'")])
+def test_a_change_on_one_rank_is_named_on_the_ranks_that_wait(world: Results, source: str, name: str) -> None:
+    (waits, heard, took_s, steps), (refuses, text, _, _) = value(world, f"on one rank, {source}")
+    assert (waits, refuses) == ("RanksDisagree", "ValueError")
+    assert name in text
+    assert "rank 0: a training step; rank 1: a forward pass that it refuses" in heard
+    assert name in heard
+    assert took_s < TIMEOUT_S / 2, "long before the timeout"
+    assert steps == 2
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk(ratio=0.1)"])
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_after_a_caught_exception_no_pass_completes_another_step(
+    world: Results, recipe: str, buckets: int
+) -> None:
+    broke, waited = value(world, f"broke off, {recipe}, {buckets}")
+    assert [kind for kind, _ in broke["said"]] == ["RuntimeError", "GradwireError", "GradwireError"]
+    for _, text in broke["said"][1:]:
+        assert text.startswith("a backward pass broke off before all gradients were there")
+    assert [kind for kind, _ in waited["said"]] == ["TransportError"]
+    assert broke["steps"] == waited["steps"] == 1
+
+
+def test_a_pass_that_broke_off_before_its_first_gradient_has_begun_no_step(world: Results) -> None:
+    assert value(world, "before any gradient") == [{"said": "boom", "steps": 2}] * 2
+
+
+def test_the_guard_sees_frozen_parameters_as_they_are_now(world: Results) -> None:
+    for kind, text, _ in value(world, "guarded, replaced"):
+        assert kind == "RanksDisagree"
+        assert "before step 1: '0.weight' on rank 1 (" in text
+    for kind, text, _ in value(world, "guarded, added"):
+        assert kind == "RanksDisagree"
+        assert "the parameters that guard_every compares: rank 0: 6: " in text
+        assert "rank 1: 8: " in text
+    one, other = value(world, "trains")
+    assert one == other
