@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gradwire.decide.choice import LATE
 from gradwire.recipes.auto import CANDIDATES
 
 FIXED = (
@@ -42,9 +43,6 @@ FIXED = (
 
 HOOK = "powersgd_hook(rank=2, bucket_cap_mb=1000)"
 """Torch's own, of the same rank as one of ours."""
-
-AS_MUCH = 0.005
-"""Recipes keep equally much within this share of the gradient."""
 
 
 @dataclass(frozen=True)
@@ -143,18 +141,18 @@ class Judged:
 
 
 def judged(line: dict[str, Any]) -> Judged | None:
-    """Regret against what keeps at least as much, and whether dense was the right answer."""
+    """Regret against what leaves no more of the gradient late, and whether dense was the right answer."""
     steps_s = line["step_s"]
     if not steps_s.get("auto") or not steps_s.get("ddp") or line["auto_over_ddp"] is None:
         return None
-    table = {row["recipe"]: row["fidelity"] for row in line["choices"]}
+    table = {row["recipe"]: row["late"] for row in line["choices"] if row["late"] is not None}
     running = [row["recipe"] for row in line["choices"] if row["verdict"] == "runs"]
     chosen = running[0] if running else "dense"
-    kept = {"ddp": 1.0} | {text: table.get(text, CANDIDATES[text]) for text in FIXED if steps_s.get(text)}
-    least = table.get(chosen, 1.0) - AS_MUCH
-    rivals = [text for text in kept if kept[text] >= least]
+    late = {"ddp": 0.0} | {text: table.get(text, CANDIDATES[text]) for text in FIXED if steps_s.get(text)}
+    most = max(table.get(chosen, 0.0), LATE)
+    rivals = [text for text in late if late[text] <= most]
     best = min(rivals, key=lambda text: steps_s[text])
-    able = [text for text in kept if text != "ddp" and kept[text] >= 0.5]
+    able = [text for text in late if text != "ddp" and late[text] <= LATE]
     faster = min((steps_s[text] for text in able), default=steps_s["ddp"])
     return Judged(
         regret=steps_s["auto"] / steps_s[best],

@@ -23,7 +23,6 @@ import gradwire
 from gradwire.attaching import _brought
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.configuration import Place
-from gradwire.engine.examining import _on
 from gradwire.measure.clock import clock_of, stopwatch_for
 from gradwire.moment import Replicated
 from gradwire.placement import Accelerator, Copies
@@ -204,7 +203,8 @@ def examined() -> list[str]:
         with device.watching():
             torch.ones(4).add_(1)
 
-    _on(device, job)
+    with device.using(device.new_stream()):
+        job()
     return [*device.races, *idle(device)]
 
 

@@ -45,6 +45,9 @@ LATE = 0.3
 """The limit of lateness: steps' worth of gradient that may wait. Casts, near-lossless frames and few bits are
 within it. What is later loses quality (`docs/choosing.md`)."""
 
+ASKED = (1.0, 4.0, 16.0, 64.0)
+"""Limits of lateness to ask for instead."""
+
 ASSUMED_OFF = 1.5
 """Times the limit up to which an assumed lateness may be wrong, so that a trial has to tell."""
 
@@ -186,9 +189,8 @@ class Standing:
         best, untried = self.best(), [each for each in self.options if each.took_s is None]
         if self.dense_hides or (best is not None and self._reaches(best)):
             return None
-        able = [each for each in untried if self.beats_dense(each.predicted_s)]
-        if best is not None:
-            able = [each for each in able if each.predicted_s < (1.0 - LEAD) * best.expected_s]
+        to_beat_s = self.dense_s if best is None else best.expected_s
+        able = [each for each in untried if each.predicted_s < (1.0 - LEAD) * to_beat_s]
         if not able:
             return None
         reaching = [each for each in able if self._reaches(each)]
@@ -200,15 +202,18 @@ class Standing:
     def offer(self) -> str:
         """A clause on what a higher limit of lateness would gain at best; empty if that is nothing.
 
+        The limit that it names is one to ask for, and no lateness that was found.
+
         >>> late = Option("covap(interval=2)", "covap(interval=2)", 0.06, 1e6, assumed=0.7)
         >>> Standing((), 0.0, 0.05, 0.1, 4e6, later=(late,)).offer()
-        '; auto(late=0.7) may run covap(interval=2): 60 ms at best, and more of the gradient is late'
+        '; auto(late=1) may run covap(interval=2): 60 ms at best, and more of the gradient is late'
         """
         here, best = self.best(), self._best_of(self.later)
         if best is None or (here is not None and best.predicted_s >= (1.0 - LEAD) * here.expected_s):
             return ""
         at_best = f"{(self.before_s + best.predicted_s) * 1e3:.0f} ms at best"
-        may_run = f"auto(late={best.assumed:g}) may run {best.recipe}"
+        asked = next(limit for limit in ASKED if limit >= best.assumed)
+        may_run = f"auto(late={asked:g}) may run {best.recipe}"
         return f"; {may_run}: {at_best}, and more of the gradient is late"
 
     def after_trial(
@@ -272,7 +277,7 @@ class Standing:
         if not self.beats_dense(option.expected_s):
             return "not faster than dense"
         if option.took_s is None:
-            return "not run"
+            return "not worth a trial"
         now = None if running == "dense" else self.option(running)
         if now is not None and self._reaches(now):
             return (

@@ -1,4 +1,4 @@
-"""Which recipe is chosen, from numbers alone."""
+"""Which recipe is tried, and which runs, from numbers alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.decide.choice import LATE, LEAD, MOST_EXAMINED, Option, Standing, margin_of, shortlist
+from gradwire.decide.choice import LATE, LEAD, Option, Standing, margin_of
 
 Setting = tuple[float, float, dict[str, tuple[float, float]]]
 """Milliseconds of a step without communication and of a dense one; each recipe's, and how late it is."""
@@ -40,9 +40,18 @@ CONVNET: Setting = (
 
 
 def _standing(setting: Setting, **asked: float) -> Standing:
+    """By default the limit is no matter here."""
     compute_ms, dense_ms, recipes = setting
-    options = [Option(text, text, ms / 1e3, 0.01, 1e6, late) for text, (ms, late) in recipes.items()]
-    return Standing(tuple(options), 0.0, compute_ms / 1e3, dense_ms / 1e3, 4e6, **asked)
+    options = [Option(text, text, ms / 1e3, 1e6, late) for text, (ms, late) in recipes.items()]
+    return Standing(tuple(options), 0.0, compute_ms / 1e3, dense_ms / 1e3, 4e6, **{"limit": 100.0, **asked})
+
+
+def _tried(setting: Setting, **asked: float) -> Standing:
+    """All recipes have run, and were as predicted and assumed."""
+    standing = _standing(setting, **asked)
+    for each in standing.options:
+        standing = standing.after_trial(each.recipe, each.predicted_s, each.assumed)
+    return standing
 
 
 def _best(standing: Standing) -> str:
@@ -50,95 +59,131 @@ def _best(standing: Standing) -> str:
     return "dense" if best is None else best.recipe
 
 
-@pytest.mark.parametrize("setting", [RESNET18, CHARGPT4, CHARGPT2, CONVNET])
-def test_nothing_runs_that_is_predicted_to_be_slower_than_dense(
-    setting: Setting,
-) -> None:
+def _next(standing: Standing) -> str:
+    following = standing.next_trial()
+    return "none" if following is None else following.recipe
+
+
+SETTINGS = [RESNET18, CHARGPT4, CHARGPT2, CONVNET]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_nothing_runs_that_has_not_run_on_trial(setting: Setting) -> None:
     standing = _standing(setting)
+    assert standing.best() is None
+    assert standing.foreseen() == _standing(setting).option(_best(_tried(setting)))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_nothing_runs_that_is_not_faster_than_dense(setting: Setting) -> None:
+    standing = _tried(setting)
     best = standing.best()
     assert best is not None
-    assert best.predicted_s < (1 - LEAD) * standing.dense_s
+    assert best.expected_s < (1 - LEAD) * standing.dense_s
     slow = replace(
-        standing, options=tuple(replace(each, predicted_s=standing.dense_s) for each in standing.options)
+        standing, options=tuple(replace(each, took_s=standing.dense_s) for each in standing.options)
     )
     assert slow.best() is None
 
 
 def test_of_equal_speed_the_mildest_runs() -> None:
     options = {"leader_topk": (59.0, 6.5), "int4": (61.0, 0.18)}
-    assert _best(_standing((35.0, 88.0, options))) == "int4"
-    assert _best(_standing((35.0, 88.0, options | {"leader_topk": (57.0, 6.5)}))) == "leader_topk"
+    assert _best(_tried((35.0, 88.0, options))) == "int4"
+    assert _best(_tried((35.0, 88.0, options | {"leader_topk": (57.0, 6.5)}))) == "leader_topk"
 
 
 def test_where_some_reach_the_target_the_mildest_runs_and_not_the_fastest() -> None:
-    assert _best(_standing(RESNET18, target=0.9)) == "powersgd(rank=2)"
-    assert _best(_standing(RESNET18, target=0.78)) == "int4"
-    assert _best(_standing(CHARGPT4, target=0.65)) == "int4"
+    assert _best(_tried(RESNET18, target=0.9)) == "powersgd(rank=2)"
+    assert _best(_tried(RESNET18, target=0.78)) == "int4"
+    assert _best(_tried(CHARGPT4, target=0.65)) == "int4"
 
 
 def test_where_none_reaches_it_the_fastest_runs() -> None:
-    assert _best(_standing(RESNET18)) == "powersgd(rank=2)"
-    assert _best(_standing(CHARGPT4)) == "powersgd(rank=1)"
-    assert _best(_standing(CHARGPT2)) == "covap"
+    assert _best(_tried(RESNET18)) == "powersgd(rank=2)"
+    assert _best(_tried(CHARGPT4)) == "powersgd(rank=1)"
+    assert _best(_tried(CHARGPT2)) == "covap"
 
 
-def test_what_was_measured_below_the_floor_does_not_run() -> None:
-    standing = _standing(RESNET18, floor=0.7)
-    poor = {"powersgd(rank=2)": 0.69, "topk(ratio=0.01)": 0.5, "covap": 0.7}
-    options = [replace(each, fidelity=poor.get(each.recipe)) for each in standing.options]
-    assert _best(replace(standing, options=tuple(options))) == "covap"
+@pytest.mark.parametrize("setting", [RESNET18, CHARGPT4, CONVNET])
+def test_what_was_measured_above_the_limit_does_not_run_however_fast_it_is(setting: Setting) -> None:
+    assert _best(_tried(setting, limit=LATE)) == "int4"
+    late = _tried(setting, limit=LATE).after_trial("int4", 0.04, LATE + 0.01)
+    assert _best(late) == "dense"
+    assert late.table("dense")[0].verdict == "more than 0.3 steps late"
 
 
-def test_recipes_beyond_the_limit_do_not_run_and_are_offered_as_one_would_be_chosen() -> None:
-    standing = _standing(RESNET18, target=0.78)
-    within, *later = standing.options
-    limited = replace(standing, options=(within,), later=tuple(later))
+def test_what_was_assumed_to_be_late_runs_if_it_is_not() -> None:
+    standing = _standing(CONVNET, limit=LATE)
+    assert _best(standing.after_trial("topk(ratio=0.01)", 0.044, 0.2)) == "topk(ratio=0.01)"
+
+
+def test_a_lateness_that_still_rises_is_not_settled_on() -> None:
+    standing = _standing(CONVNET).after_trial("int4", 0.059, 0.1, settled=False)
+    assert _best(standing) == "dense"
+    rows = {row.recipe: row for row in standing.table("dense")}
+    assert rows["int4"].verdict == "its lateness still rose"
+
+
+def test_trials_go_from_mild_to_strong_among_those_that_promise_most() -> None:
+    options = {"int8": (80.0, 0.01), "int4": (75.0, 0.18), "fp16": (110.0, 0.0004), "gcomp": (300.0, 0.0)}
+    standing = _standing((56.0, 185.0, options), limit=LATE)
+    assert _next(standing) == "int8", "within what predictions may be off by"
+    standing = standing.after_trial("int8", 0.085, 0.01)
+    assert _next(standing) == "int4"
+    standing = standing.after_trial("int4", 0.080, 0.18)
+    assert _next(standing) == "none", "no other promises more"
+    assert _best(standing) == "int4", "by more than 5 %"
+    assert _best(standing.after_trial("int4", 0.082, 0.18)) == "int8", "level"
+
+
+def test_a_trial_that_disappoints_makes_others_worth_one() -> None:
+    options = {"fp16": (110.0, 0.0004), "int8": (80.0, 0.01)}
+    standing = _standing((56.0, 185.0, options), limit=LATE)
+    assert _next(standing) == "int8"
+    assert _next(standing.after_trial("int8", 0.130, 0.01)) == "fp16"
+    assert _next(standing.after_trial("int8", 0.112, 0.01)) == "none"
+
+
+def test_once_the_target_is_reached_nothing_stronger_is_tried() -> None:
+    options = {"int8": (70.0, 0.01), "int4": (60.0, 0.18), "fp16": (72.0, 0.0004)}
+    standing = _standing((56.0, 185.0, options), target=0.75)
+    assert _next(standing) == "fp16", "the mildest of those that reach it"
+    assert _next(standing.after_trial("fp16", 0.072, None)) == "none"
+    assert _next(standing.after_trial("fp16", 0.090, None)) == "int8"
+
+
+def test_recipes_beyond_the_limit_are_offered_as_one_would_be_chosen() -> None:
+    standing = _tried(RESNET18, target=0.78)
+    within, *_ = standing.options
+    later = _standing(RESNET18).options[1:]
+    limited = replace(standing, options=(within,), later=later, target=0.95)
     assert _best(limited) == "int4"
-    assert _best(replace(limited, options=())) == "dense"
-    assert limited.offer().startswith("; auto(late=1.4) may run covap: 525 ms at best")
-    assert replace(limited, dense_s=0.5).offer() == ""
+    assert limited.offer().startswith("; auto(late=4) may run powersgd(rank=2): 492 ms at best")
+    assert replace(limited, later=(replace(later[0], predicted_s=0.570),)).offer() == "", "that is level"
+    none = replace(limited, options=())
+    assert _best(none) == "dense"
+    assert none.offer()
+    assert replace(none, dense_s=0.5).offer() == ""
 
 
 def test_dense_stays_where_it_hides_and_where_others_are_faster_only_within_noise() -> None:
-    assert _best(_standing((84.0, 88.0, {"int8": (40.0, 0.01)}))) == "dense"
-    just = {"int8": (88.0 * 0.93, 0.01)}
-    assert _best(_standing((35.0, 88.0, just))) == "int8"
-    assert _best(_standing((35.0, 88.0, just), margin=margin_of(0.08, 9))) == "dense"
+    hiding = _standing((84.0, 88.0, {"int8": (40.0, 0.01)}))
+    assert (_next(hiding), _best(hiding)) == ("none", "dense")
+    just: Setting = (35.0, 88.0, {"int8": (88.0 * 0.93, 0.01)})
+    assert _best(_tried(just)) == "int8"
+    assert _best(_tried(just, margin=margin_of(0.08, 9))) == "dense"
+    assert _next(_standing(just, margin=margin_of(0.08, 9))) == "int8", "a trial has to tell"
 
 
-def test_a_trial_counts_with_what_it_took_and_corrects_the_others_by_their_work() -> None:
-    """Codecs and calls of 10 ms took 40 ms instead, 20 ms of others will take 80."""
-    standing = _standing((35.0, 200.0, {"a": (50.0, 0.1), "b": (60.0, 0.2), "c": (60.0, 0.2)}))
-    first, second, third = standing.options
-    known = replace(standing, options=(first, replace(second, work_s=0.02), replace(third, work_s=0.0)))
-    after = known.after_trial("a", 0.08)
-    assert [after.expected_s(each) for each in after.options] == pytest.approx([0.08, 0.12, 0.06], rel=1e-12)
-    assert known.load == 0.0
-    assert after.load == pytest.approx(3.0, rel=1e-12)
-    assert _best(known) == "a"
-    assert _best(after) == "c"
+def test_a_trial_is_clear_where_nothing_hangs_on_its_noise() -> None:
+    standing = _standing((56.0, 185.0, {"int8": (80.0, 0.01)}), noise=0.02)
+    assert standing.is_clear("int8", [0.085, 0.086, 0.085], 0.01)
+    assert not standing.is_clear("int8", [0.174, 0.177, 0.176], 0.01), "about as fast as dense"
 
 
-def test_steps_that_are_faster_than_predicted_make_no_other_recipe_faster() -> None:
-    after = _standing((35.0, 200.0, {"a": (50.0, 0.1), "b": (60.0, 0.2)})).after_trial("a", 0.04)
-    assert after.load == 0.0
-    assert after.expected_s(after.option("b")) == 0.06
-
-
-def test_after_the_last_trial_only_what_was_tried_may_run() -> None:
-    before = _standing(CONVNET)
-    free = tuple(replace(each, work_s=0.0) for each in before.options)
-    standing = replace(before, options=free).after_trial("topk(ratio=0.01)", 0.080)
-    assert _best(standing) == "int4"
-    assert standing.best(tried_only=True) == standing.option("topk(ratio=0.01)")
-    assert standing.after_trial("topk(ratio=0.01)", 0.088).best(tried_only=True) is None
-
-
-def test_the_table_says_of_each_why_it_does_not_run() -> None:
-    whole = _standing(CONVNET, floor=0.7)
-    kept = {"topk(ratio=0.01)": 0.6, "int4": 0.96}
-    options = tuple(replace(each, fidelity=kept.get(each.recipe)) for each in whole.options)
-    standing = replace(whole, options=options)
+def test_the_table_says_of_each_why_it_does_not_run_and_shows_nothing_that_was_not_measured() -> None:
+    standing = _standing(CONVNET, limit=LATE)
+    standing = standing.after_trial("int4", 0.07, 0.17).after_trial("topk(ratio=0.01)", 0.045, 4.2)
     rows = {row.recipe: row for row in standing.table("int4")}
     assert [row.recipe for row in standing.table("int4")] == [
         "topk(ratio=0.01)",
@@ -147,35 +192,18 @@ def test_the_table_says_of_each_why_it_does_not_run() -> None:
         "leader_topk",
     ]
     assert {name: row.verdict for name, row in rows.items()} == {
-        "topk(ratio=0.01)": "fidelity below 0.7",
+        "topk(ratio=0.01)": "more than 0.3 steps late",
         "int4": "runs",
         "dense": "slower",
         "leader_topk": "not faster than dense",
     }
     assert rows["dense"].measured_step_s == standing.dense_s
-    assert rows["int4"].measured_step_s is None
-    assert [rows[name].fidelity for name in ("int4", "leader_topk")] == [0.96, None]
-    assert rows["int4"].share_of_linear == pytest.approx(35 / 59, rel=1e-12)
-    tried = standing.after_trial("int4", 0.07).table("int4")
-    assert [(row.predicted_step_s, row.measured_step_s) for row in tried if row.verdict == "runs"] == [
-        (0.059, 0.07)
-    ]
-
-
-def test_of_each_family_those_around_the_target_are_examined_and_the_most_promising_first() -> None:
-    mild = {f"m{n}": (100.0 - 10 * n, 1.0 + n) for n in range(7)}
-    strong = {f"s{n}": (45.0 - n, 10.0 + n) for n in range(3)}
-    slow = {"slow": (120.0, 0.0)}
-    standing = _standing((40.0, 110.0, mild | strong | slow), target=0.5)
-    families = [tuple(mild), tuple(strong), tuple(slow), ("unknown",)]
-    # 80 ms reach half of linear.
-    assert shortlist(standing, families) == ("m2", "m3", "s0", "s1")
-    # None reaches 95 %: the strongest is by far the fastest of its family, and 45, 44 and 43 ms are level.
-    assert shortlist(replace(standing, target=0.95), families) == ("m6", "s1", "s0")
-    assert shortlist(replace(standing, backward_s=0.109), families) == ()
-    assert len(shortlist(standing, [(text,) for text in mild | strong])) == MOST_EXAMINED
-    # Of ten, eight are faster.
-    options = [replace(each, late=LATE) if each.recipe == "m1" else each for each in standing.options]
-    assert (
-        shortlist(replace(standing, options=tuple(options)), [(each,) for each in mild | strong])[0] == "m1"
-    )
+    assert (rows["int4"].predicted_step_s, rows["int4"].measured_step_s) == (0.059, 0.07)
+    assert {name: row.late for name, row in rows.items()} == {
+        "topk(ratio=0.01)": 4.2,
+        "int4": 0.17,
+        "dense": 0.0,
+        "leader_topk": None,
+    }
+    assert rows["leader_topk"].measured_step_s is None
+    assert rows["int4"].share_of_linear == pytest.approx(35 / 70, rel=1e-12)

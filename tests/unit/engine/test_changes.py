@@ -13,7 +13,6 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.decide.health import EVERY
 from gradwire.engine import state
-from gradwire.engine.examining import Found
 from gradwire.engine.news import News
 from gradwire.engine.step import Step
 from gradwire.measure.clock import Trace
@@ -101,8 +100,7 @@ def training(link: dict[str, Link], monkeypatch: pytest.MonkeyPatch) -> dict[str
     codec = CodecCost(Line(1e-5, 0.0), Line(1e-5, 0.0))
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
     monkeypatch.setattr("gradwire.engine.decider.surveyed", surveyed)
-    monkeypatch.setattr("gradwire.engine.examining._examined", lambda *_: Found(0.9, codec))
-    monkeypatch.setattr("gradwire.engine.examining.in_background", lambda job: job())
+    monkeypatch.setattr("gradwire.engine.choosing.codec_cost", lambda *_, **_named: codec)
     monkeypatch.setattr("gradwire.recipes.trial.KEPT_DENSE", SOON)
     return takes
 

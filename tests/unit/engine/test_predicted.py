@@ -10,7 +10,6 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
-from gradwire.engine.examining import MOST_STEPS
 from gradwire.engine.layout import build
 from gradwire.engine.predicted import predicted_step_s
 from gradwire.engine.verdict import HEADER
@@ -26,7 +25,7 @@ NUMEL = tuple(spec.numel for spec in specs())
 READY_S = tuple(0.01 * (number + 1) for number in range(len(NUMEL)))
 NETWORK = Network(Link(alpha_s=1e-3, beta_s=1e-6))
 FIRST = sum(NUMEL) // 3
-STEPS = DISCARDED + ORDINARY + MEASURED + MOST_STEPS + 2
+STEPS = DISCARDED + ORDINARY + MEASURED + 0 + 2
 """After which every recipe has decided."""
 FACTS = Facts(
     READY_S[-1],

@@ -8,7 +8,7 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import DIRECT_WORLD
 from gradwire.engine import verdict as verdict_of
-from gradwire.engine.decider import HEALTH_NUMBERS
+from gradwire.engine.decider import TOLD
 from gradwire.engine.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.observed import Observed
@@ -130,7 +130,7 @@ def test_many_small_gradients_do_not_travel_with_the_verdict(monkeypatch: pytest
     together = run_ranks(3, rank)
     assert [len(each.step.small) for each in together] == [1] * 3
     monkeypatch.setattr(verdict_of, "RIDING_BYTES", 4 * (59 + 1 + 61) - 1)
-    apart, row = run_ranks(3, rank), HEADER + 4 + HEALTH_NUMBERS  # 4 of the link
+    apart, row = run_ranks(3, rank), HEADER + 4 + TOLD  # 4 of the link
     for one, other in zip(together, apart, strict=True):
         many, verdict = other.step.small
         assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * row)

@@ -109,9 +109,9 @@ def test_the_page_is_well_formed_and_asks_nobody_for_anything():
 
 
 def test_the_page_shows_what_was_chosen_and_among_what():
-    considered = {"predicted_step_s": 0.1, "share_of_linear": 0.8, "wire_bytes": 2e6, "fidelity": 0.965}
+    considered = {"predicted_step_s": 0.1, "share_of_linear": 0.8, "wire_bytes": 2e6, "late": 0.18}
     choices = [
-        {**considered, "recipe": "topk", "measured_step_s": None, "verdict": "fidelity < 0.98"},
+        {**considered, "recipe": "topk", "late": None, "measured_step_s": None, "verdict": "slower & later"},
         {**considered, "recipe": "int4", "measured_step_s": 0.104, "verdict": "runs"},
     ]
     report = {"recipe": "int4", "why": "why", "choices": choices}
@@ -120,7 +120,7 @@ def test_the_page_shows_what_was_chosen_and_among_what():
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
-    assert [page.count(text) for text in ("fidelity &lt; 0.98", "104.0 ms", 'reason good">runs')] == [1, 1, 1]
+    assert [page.count(text) for text in ("slower &amp; later", "104.0 ms", 'reason good">runs')] == [1, 1, 1]
     assert "among what" not in render(document())
 
 

@@ -69,5 +69,5 @@ def test_checksums_that_cannot_be_are_refused(asked: Configuration, said: str) -
 
 
 def test_a_target_leaves_the_other_options_of_auto_as_they_are() -> None:
-    text = fingerprint(Configuration("auto(floor=0.9)", target=0.8))["recipe"]
-    assert text == "auto(target=0.8, floor=0.9)"
+    text = fingerprint(Configuration("auto(late=1.0)", target=0.8))["recipe"]
+    assert text == "auto(target=0.8, late=1.0)"

@@ -21,6 +21,7 @@ REPORT = Report(
     world=4,
     skipped_steps=0,
     dropped_steps=0,
+    late=None,
     wire_bytes_per_step=3 * 2.0**20,
     metered_bytes_per_step=3 * 2.0**20,
     dense_bytes_per_step=60 * 2.0**20,
