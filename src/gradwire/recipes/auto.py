@@ -56,9 +56,9 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
     """Measure, try what promises to be faster, and run the fastest recipe that leaves little late.
 
     A recipe may run if at most `late` steps' worth of gradient wait in its memory, as measured in the steps
-    that it runs. Within the default limit are near-lossless frames, casts and few bits; `late=1`, or 4,
-    allows more compression, and loses quality. `target` is a share of the speed without communication: if
-    a recipe reaches it, none that compresses more runs.
+    that it runs. Within the default limit are near-lossless frames, casts and eight bits; four bits are
+    about at it. `late=0.3`, 1 or 4 allows more compression, and loses quality. `target` is a share of the
+    speed without communication: if a recipe reaches it, none that compresses more runs.
 
     Travels: what the choice sends; dense while it measures.
     Paper: COVAP's criterion (Meng et al. 2023, section III-C) as the rule for all.

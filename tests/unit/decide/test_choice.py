@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.decide.choice import LATE, LEAD, Option, Standing, margin_of
+from gradwire.decide.choice import LEAD, Option, Standing, margin_of
 
 Setting = tuple[float, float, dict[str, tuple[float, float]]]
 """Milliseconds of a step without communication and of a dense one; each recipe's, and how late it is."""
@@ -106,14 +106,14 @@ def test_where_none_reaches_it_the_fastest_runs() -> None:
 
 @pytest.mark.parametrize("setting", [RESNET18, CHARGPT4, CONVNET])
 def test_what_was_measured_above_the_limit_does_not_run_however_fast_it_is(setting: Setting) -> None:
-    assert _best(_tried(setting, limit=LATE)) == "int4"
-    late = _tried(setting, limit=LATE).after_trial("int4", 0.04, LATE + 0.01)
+    assert _best(_tried(setting, limit=0.3)) == "int4"
+    late = _tried(setting, limit=0.3).after_trial("int4", 0.04, 0.31)
     assert _best(late) == "dense"
     assert late.table("dense")[0].verdict == "more than 0.3 steps late"
 
 
 def test_what_was_assumed_to_be_late_runs_if_it_is_not() -> None:
-    standing = _standing(CONVNET, limit=LATE)
+    standing = _standing(CONVNET, limit=0.3)
     assert _best(standing.after_trial("topk(ratio=0.01)", 0.044, 0.2)) == "topk(ratio=0.01)"
 
 
@@ -126,7 +126,7 @@ def test_a_lateness_that_still_rises_is_not_settled_on() -> None:
 
 def test_trials_go_from_mild_to_strong_among_those_that_promise_most() -> None:
     options = {"int8": (80.0, 0.01), "int4": (75.0, 0.18), "fp16": (110.0, 0.0004), "gcomp": (300.0, 0.0)}
-    standing = _standing((56.0, 185.0, options), limit=LATE)
+    standing = _standing((56.0, 185.0, options), limit=0.3)
     assert _next(standing) == "int8", "within what predictions may be off by"
     standing = standing.after_trial("int8", 0.085, 0.01)
     assert _next(standing) == "int4"
@@ -138,7 +138,7 @@ def test_trials_go_from_mild_to_strong_among_those_that_promise_most() -> None:
 
 def test_a_trial_that_disappoints_makes_others_worth_one() -> None:
     options = {"fp16": (110.0, 0.0004), "int8": (80.0, 0.01)}
-    standing = _standing((56.0, 185.0, options), limit=LATE)
+    standing = _standing((56.0, 185.0, options), limit=0.3)
     assert _next(standing) == "int8"
     assert _next(standing.after_trial("int8", 0.130, 0.01)) == "fp16"
     assert _next(standing.after_trial("int8", 0.112, 0.01)) == "none"
@@ -182,7 +182,7 @@ def test_a_trial_is_clear_where_nothing_hangs_on_its_noise() -> None:
 
 
 def test_the_table_says_of_each_why_it_does_not_run_and_shows_nothing_that_was_not_measured() -> None:
-    standing = _standing(CONVNET, limit=LATE)
+    standing = _standing(CONVNET, limit=0.3)
     standing = standing.after_trial("int4", 0.07, 0.17).after_trial("topk(ratio=0.01)", 0.045, 4.2)
     rows = {row.recipe: row for row in standing.table("int4")}
     assert [row.recipe for row in standing.table("int4")] == [
