@@ -8,7 +8,7 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import shortest_sum
 from gradwire.engine import layout
-from gradwire.engine.decider import HEALTH_NUMBERS
+from gradwire.engine.decider import TOLD
 from gradwire.engine.verdict import HEADER
 from tests.support.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
 
@@ -47,7 +47,7 @@ def test_one_more_all_reduce_and_no_byte_more() -> None:
     for outcome in run_ranks(2, lambda comm: _steps(comm)[-1]):
         step = outcome.step
         early, tail = step.small
-        row = HEADER + 4 + HEALTH_NUMBERS  # 4 of the link
+        row = HEADER + 4 + TOLD  # 4 of the link
         assert early.buffer.numel() + tail.buffer.numel() == 59 + 1 + 61 + 2 * row
         assert step.metered_bytes == step.predicted_bytes
 

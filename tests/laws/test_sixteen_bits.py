@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
 from gradwire.comm.base import shortest_sum
-from gradwire.engine.decider import HEALTH_NUMBERS
+from gradwire.engine.decider import TOLD
 from gradwire.moment import Replicas, Replicated
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig
@@ -96,7 +96,7 @@ def test_no_recipe_sends_more_than_plain_ddp(name: str, dtype: torch.dtype, worl
     # Small gradients ride with the verdict, in float32: two bytes more for each of them.
     beside = STEPS * 2 * SMALL * 2 * (world - 1) / world
     # Where something is remembered, a verdict says more; among three ranks and more it goes direct.
-    said = 4 * world * (4 + HEALTH_NUMBERS)  # 4 of the link
+    said = 4 * world * (4 + TOLD)  # 4 of the link
     beside += STEPS * Round("all_reduce", said, torch.uint8, algorithm=shortest_sum(world)).wire_bytes(world)
     assert (total > plain + beside + 64 * units) == (world in MORE.get(name, ()))
 
