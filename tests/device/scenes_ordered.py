@@ -72,8 +72,8 @@ def watched_alone(asked: Place = "host", *, streams: bool = False) -> list[str]:
             inputs, targets = batch(step)
             optimizer.zero_grad()
             nn.functional.mse_loss(ddp(inputs), targets).backward()
-            wire.report()
             optimizer.step()
+            wire.report()
     return [*device.races, *idle(device)]
 
 
