@@ -122,7 +122,8 @@ class Backward:
     def _begin_exchange(self) -> None:
         """Let the engine know what became of the exchange before; then something else may run, elsewhere."""
         fates = self.settle()
-        if self._unheard:
+        # Over a broken transport this step fails like all that follow, and the others may be gone.
+        if self._unheard and self.engine.runner.broken is None:
             # Schedules and random numbers go by steps: ranks that count differently must not exchange.
             unheard, self._unheard = self._unheard, ""
             self.calls.begin(unheard, self.engine.step)

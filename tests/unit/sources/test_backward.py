@@ -23,11 +23,13 @@ from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireError, TransportError
-from gradwire.placement import Resolve, host
+from gradwire.moment import Fates
+from gradwire.placement import HostDevice, Resolve, host
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
+from gradwire.sources.steps import Steps
 from tests.support.rig import gradients, specs
 
 
@@ -120,6 +122,13 @@ class Nothing(Source):
 
     def land(self) -> None:
         self.landed += 1
+
+
+class LeftOut(Steps):
+    """No optimizer has stepped, and gradients were cleared."""
+
+    def fates(self) -> Fates:
+        return Fates()
 
 
 def _engine(**other: Any) -> Any:
@@ -215,6 +224,20 @@ def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:
     for ask in (backward.rest, backward.open):
         with pytest.raises(GradwireError, match=r"broke off .* Start all ranks again"):
             ask()
+
+
+@pytest.mark.parametrize("broken", [None, TransportError("the peer is gone")])
+def test_over_a_broken_transport_nobody_is_told_of_a_step_that_was_left_out(
+    broken: TransportError | None,
+) -> None:
+    told: list[str] = []
+    engine = {"settle": lambda _fates: True, "is_counted": True, "step": 3, "resolve": print}
+    backward = _backward(runner=SimpleNamespace(broken=broken), **engine)
+    backward.steps = LeftOut({}, (), HostDevice())
+    backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
+    backward.news = SimpleNamespace(dropped=lambda *_: None)  # type: ignore[assignment]
+    backward.open()
+    assert told == ([] if broken else ["a backward pass after a step that was left out at 3"])
 
 
 def test_what_a_step_brought_lands_before_the_next_forward_pass_after_an_interrupt() -> None:
