@@ -238,7 +238,7 @@ def _assemble(
             if backward.is_sound and worker.is_connected:
                 give_back(each.group)
 
-    worker = Worker(crashed=lambda error: backward.engine.crash(error), ended=ended)
+    worker = Worker(lambda error: backward.engine.crash(error), ended, begun=lines.device.stay)
     uses: dict[str, float] = {}
     level, replicas = None, source.replicas_of(optimizers)
     carry: Sequence[Comm] = (lines.everyone,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +22,7 @@ _NO_GLOO = (
     "%s. So what ranks agree on travels over the model's own backend, for which the host waits in every "
     "step, and gradients cannot be carried on the host"
 )
+_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,12 @@ def placements(
         return replace(by_host, why=why), None
     if lines.streamed is None:
         return staged(comm, worker.post, device), by_host
+    if os.environ.get(_BLOCKING, "0") not in ("", "0") and control.rank == 0:
+        _LOG.warning(
+            "%s is set: the host waits for each collective of NCCL, so that none of it is hidden behind the "
+            "backward pass. Unset it if nothing else needs it",
+            _BLOCKING,
+        )
     on_device = stream(lines.streamed, control, device, worker.crashed)
     return on_device, None if lines.cpu is None else by_host
 

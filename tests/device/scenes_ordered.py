@@ -215,22 +215,42 @@ def accelerated() -> list[str]:
         with Accelerator(torch.device("cuda", 1)).using("copies 1"):
             within = (getattr(current, "stream", None), getattr(current, "device", 0))
         after = (getattr(current, "stream", None), getattr(current, "device", 0))
-    return [] if (within, after) == (("copies 1", 1), ("own 1", 0)) else [f"{within}, then {after}"]
+        seen = within, after, current.contexts
+        Accelerator(torch.device("cuda", 1)).stay()  # as a thread of ours does first
+        stays = getattr(current, "device", 0) == 1
+    is_right = seen == (("copies 1", 1), ("own 1", 0), {1}) and stays
+    return [] if is_right else [f"{within}, then {after}, and stays: {stays}"]
 
 
 def accelerators(patched: pytest.MonkeyPatch) -> threading.local:
-    """What `torch.accelerator` has as current on each thread; a stream is on the device of its last digit."""
+    """What `torch.accelerator` has as current on each thread; a stream is on the device of its last digit.
+
+    `contexts` are the devices on which this thread has made a context, which takes memory there for good.
+    """
     current = threading.local()
+    current.contexts = set()
+
+    def set_device(number: int) -> int:
+        before, current.device = getattr(current, "device", 0), number
+        current.contexts.add(number) if hasattr(current, "contexts") else None
+        return before
+
+    def go_back(number: int) -> int:
+        before, current.device = current.device, number
+        return before
 
     def set_stream(stream: str) -> None:
-        current.stream, current.device = stream, int(stream[-1])
+        set_device(int(stream[-1]))
+        current.stream = stream
 
     patched.setattr(
         "torch.accelerator.current_stream", lambda at: getattr(current, "stream", f"own {at.index}")
     )
     patched.setattr("torch.accelerator.set_stream", set_stream)
     patched.setattr("torch.accelerator.current_device_index", lambda: getattr(current, "device", 0))
-    patched.setattr("torch.accelerator.set_device_index", lambda number: setattr(current, "device", number))
+    patched.setattr("torch.accelerator.set_device_index", lambda where: set_device(where.index))
+    patched.setattr("torch._C._accelerator_exchangeDevice", set_device)
+    patched.setattr("torch._C._accelerator_maybeExchangeDevice", go_back)
     return current
 
 

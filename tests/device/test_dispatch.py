@@ -57,6 +57,39 @@ def test_without_triton_the_reference_computes_there(monkeypatch: pytest.MonkeyP
     assert dispatch.on_device("poison")([x], x) is dispatch.DECLINED
 
 
+def test_where_triton_can_launch_nothing_the_reference_computes_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_compiler() -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    known = {
+        "gradwire.kernels.device": SimpleNamespace(),
+        "gradwire.kernels.device.launch": SimpleNamespace(try_out=no_compiler),
+    }
+    monkeypatch.setattr(dispatch, "find_spec", lambda _name: True)
+    monkeypatch.setattr(dispatch, "import_module", known.__getitem__)
+    dispatch._device_kernels.cache_clear()
+    try:
+        x = OnDevice(torch.ones(4).double())
+        with caplog.at_level("WARNING", logger="gradwire"):
+            assert dispatch.on_device("poison")([x], x) is dispatch.DECLINED
+            assert dispatch.on_device("fold")(x, None, x, 1.0) is dispatch.DECLINED
+    finally:
+        dispatch._device_kernels.cache_clear()
+    [record] = caplog.records
+    assert "plain torch computes instead" in record.message
+    assert "C compiler" in record.message
+
+
+@pytest.mark.parametrize("annotation", ["Tensor", "torch.Tensor", "list[Tensor]", "tuple[torch.Tensor, ...]"])
+def test_a_contract_reaches_its_device_however_its_tensor_is_annotated(annotation: str) -> None:
+    def contract(count: int, x: object) -> None: ...
+
+    contract.__annotations__["x"] = annotation
+    assert dispatch.asks_device(contract) in ("x.is_cuda", "(x and x[0].is_cuda)")
+
+
 def test_every_kernel_for_devices_is_reached_by_its_first_tensor() -> None:
     pytest.importorskip("triton", reason="kernels for devices need Triton")
     from gradwire.kernels import device, reference

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.comm import ThreadComm, run_ranks
+from gradwire.engine.worker import Worker
 from gradwire.placement import Accelerator, Copies, HostDevice, InPlace, Placement, device_at, host
 from gradwire.placing import Lines, placements
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
@@ -209,6 +210,22 @@ def test_shards_are_carried_on_the_host_and_who_asked_for_the_device_is_warned(
     assert [each.levelname for each in caplog.records] == ["WARNING"] * warnings
 
 
+@pytest.mark.parametrize(("value", "warnings"), [("1", 1), ("0", 0)])
+def test_waits_that_hide_nothing_are_named_once(
+    value: str, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", value)
+
+    def rank(comm: ThreadComm) -> str:
+        worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
+        streamed: Any = comm
+        placement, _ = placements("auto", Lines(Near(), comm, None, streamed), comm, comm, worker, flat=True)
+        return placement.name
+
+    assert run_ranks(2, rank) == ["stream"] * 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+
+
 def test_checksums_are_of_what_the_host_sends(
     ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +327,7 @@ def test_a_thread_that_has_used_a_stream_is_on_its_own_device_again(monkeypatch:
     with Accelerator(torch.device("cuda", 1)).using("copies 1"):
         assert (current.stream, current.device) == ("copies 1", 1)
     assert (current.stream, current.device) == ("own 1", 0)
+    assert current.contexts == {1}, "going back makes no context on the first GPU"
 
 
 def test_two_threads_may_use_one_stream_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,3 +351,12 @@ def test_two_threads_may_use_one_stream_of_an_accelerator(monkeypatch: pytest.Mo
     left.set()
     thread.join()
     assert seen == ["copies 0", "own 0"]
+
+
+def test_the_thread_of_the_engine_stays_on_the_device_of_the_model() -> None:
+    """Its events would otherwise be recorded from the first GPU, and leave a context there."""
+    seen: list[str] = []
+    worker = Worker(print, begun=lambda: seen.append("began"))
+    worker.call(lambda: seen.append("called"))
+    worker.stop()
+    assert seen == ["began", "called"]

@@ -158,6 +158,9 @@ class Simulated:
         with stream:
             yield
 
+    def stay(self) -> None:
+        """There is no other."""
+
     def new_event(self) -> SimulatedEvent:
         """One more."""
         return SimulatedEvent(self)

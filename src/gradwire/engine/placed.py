@@ -72,7 +72,7 @@ def _chosen(composition: Composition, facts: Facts, layout: Layout, around: Surr
 def copied_s(device: Device) -> float:
     """Seconds of a copy of 16 MiB from the device to pinned memory, the shortest of some, by events."""
     there = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device.where)
-    here, watch, took_s = device.pinned(there), EventStopwatch(device.new_event), []
+    here, watch, took_s = device.pinned(there), EventStopwatch(device.new_event, device.current), []
     for _ in range(_COPIES):
         start = watch.mark()
         here.copy_(there, non_blocking=True)

@@ -18,13 +18,20 @@ _AWAKE_S = 0.5
 class Worker:
     """Runs jobs in the order in which they were posted, from any thread, on a thread of its own."""
 
-    def __init__(self, crashed: Callable[[BaseException], None], ended: Job = lambda: None) -> None:
+    def __init__(
+        self,
+        crashed: Callable[[BaseException], None],
+        ended: Job = lambda: None,
+        begun: Job = lambda: None,
+    ) -> None:
+        """`begun` runs first on the thread, `ended` last."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.crashed, self._ended = crashed, ended
         """Takes what a job raises."""
         self.is_connected = True
         """Whether no `call` has broken the transport so far."""
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
+        self.post(begun)
         self._thread.start()
 
     def post(self, job: Job) -> None:

@@ -8,6 +8,7 @@ also computes what a folder lacks. `device/` needs Triton, and is imported with 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from enum import Enum
 from functools import cache, wraps
@@ -19,6 +20,8 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+_LOG = logging.getLogger("gradwire")
 
 
 class Declined(Enum):
@@ -59,8 +62,8 @@ def declines(*_arguments: Any, **_named: Any) -> Declined:
 def on_device(name: str) -> Callable[..., Any]:
     """The function `name` of `device/`, imported when it is first called: with CUDA tensors only.
 
-    It declines where the folder lacks it, or where Triton is missing, which CUDA builds of torch bring along
-    on Linux.
+    It declines where the folder lacks it, where Triton is missing, which CUDA builds of torch bring along on
+    Linux, and where Triton cannot build what launches kernels, for want of a C compiler for instance.
     """
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -72,7 +75,15 @@ def on_device(name: str) -> Callable[..., Any]:
 
 @cache
 def _device_kernels() -> ModuleType | None:
-    return None if find_spec("triton") is None else import_module("gradwire.kernels.device")
+    if find_spec("triton") is None:
+        return None
+    try:
+        kernels = import_module("gradwire.kernels.device")
+        import_module("gradwire.kernels.device.launch").try_out()
+    except Exception as error:  # or the first step would fail on all ranks
+        _LOG.warning("Triton runs no kernels here, so plain torch computes instead, more slowly: %r", error)
+        return None
+    return kernels
 
 
 def dispatched(
@@ -125,10 +136,10 @@ def asks_device(contract: Callable[..., Any]) -> str:
     'x.is_cuda'
     """
     for each in signature(contract).parameters.values():
-        kind = str(getattr(each.annotation, "__name__", each.annotation))
+        kind = str(getattr(each.annotation, "__name__", each.annotation)).replace("torch.Tensor", "Tensor")
         if kind == "Tensor":
             return f"{each.name}.is_cuda"
-        if kind.startswith(("tuple[Tensor", "Sequence[Tensor")):
+        if kind.startswith(("tuple[Tensor", "list[Tensor", "Sequence[Tensor")):
             return f"({each.name} and {each.name}[0].is_cuda)"
     return "False"
 

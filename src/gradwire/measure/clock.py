@@ -124,15 +124,16 @@ class HostStopwatch:
 class EventStopwatch:
     """A stopwatch of events in the current stream, which computes when a gradient's hook runs.
 
-    `new_event` makes an object with `record`, `synchronize` and `elapsed_time` (milliseconds).
+    `new_event` makes an object with `synchronize` and `elapsed_time` (milliseconds), and `current` tells the
+    stream, which records it: an event on its own goes to whichever device is the thread's.
     """
 
-    def __init__(self, new_event: Callable[[], Any]) -> None:
-        self._new_event = new_event
+    def __init__(self, new_event: Callable[[], Any], current: Callable[[], Any]) -> None:
+        self._new_event, self._current = new_event, current
 
     def mark(self) -> Any:
         event = self._new_event()
-        event.record()
+        self._current().record_event(event)
         return event
 
     def seconds(self, start: Any, stop: Any) -> float:
@@ -173,7 +174,7 @@ HOST: Timed = _Host()
 
 def stopwatch_for(device: Timed) -> Stopwatch:
     """The stopwatch of the device that computes."""
-    return HostStopwatch() if device.is_host else EventStopwatch(device.new_event)
+    return HostStopwatch() if device.is_host else EventStopwatch(device.new_event, device.current)
 
 
 def clock_of(device: Timed) -> Callable[[], float]:

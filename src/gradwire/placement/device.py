@@ -56,6 +56,9 @@ class Device(Protocol):
     def using(self, stream: Any) -> AbstractContextManager[None]:
         """Within it, operators of this thread go to `stream`. Several threads may use one at a time."""
 
+    def stay(self) -> None:
+        """Make it the current device of this thread, for good: a thread of our own calls it first."""
+
     def new_event(self) -> Event:
         """An event that takes times, to be recorded again and again."""
 
@@ -104,6 +107,9 @@ class HostDevice:
     def using(self, stream: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def stay(self) -> None:
+        pass
+
     def new_event(self) -> Event:
         return _NOTHING
 
@@ -136,16 +142,20 @@ class Accelerator:
     def using(self, stream: Any) -> Iterator[None]:
         """A `torch.Stream` itself, as a context manager, would serve one thread at a time.
 
-        A stream brings its device with it, so the thread's own comes back last.
+        A stream brings its device with it, so the thread's own comes back last: by exchange, because setting
+        a device that this process has not used, as the first is on most ranks, makes a context there.
         """
-        number = torch.accelerator.current_device_index()
-        before = torch.accelerator.current_stream(self.where)
-        torch.accelerator.set_stream(stream)
-        try:
-            yield
-        finally:
-            torch.accelerator.set_stream(before)
-            torch.accelerator.set_device_index(number)
+        with torch.accelerator.device_index(self.where.index):
+            before = torch.accelerator.current_stream(self.where)
+            torch.accelerator.set_stream(stream)
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(before)
+
+    def stay(self) -> None:
+        """A new thread's current device is the first, and recording an event goes back there afterwards."""
+        torch.accelerator.set_device_index(self.where)
 
     def new_event(self) -> Event:
         return torch.Event(self.where, enable_timing=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -246,3 +247,28 @@ def test_what_would_be_read_out_of_bounds_is_refused() -> None:
         left_products(x, torch.tensor([[0.0, 2, 3, 0, 0]]), 1, thin, thin)
     with pytest.raises(ValueError, match="spare"):
         orthonormalise(x, torch.tensor([[0, 3]]), 2, thin)
+
+
+def test_products_keep_all_bits_whatever_the_script_allows_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32 would lose what error feedback takes for sent. On the CPU only the setting itself can be seen."""
+    products, seen = torch.backends.cuda.matmul, []
+
+    class Looking(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.Tensor.matmul, torch.Tensor.__matmul__, torch.matmul):
+                seen.append(products.fp32_precision)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x, factors = torch.arange(6.0).as_subclass(Looking), torch.ones(5).as_subclass(Looking)
+    places = torch.tensor([[0, 2, 3, 0, 0]])
+    before = products.fp32_precision
+    products.fp32_precision = "tf32"
+    try:
+        reference.left_products(x, places, 1, factors[:2], factors[2:], subtract=True)
+        reference.right_products(x, places, 1, factors[:2], factors[2:])
+        after = products.fp32_precision
+    finally:
+        products.fp32_precision = before
+    assert seen == ["ieee"] * 4
+    assert after == "tf32"

@@ -22,8 +22,9 @@ class FakeEvent:
         self.at_ms: float | None = None
         self.done = False
 
-    def record(self) -> None:
-        self.at_ms = 10.0 * next(self.recorded)
+    def record_event(self, event: FakeEvent) -> None:
+        """Stands for the stream, too."""
+        event.at_ms = 10.0 * next(self.recorded)
 
     def synchronize(self) -> None:
         self.done = True
@@ -128,7 +129,7 @@ def test_what_precedes_a_pass_counts_from_the_end_of_the_last_one() -> None:
 
 
 def test_events_are_read_when_somebody_asks_and_waits_for_them() -> None:
-    watch, model = BackwardWatch(EventStopwatch(FakeEvent)), _model()
+    watch, model = BackwardWatch(EventStopwatch(FakeEvent, FakeEvent)), _model()
     watch.watch(model.named_parameters())
     loss = model(torch.ones(1, 3)).sum()
     watch.begin()

@@ -27,6 +27,14 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         kernel[(programs,)](*arguments, **{"num_warps": WARPS, **constants}, enable_fp_fusion=False)
 
 
+def try_out() -> None:
+    """Launch a kernel on the current GPU, or raise why there can be none; elsewhere do nothing."""
+    if torch.cuda.is_available():
+        from gradwire.kernels.device.flagged import poison
+
+        poison([torch.zeros(1, device="cuda")], torch.zeros((), dtype=torch.bool, device="cuda"))
+
+
 def is_taken(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Whether all are contiguous, of one of `dtypes`, and on one device."""
     device = tensors[0].device

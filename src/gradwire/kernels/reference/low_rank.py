@@ -8,6 +8,7 @@ numbers as it has rows (left) or columns (right). Factors are float64 for a unit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -54,10 +55,11 @@ def left_products(
     >>> left, x
     (tensor([1., 3.]), tensor([0., 2., 0., 4.]))
     """
-    for matrix, rows, columns in _each(x, places, rank, left, right):
-        rows.copy_((matrix.to(rows.dtype) @ columns.t()).t())
-        if subtract:
-            matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
+    with _whole_products():
+        for matrix, rows, columns in _each(x, places, rank, left, right):
+            rows.copy_((matrix.to(rows.dtype) @ columns.t()).t())
+            if subtract:
+                matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
 
 
 @checked(_fit)
@@ -69,9 +71,10 @@ def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Te
     >>> right, x
     (tensor([1., 2.]), tensor([0., 0., 3., 4.]))
     """
-    for matrix, rows, columns in _each(x, places, rank, left, right):
-        columns.copy_(rows @ matrix.to(rows.dtype))
-        matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
+    with _whole_products():
+        for matrix, rows, columns in _each(x, places, rank, left, right):
+            columns.copy_(rows @ matrix.to(rows.dtype))
+            matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
 
 
 @checked(_fit_out)
@@ -126,6 +129,21 @@ def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | No
             later.append(found)
         for k in range(rank):
             columns[k] = torch.where(own[k].is_there, own[k].column, later[k].column)
+
+
+@contextmanager
+def _whole_products() -> Iterator[None]:
+    """Products of float32 with all their bits, whatever the script has set for its own (TF32).
+
+    What is subtracted must be what is sent: what TF32 rounds away in between would be lost, not late, and
+    GPUs of several kinds in one run would round differently.
+    """
+    products = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
 
 
 def _each(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, ...]]:
