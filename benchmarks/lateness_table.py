@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from lateness import partly  # registers a recipe that runs may have  # noqa: F401
+
 from gradwire.decide.lateness import Lateness, Weighed
 from gradwire.exchange.compose import cycle_of
 from gradwire.lab.report import svg
