@@ -240,7 +240,7 @@ class Watching:
     def _told(self, step: int) -> tuple[float, ...]:
         """What was weighed one step ago: by then a device has done it. Zeros where nothing was, because rows
         of ranks at different steps must be alike in length; and losses, now and then."""
-        weighed = self._scales.told(self._layers)
+        weighed = self._scales.told(step, self._layers)
         losses = self._health.take() if self._tells_losses(step) else Losses(0.0, 0.0, 0.0)
         return (*weighed, *losses)
 
@@ -304,7 +304,7 @@ class Scales:
         }
         self._now: dict[int, Weighing] = {}
         self._thrown_away = 0.0
-        self._fetched: Callable[[], Tensor] | None = None
+        self._fetched: tuple[int, Callable[[], Tensor]] | None = None
 
     def weigh(self, step: int, unit: Unit, x: Tensor, unsent: Tensor) -> None:
         """Weigh a unit before its exchange."""
@@ -320,15 +320,19 @@ class Scales:
         )
         weighing.add(x, unsent, coefficient=coefficient, first=first, sizes=sizes)
 
-    def told(self, layers: Layers) -> Weighed:
-        """What was weighed before this step; zeros if nothing was. What this step has weighed is next."""
-        fetched, self._fetched = self._fetched, None
+    def told(self, step: int, layers: Layers) -> Weighed:
+        """What was weighed before this step; zeros if nothing was. What this step has weighed is next.
+
+        A number that comes again is of a step that did not count, or of one with several exchanges, of which
+        the last is told.
+        """
+        before, self._fetched = self._fetched, None
         if self._now:
             norms = torch.cat([self._now[number].norms() for number in sorted(self._now)], dim=1)
-            self._fetched, self._now = self._fetch(norms), {}
-        if fetched is None:
+            self._fetched, self._now = (step, self._fetch(norms)), {}
+        if before is None or before[0] == step:
             return Weighed()
-        fresh, unsent = fetched().tolist()
+        fresh, unsent = before[1]().tolist()
         return layers.weighed(fresh, unsent, self._thrown_away * math.hypot(*unsent))
 
 
