@@ -412,6 +412,27 @@ def test_one_recipe_follows_another_with_all_that_was_unsent(
     assert _lost(ranks) < 2 * ROUNDING
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.02])
+def test_the_choice_is_the_same_ten_times_among_equals_the_milder(
+    spread: float, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both take longer than predicted, so both are tried. Two runs of one setting differ by the spread."""
+    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {FIRST: 0.01, "fp8": 0.04})
+    clock |= {FIRST: 0.165, "fp8": 0.16}
+    exact, draw, chosen = Step.lasted_s, random.Random(7), set()
+
+    def lasted_s(step: Step) -> float:
+        return exact(step) * (1.0 + draw.uniform(-spread, spread))
+
+    monkeypatch.setattr(Step, "lasted_s", lasted_s)
+    for _again in range(10):
+        ranks = _run(2, steps=MEASURING + 2 * (SKIPPED + COUNTED + 1))
+        assert ranks[0].plans == ranks[1].plans
+        assert {"fp8", FIRST} <= set(ranks[0].plans)
+        chosen.add(_name(ranks[0].plans[-1]))
+    assert chosen == {FIRST}
+
+
 def test_dense_waits_for_a_parameter_that_is_idle_on_some_rank(clock: dict[str, float]) -> None:
     """Its memory would be lost: it neither sends nor changes while the gradient is zero."""
     clock[FIRST] = 0.3
