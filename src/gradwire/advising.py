@@ -35,6 +35,7 @@ CANDIDATES = (
     "gcomp",
     "fp16",
     "bf16",
+    "bf16(sum='fp32')",
     "int8",
     "fp8",
     "int4",

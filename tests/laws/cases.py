@@ -333,6 +333,7 @@ _EXCHANGES = (
     ExchangeCase("scatter raw", scatter_reduce(Raw())),
     ExchangeCase("scatter int8", scatter_reduce(blocks("int8")), coarse=4),
     ExchangeCase("scatter int8, one stage", scatter_reduce(blocks("int8"), second_stage=False), coarse=4),
+    ExchangeCase("scatter bf16, one stage", scatter_reduce(cast(BF16), second_stage=False)),
     ExchangeCase("scatter int4 by 33", scatter_reduce(blocks("int4", 33)), coarse=4),
     ExchangeCase("scatter int8 in segments", scatter_reduce(blocks("int8"), segment=500), coarse=4),
     ExchangeCase("scatter raw in segments", scatter_reduce(Raw(), segment=90)),

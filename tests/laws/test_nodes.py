@@ -31,7 +31,11 @@ SEVERAL = 500
 """Elements of a unit, so that there are several in a shard."""
 
 STEPS = 3
-EPS = {"fp16": torch.finfo(torch.float16).eps, "bf16": torch.finfo(torch.bfloat16).eps}
+EPS = {
+    "fp16": torch.finfo(torch.float16).eps,
+    "bf16": torch.finfo(torch.bfloat16).eps,
+    "bf16, summed in fp32": torch.finfo(torch.bfloat16).eps,
+}
 WHOLE = {spec.name: spec for spec in specs()}
 
 CASES = [

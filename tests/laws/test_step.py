@@ -34,6 +34,7 @@ STEPS = 4
 EPS = {
     "fp16": torch.finfo(torch.float16).eps,
     "bf16": torch.finfo(torch.bfloat16).eps,
+    "bf16, summed in fp32": torch.finfo(torch.bfloat16).eps,
 }
 """Recipes that round without remembering: every payload and the sum of W of them are rounded once each."""
 
@@ -166,7 +167,9 @@ def test_the_first_step_can_be_the_one_that_is_not_finite(name: str) -> None:
     run_ranks(2, rank)
 
 
-@pytest.mark.parametrize("name", ["auto", "bf16", "covap, measuring", "dense", "fp16"])
+@pytest.mark.parametrize(
+    "name", ["auto", "bf16", "bf16, summed in fp32", "covap, measuring", "dense", "fp16"]
+)
 def test_without_memory_a_value_that_is_not_finite_reaches_all_ranks(name: str) -> None:
     def rank(comm: Comm) -> bool:
         rig = Rig(comm, EVERY_RECIPE[name])

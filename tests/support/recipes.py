@@ -82,7 +82,11 @@ ROWS = {
         ),
     ),
     "ar_topk": Row(laws={"ar_topk(ratio=0.05)": EXACT}),
-    "bf16": Row(laws={"bf16": Sums(BF16)}),
+    "bf16": Row(
+        laws={"bf16": Sums(BF16), "bf16(sum='fp32')": EXACT},
+        steps={"bf16": "bf16", "bf16, summed in fp32": "bf16(sum='fp32')"},
+        trains=("bf16", "bf16(sum='fp32')"),
+    ),
     "covap": Row(
         laws={
             "covap(interval=4)": EXACT,

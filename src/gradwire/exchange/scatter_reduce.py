@@ -51,11 +51,13 @@ class ScatterReduce:
 
     @property
     def laws(self) -> ExchangeLaws:
-        """The laws of the codec; it conserves unless the second error is dropped."""
+        """The laws of the codec; it conserves unless the second error is dropped. Then it may be in place, if
+        every element travels."""
         laws = self.codec.laws
         return ExchangeLaws(
             conserves=self.second_stage,
             contractive=laws.contractive,
+            in_place=laws.covers and not self.second_stage,
             may_overflow=laws.may_overflow,
             stays_on_device=laws.stays_on_device,
         )

@@ -18,9 +18,11 @@ from gradwire.recipes.trial import COUNTED, DECIDED, Again, on_trial, watched
 CANDIDATES: dict[str, float] = {
     "gcomp": 0.0,
     "fp16": 0.0004,
+    "bf16(sum='fp32')": 0.0025,
     "bf16": 0.003,
     "int8": 0.01,
     "int8(collective='all_gather')": 0.01,
+    "fp8": 0.04,
     "int4": 0.18,
     "int4(collective='all_gather')": 0.18,
     "topk(ratio=0.1, values='fp16')": 1.2,

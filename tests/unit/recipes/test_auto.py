@@ -141,6 +141,7 @@ def test_nothing_that_loses_quality_is_tried_unless_it_is_asked_for(setting: Set
         "fp16",
         "bf16",
         "int8",
+        "fp8",
         "int4",
     }
     assert _name(_chosen(facts)) in {"int8", "int4"}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from torch import Tensor
 
-from gradwire.comm import Round
+from gradwire.comm import Comm, Round, run_ranks
 from gradwire.memory import Forgetful, Residual
 from gradwire.moment import Moment
 from gradwire.recipes import recipe
@@ -30,3 +33,42 @@ def test_either_collective_remembers_if_it_is_to(name: str, feedback: bool, kind
     for collective in ("all_reduce", "all_gather"):
         built = recipe(f"{name}(feedback={feedback}, collective='{collective}')").build()
         assert isinstance(built.exchange.memory, kind)
+
+
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_bf16_with_one_sum_in_float32_rounds_every_value_twice(world: int) -> None:
+    """Once each on its way to the owner, and once the mean: an all-reduce rounds every partial sum, too."""
+    drawn = torch.randn(world, 4000, generator=torch.Generator().manual_seed(world))
+    u = torch.finfo(torch.bfloat16).eps / 2
+    mean = drawn.double().mean(0)
+    # The sum itself is in float32, whose roundings are 2^-16 of these.
+    bound = (1 + 2.0**-8) * u * (drawn.double().abs().mean(0) + mean.abs() * (1 + u))
+
+    def rank(text: str, comm: Comm) -> Tensor:
+        values = drawn[comm.rank].clone()
+        at = Moment(0, 0, comm.rank, world)
+        recipe(text).build().exchange.start(values, values, comm, at)()  # in place
+        return values
+
+    def off(text: str) -> Tensor:
+        first, *others = run_ranks(world, partial(rank, text))
+        assert all(torch.equal(first, each) for each in others)
+        return (first.double() - mean).abs()
+
+    assert (off("bf16(sum='fp32')") <= bound).all()
+    if world == 7:
+        assert (off("bf16") > bound).any(), "the bound tells them apart"
+
+
+def test_bf16_sends_the_same_bytes_whichever_the_sum() -> None:
+    for world in (2, 4, 8):
+        summed, reduced = (
+            sum(each.wire_bytes(world) for each in _rounds(text, world))
+            for text in ("bf16(sum='fp32')", "bf16")
+        )
+        assert summed == reduced
+
+
+def test_a_sum_of_another_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="sum='fp64' is none of bf16, fp32"):
+        recipe("bf16(sum='fp64')")
