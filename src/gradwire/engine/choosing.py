@@ -49,9 +49,9 @@ class Choosing(Measuring):
         super().__init__(decision, specs, around, watch)
         self._layout_of = partial(_imagined, layout_of)
         # Now, and not in a step that is timed, or for which others wait.
-        self._codecs = {
-            text: self._made_ready(composition) for text, composition in _built(decision.candidates).items()
-        }
+        built = _built(decision.candidates)
+        self.may_follow = tuple(built.values())
+        self._codecs = {text: self._made_ready(composition) for text, composition in built.items()}
 
     def _made_ready(self, composition: Composition) -> tuple[float, ...]:
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""

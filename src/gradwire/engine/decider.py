@@ -105,6 +105,8 @@ class Measuring:
             [spec.numel for spec in specs], ORDINARY if decision.whole_steps else 0
         )
         self.decision, self.specs, self.around = decision, specs, around
+        self.may_follow: tuple[Composition, ...] = () if decision.about is None else (decision.about,)
+        """What the decision may make, whose links are probed."""
         self._watch = watch
 
     @property
@@ -133,7 +135,7 @@ class Measuring:
             return None
         # Verdicts have more rows where ranks hold shards.
         facts = replace(facts, buckets=tuple(step.direct), world=self.around.comm.world)
-        return self.decide(surveyed(facts, self.decision, self.around, self.specs))
+        return self.decide(surveyed(facts, self.decision, self.around, self.specs, self.may_follow))
 
     def decide(self, facts: Facts) -> Composition | None:
         """The composition to run, or `None` if more has to be measured first."""
@@ -400,14 +402,21 @@ _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""
 
 
-def surveyed(facts: Facts, decision: Decision, around: Surroundings, specs: Sequence[ParameterSpec]) -> Facts:
+def surveyed(
+    facts: Facts,
+    decision: Decision,
+    around: Surroundings,
+    specs: Sequence[ParameterSpec],
+    may_follow: Sequence[Composition] = (),
+) -> Facts:
     """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
-    same numbers. The links' bandwidth follows from what the dense steps sent."""
+    same numbers. The links are those that `may_follow` would use; their bandwidth follows from what the dense
+    steps sent."""
     comm, control = around.comm, around.control
     gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
     facts = replace(facts, gradient_bytes=gradient_bytes)
     if comm.world > 1:
-        memory, verbs = around.placement.memory, links_for(decision, comm.world)
+        memory, verbs = around.placement.memory, links_for(may_follow, comm.world)
         probed = network_of(probe(comm, verbs, control=control, where=memory.where, clock=clock_of(memory)))
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
@@ -436,14 +445,13 @@ def fewest_cores(control: Comm) -> float | None:
     return least or None
 
 
-def links_for(decision: Decision, world: int) -> tuple[str, ...]:
-    """The verbs to probe: `PROBED`, and the others that the recipe uses, as far as they can be probed.
+def links_for(may_follow: Sequence[Composition], world: int) -> tuple[str, ...]:
+    """The verbs to probe: `PROBED`, and the others that the recipes use, as far as they can be probed.
 
-    A function of the recipe alone, so that all ranks probe the same.
+    A function of the recipes alone, so that all ranks probe the same.
     """
-    if decision.about is None:
-        return PROBED
-    names = (name_of(each) for each in steady_rounds(decision.about.exchange, _TYPICAL, world))
+    rounds = (each for one in may_follow for each in steady_rounds(one.exchange, _TYPICAL, world))
+    names = (name_of(each) for each in rounds)
     return tuple(dict.fromkeys((*PROBED, *(name for name in names if name is not None))))
 
 

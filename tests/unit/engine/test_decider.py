@@ -12,6 +12,7 @@ import torch
 
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, ThreadComm, run_ranks
+from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.engine.decider import PROBED, links_for, surveyed
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.probe import Probed, straight_line
@@ -20,6 +21,7 @@ from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import sending_s
 from gradwire.recipes import Decision, recipe
+from tests.support.rig import Rig, gradients
 
 
 def _decision(text: str) -> Decision:
@@ -41,11 +43,38 @@ INNER = {
 
 @pytest.mark.parametrize("inner", INNER)
 def test_what_the_inner_recipe_sends_is_probed_beside_the_usual(inner: str) -> None:
-    assert links_for(_decision(f"mergecomp(inner={inner!r})"), 4) == (*PROBED, *INNER[inner])
+    about = _decision(f"mergecomp(inner={inner!r})").about
+    assert about is not None
+    assert links_for([about], 4) == (*PROBED, *INNER[inner])
 
 
-def test_whoever_asks_about_no_recipe_gets_the_usual() -> None:
-    assert links_for(_decision("covap"), 4) == PROBED
+def test_a_decision_about_no_recipe_gets_the_usual_links() -> None:
+    assert links_for([], 4) == PROBED
+
+
+def test_auto_probes_what_its_candidates_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only the last of them sends by it."""
+    asked: dict[int, tuple[str, ...]] = {}
+
+    def probe(comm: Comm, verbs: Sequence[str], **_where: object) -> tuple[Probed, ...]:
+        asked[comm.rank] = tuple(verbs)
+        fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
+        return tuple(Probed(verb, Link(1.0 + number, 1e-9), fit) for number, verb in enumerate(verbs))
+
+    monkeypatch.setattr("gradwire.engine.decider.probe", probe)
+    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {"fp16": 0.0, "int8": 0.01})
+
+    def rank(comm: ThreadComm) -> Facts | None:
+        rig = Rig(comm, "auto")
+        for step in range(DISCARDED + ORDINARY + MEASURED):
+            assert rig.step(gradients(comm.rank, step)).error is None
+        return rig.engine.facts
+
+    facts = run_ranks(2, rank)
+    assert asked == dict.fromkeys(range(2), (*PROBED, "all_to_all"))
+    assert facts[0] is not None
+    assert facts[0].network is not None
+    assert facts[0].network.of("all_to_all").alpha_s == 3.0
 
 
 def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +89,11 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("gradwire.engine.decider.probe", probe)
     monkeypatch.setattr("gradwire.engine.decider.codec_cost", lambda *_: cost)
     decision = _decision("mergecomp(inner=\"star_topk(algorithm='tree')\")")
+    assert decision.about is not None
+    about = [decision.about]
 
     def rank(comm: ThreadComm) -> Facts:
-        return surveyed(Facts(1.0, 1.0, comm.world), decision, Surroundings(host(comm, print)), ())
+        return surveyed(Facts(1.0, 1.0, comm.world), decision, Surroundings(host(comm, print)), (), about)
 
     facts = run_ranks(3, rank)
     assert facts[0] == facts[1] == facts[2]
