@@ -2,7 +2,8 @@
 
 The rule: a recipe may run if it leaves at most `limit` steps' worth of gradient waiting (`decide.lateness`).
 Of those, the mildest that reaches the target runs; where none does, the fastest, and among equals the milder.
-None runs that does not beat dense by more than noise.
+None runs that is not faster than dense. A recipe is faster than another by the share `LEAD`, and by `ERRORS`
+standard errors of the difference of their times, as each one's own steps tell it.
 
 Trials decide, and forecasts order them. Before its trial a recipe counts with its predicted time and an
 assumed lateness, which say whether a trial is worth it and in which order: from mild to strong, so that each
@@ -14,12 +15,12 @@ Seconds of a step count from the start of its backward pass, as in `Facts.dense_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
-from gradwire.planning.spread import error_of, noise_of
+from gradwire.planning.spread import error_of, middle_of, noise_of
 
 if TYPE_CHECKING:  # loaded by those who make them
     from gradwire.planning.forecast import Forecast
@@ -29,7 +30,7 @@ LEAD = 0.05
 is all latency are faster by nothing that could be measured."""
 
 ERRORS = 2.0
-"""The standard errors by which a trial must differ from dense."""
+"""The standard errors by which a time must differ from another."""
 
 CERTAIN = 3.2
 """The standard errors within which a median is taken to lie. A normal one lies outside with a probability of
@@ -59,7 +60,7 @@ class Option:
 
     It runs as `text`, which differs from `recipe` where it is cut otherwise than it would be by itself.
     `assumed` and `late` are its lateness, in steps' worth of gradient. A lateness that still rose at the end
-    of the trial is not `settled`.
+    of the trial is not `settled`. `error_s` is the standard error of `took_s`.
     """
 
     recipe: str
@@ -70,6 +71,7 @@ class Option:
     late: float | None = None
     took_s: float | None = None
     settled: bool = True
+    error_s: float = 0.0
 
     @classmethod
     def of(cls, recipe: str, text: str, forecast: Forecast, assumed: float) -> Option:
@@ -84,8 +86,9 @@ class Option:
 
     @property
     def expected_late(self) -> float:
-        """The lateness measured on trial, or else the one assumed."""
-        return self.assumed if self.late is None else self.late
+        """The lateness measured on trial, or else the one assumed. Where nothing is remembered, the assumed
+        error says how mild it is: that is not measured."""
+        return self.late or self.assumed
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,9 @@ class Considered:
 class Standing:
     """The options beside dense, which takes `dense_s` as measured, and what is asked of them.
 
-    Those that are `later` than the limit are not tried. A recipe counts as faster than dense from the share
-    `margin` on. A step without communication takes `before_s` and `backward_s`. Dense steps vary by `noise`,
-    their relative standard deviation.
+    Those that are `later` than the limit are not tried. A step without communication takes `before_s` and
+    `backward_s`. Dense steps vary by `noise`, their relative standard deviation, and `dense_error_s` is the
+    standard error of `dense_s`.
     """
 
     options: tuple[Option, ...]
@@ -122,7 +125,7 @@ class Standing:
     dense_s: float
     dense_bytes: float
     dense_predicted_s: float | None = None
-    margin: float = LEAD
+    dense_error_s: float = 0.0
     target: float = 0.95
     limit: float = LATE
     noise: float = 0.0
@@ -149,9 +152,10 @@ class Standing:
             return ""
         return f"; it missed its target: {share:.0%} of linear instead of {self.target:.0%}"
 
-    def beats_dense(self, seconds: float) -> bool:
-        """Whether a step of `seconds` is faster than dense by more than noise."""
-        return seconds < (1.0 - self.margin) * self.dense_s
+    def beats_dense(self, option: Option) -> bool:
+        """Whether it is faster than dense: by more than noise, once it has run."""
+        off_s = 0.0 if option.took_s is None else math.hypot(option.error_s, self.dense_error_s)
+        return is_faster(option.expected_s, self.dense_s, off_s)
 
     def best(self) -> Option | None:
         """The option that should run, of those that have been tried; `None` is dense."""
@@ -172,13 +176,13 @@ class Standing:
         return option.late is None or option.late <= self.limit
 
     def _best_of(self, options: Sequence[Option]) -> Option | None:
-        able = [each for each in options if self.beats_dense(each.expected_s)]
+        able = [each for each in options if self.beats_dense(each)]
         if reaching := [each for each in able if self._reaches(each)]:
             return min(reaching, key=lambda each: (each.expected_late, each.expected_s))
         if not able:
             return None
-        least_s = min(each.expected_s for each in able)
-        level = [each for each in able if each.expected_s <= (1.0 + LEAD) * least_s]
+        fastest = min(able, key=lambda each: each.expected_s)
+        level = [each for each in able if not _is_faster(fastest, each)]
         return min(level, key=lambda each: (each.expected_late, each.expected_s))
 
     def next_trial(self) -> Option | None:
@@ -218,11 +222,13 @@ class Standing:
         return f"; {may_run}: {at_best}, and more of the gradient is late"
 
     def after_trial(
-        self, recipe: str, took_s: float, late: float | None, *, settled: bool = True
+        self, recipe: str, took_s: float, late: float | None, *, settled: bool = True, error_s: float = 0.0
     ) -> Standing:
         """The standing after `recipe` has run, with steps of `took_s` and this lateness."""
         tried = [
-            replace(each, took_s=took_s, late=late, settled=settled) if each.recipe == recipe else each
+            replace(each, took_s=took_s, late=late, settled=settled, error_s=error_s)
+            if each.recipe == recipe
+            else each
             for each in self.options
         ]
         return replace(self, options=tuple(tried))
@@ -230,11 +236,13 @@ class Standing:
     def is_clear(self, recipe: str, took_s: Sequence[float], late: float | None) -> bool:
         """Whether the same follows wherever the median of such steps may lie, of which some took `took_s`.
 
-        That is at both ends of its confidence interval (`CERTAIN`) and in the middle.
+        That is at both ends of its confidence interval (`CERTAIN`), if it were known to be there, and in the
+        middle, as it is known now.
         """
-        middle, noise = median(took_s), max(DOUBT * self.noise, noise_of(took_s))
-        off = CERTAIN * error_of(noise, 2 * len(took_s))  # of one median, not of a difference of two
-        after = [self.after_trial(recipe, max(1.0 + each, 0.0) * middle, late) for each in (-off, 0.0, off)]
+        middle, error_s = middle_of(took_s)
+        off = CERTAIN * error_of(max(DOUBT * self.noise, noise_of(took_s)), len(took_s))
+        cases = ((max(1.0 - off, 0.0) * middle, 0.0), (middle, error_s), ((1.0 + off) * middle, 0.0))
+        after = [self.after_trial(recipe, took, late, error_s=error) for took, error in cases]
         following = [(each.next_trial(), each.best()) for each in after]
         return len({tuple(each and each.recipe for each in both) for both in following}) == 1
 
@@ -275,7 +283,7 @@ class Standing:
             return f"more than {self.limit:g} steps late"
         if not option.settled:
             return "its lateness still rose"
-        if not self.beats_dense(option.expected_s):
+        if not self.beats_dense(option):
             return "not faster than dense"
         if option.took_s is None:
             return "not worth a trial"
@@ -286,17 +294,23 @@ class Standing:
                 if not self._reaches(option)
                 else "a milder one suffices"
             )
-        level = now is not None and option.expected_s <= (1.0 + LEAD) * now.expected_s
+        level = now is not None and not _is_faster(now, option)
         return "no faster, and later" if level else "slower"
 
     def _reaches(self, option: Option) -> bool:
         return self.share_of_linear(option.expected_s) >= self.target
 
 
-def margin_of(noise: float, steps: int) -> float:
-    """The share by which the median of `steps` steps must lie below dense steps, which vary by `noise`.
+def is_faster(seconds: float, than_s: float, off_s: float = 0.0) -> bool:
+    """Whether a step is faster than another: by `LEAD`, and by more than `off_s` explains, the standard error
+    of the difference.
 
-    >>> margin_of(0.0, 9), round(margin_of(0.12, 9), 3)
-    (0.05, 0.141)
+    >>> is_faster(0.094, 0.1), is_faster(0.096, 0.1), is_faster(0.094, 0.1, off_s=0.004)
+    (True, False, False)
     """
-    return max(LEAD, ERRORS * error_of(noise, steps))
+    return seconds < than_s - max(LEAD * than_s, ERRORS * off_s)
+
+
+def _is_faster(one: Option, than: Option) -> bool:
+    """What only one of them was measured for is no noise of both."""
+    return is_faster(one.expected_s, than.expected_s, math.hypot(one.error_s, than.error_s))

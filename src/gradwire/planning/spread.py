@@ -128,9 +128,20 @@ def noise_of(values: Sequence[float]) -> float:
     return deviation(values) / median(values)
 
 
-def error_of(noise: float, number: int = WINDOW) -> float:
-    """The relative standard error of the difference of two medians of `number` values each."""
-    return 1.25 * math.sqrt(2 / number) * noise
+def error_of(noise: float, number: int) -> float:
+    """The relative standard error of the median of `number` values, whose standard deviation is `noise`."""
+    return 1.25 * noise / math.sqrt(number)
+
+
+def middle_of(values: Sequence[float]) -> tuple[float, float]:
+    """The median of positive values, and its standard error, as they vary themselves.
+
+    >>> middle, error = middle_of([1.0, 1.1, 0.9, 1.2, 50.0])
+    >>> middle, round(error, 3)
+    (1.1, 0.083)
+    """
+    middle = median(values)
+    return middle, middle * error_of(noise_of(values), len(values))
 
 
 def deviation(values: Sequence[float]) -> float:

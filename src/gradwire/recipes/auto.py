@@ -9,11 +9,13 @@ agreed on (`gradwire.decide.choice`).
 from dataclasses import replace
 from functools import partial
 
-from gradwire.decide.choice import ASSUMED_OFF, LATE, Option, Standing, margin_of
+from gradwire.decide.choice import ASSUMED_OFF, LATE, Option, Standing
+from gradwire.decide.profiler import ORDINARY
 from gradwire.planning.facts import Facts
+from gradwire.planning.spread import error_of
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
-from gradwire.recipes.trial import COUNTED, DECIDED, Again, on_trial, watched
+from gradwire.recipes.trial import DECIDED, Again, on_trial, watched
 
 CANDIDATES: dict[str, float] = {
     "gcomp": 0.0,
@@ -52,6 +54,9 @@ CANDIDATES: dict[str, float] = {
 and is shown nowhere. Trainings of two models have shown the order; between what ran there it is estimated.
 Casts have no memory, and count with their error."""
 
+WITHIN_ANY = 0.005
+"""The assumed error up to which a recipe without memory is within any limit. It is not measured there."""
+
 
 @register
 def auto(target: float = 0.95, late: float = LATE) -> Composition:
@@ -71,7 +76,7 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
     if not late >= 0.0:
         raise ValueError(f"late={late} is negative, the steps' worth of gradient that may wait in memory")
     again = partial(auto, target, late)
-    worth = {text: steps <= ASSUMED_OFF * late for text, steps in CANDIDATES.items()}
+    worth = {text: _may_be_within(late, steps) for text, steps in CANDIDATES.items()}
     return measured_for(
         Decision(
             lambda facts: chosen_by(facts, standing_of(facts, target, late), again),
@@ -95,18 +100,22 @@ def standing_of(facts: Facts, target: float, late: float) -> Standing:
     dense_bytes = 2 * (facts.world - 1) / facts.world * facts.gradient_bytes
     predicted = facts.forecasts.get("dense")
     return Standing(
-        tuple(each for each in options if each.assumed <= ASSUMED_OFF * late),
+        tuple(each for each in options if _may_be_within(late, each.assumed)),
         before_s,
         facts.backward_s,
         facts.dense_s,
         dense_bytes,
         None if predicted is None else predicted.step_s() - before_s,
-        margin_of(facts.dense_noise, COUNTED),
+        facts.dense_s * error_of(facts.dense_noise, ORDINARY),
         target,
         late,
         facts.dense_noise,
-        later=tuple(each for each in options if each.assumed > ASSUMED_OFF * late),
+        later=tuple(each for each in options if not _may_be_within(late, each.assumed)),
     )
+
+
+def _may_be_within(late: float, assumed: float) -> bool:
+    return assumed <= max(ASSUMED_OFF * late, WITHIN_ANY)
 
 
 def chosen_by(facts: Facts, standing: Standing, again: Again) -> Composition:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from statistics import median
 
 from gradwire.decide.choice import Standing
 from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.spread import middle_of
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
@@ -27,8 +27,9 @@ SKIPPED = 2
 """Steps that are not counted: caches are cold, and DDP rebuilds its buckets in the second."""
 COUNTED = 9
 """Steps whose median is compared at most."""
-FEWEST = 3
-"""Steps whose median is compared at least: one that was disturbed does not count."""
+FEWEST = 5
+"""Steps whose median is compared at least: two that were disturbed do not count, and they tell how much steps
+vary. Where too much is late, one is enough."""
 MOST_TRIALS = 4
 """Trials at most. Then the best of the tried recipes runs, or dense."""
 DECIDED = 80
@@ -85,14 +86,15 @@ def _judge_of(
         if shown.previous_s > 0.0:  # the step before ran this composition
             took_s.append(shown.previous_s)
         counted, after = took_s[SKIPPED:], left - len(took_s) - 1
-        if len(counted) < FEWEST:
-            return None
         late = shown.late
         is_too_late = late is not None and late > standing.limit
+        if len(counted) < (1 if is_too_late else FEWEST):
+            return None
         is_over = is_too_late or min(COUNTED - len(counted), after) <= 0
         if not is_over and not (shown.late_is_known and standing.is_clear(text, counted, late)):
             return None
-        known = standing.after_trial(text, median(counted), late, settled=shown.late_is_known)
+        middle_s, error_s = middle_of(counted)
+        known = standing.after_trial(text, middle_s, late, settled=shown.late_is_known, error_s=error_s)
         following = known.next_trial()
         if following is None or number == MOST_TRIALS or after < SKIPPED + FEWEST + 1:
             return _settled(text, known, again)
@@ -118,8 +120,8 @@ def _settled(text: str, known: Standing, again: Again) -> Composition:
 
 def _milder(text: str, known: Standing, again: Again, late: float) -> Composition:
     """The composition after `text`, which has stayed and is now too `late`."""
-    took_s = known.option(text).expected_s
-    following = _settled(text, known.after_trial(text, took_s, late), again)
+    tried = known.option(text)
+    following = _settled(text, known.after_trial(text, tried.expected_s, late, error_s=tried.error_s), again)
     return replace(
         following, why=f"{late:.2g} steps' worth of gradient was late under {text}; {following.why}"
     )

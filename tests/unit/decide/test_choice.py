@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.decide.choice import LEAD, Option, Standing, margin_of
+from gradwire.decide.choice import LEAD, Option, Standing
+from gradwire.planning.spread import error_of
 
 Setting = tuple[float, float, dict[str, tuple[float, float]]]
 """Milliseconds of a step without communication and of a dense one; each recipe's, and how late it is."""
@@ -171,8 +172,37 @@ def test_dense_stays_where_it_hides_and_where_others_are_faster_only_within_nois
     assert (_next(hiding), _best(hiding)) == ("none", "dense")
     just: Setting = (35.0, 88.0, {"int8": (88.0 * 0.93, 0.01)})
     assert _best(_tried(just)) == "int8"
-    assert _best(_tried(just, margin=margin_of(0.08, 9))) == "dense"
-    assert _next(_standing(just, margin=margin_of(0.08, 9))) == "int8", "a trial has to tell"
+    assert _best(_tried(just, dense_error_s=0.004)) == "dense"
+    assert _next(_standing(just, dense_error_s=0.004)) == "int8", "a trial has to tell"
+
+
+def test_a_trial_that_is_clearly_faster_counts_where_dense_steps_vary_by_half() -> None:
+    """Its own steps vary less; and in seconds, less than as many of dense. Two standard errors are 35 ms."""
+    standing = _standing(
+        (10.0, 100.0, {"int8": (60.0, 0.01)}), noise=0.5, dense_error_s=0.1 * error_of(0.5, 13)
+    )
+    faster = standing.after_trial("int8", 0.06, 0.01, error_s=0.06 * error_of(0.1, 9))
+    assert _best(faster) == "int8"
+    noisy = standing.after_trial("int8", 0.06, 0.01, error_s=0.06 * error_of(0.5, 9))
+    assert _best(noisy) == "dense"
+
+
+def test_those_that_differ_by_less_than_their_steps_vary_are_equals() -> None:
+    standing = _standing((56.0, 185.0, {"fp16": (110.0, 0.0004), "int4": (99.0, 0.18)}))
+
+    def after(error: float) -> str:
+        tried = standing.after_trial("fp16", 0.110, 0.0, error_s=0.110 * error)
+        return _best(tried.after_trial("int4", 0.099, 0.18, error_s=0.099 * error))
+
+    assert (after(0.01), after(0.05)) == ("int4", "fp16")
+
+
+def test_of_two_without_memory_the_one_that_is_assumed_to_err_less_is_the_milder() -> None:
+    options = {"fp16": (60.0, 0.0004), "gcomp": (61.0, 0.0)}
+    tried = _standing((35.0, 88.0, options))
+    for text, (ms, _late) in options.items():
+        tried = tried.after_trial(text, ms / 1e3, 0.0)
+    assert _best(tried) == "gcomp"
 
 
 def test_a_trial_is_clear_where_nothing_hangs_on_its_noise() -> None:

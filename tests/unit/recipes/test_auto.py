@@ -224,6 +224,13 @@ def test_stronger_options_of_one_method_are_assumed_to_be_later_and_send_less() 
             assert found == sorted(found, reverse=True)
 
 
+@pytest.mark.parametrize("late", [0.0, 0.001])
+def test_casts_are_within_any_limit(late: float) -> None:
+    names = {recipe(text).name for text in _decision(f"auto(late={late})").candidates}
+    assert names == {"dense", "gcomp", "fp16", "bf16"}
+    assert _name(_chosen(_forecast(RESNET18), f"auto(late={late})")) in names - {"dense"}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("auto(target=0.0)", "target=0.0"), ("auto(late=-1)", "late=-1")],

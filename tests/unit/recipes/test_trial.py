@@ -118,7 +118,7 @@ def test_what_promises_more_is_tried_next() -> None:
 
 def test_a_trial_ends_at_once_when_more_is_late_than_may_be() -> None:
     judge = _judge(on_trial("topk(ratio=0.1)", replace(STANDING, limit=0.3), auto))
-    steps_s = [0.0, *SKIPPED * [9.0], *FEWEST * [0.05]]
+    steps_s = [0.0, *SKIPPED * [9.0], 0.05]
     *before, following = [judge(_shown(step, each, 1.2, known=False)) for step, each in enumerate(steps_s)]
     assert not any(before)
     assert following is not None
@@ -359,7 +359,7 @@ def test_a_trial_that_ends_early_goes_on_as_one_that_knew_the_truth(takes_s: flo
     wrong, tries, draw = 0, 400, random.Random(f"{takes_s} {noise}")
     for _ in range(tries):
         found = noise_of([draw.gauss(1.0, noise) for _ in range(ORDINARY)])
-        standing = replace(STANDING, noise=found, margin=0.05)
+        standing = replace(STANDING, noise=found)
         truth = _decides(standing.after_trial("int4", takes_s, 0.1))
         steps_s: list[float] = []
         while len(steps_s) < COUNTED:
