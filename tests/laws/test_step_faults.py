@@ -15,7 +15,7 @@ from gradwire.engine.arrival import Entry
 from gradwire.engine.layout import Layout
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
-from gradwire.exchange.compose import BLOCK, phase_of
+from gradwire.exchange.turns import turn_of
 from gradwire.kernels import Folded
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.moment import Moment
@@ -162,7 +162,11 @@ def test_accidents_on_several_ranks_name_all_of_them() -> None:
 ALIKE = next(
     step
     for step in range(288, 10**6, 288)
-    if all(phase_of(0, step // (BLOCK * each), each) == phase_of(0, 0, each) for each in (2, 3, 4))
+    if all(
+        turn_of(Moment(step, 0, 0, 2), interval, whose=whose)
+        == turn_of(Moment(0, 0, 0, 2), interval, whose=whose)
+        for interval, whose in ((2, "phase"), (3, "phase"), (4, "phase"), (2, "leader"), (2, "factor"))
+    )
 )
 """A step in which every interval and cycle of the table issues the rounds of step 0."""
 

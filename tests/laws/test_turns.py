@@ -1,4 +1,4 @@
-"""Which units travel when: no unit more often than another, none much later, and none never."""
+"""Whose turn it is: no unit, leader or factor more often than another, none much later, and none never."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.exchange.compose import BLOCK, Every, every
+from gradwire.exchange.compose import Every, every
 from gradwire.exchange.dense import dense
+from gradwire.exchange.leader import leader_in_turn
+from gradwire.exchange.turns import BLOCK
 from gradwire.moment import Moment
 from tests.support.rig import Rig, gradients
 
@@ -144,14 +146,20 @@ def test_a_unit_that_is_trained_once_in_a_cycle_is_missed_exactly_as_seldom(inte
 HALVES = (("first.weight", "last.bias", "scalar"), ("middle.weight", "last.weight", "first.bias"))
 
 
-def moved(text: str, steps: int) -> list[dict[str, Tensor]]:
-    """Elements that have ever moved on each of two ranks, of two parts trained in turn."""
+def moved(text: str, steps: int, apart: bool = False) -> list[dict[str, Tensor]]:
+    """Elements that have ever moved on each of two ranks, of two parts trained in turn.
+
+    If they are `apart`, rank 0 has gradients of even elements only, and rank 1 of odd ones.
+    """
 
     def rank(comm: Comm) -> dict[str, Tensor]:
         rig = Rig(comm, text)
         ever: dict[str, Tensor] = {}
         for step in range(steps):
             grads = gradients(comm.rank, step)
+            if apart:
+                for values in grads.values():
+                    values[1 - comm.rank :: 2] = 0.0
             for name in HALVES[step % 2]:
                 grads[name] = torch.zeros_like(grads[name])
             outcome = rig.step(grads)
@@ -175,3 +183,73 @@ def test_every_element_of_two_parts_that_are_trained_in_turn_moves(text: str) ->
 def test_in_the_papers_order_some_elements_of_such_parts_never_move(text: str) -> None:
     for ever in moved(text, steps=80):
         assert not all(each.all() for each in ever.values())
+
+
+RANKS = pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
+
+
+@RANKS
+@pytest.mark.parametrize("seed", [0, 1, 77])
+def test_each_rank_leads_once_in_as_many_steps(world: int, seed: int) -> None:
+    leaders = [leader_in_turn(Moment(step, 0, 0, world, seed)) for step in range(4 * BLOCK * world)]
+    for first in range(0, len(leaders), world):
+        assert sorted(leaders[first : first + world]) == list(range(world))
+
+
+@RANKS
+def test_a_unit_that_travels_or_is_trained_in_every_nth_step_has_all_leaders(world: int) -> None:
+    for start in range(world):
+        trained = range(start, 100 * BLOCK * world, world)
+        assert {leader_in_turn(Moment(step, 0, 0, world)) for step in trained} == set(range(world))
+        # An order within an order: that of leaders is drawn by itself.
+        travels = turns(every(world, dense()), range(100 * BLOCK * world), unit=start)
+        assert {leader_in_turn(Moment(step, start, 0, world)) for step in travels} == set(range(world))
+
+
+LEADERS = ["leader_topk(ratio=0.25)", "star_topk(ratio=0.25)", "scalecom(rate=4, warmup_steps=0)"]
+
+
+@pytest.mark.parametrize("text", LEADERS)
+def test_what_only_one_rank_has_of_parts_trained_in_turn_moves(text: str) -> None:
+    # With one leader for a part, what only the other rank has is never chosen.
+    first, second = moved(text, steps=80, apart=True)
+    for name, ever in first.items():
+        assert ever.all(), name
+        assert torch.equal(ever, second[name])
+
+
+MATRICES = {"tall": (8, 6), "wide": (6, 8)}
+GROWS = 1.9
+"""Of twice as many steps; what grows without bound in proportion to them grows twofold."""
+
+
+def unsent_norms(text: str, period: int) -> list[dict[str, float]]:
+    """After each of 400 steps, in which two matrices have a constant gradient once in a `period`, in turn."""
+
+    def rank(comm: Comm) -> list[dict[str, float]]:
+        rig, norms = Rig(comm, text, shapes=MATRICES, policy=lambda _: None), []
+        for step in range(400):
+            grads = {}
+            for number, (name, shape) in enumerate(MATRICES.items()):
+                random = torch.Generator().manual_seed(number)
+                gradient = torch.randn(torch.Size(shape).numel(), generator=random)
+                grads[name] = gradient if step % period == number else torch.zeros_like(gradient)
+            outcome = rig.step(grads, [tuple(MATRICES)])
+            assert outcome.step.committed, outcome.error
+            norms.append({name: float(left.norm()) for name, left in outcome.memory.items()})
+        return norms
+
+    return run_ranks(2, rank)[0]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("period", [2, 4])
+def test_the_memory_of_matrices_trained_in_turn_is_bounded_where_both_factors_are_sent(
+    period: int, rank: int
+) -> None:
+    drawn, papers = (unsent_norms(f"acpsgd(rank={rank}{order})", period) for order in ("", ", order='paper'"))
+    for name in MATRICES:
+        first, later = ([norms[name] for norms in half] for half in (drawn[:200], drawn[200:]))
+        assert max(later) < 1.5 * max(first)
+        assert papers[399][name] > GROWS * papers[199][name]
+        assert papers[399][name] > 2 * max(later)

@@ -41,11 +41,11 @@ def test_predicted_bytes_are_metered_bytes(three: Results, recipe: str) -> None:
 
 
 def test_who_has_led_is_counted_alike_on_all_ranks(three: Results) -> None:
-    assert [each["led"] for each in value(three, "star_topk(ratio=0.05)")] == [[34, 33, 33]] * 3
-    for recipe in ("var_topk(ratio=0.05)", "ar_topk"):
+    for recipe in ("star_topk(ratio=0.05)", "var_topk(ratio=0.05)", "ar_topk"):
         first, *others = [each["led"] for each in value(three, recipe)]
         assert sum(first) == 100
         assert others == [first] * 2
+        assert sorted(first) == [33, 33, 34] or not recipe.startswith("star")
     assert value(three, "leader_topk(ratio=0.05)")[0]["led"] is None
 
 

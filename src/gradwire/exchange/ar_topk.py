@@ -13,6 +13,7 @@ Differences from the paper:
 
 - the sum is divided by N, which algorithm 1 forgets;
 - in turn, only the leader chooses: no other choice would be looked at;
+- whose turn it is is drawn anew every three cycles of N steps (`gradwire.exchange.turns`), not step mod N;
 - indices are coded (5 bits at c = 0.1, 8.5 at 0.01) instead of 32 or 64 bits each. Where all ranks know the
   leader beforehand they are broadcast, by a scatter and an all-gather unless told otherwise; those of an
   elected leader are summed with zeros (`spread_indices`);
@@ -35,6 +36,7 @@ from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.leader import (
     broadcast_indices,
     broadcast_round,
+    leader_in_turn,
     leads,
     spread_indices,
     spread_round,
@@ -54,7 +56,7 @@ MARGIN = 1.02
 
 
 def in_turn(elect: Election, at: Moment) -> bool:
-    """Whether the leader of this step is step mod N. The same answer on all ranks."""
+    """Whether ranks lead in turn in this step. The same answer on all ranks."""
     if elect != "auto":
         return elect == "round_robin"
     way, _counts = _trial(at)
@@ -167,7 +169,7 @@ class ArTopK:
 
     def _lead(self, x: Tensor, comm: Comm, at: Moment) -> tuple[Tensor, int | Tensor]:
         """The indices at which all ranks send, and the rank that has chosen them."""
-        turn, count = at.step % comm.world, self.selector.count(x.numel(), at)
+        turn, count = leader_in_turn(at), self.selector.count(x.numel(), at)
         if in_turn(self.elect, at):
             places = broadcast_indices(
                 lambda: self.selector.select(x, at), count, x, comm, at.see, turn, self.broadcast
@@ -183,7 +185,7 @@ class ArTopK:
         sent = count + (2 if self.elect == "auto" else 0)
         values = Round("all_reduce", sent, wire, algorithm=self.algorithm)
         if in_turn(self.elect, at):
-            return broadcast_round(count, numel, at.step % at.world, self.broadcast), values
+            return broadcast_round(count, numel, leader_in_turn(at), self.broadcast), values
         return election_round(), spread_round(count, numel), values
 
 

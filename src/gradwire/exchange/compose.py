@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import lcm
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,8 +11,9 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish, parts
 from gradwire.exchange.dense import Dense
+from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.memory import UNSENT, Forgetful, Memory, Residual
-from gradwire.moment import Moment, number_from
+from gradwire.moment import Moment
 
 
 @dataclass(frozen=True)
@@ -108,28 +107,12 @@ def warm(steps: int, inner: Exchange) -> Warm:
     return Warm(steps, inner)
 
 
-Order = Literal["random", "paper"]
-
-BLOCK = 3
-"""Cycles with one phase. A gradient waits (I + 1)/(6·I·BLOCK) longer than in a fixed order: 8 % at I = 2."""
-
-
-@lru_cache(maxsize=256)
-def phase_of(seed: int, block: int, interval: int) -> int:
-    """The phase of a block of cycles, as likely to be any of 0 … interval - 1; kept, since each unit asks.
-
-    >>> [phase_of(0, block, 4) for block in range(8)]
-    [0, 0, 2, 3, 2, 1, 2, 1]
-    """
-    return number_from("phase", seed, block) % interval
-
-
 @dataclass(frozen=True)
 class Every:
     """COVAP's coarse filter (Meng et al. 2023, section III-B): each unit travels once in a cycle of I steps.
 
     Unit t is exchanged at step s iff (t + s + phase) mod I = 0; the others hand zeros to the optimizer.
-    Cycles begin at multiples of I. The phase is drawn from the shared seed every `BLOCK` cycles, so that a
+    Cycles begin at multiples of I. The phase is drawn from the shared seed every three cycles, so that a
     unit whose parameters have gradients in every second step, say, does not miss its turn for ever. From one
     block to the next, its turns are 1 to 2·I - 1 steps apart. With the order "paper" the phase is always 0.
 
@@ -154,9 +137,7 @@ class Every:
     def sends(self, at: Moment) -> bool:
         """Whether the unit travels in this step: no data dependency, every rank decides alone."""
         unit = 1 if self.together else at.unit
-        random = self.order == "random"
-        phase = phase_of(at.seed, at.step // (BLOCK * self.interval), self.interval) if random else 0
-        return (unit + at.step + phase) % self.interval == 0
+        return (unit + turn_of(at, self.interval, self.order)) % self.interval == 0
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
         if self.sends(at):
@@ -179,9 +160,7 @@ def every(interval: int, inner: Exchange, *, together: bool = False, order: Orde
         raise ValueError(
             f"interval={interval!r} must be at least 1 step, in whole steps; 1 sends everything always"
         )
-    if order not in get_args(Order):
-        raise ValueError(f"order={order!r} is none of {', '.join(get_args(Order))}")
-    return Every(interval, inner, together, order)
+    return Every(interval, inner, together, check_order(order))
 
 
 def cycle_of(exchange: Exchange) -> int:

@@ -19,8 +19,18 @@ from gradwire.codec.indices import index_words, pack_indices, unpack_indices
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.turns import turn_of
 from gradwire.kernels import put, scatter, take
 from gradwire.moment import Moment, See
+
+
+def leader_in_turn(at: Moment) -> int:
+    """The rank that leads in this step where ranks take turns; the same answer on all ranks.
+
+    Not the step's number modulo the world, since a unit whose parameters have gradients in every second step,
+    say, would have the same leaders for ever.
+    """
+    return turn_of(at, at.world, whose="leader")
 
 
 def leads(norms: Tensor, rank: int) -> bool | Tensor:
@@ -136,7 +146,7 @@ class Leader:
 
     def _leads(self, x: Tensor, comm: Comm, at: Moment) -> bool | Tensor:
         if self.elect == "round_robin":
-            return comm.rank == at.step % comm.world
+            return comm.rank == leader_in_turn(at)
         norms = x.new_zeros(comm.world, dtype=torch.float32)
         norms[comm.rank] = torch.linalg.vector_norm(x)
         comm.all_reduce(norms).wait()

@@ -16,11 +16,18 @@ P = M·Q is summed over ranks, in odd steps the other way round with Q = Mᵀ·P
 per step of half of PowerSGD's traffic; nothing waits in between, so the wire of one unit overlaps with the
 products of the next. Two steps are one step of power iteration.
 
-Differences from the papers: a rank of PowerSGD leaves its own M − P̂·(its own Q)ᵀ, and not M less the mean.
-Over ranks both have the same mean, so the mean of every later step is the same in exact arithmetic. But the
-unsent part is then an orthogonal projection of the input, so it is never larger, and an idle rank keeps its
-memory. ACP-SGD's paper does the same. Factors are orthonormalised when they are kept, not before their next
-use: the span is the same, and numbers stay in range. Zero columns keep their old direction.
+In that order a matrix that has gradients in every second step only, as one of two parts that are trained in
+turn, would send the same factor for ever, and what its memory has outside of the other one's span would never
+travel. So which factor begins is drawn anew every three pairs of steps (`gradwire.exchange.turns`). A matrix
+may then send the same factor several times running: in one of twelve steps, if it has gradients in all.
+The first time keeps the factor. Later ones are projections like any other, but what they would keep is of new
+gradients alone, since nothing of the memory is left in their span. `order="paper"` is the paper's.
+
+Other differences from the papers: a rank of PowerSGD leaves its own M − P̂·(its own Q)ᵀ, and not M less the
+mean. Over ranks both have the same mean, so the mean of every later step is the same in exact arithmetic. But
+the unsent part is then an orthogonal projection of the input, so it is never larger, and an idle rank keeps
+its memory. ACP-SGD's paper does the same. Factors are orthonormalised when they are kept, not before their
+next use: the span is the same, and numbers stay in range. Zero columns keep their old direction.
 
 A single rank's memory need not shrink: what is orthogonal to all P̂, or cancels in the sum over ranks, waits.
 The mean that is sent is the best approximation of M̄ within the span of M̄·Q.
@@ -38,11 +45,15 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
-from gradwire.exchange.state import LEFT, RIGHT
+from gradwire.exchange.state import LEFT, RIGHT, TURN
+from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
 from gradwire.moment import Moment, Part, sent_to
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
+
+SIDE = {LEFT: 1, RIGHT: 2}
+"""The number of the factors that a matrix has sent last; 0 before the first."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +92,39 @@ class Factors:
         taken from `before`, the columns that were kept until now.
         """
         orthonormalise(flat, self.spans, self.rank, before)
-        for name, (start, size) in zip(self.names, self.spans.tolist(), strict=True):
-            at.kept.put(self.kind, name, flat[start : start + self.rank * size].view(self.rank, size))
+        for name, factor in zip(self.names, self.each(flat), strict=True):
+            at.kept.put(self.kind, name, factor)
+
+    def keep_first(self, flat: Tensor, before: Tensor, at: Moment) -> None:
+        """As `keep`, but a matrix that has sent this factor last keeps it as it was `before`.
+
+        What all ranks have nothing of has not been sent. The host reads no number.
+        """
+        if not self.names:
+            return
+        came = torch.stack([factor.any() for factor in self.each(flat)])
+        last = torch.stack([self._sent_last(name, at, flat.device) for name in self.names])
+        is_again = last == SIDE[self.kind]
+        last = torch.where(came[:, None], SIDE[self.kind], last)
+        orthonormalise(flat, self.spans, self.rank, before)
+        for number, (name, new, old) in enumerate(
+            zip(self.names, self.each(flat), self.each(before), strict=True)
+        ):
+            at.kept.put(self.kind, name, torch.where(is_again[number], old, new))
+            at.kept.put(TURN, name, last[number])
+
+    def each(self, flat: Tensor) -> list[Tensor]:
+        """Views (rank, size) of the matrices' factors."""
+        return [
+            flat[start : start + self.rank * size].view(self.rank, size)
+            for start, size in self.spans.tolist()
+        ]
+
+    def _sent_last(self, name: str, at: Moment, device: torch.device) -> Tensor:
+        kept = at.kept.get(TURN, name)
+        if kept is None or kept.shape != (1,):
+            kept = torch.zeros(1, dtype=torch.int64, device="cpu")
+        return sent_to(kept, device)
 
 
 @dataclass(frozen=True)
@@ -224,22 +266,23 @@ def power_sgd(rank: int = 1) -> PowerSgd:
 
 @dataclass(frozen=True)
 class AcpSgd:
-    """One all-reduce: r·rows of every matrix in even steps, r·columns in odd ones, and what is raw."""
+    """One all-reduce: r·rows of every matrix in one step, r·columns in the next, and what is raw."""
 
     rank: int
+    order: Order = "random"
     laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        """Reads and writes every matrix once in even steps, twice in odd ones."""
+        """Reads and writes every matrix once where left factors are sent, twice where right ones are."""
         unit, dtype, weight = arrange(x.numel(), at.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
-        even = at.step % 2 == 0
-        sent, fixed = (unit.left, unit.right) if even else (unit.right, unit.left)
+        is_left = self._sends_left(at)
+        sent, fixed = (unit.left, unit.right) if is_left else (unit.right, unit.left)
         basis, before = fixed.recall(at, dtype, x.device), sent.recall(at, dtype, x.device)
         buffer = x.new_empty(sent.numel + unit.raw_numel, dtype=dtype)
         factor, raw = buffer[: sent.numel], buffer[sent.numel :]
-        left, right = (factor, basis) if even else (basis, factor)
-        if even:
+        left, right = (factor, basis) if is_left else (basis, factor)
+        if is_left:
             left_products(x, unit.places, self.rank, left, right, subtract=True)
         else:
             right_products(x, unit.places, self.rank, left, right)
@@ -252,23 +295,26 @@ class AcpSgd:
                 pending.wait()
             unit.land_raw(raw, mean)
             outer_products(mean, unit.places, self.rank, left, right)
-            sent.keep(factor, before, at)
+            sent.keep_first(factor, before, at)
 
         return finish
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         unit = arrange(numel, at.parts, self.rank)
-        size = (unit.left if at.step % 2 == 0 else unit.right).numel + unit.raw_numel
+        size = (unit.left if self._sends_left(at) else unit.right).numel + unit.raw_numel
         return (Round("all_reduce", size, factor_type(dtype)),) if size else ()
 
+    def _sends_left(self, at: Moment) -> bool:
+        return turn_of(at, 2, self.order, "factor") == 0
 
-def acp_sgd(rank: int = 1) -> AcpSgd:
+
+def acp_sgd(rank: int = 1, order: Order = "random") -> AcpSgd:
     """The mean's approximation of `rank`, one factor per step.
 
     >>> import torch
     >>> from gradwire.moment import Moment, Part, sent_to
     >>> at = Moment(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
-    >>> [each.numel for each in acp_sgd(2).rounds(64 * 128, torch.float32, at)]
+    >>> [each.numel for each in acp_sgd(2, "paper").rounds(64 * 128, torch.float32, at)]
     [256]
     """
-    return AcpSgd(check_rank(rank))
+    return AcpSgd(check_rank(rank), check_order(order))

@@ -19,6 +19,8 @@ from gradwire.moment import ExchangeState
 
 LEFT, RIGHT = "P", "Q"
 """Low-rank factors of a matrix: (rank, rows) and (rank, columns)."""
+TURN = "turn"
+"""Which of a matrix's factors ACP-SGD has sent last, (1,): see `exchange.low_rank.SIDE`."""
 COUNTED = "symbols"
 """GComp's counts of symbols. The full kind ends with the first counted element of the parameter."""
 LED, GAINS = "led", "gains"

@@ -18,8 +18,9 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from gradwire.exchange.base import Exchange
-from gradwire.exchange.compose import Order, every, forget, remember
+from gradwire.exchange.compose import every, forget, remember
 from gradwire.exchange.dense import dense
+from gradwire.exchange.turns import Order
 from gradwire.memory import Forgetful, Residual
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Line

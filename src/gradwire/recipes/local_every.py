@@ -7,8 +7,9 @@ to time, so that parameters which have gradients in some steps only travel, too.
 always the same.
 """
 
-from gradwire.exchange.compose import Order, every, remember
+from gradwire.exchange.compose import every, remember
 from gradwire.exchange.dense import dense
+from gradwire.exchange.turns import Order
 from gradwire.recipes.base import Composition, register
 
 

@@ -83,10 +83,10 @@ def power_sgd_by_the_paper(m: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np
 
 
 def acp_sgd_by_the_paper(
-    m: np.ndarray, p: np.ndarray, q: np.ndarray, step: int
+    m: np.ndarray, p: np.ndarray, q: np.ndarray, is_left: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Zhang et al. 2023: one factor per step, the other orthonormalised. The mean, P and Q."""
-    if step % 2 == 0:
+    if is_left:
         q, _ = np.linalg.qr(q)
         p = np.mean([each @ q for each in m], axis=0)
     else:

@@ -13,7 +13,7 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.ar_topk import CYCLE, MARGIN, ar_topk, gain, in_turn, norms_of, note
 from gradwire.exchange.base import run
-from gradwire.exchange.leader import leads
+from gradwire.exchange.leader import leader_in_turn, leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.observed import Observed
@@ -39,7 +39,7 @@ def chosen(results) -> int:
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_lead_in_turn(world: int) -> None:
     leaders = [chosen(step(ar_topk(top_k(0.1)), own_peak, world, number)) for number in range(2 * world)]
-    assert leaders == [number % world for number in range(2 * world)]
+    assert leaders == [leader_in_turn(Moment(number, 0, 0, world)) for number in range(2 * world)]
 
 
 @pytest.mark.parametrize("world", WORLDS)

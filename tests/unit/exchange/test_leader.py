@@ -8,7 +8,7 @@ import torch
 from gradwire.codec.select.topk import top_k
 from gradwire.comm import Round
 from gradwire.contrib.randomk import random_k
-from gradwire.exchange.leader import leader
+from gradwire.exchange.leader import leader, leader_in_turn
 from gradwire.moment import Moment
 from tests.support.steps import step
 
@@ -32,7 +32,8 @@ def chosen(results) -> int:
 def test_ranks_lead_in_turn(world: int) -> None:
     exchange = leader(top_k(0.1))
     leaders = [chosen(step(exchange, own_peak, world, number)) for number in range(2 * world)]
-    assert leaders == [number % world for number in range(2 * world)]
+    assert leaders == [leader_in_turn(Moment(number, 0, 0, world)) for number in range(2 * world)]
+    assert sorted(leaders) == sorted([*range(world)] * 2)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine import state
 from gradwire.exchange.base import Exchange
-from gradwire.exchange.low_rank import acp_sgd, arrange, power_sgd
-from gradwire.moment import Moment, Part
+from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
+from gradwire.exchange.state import LEFT, RIGHT, TURN
+from gradwire.exchange.turns import Order, turn_of
+from gradwire.moment import ExchangeState, Moment, Part
 from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (
     acp_sgd_by_the_paper,
@@ -69,18 +72,39 @@ def test_means_are_those_of_the_papers_power_sgd(world: int, rank: int) -> None:
         assert np.abs(left - error.mean(0)).max() <= SAME
 
 
+@pytest.mark.parametrize("order", ["paper", "random"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("world", [1, 3])
-def test_means_are_those_of_the_papers_acp_sgd(world: int, rank: int) -> None:
-    runs = steps(acp_sgd(rank), lambda *at: normal(*at).double(), PARTS, world, 6)
+def test_means_are_those_of_the_papers_acp_sgd(world: int, rank: int, order: Order) -> None:
+    count = 20
+    runs = steps(acp_sgd(rank, order), lambda *at: normal(*at).double(), PARTS, world, count)
     p, q = start(rank)
+    lefts = [turn_of(Moment(step, 0, 0, world), 2, order, "factor") == 0 for step in range(count)]
+    again = [before == is_left for before, is_left in pairwise(lefts)]
+    assert any(again) is (order == "random")
     for name in MATRICES:
         error = np.zeros((world, *matrix(normal(0, 0), name).shape))
-        for step in range(6):
+        for step, (is_left, is_again) in enumerate(zip(lefts, [False, *again], strict=True)):
             m = np.stack([matrix(normal(who, step), name) for who in range(world)]) + error
-            expected, p[name], q[name] = acp_sgd_by_the_paper(m, p[name], q[name], step)
+            expected, *factors = acp_sgd_by_the_paper(m, p[name], q[name], is_left)
+            if not is_again:
+                p[name], q[name] = factors
             error = m - expected
             assert np.abs(matrix(runs[0].means[step], name) - expected).max() <= SAME
+
+
+def test_a_factor_that_is_sent_again_is_kept_as_it_was_first_sent_also_after_rests() -> None:
+    # Steps 0, 2 and 4 send the left factors, and in between the matrices rest.
+    def kept(count: int) -> ExchangeState:
+        def gradient(_rank: int, step: int) -> Tensor:
+            return normal(0, step) * (1 - step % 2)
+
+        return steps(acp_sgd(2, "paper"), gradient, PARTS, 1, count, feedback=False)[0].kept
+
+    first, last = kept(1), kept(5)
+    for name in MATRICES:
+        assert last.get(TURN, name).tolist() == [SIDE[LEFT]]
+        assert torch.equal(last.get(LEFT, name), first.get(LEFT, name))
 
 
 @pytest.mark.parametrize("build", BOTH)
@@ -129,9 +153,9 @@ def test_which_parameters_are_matrices() -> None:
 def test_rounds_of_both() -> None:
     at = Moment(0, 0, 0, 2, parts=PARTS)
     assert [each.numel for each in power_sgd(2).rounds(NUMEL, torch.float32, at)] == [2 * 92 + 34, 2 * 69]
-    assert [each.numel for each in acp_sgd(2).rounds(NUMEL, torch.float32, at)] == [2 * 92 + 34]
+    assert [each.numel for each in acp_sgd(2, "paper").rounds(NUMEL, torch.float32, at)] == [2 * 92 + 34]
     odd = replace(at, step=1)
-    assert [each.numel for each in acp_sgd(2).rounds(NUMEL, torch.float32, odd)] == [2 * 69 + 34]
+    assert [each.numel for each in acp_sgd(2, "paper").rounds(NUMEL, torch.float32, odd)] == [2 * 69 + 34]
     for build in BOTH:
         assert build(10).rounds(NUMEL, torch.float16, at)[0].numel == NUMEL
         assert build().rounds(0, torch.float32, Moment(0, 0, 0, 2)) == ()
@@ -192,8 +216,9 @@ def test_columns_without_a_gradient_do_not_end_the_warm_start(build: type) -> No
     for step in (6, 7):
         assert not seen.means[step].any(), "nobody sends what nobody has"
     for name in MATRICES:
-        for kind in seen.kept.committed.values():
-            gram = kind[name].double() @ kind[name].double().t()
+        for kind in seen.kept.committed.keys() & {LEFT, RIGHT}:
+            factor = seen.kept.committed[kind][name].double()
+            gram = factor @ factor.t()
             assert (gram - torch.eye(3)).abs().max() <= 1e-5, "all columns are there, and orthonormal"
         error = np.abs(matrix(seen.means[-1], name) - matrix(kinds[-1], name)).max()
         assert error <= 1e-4 * np.abs(matrix(kinds[-1], name)).max()
