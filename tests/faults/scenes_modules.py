@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -78,8 +77,8 @@ def _boom(_gradient: Tensor) -> None:
 
 def broke_off(recipe: str, buckets: int) -> dict[str, Any]:
     """The user catches an exception in the middle of rank 0's backward pass, and goes on."""
-    model, group = perceptron(), dist.new_group([0, 1], timeout=timedelta(seconds=3))
-    wire = gradwire.attach(model, optimizer_of(model), recipe, replicas=group)
+    model = perceptron()
+    wire = gradwire.attach(model, optimizer_of(model), recipe, replicas=dist.group.WORLD)
     several = patch("gradwire.sources.plain.cap_for", return_value=1024)
     said, kept = [], []
     with several if buckets > 1 else nullcontext():
@@ -114,6 +113,30 @@ def before_any_gradient() -> dict[str, Any]:
     hidden.sum().backward()
     _backward(model, 2)
     return {"said": said, "steps": wire.report().step}
+
+
+def before_any_gradient_of_one() -> list[Any]:
+    """As above, on rank 0 alone, whose next pass is one step behind."""
+    model = perceptron()
+    wire = gradwire.attach(model, optimizer_of(model), "topk(ratio=0.1)", replicas=dist.group.WORLD)
+    _backward(model, 0)
+    if dist.get_rank() == 0:
+        outputs = model(batch(1)[0])
+        outputs.register_hook(_boom)
+        _said(outputs.sum().backward)
+    return [*_said(partial(_backward, model, 2)), wire.report().step]
+
+
+def before_any_gradient_without_sync() -> list[Any]:
+    """Rank 0 alone catches an exception inside `no_sync`: no step is behind another."""
+    model = perceptron()
+    wire = gradwire.attach(model, optimizer_of(model), "topk(ratio=0.1)", replicas=dist.group.WORLD)
+    with wire.no_sync():
+        outputs = model(batch(0)[0])
+        if dist.get_rank() == 0:
+            outputs.register_hook(_boom)
+        _said(outputs.sum().backward)
+    return [*_said(partial(_backward, model, 1)), wire.report().step]
 
 
 def guarded(kind: str) -> list[Any]:
@@ -153,6 +176,8 @@ SCENES: dict[str, Callable[[], Any]] = {
         for buckets in (1, 4)
     },
     "before any gradient": before_any_gradient,
+    "before any gradient of one": before_any_gradient_of_one,
+    "before any gradient, without sync": before_any_gradient_without_sync,
     "guarded, replaced": partial(guarded, "replaced"),
     "guarded, added": partial(guarded, "added"),
     "trains": trains,

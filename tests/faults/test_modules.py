@@ -60,12 +60,29 @@ def test_after_a_caught_exception_no_pass_completes_another_step(
     assert [kind for kind, _ in broke["said"]] == ["RuntimeError", "GradwireError", "GradwireError"]
     for _, text in broke["said"][1:]:
         assert text.startswith("a backward pass broke off before all gradients were there")
-    assert [kind for kind, _ in waited["said"]] == ["TransportError"]
+    assert [kind for kind, _ in waited["said"]] == ["RanksDisagree"], "and not the timeout"
+    assert "rank 0: a backward pass after one that broke off; rank 1: a training step" in waited["said"][0][1]
     assert broke["steps"] == waited["steps"] == 1
 
 
 def test_a_pass_that_broke_off_before_its_first_gradient_has_begun_no_step(world: Results) -> None:
     assert value(world, "before any gradient") == [{"said": "boom", "steps": 2}] * 2
+
+
+def test_a_pass_of_one_rank_that_broke_off_before_its_first_gradient_pairs_with_no_other(
+    world: Results,
+) -> None:
+    for kind, text, took_s, steps in value(world, "before any gradient of one"):
+        assert kind == "RanksDisagree"
+        assert "rank 0: a backward pass after one that broke off before its first gradient at step 1" in text
+        assert "rank 1: a training step" in text
+        assert took_s < TIMEOUT_S / 2, "long before the timeout"
+        assert steps == 1
+
+
+def test_a_pass_that_would_not_have_been_exchanged_may_break_off(world: Results) -> None:
+    for kind, text, _, steps in value(world, "before any gradient, without sync"):
+        assert (kind, text, steps) == ("nothing", "", 1)
 
 
 def test_the_guard_sees_frozen_parameters_as_they_are_now(world: Results) -> None:

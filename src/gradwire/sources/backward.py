@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
 from torch.autograd import Variable, profiler
 
@@ -27,6 +27,8 @@ from gradwire.sources.steps import Steps
 
 _LEFT_OUT = "a backward pass after a step that was left out"
 _BEFORE_THE_STEP = "another backward pass before the optimizer's step"
+_AFTER_NOTHING = "a backward pass after one that broke off before its first gradient"
+_AFTER_A_PART = "a backward pass after one that broke off"
 
 T = TypeVar("T")
 Hear: TypeAlias = Callable[[Step], None]
@@ -80,6 +82,9 @@ class Backward:
         self._error: BaseException | None = None
         self._unheard = ""
         """What this rank has settled otherwise than as one step, and the others have not heard of."""
+        self._broke_off = ""
+        """Likewise of a pass that broke off before it began a step."""
+        self._has_left = False
         if level is None:
             self.engine = engine(self.deliver, self.note)
         else:
@@ -106,7 +111,7 @@ class Backward:
             self.calls.leave("a backward pass that is captured into a graph")
             raise GradwireError(_CAPTURED)
         if not self._ended.is_set():
-            raise GradwireError(_BROKE_OFF)
+            self._refuse_what_broke_off()
         self.calls.require_order()
         self._begin_exchange()
         self.calls.steps += 1
@@ -119,13 +124,30 @@ class Backward:
         """A backward pass has begun, on the thread of that pass; no parameter has its gradient yet."""
         self.steps.backward_begins(exchanges=self._source.is_exchanging)
 
+    def broke_off(self) -> None:
+        """A pass has ended before its first gradient, and nothing of its step has been sent.
+
+        Where the same has happened on all ranks they go on. If it has not, the next pass of this rank must
+        not complete the others' step.
+        """
+        self._broke_off = _AFTER_NOTHING
+
+    def _refuse_what_broke_off(self) -> NoReturn:
+        """Raise, and let ranks know that wait in the step: as if this rank had not begun it."""
+        if not self._has_left:
+            self._has_left = True
+            self.calls.steps -= 1
+            self.calls.leave(_AFTER_A_PART)
+        raise GradwireError(_BROKE_OFF)
+
     def _begin_exchange(self) -> None:
         """Let the engine know what became of the exchange before; then something else may run, elsewhere."""
         fates = self.settle()
+        unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
         # Over a broken transport this step fails like all that follow, and the others may be gone.
-        if self._unheard and self.engine.runner.broken is None:
+        if unheard and self.engine.runner.broken is None:
             # Schedules and random numbers go by steps: ranks that count differently must not exchange.
-            unheard, self._unheard = self._unheard, ""
+            self._broke_off = self._unheard = ""
             self.calls.begin(unheard, self.engine.step)
         if not self.engine.is_resolved:
             self.call(self.engine.catch_up)
@@ -226,7 +248,7 @@ class Backward:
         """
         self.calls.require_between_steps(what)
         self.rest()
-        self._unheard = ""  # this tells the step, too
+        self._broke_off = self._unheard = ""  # this tells the step, too
         self.calls.begin(what, self.engine.step)
         return self.call(function)
 
@@ -253,7 +275,7 @@ class Backward:
 
     def _end(self) -> None:
         if not self._all_given:
-            raise GradwireError(_BROKE_OFF)
+            self._refuse_what_broke_off()
         self._await_end()
         self._placement.bringing.join()
         self._source.land()

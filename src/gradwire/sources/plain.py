@@ -55,7 +55,7 @@ class PlainParameters(Source):
         self._fine: bool | None = None
         self._buckets: list[Bucket] = []
         self._homes: dict[str, Bucket] = {}
-        self._is_open = False
+        self._is_open = self._exchanges_now = False
         self._at_end: Callable[[], object] = _nothing
         self._known: BufferBroadcast | None = None
         self._packed: BufferBroadcast | None = None
@@ -151,8 +151,10 @@ class PlainParameters(Source):
         Only autograd keeps the callback. It lets it go as soon as the pass breaks off, by an exception that
         the user may catch; by that the next pass is known for another one.
         """
+        if self._at_end is not _nothing and self._exchanges_now and not self._is_open:
+            self._backward.broke_off()
         finish = partial(self._finish)
-        self._is_open, self._at_end = False, weakref.ref(finish)
+        self._is_open, self._at_end, self._exchanges_now = False, weakref.ref(finish), self.exchanges
         _at_the_end(finish)
 
     def _ready(self, name: str, parameter: Tensor) -> None:
