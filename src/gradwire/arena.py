@@ -9,6 +9,7 @@ so it exists before DDP has built its buckets, and does not change when DDP rebu
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -175,10 +176,10 @@ class Lane:
         self.numel = sum(spec.numel for spec in specs)
         self.dtype = specs[0].type_for(self.memory)
         self.units = units_of(self.slots, cuts, exchange.laws.grain, number)
-        self.units_of = {
-            slot.spec.name: tuple(u for u in self.units if any(p.slot is slot for p in u.pieces))
-            for slot in self.slots
-        }
+        self.units_of: dict[str, tuple[Unit, ...]] = {slot.spec.name: () for slot in self.slots}
+        for unit in self.units:
+            for piece in unit.pieces:
+                self.units_of[piece.slot.spec.name] += (unit,)
         names = self.memory.planes
         kept = memory_dtype or self.dtype
         self.committed = {name: torch.zeros(self.numel, dtype=kept, device=device) for name in names}
@@ -335,8 +336,9 @@ def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int =
 
 
 def _pieces(slots: Sequence[Slot], start: int, stop: int) -> tuple[Piece, ...]:
-    overlapping = [slot for slot in slots if slot.start < stop and slot.stop > start]
+    first = bisect_right(slots, start, key=lambda slot: slot.stop)
+    last = bisect_left(slots, stop, key=lambda slot: slot.start)
     return tuple(
         Piece(slot, max(start, slot.start) - slot.start, min(stop, slot.stop) - slot.start)
-        for slot in overlapping
+        for slot in slots[first:last]
     )

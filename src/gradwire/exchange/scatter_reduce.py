@@ -10,9 +10,10 @@ times (the owner is one of N addends of the mean). So the second error feedback 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -103,16 +104,20 @@ class ScatterReduce:
 
         return finish
 
-    def longest(self, shards: Sequence[Shard], dtype: torch.dtype) -> tuple[int, torch.dtype]:
-        """Elements and type of the longest shard's payload, to which all others are padded."""
-        payloads = [self.codec.payload(s.stop - s.start, dtype, s.first) for s in shards]
-        return max(payloads, key=lambda payload: payload[0])
+    def longest(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+        """Elements and type of the longest shard's payload, to which all others of a segment are padded.
+
+        A payload's length depends on which parameters a shard has, and on how many elements of each. It does
+        not depend on where those lie, so that equal segments of a parameter are looked at once.
+        """
+        parts = tuple(Part(part.name, part.shape, 0, part.numel) for part in at.parts)
+        alike = Moment(at.step, 0, 0, at.world, parts=parts, narrow=at.narrow)
+        return _longest(self.codec, numel, dtype, alike)
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         payloads = [
-            self.longest(shards_of(seg.stop - seg.start, seg.at), wide)
-            for seg in segments_of(numel, at, self.segment)
+            self.longest(seg.stop - seg.start, wide, seg.at) for seg in segments_of(numel, at, self.segment)
         ]
         scattered = (Round("all_to_all", at.world * size, payload) for size, payload in payloads)
         return (*scattered, *(Round("all_gather", size, payload) for size, payload in payloads))
@@ -126,7 +131,7 @@ class SegmentExchange:
     ) -> None:
         self._how, self._x, self._mean, self._comm, self._issued = how, x, mean, comm, issued
         self._shards = shards_of(x.numel(), at)
-        size, dtype = how.longest(self._shards, x.dtype)
+        size, dtype = how.longest(x.numel(), x.dtype, at)
         self._rows = x.new_empty(comm.world, size, dtype=dtype)
         self._others = torch.empty_like(self._rows)
         self._pending: Pending = DONE
@@ -189,9 +194,9 @@ def segments_of(numel: int, at: Moment, segment: int = SEGMENT) -> tuple[Segment
     count = min(max(1, -(-numel // segment)), _MOST_SEGMENTS)
     bounds = [numel * index // count for index in range(count + 1)]
     found = []
-    for index, (start, stop) in enumerate(pairwise(bounds)):
+    pieces = zip(pairwise(bounds), parts_between(at.parts, bounds), strict=True)
+    for index, ((start, stop), parts) in enumerate(pieces):
         unsent = None if at.unsent is None else at.unsent[start:stop]
-        parts = parts_within(at.parts, start, stop)
         here = replace(at, unit=at.unit * _MOST_SEGMENTS + index, parts=parts, unsent=unsent)
         found.append(Segment(start, stop, here))
     return tuple(found)
@@ -218,8 +223,8 @@ def shards_of(numel: int, at: Moment) -> tuple[Shard, ...]:
     """
     bounds = [rank * numel // at.world for rank in range(at.world + 1)]
     shards = []
-    for rank, (start, stop) in enumerate(pairwise(bounds)):
-        parts = parts_within(at.parts, start, stop)
+    pieces = zip(pairwise(bounds), parts_between(at.parts, bounds), strict=True)
+    for rank, ((start, stop), parts) in enumerate(pieces):
         unsent = None if at.unsent is None else at.unsent[start:stop]
         number = 2 * (at.unit * at.world + rank)
         first = replace(at, unit=number, parts=parts, unsent=unsent)
@@ -234,10 +239,53 @@ def parts_within(parts: Sequence[Part], start: int, stop: int) -> tuple[Part, ..
     for part in parts:
         low, high = max(start, begin), min(stop, begin + part.numel)
         if low < high:
-            cut = replace(part, start=part.start + low - begin, stop=part.start + high - begin)
-            found.append(cut)
+            inside = part.start - begin
+            found.append(Part(part.name, part.shape, inside + low, inside + high))
         begin += part.numel
     return tuple(found)
+
+
+def parts_between(parts: Sequence[Part], bounds: Sequence[int]) -> Iterator[tuple[Part, ...]]:
+    """`parts_within` any two neighbouring `bounds` of a unit, which ascend; in one walk over all parts."""
+    ends = list(accumulate(part.numel for part in parts))
+    first, begin = 0, 0
+    for start, stop in pairwise(bounds):
+        while first < len(parts) and ends[first] <= start:
+            begin, first = ends[first], first + 1
+        last = first
+        while last < len(parts) and ends[last] < stop:
+            last += 1
+        yield parts_within(parts[first : last + 1], start - begin, stop - begin)
+
+
+@lru_cache(maxsize=1 << 14)  # a model has many segments that are alike
+def _longest(codec: Codec, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    payloads = []
+    for rank in _kinds(numel, at):
+        start, stop = rank * numel // at.world, (rank + 1) * numel // at.world
+        parts = parts_within(at.parts, start, stop)
+        payloads.append(codec.payload(stop - start, dtype, replace(at, parts=parts)))
+    return max(payloads, key=lambda payload: payload[0])
+
+
+def _kinds(numel: int, at: Moment) -> set[int]:
+    """Ranks whose shards stand for all: those at the ends of parts, and one of the longest within a part.
+
+    Shards differ by one element at most: that of rank r is the longer where r·numel/world, modulo 1, carries.
+    """
+    if numel == 0:
+        return {0}
+    found, world, rest = set(), at.world, numel % at.world
+    for start, stop in pairwise((0, *accumulate(at.sizes(numel)))):
+        if start == stop:
+            continue
+        first, last = (((element + 1) * world - 1) // numel for element in (start, stop - 1))
+        found |= {first, last}
+        inner = first + 1
+        if inner < last:
+            more = -((inner * rest % world - world) // rest) - 1 if rest else 0
+            found.add(min(inner + more, last))
+    return found
 
 
 def scatter_reduce(codec: Codec, second_stage: bool = True, segment: int = SEGMENT) -> ScatterReduce:

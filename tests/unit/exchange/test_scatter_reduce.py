@@ -78,6 +78,18 @@ def test_rounds_are_the_payload_of_the_longest_shard(world: int, numel: int) -> 
         assert held.mean.tolist() == pytest.approx([(world + 1) / 2] * numel)
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 1000])
+@pytest.mark.parametrize("sizes", [(), (0,), (1,), (10, 0, 1, 5), (7, 300, 1, 4000, 0), (5000, 5000)])
+@pytest.mark.parametrize("codec", [Raw(), blocks("int4", 64), blocks("int8"), upper_bits(7)])
+def test_the_longest_shard_is_found_without_looking_at_all(
+    codec: Codec, sizes: tuple[int, ...], world: int
+) -> None:
+    numel, at = sum(sizes), Moment(3, 5, 0, world, parts=parts_of(*sizes))
+    payloads = [codec.payload(s.stop - s.start, torch.float32, s.first) for s in shards_of(numel, at)]
+    found = scatter_reduce(codec).longest(numel, torch.float32, at)
+    assert found == max(payloads, key=lambda payload: payload[0])
+
+
 def test_a_parameter_that_is_zero_everywhere_stays_zero_beside_others() -> None:
     def body(comm: ThreadComm) -> Tensor:
         x = torch.randn(90, generator=generator("beside", comm.rank))
