@@ -325,20 +325,27 @@ def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int =
     numel = ends[-1]
     inner = {cut for cut in cuts if 0 < cut < numel}
     if grain == WHOLE:
-        inner = {min(ends, key=lambda end: abs(end - cut)) for cut in inner}
+        inner = {_nearest(ends, cut) for cut in inner}
     else:
         inner = {cut // grain * grain for cut in inner}
-    bounds = sorted({0, numel} | inner)
+    bounds, starts = sorted({0, numel} | inner), [slot.start for slot in slots]
     return tuple(
-        Unit(lane, index, start, stop, _pieces(slots, start, stop))
+        Unit(lane, index, start, stop, _pieces(slots, starts, ends[1:], start, stop))
         for index, (start, stop) in enumerate(pairwise(bounds))
     )
 
 
-def _pieces(slots: Sequence[Slot], start: int, stop: int) -> tuple[Piece, ...]:
-    first = bisect_right(slots, start, key=lambda slot: slot.stop)
-    last = bisect_left(slots, stop, key=lambda slot: slot.start)
+def _nearest(ends: Sequence[int], cut: int) -> int:
+    """The nearest of ascending `ends`; of two that are as near the lower. 0 < cut < the last."""
+    above = bisect_left(ends, cut)
+    return min(ends[above - 1], ends[above], key=lambda end: abs(end - cut))
+
+
+def _pieces(
+    slots: Sequence[Slot], starts: Sequence[int], stops: Sequence[int], start: int, stop: int
+) -> tuple[Piece, ...]:
+    overlapping = slots[bisect_right(stops, start) : bisect_left(starts, stop)]
     return tuple(
         Piece(slot, max(start, slot.start) - slot.start, min(stop, slot.stop) - slot.start)
-        for slot in slots[first:last]
+        for slot in overlapping
     )

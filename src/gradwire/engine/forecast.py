@@ -7,10 +7,12 @@ its seconds on the network, so that measured links, clusters, nodes and late wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 
@@ -161,22 +163,23 @@ def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> F
     decodes = payloads(exchange, max(way.sizes), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
     ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
+    prices = [[way.unit(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in sent]
     cycle = tuple(
         tuple(
-            UnitWork(at_s, size, way.timed(size, rounds), codec or FREE, decodes)
-            for at_s, size, rounds in zip(ready, way.sizes, step, strict=True)
+            UnitWork(at_s, size, tuple(map(_known, once(seconds))), codec or FREE, decodes)
+            for at_s, size, (seconds, _) in zip(ready, way.sizes, step, strict=True)
         )
-        for step in sent
+        for step in prices
     )
-    gathered = max(sum(map(way.gathered_bytes, step)) for step in sent)
+    steps = [_added(price for _, price in step) for step in prices]
+    _, riding = way.unit(main.beside, (beside,))
     return Forecast(
         backward,
         cycle,
         way.end(tail, beside),
-        wire_bytes=fmean(sum(map(way.wire_bytes, way.sizes, step)) for step in sent)
-        + way.wire_bytes(main.beside, (beside,)),
-        node_bytes=fmean(sum(map(way.node_bytes, step)) for step in sent) + way.node_bytes((beside,)),
-        memory_bytes=main.layout.memory_bytes + gathered,
+        wire_bytes=fmean(step.wire_bytes for step in steps) + riding.wire_bytes,
+        node_bytes=fmean(step.node_bytes for step in steps) + riding.node_bytes,
+        memory_bytes=main.layout.memory_bytes + max(step.gathered_bytes for step in steps),
         at_most=any(each.at_most for step in sent for rounds in step for each in rounds),
         calls=fmean(sum(map(len, step)) for step in sent) + 1.0,
     )
@@ -242,6 +245,19 @@ def _frames(exchange: Exchange) -> float:
     return LOSSLESS_SHARE if "lossless" in modes else NEAR_LOSSLESS_SHARE
 
 
+class _Price(NamedTuple):
+    """Seconds and bytes per rank: sent, over the busiest node's link, and received in all-gathers."""
+
+    seconds: float
+    wire_bytes: float
+    node_bytes: float
+    gathered_bytes: float
+
+
+def _added(prices: Iterable[_Price]) -> _Price:
+    return _Price(*map(sum, zip(_Price(0.0, 0.0, 0.0, 0.0), *prices, strict=True)))
+
+
 def _known(seconds: float) -> Transfer:
     return Transfer("shift", seconds)
 
@@ -253,6 +269,7 @@ class _Flat:
     cluster: Cluster
     main: MainLane
     frames: float
+    prices: dict[Round, _Price] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def world(self) -> int:
@@ -266,23 +283,34 @@ class _Flat:
     def rounds(self, step: int) -> Sent:
         return self.main.rounds(Moment(step, 0, 0, self.world))
 
-    def timed(self, _numel: int, rounds: Rounds) -> tuple[Transfer, ...]:
-        """The rounds' seconds: what the worker waits for, and the last."""
-        return tuple(map(_known, once([self.cluster.seconds(self._carried(each)) for each in rounds])))
+    def unit(self, _numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
+        """Seconds of the rounds that the worker waits for together, and of the last; and what all cost."""
+        found = [self._together(each) for each in (rounds[:-1], rounds[-1:]) if each]
+        return [each.seconds for each in found], _added(found)
+
+    def _together(self, rounds: Rounds) -> _Price:
+        """Rounds that are one object are priced once, and equal ones of other units: there are thousands."""
+        found = []
+        different = dict(zip(map(id, rounds), rounds, strict=True))
+        for key, times in Counter(map(id, rounds)).items():
+            sent = different[key]
+            price = self.prices.get(sent) or self.prices.setdefault(sent, self.price(sent))
+            found.append(price if times == 1 else _Price(*(times * each for each in price)))
+        return found[0] if len(found) == 1 else _added(found)
+
+    def price(self, sent: Round) -> _Price:
+        carried, gathered = self._carried(sent), sent.verb == "all_gather"
+        return _Price(
+            self.cluster.seconds(carried),
+            self._travelling(sent) * sent.wire_bytes(self.world),
+            self.cluster.node_bytes(carried),
+            self.world * sent.payload_bytes if gathered else 0.0,
+        )
 
     def end(self, tail: Tail, _beside: Round) -> Tail:
         """What follows the units, in seconds: `tail` carries `beside`, small gradients, and the verdict."""
         apart = None if tail.beside is None else _known(self.cluster.seconds(tail.beside))
         return replace(tail, round=_known(self.cluster.seconds(tail.round)), beside=apart)
-
-    def wire_bytes(self, _numel: int, rounds: Rounds) -> float:
-        return sum(self._travelling(each) * each.wire_bytes(self.world) for each in rounds)
-
-    def node_bytes(self, rounds: Rounds) -> float:
-        return sum(self.cluster.node_bytes(self._carried(each)) for each in rounds)
-
-    def gathered_bytes(self, rounds: Rounds) -> float:
-        return sum(self.world * each.payload_bytes for each in rounds if each.verb == "all_gather")
 
     def _travelling(self, sent: Round) -> float:
         return self.frames if sent.at_most and sent.verb == "shift" else 1.0
@@ -299,9 +327,16 @@ class _TwoLevels(_Flat):
     def world(self) -> int:
         return self.cluster.nodes
 
-    def timed(self, numel: int, rounds: Rounds) -> tuple[Transfer, ...]:
-        between_s = [self.cluster.between_s(self._carried(each)) for each in rounds]
-        return tuple(map(_known, once([self.cluster.inside_s(_BYTES * numel), *between_s])))
+    def unit(self, numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
+        between_s, price = super().unit(numel, rounds)
+        inside_bytes = 2 * (self.cluster.per_node - 1) * _BYTES * numel
+        inside_s = self.cluster.inside_s(_BYTES * numel)
+        return [inside_s, *between_s], price._replace(wire_bytes=inside_bytes + price.wire_bytes)
+
+    def price(self, sent: Round) -> _Price:
+        carried = self._carried(sent)
+        between_s, between_bytes = self.cluster.between_s(carried), self.cluster.between_bytes(carried)
+        return super().price(sent)._replace(seconds=between_s, node_bytes=between_bytes)
 
     def end(self, tail: Tail, beside: Round) -> Tail:
         """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""
@@ -312,9 +347,3 @@ class _TwoLevels(_Flat):
         )
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
         return Tail(_known(small_s + self.cluster.seconds(verdict) + gathered_s), tail.waits)
-
-    def wire_bytes(self, numel: int, rounds: Rounds) -> float:
-        return 2 * (self.cluster.per_node - 1) * _BYTES * numel + super().wire_bytes(numel, rounds)
-
-    def node_bytes(self, rounds: Rounds) -> float:
-        return sum(self.cluster.between_bytes(self._carried(each)) for each in rounds)

@@ -234,7 +234,9 @@ def build(
         if text in (None, main.text):
             composition = main
         else:
-            composition = compositions.setdefault(text, steady(text, "policy"))
+            if text not in compositions:
+                compositions[text] = steady(text, "policy")
+            composition = compositions[text]
         does_more |= composition.alone
         if composition.exchange.memory is not None:
             members.setdefault((composition.text, spec.dtype), []).append(spec)

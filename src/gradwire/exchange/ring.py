@@ -24,7 +24,8 @@ raised at the end. A rank that fails before the first message owes zeros, which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -83,7 +84,7 @@ class RingSchedule:
     world: int
     segment: int
 
-    @property
+    @cached_property
     def segments(self) -> int:
         """Pieces of a partition: one, or `FEWEST` and more."""
         pieces = -(-self.longest_partition // self.segment)
@@ -99,7 +100,7 @@ class RingSchedule:
         """Elements."""
         return -(-self.longest_partition // self.segments)
 
-    @property
+    @cached_property
     def messages(self) -> int:
         """Messages that a rank sends in a whole all-reduce."""
         return 2 * (self.world - 1) * self.segments
@@ -143,12 +144,15 @@ class RingSchedule:
 
     def rounds(self, bound: int) -> tuple[Round, ...]:
         """The collectives, with frames of up to `bound` bytes."""
-        frame = Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True, least=TAIL_BYTES)
+        frames = [
+            Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True, least=TAIL_BYTES, tells=tells)
+            for tells in (0, 1)
+        ]
         issued = []
         for message in range(self.messages):
             if told := len(self.told(message)):
                 issued.append(Round("shift", told, torch.int64, tells=told))
-            issued.append(replace(frame, tells=self.tells(message)))
+            issued.append(frames[self.tells(message)])
         return tuple(issued)
 
 

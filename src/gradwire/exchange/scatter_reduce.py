@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import torch
@@ -105,22 +104,26 @@ class ScatterReduce:
         return finish
 
     def longest(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        """Elements and type of the longest shard's payload, to which all others of a segment are padded.
-
-        A payload's length depends on which parameters a shard has, and on how many elements of each. It does
-        not depend on where those lie, so that equal segments of a parameter are looked at once.
-        """
-        parts = tuple(Part(part.name, part.shape, 0, part.numel) for part in at.parts)
-        alike = Moment(at.step, 0, 0, at.world, parts=parts, narrow=at.narrow)
-        return _longest(self.codec, numel, dtype, alike)
+        """Elements and type of the longest shard's payload, to which all others of a segment are padded."""
+        payloads = []
+        for rank in _kinds(numel, at):
+            start, stop = rank * numel // at.world, (rank + 1) * numel // at.world
+            shard = replace(at, parts=parts_within(at.parts, start, stop), unsent=None)
+            payloads.append(self.codec.payload(stop - start, dtype, shard))
+        return max(payloads, key=lambda payload: payload[0])
 
     def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+        """Segments that have as many elements of the same parameters are alike, wherever these lie."""
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-        payloads = [
-            self.longest(seg.stop - seg.start, wide, seg.at) for seg in segments_of(numel, at, self.segment)
-        ]
-        scattered = (Round("all_to_all", at.world * size, payload) for size, payload in payloads)
-        return (*scattered, *(Round("all_gather", size, payload) for size, payload in payloads))
+        bounds, known, payloads = _bounds(numel, self.segment), {}, []
+        for (start, stop), parts in zip(pairwise(bounds), parts_between(at.parts, bounds), strict=True):
+            kind = (stop - start, *[(part.name, part.numel) for part in parts])
+            if kind not in known:
+                known[kind] = self.longest(stop - start, wide, replace(at, parts=parts, unsent=None))
+            payloads.append(known[kind])
+        scattered = {each: Round("all_to_all", at.world * each[0], each[1]) for each in set(payloads)}
+        gathered = {each: Round("all_gather", *each) for each in set(payloads)}
+        return (*map(scattered.__getitem__, payloads), *map(gathered.__getitem__, payloads))
 
 
 class SegmentExchange:
@@ -191,15 +194,18 @@ def segments_of(numel: int, at: Moment, segment: int = SEGMENT) -> tuple[Segment
     >>> [(seg.start, seg.stop) for seg in segments_of(10, Moment(step=0, unit=0, rank=0, world=2), 4)]
     [(0, 3), (3, 6), (6, 10)]
     """
-    count = min(max(1, -(-numel // segment)), _MOST_SEGMENTS)
-    bounds = [numel * index // count for index in range(count + 1)]
-    found = []
+    bounds, found = _bounds(numel, segment), []
     pieces = zip(pairwise(bounds), parts_between(at.parts, bounds), strict=True)
     for index, ((start, stop), parts) in enumerate(pieces):
         unsent = None if at.unsent is None else at.unsent[start:stop]
         here = replace(at, unit=at.unit * _MOST_SEGMENTS + index, parts=parts, unsent=unsent)
         found.append(Segment(start, stop, here))
     return tuple(found)
+
+
+def _bounds(numel: int, segment: int) -> list[int]:
+    count = min(max(1, -(-numel // segment)), _MOST_SEGMENTS)
+    return [numel * index // count for index in range(count + 1)]
 
 
 @dataclass(frozen=True)
@@ -258,19 +264,10 @@ def parts_between(parts: Sequence[Part], bounds: Sequence[int]) -> Iterator[tupl
         yield parts_within(parts[first : last + 1], start - begin, stop - begin)
 
 
-@lru_cache(maxsize=1 << 14)  # a model has many segments that are alike
-def _longest(codec: Codec, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-    payloads = []
-    for rank in _kinds(numel, at):
-        start, stop = rank * numel // at.world, (rank + 1) * numel // at.world
-        parts = parts_within(at.parts, start, stop)
-        payloads.append(codec.payload(stop - start, dtype, replace(at, parts=parts)))
-    return max(payloads, key=lambda payload: payload[0])
-
-
 def _kinds(numel: int, at: Moment) -> set[int]:
     """Ranks whose shards stand for all: those at the ends of parts, and one of the longest within a part.
 
+    The length of a payload depends on how many elements of which parameters it has, not on where they lie.
     Shards differ by one element at most: that of rank r is the longer where r·numel/world, modulo 1, carries.
     """
     if numel == 0:

@@ -5,6 +5,7 @@ The engine prices the rounds that a recipe announces (`gradwire.engine.forecast`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -77,22 +78,21 @@ class Forecast:
         """
         backward_s = slowed * self.backward.total_s
         before_s = slowed * self.backward.before_s
-        stretched = 1.0 / self.cores.pace
         step_s = fmean(
             predict(
-                [
-                    replace(unit, ready_s=slowed * unit.ready_s, codec=unit.codec.slowed(stretched))
-                    for unit in units
-                ],
-                backward_s,
-                2,
-                _SECONDS,
-                before_s=before_s,
-                tail=self.tail,
+                self._at_pace(units, slowed), backward_s, 2, _SECONDS, before_s=before_s, tail=self.tail
             ).step_s
             for units in self.cycle
         )
         return max(step_s, before_s + self.cores.least_s(backward_s, self.work_s))
+
+    def _at_pace(self, units: Sequence[UnitWork], slowed: float) -> Sequence[UnitWork]:
+        stretched = 1.0 / self.cores.pace
+        if slowed == stretched == 1.0:
+            return units
+        return [
+            replace(unit, ready_s=slowed * unit.ready_s, codec=unit.codec.slowed(stretched)) for unit in units
+        ]
 
     @property
     def work_s(self) -> float:
