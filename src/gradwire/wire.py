@@ -194,9 +194,10 @@ class Wire:
         """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.
 
         `target` is a TensorBoard `SummaryWriter`; "prometheus", or a registry of `prometheus_client`; the
-        `Path` of a file for the node exporter's textfile collector; a `logging.Logger`, at level INFO; or a
-        function, called as `target(metrics, step=step)`. A target that raises is dropped with a line in the
-        log, and training goes on.
+        `Path` of a file for the node exporter's textfile collector; a `logging.Logger`, at level INFO;
+        `wandb.log`; an `Accelerator`, whose trackers get them on the main process; or a function, called as
+        `target(metrics, step=step)`. W&B plots the metrics over "gradwire/step", and keeps its own count of
+        steps. A target that raises is dropped with a line in the log, and training goes on.
 
         Raises `TypeError` for another target, `ValueError` unless `every` is at least 1, and `ImportError`
         without `prometheus_client`.

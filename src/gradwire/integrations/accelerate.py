@@ -1,6 +1,7 @@
 """Hugging Face Accelerate: gradwire's state in `save_state` and `load_state`.
 
-Nothing else is needed: `gradwire.attach` takes the model and the optimizer that `prepare` returns.
+Nothing else is needed: `gradwire.attach` takes the model and the optimizer that `prepare` returns, and
+`wire.log_to(accelerator)` logs to the trackers.
 """
 
 from __future__ import annotations

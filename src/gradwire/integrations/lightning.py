@@ -57,6 +57,8 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
     `recipe` and `options` are those of `gradwire.attach`. The states of all ranks travel to rank 0 whenever a
     checkpoint is saved, because Lightning writes one file. On a single process it sends nothing.
 
+    Every `Trainer(log_every_n_steps=…)` steps, `wire.metrics()` goes to the Trainer's loggers.
+
     Example::
 
         trainer = Trainer(strategy="ddp", devices=2, callbacks=[GradwireCallback("int8")])
@@ -78,6 +80,12 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
         saved, self._saved = self._saved, None
         if saved is not None:
             Gathered(self.wire).load_state_dict(saved)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Log the metrics in steps in which Lightning writes to its loggers."""
+        every = trainer.log_every_n_steps
+        if self.wire is not None and trainer.loggers and every and trainer.global_step % every == 0:
+            pl_module.log_dict(self.wire.metrics(), on_step=True, on_epoch=False)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; a collective, as Lightning calls it on all ranks."""

@@ -20,6 +20,9 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
     `checkpoint-STEP`. A resumed run reads it from `TrainingArguments.resume_from_checkpoint` if that names a
     folder, else from the folder of that step in `output_dir`. On a single process it sends nothing.
 
+    Whenever the Trainer logs the training loss, `wire.metrics()` is logged with it, by all that
+    `TrainingArguments.report_to` names.
+
     Example::
 
         trainer = Trainer(model, args, train_dataset=dataset)
@@ -36,9 +39,20 @@ class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore
         """Attach, because model and optimizer are in their final form now; resume."""
         model, optimizer = self._trainer.model_wrapped, self._trainer.optimizer
         self.wire = attached(self.wire, args.world_size, model, optimizer, self._recipe, **self._options)
+        # Callbacks that report are asked in this order, and were there before: what is added must be first.
+        order = self._trainer.callback_handler.callbacks
+        order.remove(self)
+        order.insert(0, self)
         if state.global_step > 0:
             given = args.resume_from_checkpoint
             load(self.wire, given if _is_folder(given) else _folder(args, state))
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Add the metrics to what is logged of a training step; not to an evaluation or a summary."""
+        if self.wire is not None and logs is not None and "loss" in logs:
+            logs.update(self.wire.metrics())
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save, after the Trainer has written the rest of the checkpoint."""

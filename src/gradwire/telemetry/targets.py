@@ -1,10 +1,12 @@
-"""Writes metrics to TensorBoard, Prometheus, a function or a logger, after every n-th backward pass."""
+"""Writes metrics to TensorBoard, Prometheus, W&B, a function or a logger, after every n-th backward pass."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +17,7 @@ Write: TypeAlias = Callable[[Metrics, int], None]
 _LOG = logging.getLogger("gradwire")
 _EXPECTED = (
     'log_to takes a SummaryWriter, "prometheus" or a registry of prometheus_client, a Path for the textfile '
-    "collector, a logging.Logger, or a function of metrics and step="
+    "collector, a logging.Logger, wandb.log, an Accelerator, or a function of metrics and step="
 )
 
 
@@ -27,6 +29,10 @@ def write_to(target: Any, rank: int) -> Write:
     >>> write_to(lambda metrics, step: print(step, metrics), rank=0)({"gradwire/ratio": 0.25}, 7)
     7 {'gradwire/ratio': 0.25}
     """
+    if hasattr(target, "trackers"):
+        return _to_trackers(target)
+    if (run := _wandb_run(target)) is not None:
+        return _to_wandb(run)
     if hasattr(target, "add_scalar"):
         return lambda metrics, step: _to_tensorboard(target, metrics, step)
     if isinstance(target, logging.Logger):
@@ -43,6 +49,39 @@ def write_to(target: Any, rank: int) -> Write:
 def _to_tensorboard(writer: Any, metrics: Metrics, step: int) -> None:
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
+
+
+def _wandb_run(target: Any) -> Any:
+    """What logs to Weights & Biases where `target` is a run, `wandb.log` or the module; else `None`."""
+    owner = getattr(target, "__self__", None)  # wandb.log is a method of the run, once that has begun
+    for each in (target, owner, sys.modules.get("wandb")):
+        if hasattr(each, "define_metric") and (each is target or getattr(each, "log", None) == target):
+            return each
+    return None
+
+
+def _to_wandb(run: Any) -> Write:
+    """Without W&B's step: it drops what is behind its own counter, which every other `wandb.log` moves on."""
+    run.define_metric("gradwire/*", step_metric="gradwire/step")
+    return lambda metrics, _step: run.log(dict(metrics))
+
+
+def _to_trackers(accelerator: Any) -> Write:
+    """All trackers of Accelerate's. They are the main process's alone; other ranks write nothing."""
+    writes: dict[int, Write] = {}
+
+    def write(metrics: Metrics, step: int) -> None:
+        for tracker in accelerator.trackers if accelerator.is_main_process else ():
+            if id(tracker) not in writes:
+                run = _wandb_run(getattr(tracker, "tracker", None))
+                writes[id(tracker)] = partial(_to_tracker, tracker) if run is None else _to_wandb(run)
+            writes[id(tracker)](metrics, step)
+
+    return write
+
+
+def _to_tracker(tracker: Any, metrics: Metrics, step: int) -> None:
+    tracker.log(dict(metrics), step=step)
 
 
 def _in_words(metrics: Metrics) -> str:

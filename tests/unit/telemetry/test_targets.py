@@ -76,6 +76,84 @@ def test_prometheus_gets_gauges_labelled_by_rank(monkeypatch: pytest.MonkeyPatch
     assert seen == {("gradwire_ratio", "1"): 0.25}
 
 
+class Run:
+    """As W&B's: what is logged with a step behind its own count is dropped; without one it counts on."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, float]] = []
+        self.plotted_over: dict[str, str] = {}
+        self.count = 0
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.plotted_over[name] = step_metric
+
+    def log(self, data: dict[str, float], step: int | None = None) -> None:
+        if step is not None and step < self.count:
+            return
+        self.kept.append(data)
+        self.count = (self.count if step is None else step) + 1
+
+
+class Tracker:
+    """As Accelerate's; `tracker` is what the tracker writes to."""
+
+    def __init__(self, tracker: object) -> None:
+        self.tracker = tracker
+        self.logged: list[tuple[dict[str, float], int | None]] = []
+
+    def log(self, values: dict[str, float], step: int | None) -> None:
+        self.logged.append((values, step))
+
+
+class Accelerator:
+    """As Accelerate's, of which two attributes are read."""
+
+    def __init__(self, *trackers: Tracker, is_main_process: bool = True) -> None:
+        self.trackers, self.is_main_process = trackers, is_main_process
+
+
+@pytest.mark.parametrize("how", ["run", "run.log", "wandb.log"])
+def test_weights_and_biases_keeps_its_own_count_of_steps(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, wandb = Run(), ModuleType("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    if how == "wandb.log":  # before a run has begun: plain functions
+
+        def log(data: dict[str, float], step: int | None = None) -> None:
+            run.log(data, step)
+
+        monkeypatch.setattr(wandb, "log", log, raising=False)
+        monkeypatch.setattr(wandb, "define_metric", run.define_metric, raising=False)
+    targets = {"run": run, "run.log": run.log, "wandb.log": getattr(wandb, "log", None)}
+    write = write_to(targets[how], rank=0)
+    for step in range(20):
+        run.log({"loss": 1.0})
+        run.log({"accuracy": 0.5})
+        write({**METRICS, "gradwire/step": float(step)}, step)
+    assert len(run.kept) == 60
+    assert [each["gradwire/step"] for each in run.kept[2::3]] == list(range(20))
+    assert run.plotted_over == {"gradwire/*": "gradwire/step"}
+
+
+def test_accelerates_trackers_get_the_step_and_weights_and_biases_does_not() -> None:
+    run = Run()
+    board, biases = Tracker(object()), Tracker(run)
+    write_to(Accelerator(board, biases), rank=0)(METRICS, 7)
+    assert board.logged == [(METRICS, 7)]
+    assert (biases.logged, run.kept, run.count) == ([], [METRICS], 1)
+
+
+def test_accelerates_trackers_are_the_main_process_s_and_may_come_later() -> None:
+    board = Tracker(object())
+    write_to(Accelerator(board, is_main_process=False), rank=1)(METRICS, 7)
+    assert board.logged == []
+    accelerator = Accelerator()
+    write = write_to(accelerator, rank=0)
+    write(METRICS, 7)
+    accelerator.trackers = (board,)
+    write(METRICS, 8)
+    assert board.logged == [(METRICS, 8)]
+
+
 def test_what_is_no_target_is_refused_in_words() -> None:
     with pytest.raises(TypeError, match=r"SummaryWriter.*a function.*not 'tensorboard'"):
         write_to("tensorboard", rank=0)
