@@ -1,8 +1,10 @@
-"""Rates and times as people write them on a command line."""
+"""Rates, times and sizes as people write and read them."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import textwrap
 
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?:bit(?:/s|ps)?|bps)")
@@ -32,3 +34,49 @@ def time_s(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r}: expected a number with us, ms or s, such as 5ms")
     return float(match["number"]) * _SECONDS[match["unit"]]
+
+
+def bytes_text(size_bytes: float) -> str:
+    """A size in decimal units, as links are rated.
+
+    >>> bytes_text(44_700_000), bytes_text(999_600), bytes_text(812)
+    ('44.7 MB', '1 MB', '812 B')
+    """
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size_bytes >= 0.9995 * factor:
+            return f"{size_bytes / factor:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "rank"), counted(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def columns() -> int:
+    """The width of the terminal, or what `COLUMNS` says; 100 where there is none."""
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None) -> str:
+    """`text` in lines of at most `width`, the first after `indent`, the others after `hanging`.
+
+    Words stay whole, however narrow it is.
+
+    >>> print(wrapped("int4(block=128) is fast enough", 16, "why  ", "     "))
+    why  int4(block=128)
+         is fast
+         enough
+    """
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if hanging is None else hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

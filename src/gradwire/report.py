@@ -4,6 +4,7 @@ JSON."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from gradwire.engine.predicted import predicted_step_s
 from gradwire.exchange.state import times_led
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
+from gradwire.quantities import bytes_text, columns, counted, wrapped
 from gradwire.sources.backward import Backward
 from gradwire.tools.diagnose import Diagnosis
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:  # loaded by what chooses
     from gradwire.decide.choice import Considered
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
@@ -107,60 +109,92 @@ class Report:
         return {**asdict(self), "ratio": self.ratio}
 
     def __str__(self) -> str:
-        nodes = f" on {self.world // self.per_node} nodes" if self.per_node > 1 else ""
-        lines = [
-            f"gradwire: {self.recipe}, step {self.step}, {self.world} ranks{nodes}",
-            f"  why          {self.why}",
-            f"  on the wire  {_mib(self.wire_bytes_per_step)} per rank and step, "
-            f"{self.ratio:.1%} of plain all-reduce (metered {_mib(self.metered_bytes_per_step)})",
-            f"  per step     backward {_ms(self.backward_s)}, encode and decode {_ms(self.compress_s)}, "
-            f"exposed communication {_ms(self.exposed_comm_s)}",
-            f"  memory       {_mib(self.memory_bytes)} in {self.units} units",
+        """The report in lines, as wide as the terminal, or 100 columns where there is none."""
+        width, lines = columns(), [wrapped(self._title, columns(), hanging="  ")]
+        before, after = self._rows
+        lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in before]
+        lines += [f"  {line}" for line in table_of(self.choices)]
+        lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in after]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Tables, in a notebook."""
+        before, after = self._rows
+        rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in before)
+        rows += "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in after)
+        return f"<table><caption>{escape(self._title)}</caption>{rows}</table>{_html_of(self.choices)}"
+
+    @property
+    def _title(self) -> str:
+        nodes = f" on {counted(self.world // self.per_node, 'node')}" if self.per_node > 1 else ""
+        return f"gradwire: {self.recipe}, step {self.step}, {counted(self.world, 'rank')}{nodes}"
+
+    @property
+    def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Labels and texts: those before the table of choices, and those after it."""
+        sent, metered = bytes_text(self.wire_bytes_per_step), bytes_text(self.metered_bytes_per_step)
+        rows = [
+            ("why", self.why),
+            (
+                "on the wire",
+                f"{sent} per rank and step, {self.ratio:.1%} of plain all-reduce (metered {metered})",
+            ),
         ]
+        if self.per_node > 1 and self.inside_bytes_per_step:
+            inside = bytes_text(self.inside_bytes_per_step)
+            rows.append(("in nodes", f"{inside} per rank and step, beside that"))
+        codec, exposed = _ms(self.compress_s), _ms(self.exposed_comm_s)
+        spent = f"backward {_ms(self.backward_s)}, encode and decode {codec}, exposed communication {exposed}"
+        rows.append(("per step", spent))
         if self.slowest_rank is not None:
             slowest_s, middle_s = max(self.computing_by_rank_s), median(self.computing_by_rank_s)
-            lines.insert(
-                4,
-                f"  by rank      {_ms(middle_s)} of computing per step in the median, "
-                f"{_ms(slowest_s)} on rank {self.slowest_rank}",
-            )
+            slowest = f"{_ms(slowest_s)} on rank {self.slowest_rank}"
+            rows.append(("by rank", f"{_ms(middle_s)} of computing per step in the median, {slowest}"))
+        memory = f"{bytes_text(self.memory_bytes)} in {counted(self.units, 'unit')}"
+        rows.append(("memory", memory if self.units else "none"))
         if self.pinned_bytes or self.placement != "host":
-            copies = f"{_mib(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
+            copies = (
+                f"{bytes_text(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
+            )
             said = copies if self.pinned_bytes else "gradients stay on their device"
             why = f"; {self.placement_why}" if self.placement_why else ""
-            lines.append(f"  placement    {self.placement}: {said}{why}")
-        if self.per_node > 1 and self.inside_bytes_per_step:
-            lines.insert(
-                3, f"  in nodes     {_mib(self.inside_bytes_per_step)} per rank and step, beside that"
-            )
+            rows.append(("placement", f"{self.placement}: {said}{why}"))
         if self.predicted_step_s is not None:
             took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
-            lines.append(f"  whole step   {took}")
-        lines += [f"  {line}" for line in table_of(self.choices)]
+            rows.append(("whole step", took))
+        return rows, self._events
+
+    @property
+    def _events(self) -> list[tuple[str, str]]:
+        rows = []
         if self.diagnosis is not None:
-            lines.append(f"  ranks        {self.diagnosis}")
+            rows.append(("ranks", str(self.diagnosis)))
         if self.times_led is not None:
-            lines.append(f"  led          {', '.join(map(str, self.times_led))} times by rank")
+            rows.append(("led", f"{', '.join(map(str, self.times_led))} times by rank"))
         if self.link_changes:
             step, change = self.link_changes[-1]
             told = f"{_link(change.before)}, then {_link(change.after)}"
-            lines.append(f"  link         changed in step {step}: {told}")
+            rows.append(("link", f"changed in step {step}: {told}"))
         if self.health:
             step, sign = self.health[-1]
-            lines.append(f"  health       step {step}: {sign}")
+            rows.append(("health", f"step {step}: {sign}"))
         if self.compile_s > 0.0:
-            lines.append(f"  kernels      compiled for {self.compile_s:.1f} s within steps")
+            rows.append(("kernels", f"compiled for {self.compile_s:.1f} s within steps"))
         if self.late:
-            lines.append(f"  late         {self.late:.2g} steps' worth of gradient waits in memory")
+            rows.append(("late", f"{self.late:.2g} steps' worth of gradient waits in memory"))
         if self.skipped_steps:
-            lines.append(
-                f"  skipped      {self.skipped_steps} steps with NaN, Inf or gradients too large to remember"
-            )
+            steps = counted(self.skipped_steps, "step")
+            rows.append(("skipped", f"{steps} with NaN, Inf or gradients too large to remember"))
         if self.dropped_steps:
-            lines.append(f"  left out     {self.dropped_steps} steps, without a trace in the memory")
-        return "\n".join(lines)
+            steps = counted(self.dropped_steps, "step")
+            rows.append(("left out", f"{steps}, without a trace in the memory"))
+        return rows
 
 
+LABEL = 12
+"""Columns of a label."""
 SHOWN = 8
 """Recipes in the printed table; `choices` has all."""
 
@@ -169,28 +203,51 @@ def table_of(choices: tuple[Considered, ...]) -> list[str]:
     """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
 
     >>> from gradwire.decide.choice import Considered
-    >>> row = Considered("int4", 0.1, 0.8, 2**20, 0.17, 0.104, "runs")
+    >>> row = Considered("int4", 0.1, 0.8, 1.05e6, 0.17, 0.104, "runs")
     >>> print(*table_of((row,)), sep="\\n")
-    recipe  predicted    measured  linear      sent     late
-    int4     100.0 ms    104.0 ms     80%  1.00 MiB     0.17  runs
+    recipe  predicted  measured  linear     sent  late
+    int4     100.0 ms  104.0 ms     80%  1.05 MB  0.17  runs
     """
     if not choices:
         return []
+    rows = _cells_of(choices)
+    wide = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    return ["  ".join(map(_padded, row, wide, range(len(row)))).rstrip() for row in rows]
+
+
+HEAD = ("recipe", "predicted", "measured", "linear", "sent", "late", "")
+
+
+def _padded(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column in (0, len(HEAD) - 1) else cell.rjust(width)
+
+
+def _cells_of(choices: tuple[Considered, ...]) -> list[tuple[str, ...]]:
+    """`HEAD`, and a row for each recipe that is shown."""
     must = [each for each in choices if each.verdict == "runs" or each.recipe == "dense"]
     others = [each for each in choices if each not in must][: SHOWN - len(must)]
-    shown = [each for each in choices if each in must or each in others]
-    wide = max(len("recipe"), *(len(each.recipe) for each in shown))
-    head = f"{'recipe':<{wide}}  {'predicted':>9}  {'measured':>10}  linear  {'sent':>8}  {'late':>7}"
-    return [head, *(_row(each, wide) for each in shown)]
+    return [HEAD, *(_cells(each) for each in choices if each in must or each in others)]
 
 
-def _row(each: Considered, wide: int) -> str:
-    measured = "-" if each.measured_step_s is None else _ms(each.measured_step_s)
-    late = "not run" if each.late is None else f"{each.late:.2g}"
+def _cells(each: Considered) -> tuple[str, ...]:
     return (
-        f"{each.recipe:<{wide}}  {_ms(each.predicted_step_s):>9}  {measured:>10}  "
-        f"{each.share_of_linear:>6.0%}  {_mib(each.wire_bytes):>8}  {late:>7}  {each.verdict}"
+        each.recipe,
+        _ms(each.predicted_step_s),
+        "-" if each.measured_step_s is None else _ms(each.measured_step_s),
+        f"{each.share_of_linear:.0%}",
+        bytes_text(each.wire_bytes),
+        "not run" if each.late is None else f"{each.late:.2g}",
+        each.verdict,
     )
+
+
+def _html_of(choices: tuple[Considered, ...]) -> str:
+    if not choices:
+        return ""
+    head, *rows = _cells_of(choices)
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"
 
 
 def _link(link: Link) -> str:
@@ -203,10 +260,6 @@ def _link(link: Link) -> str:
 def _number(positive: float) -> str:
     """A whole number from 10 on, else two digits, so that nothing is rounded to 0."""
     return f"{positive:.0f}" if positive >= 10.0 else f"{positive:.2g}"
-
-
-def _mib(size_bytes: float) -> str:
-    return f"{size_bytes / 2**20:.2f} MiB"
 
 
 def _ms(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import warnings
 from collections.abc import Callable
@@ -74,12 +73,14 @@ class Wire:
         runs = (
             f"{name}, measuring" if engine.measuring else "dense, one rank" if engine.layout.alone else name
         )
-        sends = f", {report.ratio:.0%} of dense".replace("%", " %") if report.wire_bytes_per_step else ""
+        # Where dense runs, the mean of recent steps may still be that of what ran before.
+        is_known = report.wire_bytes_per_step > 0.0 and not engine.layout.is_dense
+        sends = f", {report.ratio:.0%} of dense".replace("%", " %") if is_known else ""
         return f"Wire({runs}, step {engine.step}{sends})"
 
     def _repr_html_(self) -> str:
         """The report, in a notebook."""
-        return f"<pre>{html.escape(str(self.report()))}</pre>"
+        return self.report()._repr_html_()
 
     @property
     def _engine(self) -> Engine:

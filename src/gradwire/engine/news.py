@@ -8,6 +8,7 @@ from gradwire.comm import Round
 from gradwire.engine.engine import Engine
 from gradwire.exchange.base import STEADY
 from gradwire.moment import Moment
+from gradwire.quantities import bytes_text, counted
 from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")
@@ -46,6 +47,8 @@ class News:
         if self._speaks:
             main = engine.layout.main
             why = f"{main.why}; {main.placed}" if main.placed else main.why
+            if engine.layout.alone:
+                why = what_runs(engine)[1]
             _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, why)
         self._placed()
 
@@ -117,7 +120,7 @@ def account(engine: Engine) -> str:
     Never raises: this rank would stop, and its peers would wait.
     """
     dense_bytes = sum(spec.numel * spec.dtype.itemsize for spec in engine.specs)
-    size = f"{dense_bytes / 1e6:.1f} MB"
+    size = bytes_text(dense_bytes)
     if engine.layout.alone:
         return f"{engine.plan or engine.recipe}, one rank: nothing to send of {size}"
     if engine.measuring:
@@ -126,9 +129,10 @@ def account(engine: Engine) -> str:
         share = f"{_share(engine):.1%}".replace("%", " %")
     except Exception as error:
         share = f"an unknown share ({error!r})"
-    units = sum(len(lane.units) for lane in engine.layout.lanes)
-    memory = f"{engine.layout.memory_bytes / 1e6:.0f} MB"
-    return f"{engine.plan}, {units} units, {share} of {size}, memory {memory}"
+    if engine.layout.is_plain:
+        return f"{engine.plan}, {share} of {size}, no memory"
+    units = counted(sum(len(lane.units) for lane in engine.layout.lanes), "unit")
+    return f"{engine.plan}, {units}, {share} of {size}, memory {bytes_text(engine.layout.memory_bytes)}"
 
 
 def _share(engine: Engine) -> float:

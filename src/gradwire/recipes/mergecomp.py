@@ -27,6 +27,7 @@ from gradwire.planning.cuts import Cuts, coarse_cuts, element_cuts, even_groups,
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
+from gradwire.quantities import counted
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
 from gradwire.recipes.dense import measured_for
@@ -174,7 +175,8 @@ def _planned(inner: str, split: Split, groups: int, alpha: float, facts: Facts) 
         backward, cost = ready_times(facts, watched.sizes), cost_of(base.exchange, facts, watched)
         cuts, seconds = _best(split, groups, alpha, backward, cost)
         after_s = seconds - backward.total_s
-        why = f"{len(cuts) + 1} groups leave {after_s * 1e3:.1f} ms after backward by the measured costs"
+        number = counted(len(cuts) + 1, "group")
+        why = f"{number}: {after_s * 1e3:.1f} ms are left after backward, by the measured costs"
         rivals: tuple[Cuts, ...] = (cuts,)
         if split == "planned":
             rivals = tuple(dict.fromkeys(((), moved_cuts(backward, dearer(cost), cuts), cuts)))

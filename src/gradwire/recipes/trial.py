@@ -110,7 +110,9 @@ def _settled(text: str, known: Standing, again: Again) -> Composition:
     if best is None:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s", said_of(known, text))
-        why = f"tried: {said_of(known, text)}{known.missed(known.dense_s)}{known.offer()}"
+        dense_s = known.dense_s
+        stays = f"dense stays, {_ms(known.before_s + dense_s)} a step{known.missed(dense_s)}"
+        why = f"{stays}; tried {said_of(known, text)}{known.offer()}"
         chosen = replace(dense(), why=why, table=known.table("dense"))
         return watched(chosen, again, known.limit)
     why = said_of(known, best.recipe) + known.missed(best.expected_s) + known.offer()

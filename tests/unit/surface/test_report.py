@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gradwire.decide.choice import Considered
 from gradwire.engine.history import WINDOW, History
 from gradwire.engine.step import Committed, Failed, Poisoned, Step
 from gradwire.measure.clock import Span
@@ -35,6 +36,11 @@ REPORT = Report(
 )
 
 
+@pytest.fixture(autouse=True)
+def _on_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.0) -> Step:
     step = Step(0, plan, 1.0, 10.0)
     step.outcome = Committed() if committed else Poisoned()
@@ -47,10 +53,40 @@ def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
     assert str(REPORT) == (
         "gradwire: topk(ratio=0.01), step 120, 4 ranks\n"
         "  why          as configured\n"
-        "  on the wire  3.00 MiB per rank and step, 5.0% of plain all-reduce (metered 3.00 MiB)\n"
+        "  on the wire  3.15 MB per rank and step, 5.0% of plain all-reduce (metered 3.15 MB)\n"
         "  per step     backward 100.0 ms, encode and decode 2.0 ms, exposed communication 0.5 ms\n"
-        "  memory       80.00 MiB in 9 units"
+        "  memory       83.9 MB in 9 units"
     )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_long_explanations_are_wrapped_between_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    why = " ".join(f"word{number}" for number in range(60))
+    told = str(replace(REPORT, why=why)).splitlines()
+    assert max(map(len, told)) <= width
+    assert [word for line in told for word in line.split() if word.startswith("word")] == why.split()
+    assert [line for line in told if "word" in line][1].startswith(" " * 15 + "word")
+
+
+def test_one_rank_and_one_unit_are_singular_and_no_memory_is_no_number() -> None:
+    alone = replace(REPORT, world=1, units=1, skipped_steps=1, dropped_steps=1)
+    told = str(alone)
+    for said in ("step 120, 1 rank\n", " in 1 unit\n", " 1 step with NaN", " 1 step, without a trace"):
+        assert said in told
+    assert str(replace(REPORT, memory_bytes=0, units=0)).endswith("  memory       none")
+
+
+def test_a_notebook_shows_tables_and_a_console_the_text() -> None:
+    row = Considered("int4<x>", 0.1, 0.8, 1.05e6, None, None, "runs")
+    report = replace(REPORT, why="a < b", choices=(row,), late=0.5)
+    assert repr(report) == str(report)
+    shown = report._repr_html_()
+    assert shown.count("<table>") == shown.count("</table>") == 2
+    assert "<tr><th>why</th><td>a &lt; b</td></tr>" in shown
+    assert "<td>int4&lt;x&gt;</td><td>100.0 ms</td><td>-</td><td>80%</td><td>1.05 MB</td>" in shown
+    assert "<tr><th>late</th><td>0.5 steps" in shown
+    assert REPORT._repr_html_().count("<table>") == 1
 
 
 def test_skipped_steps_are_said_aloud() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,10 +94,13 @@ def test_buckets_are_fitted_to_what_is_switched_to() -> None:
     wire.detach()
 
 
-def test_a_notebook_shows_the_report_and_repr_is_a_line() -> None:
+def test_a_notebook_shows_the_report_and_repr_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="topk(0.1)")
     _backward(ddp)
-    assert "\n" not in repr(wire)
-    assert wire._repr_html_() == f"<pre>{wire.report()}</pre>".replace("'", "&#x27;")
+    shown = replace(wire.report(), wire_bytes_per_step=37.0, dense_bytes_per_step=100.0)
+    monkeypatch.setattr("gradwire.wire.report_of", lambda *_: replace(shown, recipe=wire._engine.plan))
+    assert repr(wire) == "Wire(topk, step 1, 37 % of dense)"
+    assert wire._repr_html_() == wire.report()._repr_html_()
     wire.detach()
+    assert repr(wire) == "Wire(dense, step 1)"

@@ -101,7 +101,7 @@ def test_the_log_says_what_was_attached_and_which_step_was_skipped(caplog: pytes
     assert attached.startswith(f"gradwire {gradwire.__version__}: topk(ratio=0.01")
     # Of 2 · (64 · 64 + 64) numbers of 4 bytes, and two planes of them.
     assert "units, " in attached
-    assert "of 0.0 MB, memory 0 MB" in attached
+    assert "of 33.3 kB, memory 65.5 kB" in attached
     assert skipped.startswith("step 1 is skipped: NaN")
     assert skipped.endswith("(1 so far)")
 
@@ -110,7 +110,7 @@ def test_the_share_that_is_told_is_what_a_step_announces() -> None:
     shapes = {"a": (256, 256), "b": (256, 512)}
     texts = run_ranks(2, lambda comm: account(Rig(comm, "int8", shapes=shapes).engine))
     # A byte an element and 4 bytes for a block of 256, of 4 bytes an element: 25.4 %.
-    assert set(texts) == {f"{recipe('int8').build().text}, 4 units, 25.4 % of 0.8 MB, memory 2 MB"}
+    assert set(texts) == {f"{recipe('int8').build().text}, 4 units, 25.4 % of 786 kB, memory 1.57 MB"}
 
 
 def test_the_log_says_what_is_decided_and_why(caplog: pytest.LogCaptureFixture) -> None:

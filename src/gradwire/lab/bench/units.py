@@ -1,5 +1,7 @@
 """Numbers with their units, and how the network was emulated, for people."""
 
+from gradwire import quantities
+
 
 def seconds_text(value: float | None) -> str:
     """Milliseconds below a second, else seconds.
@@ -20,12 +22,7 @@ def bytes_text(value: float | None) -> str:
     >>> bytes_text(44_700_000), bytes_text(812), bytes_text(None)
     ('44.7 MB', '812 B', '-')
     """
-    if value is None:
-        return "-"
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.0f} B"
+    return "-" if value is None else quantities.bytes_text(value)
 
 
 def ratio_text(value: float | None, *, percent: bool = False) -> str:
