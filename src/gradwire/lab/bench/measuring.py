@@ -27,6 +27,8 @@ class Measured:
     # Per round, as its recipes announced: per step and rank. Empty where no recipe runs.
     announced_bytes: list[float] = field(default_factory=list)
     setup: Message = field(default_factory=dict)
+    # Seconds that the slowest rank compiled kernels in the last setup.
+    compile_s: float = 0.0
     report: Message | None = None
     fingerprints: list[str] = field(default_factory=list)
     evaluation: dict[str, float] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class Setting:
         answers = self._ask(command, timeout_s=max(_SETUP_TIMEOUT_S, self._timeout_s))
         if answers is not None:
             self.measured.setup = answers.closing[0]
+            self.measured.compile_s = max(each.get("compile_s", 0.0) for each in answers.closing)
 
     def train(
         self, count: int, *, counted: bool = True, on_step: OnStep | None = None
@@ -130,8 +133,8 @@ class Setting:
             self.measured.evaluation = answers.closing[0]["evaluation"]
         return self.measured.evaluation
 
-    def trace(self, steps: int = 2) -> list[dict[str, Any]]:
-        """Rank 0's spans of the last of `steps` more steps; do it last."""
+    def trace(self, steps: int = 10) -> list[dict[str, Any]]:
+        """Rank 0's spans of the step of median length among `steps` more; do it last."""
         answers = self._ask({"op": "trace", "steps": steps})
         return [] if answers is None else list(answers.closing[0]["spans"])
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from statistics import fmean, median, pstdev
 from typing import Any, TypeVar
 
@@ -20,6 +20,8 @@ class StepSample:
     hook_s           inside the communication hook of a peer, before it returned (None: no such hook)
     cpu_s            processor time of all threads of the process
     loss             local training loss
+    compile_s        compiling kernels, on whichever thread
+    settled          whether the recipe was decided when the step ended: not while `auto` tries things out
     """
 
     step_s: float
@@ -31,6 +33,8 @@ class StepSample:
     cpu_s: float
     loss: float | None
     hook_s: float | None = None
+    compile_s: float = 0.0
+    settled: bool = True
 
     def as_dict(self) -> dict[str, float | None]:
         """Plain JSON types."""
@@ -38,8 +42,9 @@ class StepSample:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "StepSample":
-        """The inverse of `as_dict`; unknown keys are ignored."""
-        known: dict[str, Any] = {item.name: values.get(item.name) for item in fields(cls)}
+        """The inverse of `as_dict`; unknown keys are ignored, missing ones are None or what is usual."""
+        usual = {item.name: None if item.default is MISSING else item.default for item in fields(cls)}
+        known: dict[str, Any] = {name: values.get(name, value) for name, value in usual.items()}
         return cls(**known)
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire import kernels
 from gradwire.engine.layout import TINY, TINY_ELEMENTS, Policy, by_size
 from gradwire.lab.bench import peers
 from gradwire.lab.bench.settings import Entry, Task, parse_entry
@@ -113,7 +114,7 @@ class Trainer:
 
     def step(self) -> StepSample:
         """One training step with its timings (seconds)."""
-        cpu = time.process_time()
+        cpu, compiled_s = time.process_time(), kernels.compiled_s()
         start = time.perf_counter()
         batch = next(self.batches)
         data = time.perf_counter()
@@ -137,6 +138,8 @@ class Trainer:
             cpu_s=time.process_time() - cpu,
             loss=float(loss.detach()),
             hook_s=None if self.hook_clock is None else self.hook_clock.take(),
+            compile_s=kernels.compiled_s() - compiled_s,
+            settled=self.wire is None or self.wire.settled,
         )
 
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire import kernels
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import Message, WorkerEnd
 from gradwire.lab.bench.settings import Task, parse_entry
@@ -24,22 +26,48 @@ Span = dict[str, Any]
 start of the step's backward pass."""
 
 
+SETTLING = 4
+"""Steps before those that are traced: the link, or DDP's hook, has just changed."""
+
+
 def record(trainer: Trainer, steps: int) -> list[Span]:
-    """Train `steps` more steps; returns the spans of the last one. Every rank must call it."""
-    if trainer.wire is not None:
-        _train(trainer, steps)
-        account = trainer.report(timeline=True) or {}
-        return list(account["timeline"])
+    """Train a few steps, then `steps` more; returns the spans of the one of median length among these.
+
+    Every rank must call it.
+    """
     probe = _BucketProbe()
-    if isinstance(trainer.module, DistributedDataParallel) and trainer.hook_clock is None:
+    bare = trainer.wire is None and trainer.hook_clock is None
+    if bare and isinstance(trainer.module, DistributedDataParallel):
         # DDP takes one hook in its life, so this ends the hookless setting's comparison: trace it last.
         trainer.module.register_comm_hook(None, probe.all_reduce)
-    start_s, backward_s, exposed_s = _train(trainer, steps, probe)
+    for _ in range(SETTLING):
+        trainer.step()
+    return typical([_spans(trainer, probe) for _ in range(steps)])
+
+
+def _spans(trainer: Trainer, probe: "_BucketProbe") -> list[Span]:
+    """One more step's."""
+    probe.reset()
+    sample = trainer.step()
+    if trainer.wire is not None:
+        account = trainer.report(timeline=True) or {}
+        return list(account["timeline"])
+    backward_s = sample.backward_s
     return [
         {"what": "backward", "unit": "", "start_s": 0.0, "stop_s": backward_s},
-        *probe.spans(start_s),
-        {"what": "wait", "unit": "", "start_s": backward_s, "stop_s": backward_s + exposed_s},
+        *probe.spans(trainer.clock.last_s - backward_s),
+        {"what": "wait", "unit": "", "start_s": backward_s, "stop_s": backward_s + sample.exposed_comm_s},
     ]
+
+
+def typical(steps: Sequence[list[Span]]) -> list[Span]:
+    """The step of median length; of an even number, the upper of the middle two.
+
+    >>> typical([[{"stop_s": 3.0}], [{"stop_s": 1.0}], [{"stop_s": 2.0}]])
+    [{'stop_s': 2.0}]
+    """
+    ordered = sorted(steps, key=lambda spans: max(span["stop_s"] for span in spans))
+    return ordered[len(ordered) // 2]
 
 
 class _BucketProbe:
@@ -74,18 +102,6 @@ class _BucketProbe:
         ]
 
 
-def _train(trainer: Trainer, steps: int, probe: _BucketProbe | None = None) -> tuple[float, float, float]:
-    """Start of the last step's backward on this process's clock, and its two parts (seconds)."""
-    result = (0.0, 0.0, 0.0)
-    for _ in range(steps):
-        if probe is not None:
-            probe.reset()
-        sample = trainer.step()
-        start_s = trainer.clock.last_s - sample.backward_s
-        result = (start_s, sample.backward_s, sample.exposed_comm_s)
-    return result
-
-
 class Worker:
     """Answers commands; every method named `do_…` is one."""
 
@@ -95,6 +111,7 @@ class Worker:
 
     def do_setup(self, command: Message) -> Message:
         """Join the group and build the model; again with another seed to start over."""
+        compiled_s = kernels.compiled_s()
         if not dist.is_initialized():
             dist.init_process_group(emulate.backend())
         entry = parse_entry(command["entry"], command["kind"])
@@ -106,6 +123,7 @@ class Worker:
         return {
             "parameters": numel,
             "buffer_bytes": buffer_bytes,
+            "compile_s": kernels.compiled_s() - compiled_s,
             "workload": self._trainer.workload.describe(),
         }
 
