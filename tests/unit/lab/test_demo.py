@@ -9,6 +9,7 @@ from gradwire.lab.bench.process_set import Answers, SettingFailed
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.demo import findings
 from gradwire.lab.demo.director import Director
+from gradwire.lab.demo.findings import Both
 from gradwire.lab.demo.plans import Plan, rate_for_ccr, text_plan
 from gradwire.lab.demo.race import Course
 from gradwire.lab.demo.terminal import exit_code, show
@@ -16,8 +17,19 @@ from gradwire.lab.emulate import Counters
 from gradwire.lab.report.page import render
 
 
-def course(name, seed, accuracy, length=100):
-    return Course(name, seed, [1.0] * length, [0.1] * length, length, {"test_accuracy": accuracy}, True)
+def course(name, seed, accuracy, length=100, *, loss=1.0, step_s=0.1, shaped=None, settled_after=0):
+    shaped = length if shaped is None else shaped
+    figures = {"test_accuracy": accuracy}
+    course = Course(name, seed, [loss] * length, [step_s] * length, shaped, figures, True)
+    course.settled_after = settled_after
+    return course
+
+
+def both(*courses, steps=100):
+    return Both.of(courses, steps, 10)
+
+
+ACCURACY = findings.metric_of([course("ddp", 0, 0.5)])
 
 
 def test_the_rate_makes_communication_last():
@@ -25,37 +37,105 @@ def test_the_rate_makes_communication_last():
     assert rate_for_ccr(8e6, 4, 0.1, 3.0) == 3.2e8
 
 
-def test_the_unshaped_steps_of_ddp_are_shown_beside():
-    ddp = Course("ddp", 0, [1.0] * 4, [0.3, 0.3, 0.1, 0.1], shaped=2)
-    wire = Course("gradwire", 0, [1.0] * 4, [0.125] * 4, shaped=4)
-    check = findings.beside_free_ddp({"step_s": 0.125}, [ddp, wire])
-    assert check.found == "80.0 %"
-    assert findings.beside_free_ddp({"step_s": 0.125}, [wire]).found == "not measured"
-
-
 def test_quality_holds_inside_the_spread_of_ddp():
     ddp = [course("ddp", seed, value) for seed, value in enumerate((0.80, 0.82, 0.84))]
     good = [course("gradwire", seed, value) for seed, value in enumerate((0.79, 0.81, 0.83))]
     bad = [course("gradwire", seed, value) for seed, value in enumerate((0.79, 0.79, 0.81))]
-    assert findings.quality(ddp + good, 100).passed is True
-    assert findings.quality(ddp + bad, 100).passed is False
+    assert findings.quality(both(*ddp, *good), ACCURACY).passed is True
+    missed = findings.quality(both(*ddp, *bad), ACCURACY)
+    assert missed.passed is False
+    assert missed.worse == "worse by 2.33 points in test accuracy after 100 steps"
 
 
 def test_one_seed_has_no_spread_to_judge_by():
-    assert findings.quality([course("ddp", 0, 0.8), course("gradwire", 0, 0.1)], 100).passed is None
+    alone = both(course("ddp", 0, 0.8), course("gradwire", 0, 0.1))
+    assert findings.quality(alone, ACCURACY).passed is None
+    assert findings.time_to_loss(alone).passed is None
+    assert findings.time_to_metric(alone, ACCURACY).passed is None
 
 
 def test_a_course_that_broke_off_does_not_count():
-    short = [course("ddp", 0, 0.8), course("ddp", 1, 0.9), course("gradwire", 0, 0.1, length=50)]
-    assert findings.quality(short, 100).passed is None
+    short = both(course("ddp", 0, 0.8), course("ddp", 1, 0.9), course("gradwire", 0, 0.1, length=50))
+    assert findings.quality(short, ACCURACY).passed is None
+    assert findings.time_to_loss(short).found == "not measured"
 
 
 def test_a_loss_is_better_when_lower():
-    losses = [
-        Course(name, 0, evaluation={"test_loss": value}) for name, value in (("ddp", 2.0), ("gradwire", 1.0))
-    ]
-    at_same_time = {item.name: item.evaluation for item in losses}
-    assert findings.same_time(at_same_time, losses).passed is True
+    loss = findings.LOSS
+    assert loss.apart(0.48, 0.34) == "worse by 0.140"
+    assert loss.apart(0.34, 0.48) == "better by 0.140"
+    assert loss.apart(0.3401, 0.34) == "equal"
+    assert ACCURACY.apart(0.8, 0.9) == "worse by 10.00 points"
+
+
+def falling(name, seed, step_s, *, low=0.5, shaped=100):
+    """Its loss falls from 2.5 to `low` over 100 steps."""
+    found = course(name, seed, 0.8, step_s=step_s, shaped=shaped)
+    found.losses = [2.5 + (low - 2.5) * step / 99 for step in range(100)]
+    return found
+
+
+def test_the_time_to_ddps_final_loss_is_a_matter_of_the_slow_link():
+    # The other seeds of DDP ran on a fast link: they get the times of seed 0.
+    ddp = [falling("ddp", 0, 0.2), falling("ddp", 1, 0.05, shaped=0)]
+    wire = [falling("gradwire", seed, 0.1) for seed in (0, 1)]
+    check = findings.time_to_loss(both(*ddp, *wire))
+    assert (check.found, check.wanted) == ("10.0 s", "below plain DDP's 20.0 s")
+    assert check.passed
+    slower = [falling("gradwire", seed, 0.25) for seed in (0, 1)]
+    check = findings.time_to_loss(both(*ddp, *slower))
+    assert check.passed is False
+    assert check.worse == "worse by 5.0 s to plain DDP's final loss"
+
+
+def test_a_seed_that_never_reaches_the_loss_is_said():
+    ddp = [falling("ddp", seed, 0.2) for seed in (0, 1)]
+    wire = [falling("gradwire", 0, 0.1), falling("gradwire", 1, 0.1, low=0.7)]
+    check = findings.time_to_loss(both(*ddp, *wire))
+    assert check.passed is False
+    assert check.found == "1 of 2 seeds do not reach it in 100 steps"
+    # Means of the last 15 of 100 steps: 7/99 of the way back from 0.5 and 0.7 to 2.5.
+    assert check.worse == "plain DDP's final loss not reached, worse by 0.186"
+
+
+def test_the_time_to_ddps_final_accuracy_is_that_of_the_training_that_reaches_it():
+    ddp = [course("ddp", seed, value, step_s=0.2) for seed, value in enumerate((0.80, 0.84))]
+    good = [course("gradwire", seed, 0.81) for seed in (0, 1)]
+    bad = [course("gradwire", seed, 0.79) for seed in (0, 1)]
+    check = findings.time_to_metric(both(*ddp, *good), ACCURACY)
+    assert (check.found, check.wanted, check.passed) == ("10.0 s", "below plain DDP's 20.0 s", True)
+    check = findings.time_to_metric(both(*ddp, *bad), ACCURACY)
+    assert (check.found, check.passed) == ("not reached in 100 steps: worse by 1.00 points", False)
+
+
+def test_who_is_ahead_at_equal_time_is_asked_from_the_choice_on():
+    ddp = [falling("ddp", seed, 0.1) for seed in (0, 1)]
+    wire = [falling("gradwire", seed, 0.05) for seed in (0, 1)]
+    for each in wire:
+        each.losses[:50] = [9.0] * 50  # far behind, while it tries things out
+        each.settled_after = 70
+    assert findings.ahead_share(both(*ddp, *wire)).passed
+    for each in wire:
+        each.settled_after = 50
+    behind = findings.ahead_share(both(*ddp, *wire))
+    assert behind.passed is False
+    assert behind.worse.startswith("behind at equal time for")
+
+
+def test_a_step_may_not_be_over_later_than_ddps():
+    ddp, wire = course("ddp", 0, 0.8), course("gradwire", 0, 0.8)
+    assert findings.never_slower([ddp, wire], 10).passed
+    wire.step_s[20] = 1.0  # step 21 is over after 3.0 s instead of 2.1 s
+    check = findings.never_slower([ddp, wire], 10)
+    assert check.passed is False
+    assert check.worse == "worse by 43 % in the time to step 21"
+
+
+def test_what_does_not_hold_comes_first_and_in_the_headline():
+    document, _ = direct(budget_s=1e5, seeds=2, ratio=1.5)
+    assert [check["passed"] for check in document["checks"][:2]] == [False, True]
+    assert findings.headline(document).startswith("Bytes of gradwire off by +50.0 %: a small ResNet reaches")
+    assert "missed: bytes of gradwire off by +50.0 %" in render(document)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +151,7 @@ def test_a_loss_is_better_when_lower():
 )
 def test_counted_bytes_are_held_against_the_prediction(counted, buffers, passed):
     row = {
-        "name": "x",
+        "kind": "recipe",
         "wire_bytes_per_step": 1e6,
         "announced_bytes_per_step": None,
         "interface_bytes_per_step": counted,
@@ -80,15 +160,18 @@ def test_counted_bytes_are_held_against_the_prediction(counted, buffers, passed)
     assert findings.counted_bytes(row).passed is passed
 
 
-def test_packet_headers_are_shown_beside_the_excess_and_not_taken_off():
+def test_packet_headers_are_counted_and_taken_off():
     row = {
-        "name": "x",
+        "kind": "recipe",
         "wire_bytes_per_step": 1e6,
         "announced_bytes_per_step": None,
-        "interface_bytes_per_step": 1.02e6,
+        "interface_bytes_per_step": 1.04e6,
     }
-    row |= {"interface_packets_per_step": 100, "buffer_bytes_per_step": 0.0}
-    assert findings.counted_bytes(row).found == "+2.0 %, of which 0.7 % packet headers"
+    row |= {"interface_packets_per_step": 200, "buffer_bytes_per_step": 0.0}
+    check = findings.counted_bytes(row)
+    assert check.found == "1.04 MB: +4.0 %, of which 1.3 % packet headers"
+    assert check.passed
+    assert findings.counted_bytes(row | {"interface_packets_per_step": 100}).passed is False
 
 
 def test_impossible_plans_are_refused():
@@ -106,8 +189,9 @@ MEASURING = 26  # steps of auto that send everything
 class FakeSet:
     """Two ranks that answer at once: a step takes a second without communication, more with it."""
 
-    def __init__(self, stem, network, fail_at=math.inf):
+    def __init__(self, stem, network, fail_at=math.inf, ratio=1.0):
         self.stem, self.network, self.done, self.total, self.fail_at = stem, network, 0, 0, fail_at
+        self.ratio = ratio  # of what the interface sees to what is announced
         self.ended = False
 
     def ask(self, command, *, on_step=None, timeout_s=None, only=None):
@@ -119,7 +203,8 @@ class FakeSet:
             self.total += command["count"]
             if self.total > self.fail_at:
                 raise SettingFailed("taken to hang", "a traceback")
-            steps = [[self._sample()] * command["count"] for _ in range(ranks)]
+            first = self.done - command["count"]
+            steps = [[self._sample(first + k) for k in range(command["count"])] for _ in range(ranks)]
             for sample in steps[0]:
                 on_step(0, sample) if on_step else None
         return Answers([answer] * ranks, steps)
@@ -127,25 +212,28 @@ class FakeSet:
     def end(self):
         self.ended = True
 
-    def _sample(self):
-        step_s = STEP_S[self.stem]
-        return StepSample(step_s, 0.0, 0.3, 0.6, step_s - 1.0, 0.1, 0.9, 2.0 / (1 + self.done), None)
+    def _sample(self, step):
+        measures = self.stem == "auto" and step < MEASURING
+        step_s = STEP_S["ddp" if measures else self.stem]
+        loss = 2.0 / (1 + step)
+        return StepSample(step_s, 0.0, 0.3, 0.6, step_s - 1.0, 0.1, 0.9, loss, None, settled=not measures)
 
     def _hello(self, command):
         return {}
 
     def _setup(self, command):
         self.done, self.announced = 0, 0
-        return {"parameters": 1_000_000, "workload": {"data": "none"}}
+        return {"parameters": 1_000_000, "workload": {"data": "none"}, "compile_s": 38.0}
 
     def _steps(self, command):
         first = self.done - command["count"]
         full = max(MEASURING - first, 0) if self.stem == "auto" else 0
         full = min(full, command["count"])
         sent = BYTES["ddp"] * full + BYTES[self.stem] * (command["count"] - full)
-        self.network.sent += sent
+        self.network.sent += sent * (self.ratio if self.stem == "auto" else 1.0)
         self.announced += sent
-        report = {"recipe": "topk(ratio=0.1)", "why": "w", "settled": True, "wire_bytes_per_step": 250.0}
+        report = {"recipe": "topk(ratio=0.1)", "why": "w", "wire_bytes_per_step": 250.0}
+        report["settled"] = self.done > MEASURING
         report["wire_bytes"] = self.announced
         return {"peak_bytes": 1, "report": report if self.stem == "auto" else None}
 
@@ -182,12 +270,12 @@ class Quiet:
         return lambda rank, sample: None
 
 
-def direct(fail_at=math.inf, **plan):
+def direct(fail_at=math.inf, ratio=1.0, **plan):
     network, sets = FakeNetwork(), []
 
     def make(entry):
         def start(*_):
-            sets.append(FakeSet(entry.stem, network, fail_at if entry.stem == "ddp" else math.inf))
+            sets.append(FakeSet(entry.stem, network, fail_at if entry.stem == "ddp" else math.inf, ratio))
             return sets[-1]
 
         return Setting(entry, Plan().task, network, 2, 1.0, start=start)
@@ -200,46 +288,71 @@ def direct(fail_at=math.inf, **plan):
 def test_ddp_gets_the_same_time_then_finishes_its_steps():
     document, network = direct(budget_s=1e5)
     first = document["courses"][:2]
-    assert [len(item["step_s"]) for item in first] == [400, 400]
-    assert [item["shaped"] for item in first] == [400, 400]
+    assert [len(item["step_s"]) for item in first] == [240, 240]
+    assert [item["shaped"] for item in first] == [240, 240]
     assert len(document["courses"]) == 6
-    wanted = [check["passed"] for check in document["checks"] if check["wanted"] != "for comparison"]
-    assert len(wanted) == 7
-    assert all(wanted)
+    assert [check["passed"] for check in document["checks"]] == [True] * 9
     assert exit_code(document) == 0
+    assert document["compile_s"] == 38.0
     # 4 MB of gradients for 0.6 s of backward, at the default CCR
     assert network.links[0] == rate_for_ccr(4e6, 2, 0.6)
     assert network.links[-1] == network.links[0]
 
 
+def test_both_have_as_many_seeds_and_only_ddps_run_on_a_fast_link():
+    document, _ = direct(budget_s=1e5)
+    seeds = [(item["name"], item["seed"], item["shaped"]) for item in document["courses"]]
+    assert seeds[2:] == [("ddp", 1, 0), ("gradwire", 1, 240), ("ddp", 2, 0), ("gradwire", 2, 240)]
+
+
+def test_what_is_sent_before_the_choice_is_in_no_figure_per_step():
+    document, _ = direct(budget_s=1e5, seeds=1)
+    row = findings.row_of(document, "recipe")
+    assert document["courses"][1]["settled_after"] == MEASURING
+    assert (row["step_s"], row["announced_bytes_per_step"], row["interface_bytes_per_step"]) == (
+        1.1,
+        250,
+        250,
+    )
+    figures = [found for found, _, _ in findings.tiles(document)] + [*findings.table_lines(document)[2]]
+    assert figures.count("250 B") == 3
+    [said] = [
+        check["found"]
+        for check in document["checks"]
+        if "gradwire" in check["claim"] and "byte" in check["claim"]
+    ]
+    assert said.startswith("250 B")
+    assert render(document).count("250 B counted") == 1
+
+
 def test_where_ddp_keeps_up_it_has_a_final_figure(monkeypatch):
     monkeypatch.setitem(STEP_S, "ddp", 1.0)
     document, _ = direct(budget_s=1e5, seeds=1)
-    assert document["courses"][0]["evaluation"] == {"test_accuracy": 1 - 1 / 402}
-    assert document["at_same_time"]["ddp"] == document["courses"][0]["evaluation"]
+    assert document["courses"][0]["evaluation"] == {"test_accuracy": 1 - 1 / 242}
 
 
 def test_who_fails_does_not_show_what_was_found_before():
-    document, _ = direct(fail_at=500, budget_s=1e5)
+    document, _ = direct(fail_at=300, budget_s=1e5)
     first, second = (item for item in document["courses"] if item["name"] == "ddp")
     assert first["replicas_identical"]
     assert second["replicas_identical"] is None
     assert not second["evaluation"]
 
 
-def test_nothing_is_said_of_the_same_time_when_the_race_broke_off():
+def test_a_race_that_broke_off_claims_nothing():
     document, _ = direct(fail_at=50)
-    assert document["at_same_time"] == {}
     assert findings.replicas([Course("gradwire", 0)]).passed is None
+    assert {check["found"] for check in document["checks"][:5]} == {"not measured"}
 
 
 def test_what_does_not_fit_is_shortened_and_said():
     document, _ = direct(budget_s=5.0)
     ddp = document["courses"][0]
-    assert 10 < ddp["shaped"] < 400
-    assert len(ddp["step_s"]) == 400
+    assert 10 < ddp["shaped"] < 240
+    assert len(ddp["step_s"]) == 240
     assert any("unshaped link" in note for note in document["notes"])
-    assert any("ended before seed 1 of ddp" in note for note in document["notes"])
+    assert any("ended before seed 1" in note for note in document["notes"])
+    assert len(document["courses"]) == 2
 
 
 def test_a_contestant_that_hangs_ends_the_demonstration_with_a_report():
@@ -248,3 +361,12 @@ def test_a_contestant_that_hangs_ends_the_demonstration_with_a_report():
     assert exit_code(document) == 1
     assert "a traceback" in render(document)
     show(document)
+
+
+def test_a_recipe_that_is_never_decided_counts_from_half_of_the_steps(monkeypatch):
+    monkeypatch.setitem(globals(), "MEASURING", 1000)
+    document, _ = direct(budget_s=1e5, seeds=1)
+    row = findings.row_of(document, "recipe")
+    assert len(row["step_s_all"]) == 110
+    assert row["announced_bytes_per_step"] == BYTES["ddp"]
+    assert findings.ahead_share(findings.both_of(document)).found == "not measured"

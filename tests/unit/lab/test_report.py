@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 from gradwire.cli.main import app
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire.lab.demo.curves import on_slow_link, smooth
+from gradwire.lab.demo.race import Course
 from gradwire.lab.report import svg
-from gradwire.lab.report.charts import Series, line_chart, smooth, thin
-from gradwire.lab.report.page import on_slow_link, render
+from gradwire.lab.report.charts import WIDTH, Mark, Part, Series, line_chart, stacked, thin
+from gradwire.lab.report.page import render
 from gradwire.recipes.base import Composition
 
 
@@ -36,6 +38,8 @@ def course(name, seed, shaped=30):
         "shaped": shaped,
         "evaluation": {"test_accuracy": 0.8 + seed / 100},
         "replicas_identical": True,
+        "settled_after": 12 if name == "gradwire" else 0,
+        "compiled": [[3, 4.25]] if name == "gradwire" else [],
     }
 
 
@@ -70,7 +74,7 @@ def document(**fields):
         },
         "rows": [row("bound", 0.1), row("peer", 0.4), row("recipe", 0.12, report=report, compress_s=0.01)],
         "courses": [course(name, seed) for seed in (0, 1) for name in ("ddp", "gradwire")],
-        "at_same_time": {"ddp": {"test_accuracy": 0.5}, "gradwire": {"test_accuracy": 0.8}},
+        "compile_s": 38.0,
         "timelines": {"ddp": spans, "gradwire": spans},
         "checks": [{"claim": "c", "found": "f", "wanted": "w", "passed": None}],
         "notes": ["a note"],
@@ -115,7 +119,7 @@ def test_the_page_shows_what_was_chosen_and_among_what():
         {**considered, "recipe": "int4", "measured_step_s": 0.104, "verdict": "runs"},
     ]
     report = {"recipe": "int4", "why": "why", "choices": choices}
-    rows = [row("peer", 0.4), row("recipe", 0.12, report=report, compress_s=0.01)]
+    rows = [row("bound", 0.1), row("peer", 0.4), row("recipe", 0.12, report=report, compress_s=0.01)]
     page = render(document(rows=rows))
     parser = Balanced()
     parser.feed(page)
@@ -178,15 +182,26 @@ def test_paper_gets_neither_the_layout_of_a_phone_nor_dark_colours():
 def test_what_scrolls_can_be_scrolled_by_keys():
     page = render(document()) + render(bench())
     assert re.findall(r'<[^>]*class="(?:scroll|wide)"(?! tabindex="0")[^>]*>', page) == []
-    assert page.count('class="scroll" tabindex="0"') == 2
+    assert page.count('class="scroll" tabindex="0"') == 3
 
 
 def test_names_have_the_room_that_they_need():
-    # In DejaVu Sans, the widest that browsers take for such text, letters of 14 pixels take up to 9.
+    # In DejaVu Sans, the widest that browsers take for such text, letters of 12 pixels take up to 8.
     rows = bench()["rows"]
     rows[3]["failed"] = None
-    [x] = {float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*>powersgd_hook', render(bench(rows=rows)))}
-    assert x >= 9 * len("powersgd_hook(bucket_cap_mb=100)")
+    [name] = re.findall(r'<text x="0"[^>]*>(powersgd_hook[^<]*)', render(bench(rows=rows)))[:1]
+    assert 8 * len(name + "1.01 MB predicted") < WIDTH
+
+
+def test_the_longest_bar_fits_into_its_picture():
+    # A phone shows the whole picture: nothing in it may lie outside, and nothing scrolls.
+    picture = stacked([("a", [Part("wait", 3.0, "wait")]), ("b", [Part("wait", 1.0, "wait")])], "parts")
+    bars = [
+        tuple(map(float, bar))
+        for bar in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', picture)
+    ]
+    assert bars == [(0.0, WIDTH), (0.0, round(WIDTH / 3, 2))]
+    assert 'class="wide"' not in render(document())
 
 
 def test_a_setting_that_failed_has_no_bars():
@@ -274,14 +289,52 @@ def test_a_run_that_broke_off_still_makes_a_page():
 def test_projected_steps_are_dashed_and_explained():
     page = render(document())
     assert "curve dashed ddp" in page
-    assert "Dashed: projected." in page
+    assert "Dashed: steps that ran on an unshaped link" in page
     whole = [course(name, 0, shaped=40) for name in ("ddp", "gradwire")]
     assert "Dashed" not in render(document(courses=whole))
 
 
 def test_the_projection_uses_the_median_after_the_warm_up():
-    times = [9.0, 9.0, 1.0, 3.0, 2.0, 0.5, 0.5]
-    assert on_slow_link({"step_s": times, "shaped": 5}, 2) == [9.0, 9.0, 1.0, 3.0, 2.0, 2.0, 2.0]
+    ddp = Course("ddp", 0, [1.0] * 7, [9.0, 9.0, 1.0, 3.0, 2.0, 0.5, 0.5], shaped=5)
+    assert on_slow_link(ddp, 2) == [9.0, 9.0, 1.0, 3.0, 2.0, 2.0, 2.0]
+    other = Course("ddp", 1, [1.0] * 6, [0.5] * 6)
+    assert on_slow_link(other, 2, ddp) == [9.0, 9.0, 1.0, 3.0, 2.0, 2.0]
+
+
+def test_seeds_are_bands_and_marks_say_where_kernels_compile_and_auto_has_chosen():
+    page = render(document())
+    # Both sides, in both charts; one seed has no range.
+    assert [page.count(f'class="band fill-{name}"') for name in ("ddp", "gradwire")] == [2, 2]
+    assert 'class="band' not in render(document(courses=[course("ddp", 0), course("gradwire", 0)]))
+    assert page.count("recipe has chosen, step 12") == 2
+    assert page.count("kernels compiled: 4.25 s") == 2
+    assert "Before the race, kernels were compiled for 38.00 s." in page
+    assert "All kernels had been compiled before." in render(document(compile_s=0.1))
+
+
+def test_a_curve_shows_what_a_link_that_costs_nothing_would_give():
+    [points] = re.findall(r'points="([^"]+)" class="curve bound"', render(document()))
+    [ddp] = re.findall(r'points="([^"]+)" class="curve ddp"', render(document()))[:1]
+    # 40 steps of 0.1 s, where plain DDP takes as long; both are equal here.
+    assert points.split()[0] == ddp.split()[0]
+    rows = [row("bound", 0.05), row("peer", 0.1), row("recipe", 0.1)]
+    [faster] = re.findall(r'points="([^"]+)" class="curve bound"', render(document(rows=rows)))
+    last = [float(each.split()[-1].split(",")[0]) for each in (points, faster)]
+    assert last[1] < last[0]
+
+
+def test_a_mark_has_its_words_where_there_is_room():
+    points = tuple((float(step), 1.0) for step in range(101))
+    picture = line_chart(
+        [Series(points, "ddp")], "steps", "loss", marks=[Mark(10, "early"), Mark(90, "late")]
+    )
+    anchors = dict(re.findall(r'text-anchor="(\w+)" class="label">(early|late)<', picture))
+    assert anchors == {"start": "early", "end": "late"}
+
+
+def test_a_lane_says_how_long_it_was_busy_and_not_the_sum_of_its_bars():
+    spans = [{"what": "wire", "unit": f"u{k}", "start_s": 0.1 * k, "stop_s": 0.1 * k + 0.2} for k in range(3)]
+    assert "on the wire: 400.0 ms" in render(document(timelines={"ddp": spans}))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 237.0), (-3.0, 1e-3), (0.0, 7e-6)])

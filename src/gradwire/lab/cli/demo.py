@@ -73,6 +73,6 @@ def demo(
         raise typer.Exit(130) from None
     console.print(show(document))
     show_failures(document, console)
-    write_page(document, report)
     write_json({"format": FORMAT, **document}, json_path)
+    write_page(document, report)
     raise typer.Exit(exit_code(document))

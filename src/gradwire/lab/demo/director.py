@@ -15,10 +15,10 @@ from gradwire.lab.bench.measuring import Measured, Setting
 from gradwire.lab.bench.process_set import Network
 from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.settings import BOUND, Entry, parse_entry
+from gradwire.lab.bench.settings import BOUND, Entry
 from gradwire.lab.demo.findings import checks
 from gradwire.lab.demo.plans import AUTO_RATE, Plan, rate_for_ccr
-from gradwire.lab.demo.race import Budget, Contestants, Course, Live, Result, finish, race, timed
+from gradwire.lab.demo.race import Budget, Contestants, Course, Live, Result, finish, race
 from gradwire.lab.emulate import Link, parse_delay, parse_rate
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.recipes import recipe
@@ -46,8 +46,8 @@ def document(
         "machine": machine(),
         "rows": measured_rows,
         "courses": [course.as_dict() for course in result.courses],
-        "at_same_time": result.at_same_time,
         "timelines": result.timelines,
+        "compile_s": result.compile_s,
         "checks": [check.as_dict() for check in checks(plan, result, measured_rows)],
         "notes": result.notes,
         "seconds": result.seconds,
@@ -89,19 +89,19 @@ class Director:
         self._network = network
         self._live = live
         self._result = Result()
-        self._budget = Budget(plan.budget_s)
         self._slow = _FREE
 
     def run(self, make: MakeSetting | None = None) -> dict[str, Any]:
         """The document that table and report are made of."""
         start_s = time.monotonic()
         with self._contestants(make or self._make) as contestants:
+            self._budget = Budget(self._plan.budget_s)  # kernels may have taken a minute
             self._calibrate(contestants)
             ddp, wire = race(contestants, self._plan, self._live)
             self._result.courses += [ddp, wire]
             measured_rows = self._after_race(contestants, ddp, wire)
-            self._finish_ddp(contestants, ddp)
-            self._other_seeds(contestants)
+            self._finish_ddp(contestants, ddp, wire)
+            self._other_seeds(contestants, wire)
             self._trace(contestants)
             setup = contestants.gradwire.measured.setup
             failures = [item.measured for item in (contestants.bound, contestants.ddp, contestants.gradwire)]
@@ -115,7 +115,7 @@ class Director:
 
     @contextmanager
     def _contestants(self, make: MakeSetting) -> Iterator[Contestants]:
-        """All three process sets, ready with seed 0; ended on the way out."""
+        """All three process sets, ready with seed 0, kernels compiled; ended on the way out."""
         self._live.say("Starting three sets of workers: no communication, plain DDP, gradwire")
         with ExitStack() as stack:
 
@@ -126,7 +126,10 @@ class Director:
 
             settings = [start(entry) for entry in (BOUND, self._plan.ddp, self._plan.gradwire)]
             for setting in settings:
+                if setting is settings[-1]:
+                    self._live.say("Setting up gradwire: on a new machine, kernels are compiled for a minute")
                 setting.setup(0)
+            self._result.compile_s = settings[-1].measured.compile_s
             yield Contestants(*settings)
 
     def _calibrate(self, contestants: Contestants) -> None:
@@ -150,30 +153,26 @@ class Director:
         self._network.reshape(self._slow)
 
     def _after_race(self, contestants: Contestants, ddp: Course, wire: Course) -> list[dict[str, Any]]:
-        """Compare both after the same time, and freeze the figures measured on the slow link."""
-        self._live.say("gradwire has finished; evaluating both after the same training time")
-        completed = contestants.alive
+        """Evaluate, and freeze the figures measured on the slow link."""
+        self._live.say("gradwire has finished all steps")
+        start_s = time.monotonic()
         finish(contestants.gradwire, wire, self._plan, self._live, shaped=True)
-        contestants.ddp.check()
-        self._budget.evaluation_s = timed(contestants.ddp.evaluate)
-        reached = dict(contestants.ddp.measured.evaluation)
-        if completed:
-            self._result.at_same_time = {"ddp": reached, "gradwire": dict(wire.evaluation)}
+        self._budget.evaluation_s = time.monotonic() - start_s
         if len(ddp) >= self._plan.steps:
-            ddp.evaluation = reached
+            finish(contestants.ddp, ddp, self._plan, self._live, shaped=True)
         measured = [item.measured for item in (contestants.bound, contestants.ddp, contestants.gradwire)]
         return list(rows(measured, self._plan.workers)["rows"])
 
-    def _finish_ddp(self, contestants: Contestants, ddp: Course) -> None:
+    def _finish_ddp(self, contestants: Contestants, ddp: Course, wire: Course) -> None:
         """The steps that DDP did not manage in time; its loss over steps does not depend on the link."""
         plan, left = self._plan, self._plan.steps - len(ddp)
         if left <= 0 or not contestants.alive:
             return
         self._result.notes.append(
-            f"The learning rate decays over {plan.steps} steps: after the same training time plain DDP is "
-            "still in the middle of that, which is part of what it lacks in accuracy by then."
+            f"The learning rate decays over {plan.steps} steps: at equal time plain DDP is not as far in "
+            "that, which is part of what it lacks then."
         )
-        fits = self._budget.fits_on_slow_link(plan, contestants, ddp)
+        fits = self._budget.fits_on_slow_link(plan, contestants, ddp, wire)
         if not fits:
             self._network.reshape(_FREE)
             self._result.notes.append(
@@ -186,50 +185,49 @@ class Director:
         )
         finish(contestants.ddp, ddp, plan, self._live, shaped=fits)
 
-    def _other_seeds(self, contestants: Contestants) -> None:
-        """The spread of DDP over seeds, then of gradwire, as far as there is time.
+    def _other_seeds(self, contestants: Contestants, wire: Course) -> None:
+        """Both with other seeds, as far as there is time, so that both have as many.
 
-        Unshaped: with a fixed recipe the link changes no number.
+        gradwire runs on the slow link, because an adaptive recipe decides by what it meets there. Plain DDP's
+        losses do not depend on the link.
         """
-        recipe = _settled_recipe(contestants.gradwire, self._plan)
-        runs = [("ddp", contestants.ddp, None), ("gradwire", contestants.gradwire, recipe)]
         if self._plan.seeds > 1:
             self._result.notes.append(
-                f"Seeds 1 and up ran on an unshaped link, gradwire with the recipe it had chosen: "
-                f"{recipe.name}."
+                "Other seeds: gradwire ran them over the slow link, its choice included. Plain DDP ran them "
+                "on an unshaped link, because the loss over steps does not depend on the link; their times "
+                "are those of seed 0, step by step."
             )
-        for name, setting, entry in runs:
-            for seed in range(1, self._plan.seeds):
-                if not contestants.alive:
-                    return
-                if not self._budget.fits_another_seed(self._plan, contestants):
-                    self._result.notes.append(
-                        f"The time budget of {self._plan.budget_s:.0f} s ended before seed {seed} of {name}."
-                    )
-                    return
-                self._one_more(name, setting, entry, seed)
+        for seed in range(1, self._plan.seeds):
+            if not contestants.alive:
+                break
+            if not self._budget.fits_another_seed(self._plan, contestants, wire):
+                self._result.notes.append(
+                    f"The time budget of {self._plan.budget_s:.0f} s ended before seed {seed}."
+                )
+                break
+            with self._budget.timing_a_seed():
+                self._one_more("ddp", contestants.ddp, seed, _FREE)
+                self._one_more("gradwire", contestants.gradwire, seed, self._slow)
 
-    def _one_more(self, name: str, setting: Setting, entry: Entry | None, seed: int) -> None:
-        self._live.say(f"Seed {seed} of {name} on an unshaped link, for the spread of final figures")
-        self._network.reshape(_FREE)
+        recipes = [course.recipe for course in self._result.courses if course.name == "gradwire"]
+        if len(set(recipes)) > 1:
+            chosen = "; ".join(f"{recipe} with seed {seed}" for seed, recipe in enumerate(recipes))
+            self._result.notes.append(f"Not all seeds ended with the same recipe: {chosen}.")
+
+    def _one_more(self, name: str, setting: Setting, seed: int, link: Link) -> None:
+        shaped = link is self._slow
+        self._live.say(f"Seed {seed} of {name}, on " + ("the slow link" if shaped else "an unshaped link"))
+        self._network.reshape(link)
         course = Course(name, seed)
         self._result.courses.append(course)
-        with self._budget.timing_a_seed():
-            setting.setup(seed, entry)
-            finish(setting, course, self._plan, self._live, shaped=False)
+        setting.setup(seed)
+        finish(setting, course, self._plan, self._live, shaped=shaped)
 
     def _trace(self, contestants: Contestants) -> None:
-        """Record spans of one step on the slow link."""
+        """Record spans of a typical step on the slow link."""
         if not contestants.alive:
             return
         self._live.say("Looking inside one step of each on the slow link")
         self._network.reshape(self._slow)
         for name, setting in (("ddp", contestants.ddp), ("gradwire", contestants.gradwire)):
-            self._result.timelines[name] = setting.trace(4)
-
-
-def _settled_recipe(setting: Setting, plan: Plan) -> Entry:
-    """The recipe that an adaptive one has chosen, as an entry of its own."""
-    report = setting.measured.report or {}
-    text = report.get("recipe") if report.get("settled", True) else None
-    return parse_entry(text or plan.recipe, "recipe")
+            self._result.timelines[name] = setting.trace()

@@ -1,30 +1,37 @@
-"""Claims of the demonstration, checked against this run, and its result in figures and words."""
+"""Claims of the demonstration, checked against this run, and its result in figures and words.
 
-from collections.abc import Sequence
+A claim that does not hold comes first, and says by how much.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire.lab.demo.curves import ahead, behind, ends_s, reached, smooth
 from gradwire.lab.demo.plans import Plan
 from gradwire.lab.demo.race import Course, Result
 
-LEAST_SPEEDUP = 2.5
-LEAST_SHARE = 0.9
+LEAST_AHEAD = 0.9
+MOST_BEHIND = 1.05
 # Ethernet, IP and TCP headers of every packet, acknowledgements among them.
 HEADER_BYTES = 14 + 20 + 32
-# These headers, and how gloo's peers announce their messages to each other.
+# How gloo's peers announce their messages to each other, beside these headers.
 OVERHEAD_SHARE = 0.03
 
 
 @dataclass(frozen=True)
 class Check:
-    """`passed` is None where this run could not tell."""
+    """`passed` is None where this run could not tell. `worse` says by how much it failed."""
 
     claim: str
     found: str
     wanted: str
     passed: bool | None
+    worse: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -33,20 +40,45 @@ class Check:
 
 @dataclass(frozen=True)
 class Metric:
-    """The figure by which models are compared."""
+    """A figure by which models are compared."""
 
     key: str
     label: str
     higher_is_better: bool
     percent: bool
 
+    @property
+    def unit(self) -> str:
+        """With a space before it."""
+        return " %" if self.percent else ""
+
+    def number(self, value: float) -> str:
+        """Without its unit."""
+        return f"{value * 100:.2f}" if self.percent else f"{value:.3f}"
+
     def text(self, value: float | None) -> str:
         """The value with its unit."""
-        if value is None:
-            return "-"
-        return f"{value * 100:.2f} %" if self.percent else f"{value:.4f}"
+        return "-" if value is None else self.number(value) + self.unit
+
+    def gap(self, value: float, other: float) -> tuple[str, str]:
+        """The size of a difference, and whether `value` is better or worse than the other."""
+        size = self.number(abs(value - other))
+        better = (value > other) is self.higher_is_better
+        return size, "equal" if float(size) == 0.0 else "better" if better else "worse"
+
+    def apart(self, value: float, other: float) -> str:
+        """The difference and its sign in words: `worse by 0.14`."""
+        size, sign = self.gap(value, other)
+        return sign if sign == "equal" else f"{sign} by {size}{' points' if self.percent else ''}"
+
+    def of(self, course: Course) -> float | None:
+        """Its value at the end of a course."""
+        if self.key == LOSS.key:
+            return next((loss for loss in smooth(course.losses)[-1:] if math.isfinite(loss)), None)
+        return course.evaluation.get(self.key)
 
 
+LOSS = Metric("loss", "training loss", higher_is_better=False, percent=False)
 _METRICS = (
     Metric("test_accuracy", "test accuracy", higher_is_better=True, percent=True),
     Metric("test_loss", "test loss", higher_is_better=False, percent=False),
@@ -59,65 +91,187 @@ def metric_of(courses: Sequence[Course]) -> Metric:
     return next((metric for metric in _METRICS if metric.key in known), _METRICS[-1])
 
 
-def speed(row: dict[str, Any]) -> list[Check]:
-    """Against DDP, and against no communication."""
-    speedup = row["speedup_over_ddp"]
-    ratio = speedup["ratio"] if speedup else None
-    return [
-        Check(
-            "steps per second against plain DDP",
-            ratio_text(ratio),
-            f"at least {LEAST_SPEEDUP:g}x",
-            None if ratio is None else ratio >= LEAST_SPEEDUP,
-        ),
-        Check(
-            "share of the speed without communication",
-            ratio_text(row["scaling"], percent=True),
-            f"at least {LEAST_SHARE:.0%}".replace("%", " %"),
-            None if row["scaling"] is None else row["scaling"] >= LEAST_SHARE,
-        ),
+@dataclass(frozen=True)
+class Runs:
+    """The courses of one side that were trained to the end, and the times at which their steps were over."""
+
+    courses: list[Course]
+    times_s: list[list[float]]
+
+    @classmethod
+    def of(cls, courses: Sequence[Course], name: str, steps: int, warmup: int) -> "Runs":
+        """Those of `name`; one that never ran on the slow link has the times of seed 0."""
+        mine = [course for course in courses if course.name == name]
+        first = next((course for course in mine if course.seed == 0), None)
+        whole = [course for course in mine if len(course) >= steps]
+        return cls(whole, [ends_s(course, warmup, first) for course in whole])
+
+    def values(self, metric: Metric) -> list[float]:
+        """Of all seeds, in the end."""
+        return [value for value in map(metric.of, self.courses) if value is not None]
+
+    def losses(self) -> list[list[float]]:
+        """Smoothed, by seed."""
+        return [smooth(course.losses) for course in self.courses]
+
+    def whole_s(self) -> list[float]:
+        """The time of the whole training, by seed."""
+        return [times_s[-1] for times_s in self.times_s if times_s]
+
+    def reached_s(self, target: float) -> list[float | None]:
+        """When the training loss was first at or below the target, by seed."""
+        return [
+            reached(losses, times_s, target)
+            for losses, times_s in zip(self.losses(), self.times_s, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Both:
+    """Plain DDP and gradwire, with all seeds that were trained to the end."""
+
+    ddp: Runs
+    wire: Runs
+    steps: int
+    warmup: int
+
+    @classmethod
+    def of(cls, courses: Sequence[Course], steps: int, warmup: int) -> "Both":
+        """Of a run's courses."""
+        ddp, wire = (Runs.of(courses, name, steps, warmup) for name in ("ddp", "gradwire"))
+        return cls(ddp, wire, steps, warmup)
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether there is more than one seed on either side: one has no spread to judge by."""
+        return min(len(self.ddp.courses), len(self.wire.courses)) > 1
+
+    def target(self) -> float | None:
+        """The training loss that every seed of plain DDP has in the end."""
+        return max(self.ddp.values(LOSS), default=None)
+
+
+def band(values: Sequence[float], number: Callable[[float], str], unit: str) -> str:
+    """The mean, and the range if there is one.
+
+    >>> band([1.0, 3.0], "{:.1f}".format, " s")
+    '2.0 (1.0 to 3.0) s'
+    """
+    if not values:
+        return "-"
+    low, mean, high = number(min(values)), number(fmean(values)), number(max(values))
+    return (f"{mean} ({low} to {high})" if low != high else mean) + unit
+
+
+def seconds_band(values: Sequence[float]) -> str:
+    """Mean and range, in seconds."""
+    return band(values, "{:.1f}".format, " s")
+
+
+def time_to_loss(both: Both) -> Check:
+    """Every seed of gradwire must reach plain DDP's final loss, and in the mean sooner than plain DDP."""
+    target = both.target()
+    claim = "seconds to plain DDP's final training loss"
+    if target is None or not both.wire.courses:
+        return Check(claim, "not measured", "sooner than plain DDP", None)
+    mine, ddp = both.wire.reached_s(target), [second for second in both.ddp.reached_s(target) if second]
+    known = [second for second in mine if second is not None]
+    claim += f" ({target:.3f})"
+    wanted = f"below plain DDP's {seconds_band(ddp)}"
+    if len(known) < len(mine):
+        worst = max(both.wire.values(LOSS), default=math.inf)
+        lacking = f"{len(mine) - len(known)} of {len(mine)} seeds do not reach it in {both.steps} steps"
+        worse = f"plain DDP's final loss not reached, {LOSS.apart(worst, target)}"
+        return Check(claim, lacking, wanted, _judged(both, passed=False), worse)
+    late_s = fmean(known) - fmean(ddp)
+    worse = "" if late_s < 0 else f"worse by {late_s:.1f} s to plain DDP's final loss"
+    return Check(claim, seconds_band(known), wanted, _judged(both, passed=late_s < 0), worse)
+
+
+def time_to_metric(both: Both, metric: Metric) -> Check:
+    """gradwire's mean must reach what every seed of plain DDP has in the end; both after all their steps."""
+    claim = f"seconds to plain DDP's final {metric.label}"
+    ddp, wire = both.ddp.values(metric), both.wire.values(metric)
+    if not ddp or not wire:
+        return Check(claim, "not measured", "sooner than plain DDP", None)
+    target = min(ddp) if metric.higher_is_better else max(ddp)
+    claim += f" ({metric.text(target)})"
+    wanted = f"below plain DDP's {seconds_band(both.ddp.whole_s())}"
+    if not _is_within(fmean(wire), ddp, metric):
+        found = f"not reached in {both.steps} steps: {metric.apart(fmean(wire), target)}"
+        return Check(claim, found, wanted, _judged(both, passed=False))  # `quality` says how much
+    late_s = fmean(both.wire.whole_s()) - fmean(both.ddp.whole_s())
+    worse = "" if late_s < 0 else f"worse by {late_s:.1f} s for {both.steps} steps"
+    found = seconds_band(both.wire.whole_s())
+    return Check(claim, found, wanted, _judged(both, passed=late_s < 0), worse)
+
+
+def ahead_share(both: Both) -> Check:
+    """The share of the time, once the recipe is decided, in which gradwire's loss is the lower one."""
+    claim = "share of the time after the choice in which its loss is below plain DDP's"
+    shares = [
+        share
+        for mine, losses, mine_s, other, other_s in zip(
+            both.wire.courses,
+            both.wire.losses(),
+            both.wire.times_s,
+            both.ddp.losses(),
+            both.ddp.times_s,
+            strict=False,
+        )
+        if (share := ahead((losses, mine_s), (other, other_s), mine.settled_after)) is not None
     ]
+    wanted = f"at least {LEAST_AHEAD * 100:.0f} %"
+    if not shares:
+        return Check(claim, "not measured", wanted, None)
+    good = fmean(shares) >= LEAST_AHEAD
+    worse = "" if good else f"behind at equal time for {(1 - fmean(shares)) * 100:.0f} % of the time"
+    return Check(claim, band(shares, lambda share: f"{share * 100:.0f}", " %"), wanted, good, worse)
 
 
-def beside_free_ddp(row: dict[str, Any], courses: Sequence[Course]) -> Check:
-    """gradwire beside ranks that wait for each other over a link that costs them next to nothing."""
-    claim = "share of the speed of plain DDP on an unshaped link"
-    free = [time for course in courses if course.name == "ddp" for time in course.step_s[course.shaped :]]
-    if not free or not row["step_s"]:
-        return Check(claim, "not measured", "for comparison", None)
-    share = median(free) / row["step_s"]
-    return Check(claim, ratio_text(share, percent=True), "for comparison", None)
-
-
-def quality(courses: Sequence[Course], steps: int) -> Check:
-    """gradwire's mean over seeds must not be worse than DDP's worst seed, after the same number of steps."""
-    metric = metric_of(courses)
-    values = {
-        name: [course.evaluation[metric.key] for course in courses if complete(course, name, metric, steps)]
-        for name in ("ddp", "gradwire")
-    }
-    claim = f"{metric.label} after {steps} steps, {_seeds(len(values['gradwire']))}"
-    if not values["ddp"] or not values["gradwire"]:
-        return Check(claim, "not measured", "within DDP's own spread", None)
-    mean = fmean(values["gradwire"])
-    low, high = min(values["ddp"]), max(values["ddp"])
-    good = mean >= low if metric.higher_is_better else mean <= high
-    wanted = f"DDP's own spread: {metric.text(low)} to {metric.text(high)}"
-    return Check(claim, metric.text(mean), wanted, good if len(values["ddp"]) > 1 else None)
-
-
-def same_time(at_same_time: dict[str, dict[str, float]], courses: Sequence[Course]) -> Check:
-    """gradwire must be ahead when both have trained equally long."""
-    metric = metric_of(courses)
-    ddp, wire = (at_same_time.get(name, {}).get(metric.key) for name in ("ddp", "gradwire"))
-    known = ddp is not None and wire is not None
-    ahead = known and (wire > ddp if metric.higher_is_better else wire < ddp)  # type: ignore[operator]
-    return Check(
-        f"{metric.label} after the same training time",
-        metric.text(wire),
-        f"better than DDP's {metric.text(ddp)}",
-        ahead if known else None,
+def quality(both: Both, metric: Metric) -> Check:
+    """gradwire's mean over seeds must not be worse than plain DDP's worst seed, after as many steps."""
+    ddp, wire = both.ddp.values(metric), both.wire.values(metric)
+    claim = f"{metric.label} after {both.steps} steps, {_seeds(len(wire))}"
+    if not ddp or not wire:
+        return Check(claim, "not measured", "within plain DDP's spread", None)
+    wanted = f"within plain DDP's {metric.text(min(ddp))} to {metric.text(max(ddp))}"
+    apart = metric.apart(fmean(wire), fmean(ddp))
+    good = _is_within(fmean(wire), ddp, metric)
+    worse = "" if good else f"{apart} in {metric.label} after {both.steps} steps"
+    found = f"{metric.text(fmean(wire))}, {apart} than {metric.text(fmean(ddp))}".replace(
+        "equal than", "equal to"
     )
+    return Check(claim, found, wanted, _judged(both, passed=good), worse)
+
+
+def _is_within(mean: float, ddp: Sequence[float], metric: Metric) -> bool:
+    return mean >= min(ddp) if metric.higher_is_better else mean <= max(ddp)
+
+
+def _judged(both: Both, *, passed: bool) -> bool | None:
+    return passed if both.has_spread else None
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"mean of {count} seeds"
+
+
+def never_slower(courses: Sequence[Course], warmup: int) -> Check:
+    """In the race, no step may be over later than plain DDP's of the same number."""
+    claim = "time to any step of the race, against plain DDP's"
+    wanted = f"at most {MOST_BEHIND:.2f}x"
+    first = {course.name: course for course in courses if course.seed == 0}
+    worst = None
+    if {"ddp", "gradwire"} <= first.keys():
+        ddp, wire = first["ddp"], first["gradwire"]
+        worst = behind(ends_s(wire, warmup), ends_s(ddp, warmup)[: ddp.shaped], warmup)
+    if worst is None:
+        return Check(claim, "not measured", wanted, None)
+    ratio, step = worst
+    good = ratio <= MOST_BEHIND
+    worse = "" if good else f"worse by {(ratio - 1) * 100:.0f} % in the time to step {step}"
+    return Check(claim, f"{ratio_text(ratio)} at worst, for step {step}", wanted, good, worse)
 
 
 def replicas(courses: Sequence[Course]) -> Check:
@@ -130,53 +284,57 @@ def replicas(courses: Sequence[Course]) -> Check:
         "not compared" if not seen else "bit-identical on all ranks" if same else "DIFFER",
         "bit-identical",
         same if seen else None,
+        "" if same else "replicas differ",
     )
 
 
-def counted_bytes(row: dict[str, Any]) -> Check:
-    """The interface must have carried what the cost model predicts and the buffers that DDP broadcasts.
+def predicted_bytes(row: dict[str, Any]) -> float | None:
+    """The bytes that a rank should send in a step of those that count: gradients, and DDP's buffers."""
+    sent: float | None = row.get("announced_bytes_per_step") or row["wire_bytes_per_step"]
+    return None if sent is None else sent + row.get("buffer_bytes_per_step", 0.0)
 
-    A recipe that adapts sends more while it chooses: what is predicted for each step counts.
+
+def counted_bytes(row: dict[str, Any]) -> Check:
+    """The interface must have carried what the cost model predicts for the steps that count.
+
+    Packets are counted, too, so that their headers are known.
     """
-    predicted = row["announced_bytes_per_step"] or row["wire_bytes_per_step"]
-    counted = row["interface_bytes_per_step"]
-    claim = f"bytes at the interface, {row['name']}"
+    predicted, counted = predicted_bytes(row), row["interface_bytes_per_step"]
+    claim = f"bytes per rank and step, {NAMES[row['kind']]}"
     wanted = f"within {OVERHEAD_SHARE * 100:.0f} % of the prediction"
     if not predicted or counted is None:
         return Check(claim, "not counted", wanted, None)
-    predicted += row["buffer_bytes_per_step"]
-    excess = counted / predicted - 1
     headers = HEADER_BYTES * row["interface_packets_per_step"] / predicted
-    found = f"{excess * 100:+.1f} %, of which {headers * 100:.1f} % packet headers"
-    return Check(claim, found, wanted, abs(excess) <= OVERHEAD_SHARE)
+    excess = counted / predicted - 1
+    wanted = f"within {OVERHEAD_SHARE * 100:.0f} % of {bytes_text(predicted)}, packet headers aside"
+    found = f"{bytes_text(counted)}: {excess * 100:+.1f} %, of which {headers * 100:.1f} % packet headers"
+    beside = excess - headers
+    good = abs(beside) <= OVERHEAD_SHARE
+    worse = "" if good else f"bytes of {NAMES[row['kind']]} off by {beside * 100:+.1f} %"
+    return Check(claim, found, wanted, good, worse)
 
 
 def checks(plan: Plan, result: Result, measured_rows: list[dict[str, Any]]) -> list[Check]:
-    """All claims of a run on which the demonstration insists, in the order of the report."""
+    """All claims of a run on which the demonstration insists; those that do not hold first."""
     by_kind = {row["kind"]: row for row in measured_rows}
-    wire, ddp = by_kind["recipe"], by_kind["peer"]
-    return [
-        *speed(wire),
-        beside_free_ddp(wire, result.courses),
-        quality(result.courses, plan.steps),
-        same_time(result.at_same_time, result.courses),
+    both = Both.of(result.courses, plan.steps, plan.warmup)
+    metric = metric_of(result.courses)
+    found = [
+        time_to_loss(both),
+        time_to_metric(both, metric),
+        ahead_share(both),
+        quality(both, LOSS),
+        quality(both, metric),
+        never_slower(result.courses, plan.warmup),
         replicas(result.courses),
-        counted_bytes(wire),
-        counted_bytes(ddp),
+        counted_bytes(by_kind["recipe"]),
+        counted_bytes(by_kind["peer"]),
     ]
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"mean of {count} seeds"
-
-
-def complete(course: Course, name: str, metric: Metric, steps: int) -> bool:
-    """Whether it is a course of `name` that was trained and evaluated to the end."""
-    return course.name == name and len(course) >= steps and metric.key in course.evaluation
+    return sorted(found, key=lambda check: check.passed is not False)
 
 
 Document = dict[str, Any]
-_NAMES = {"bound": "no communication", "peer": "plain DDP", "recipe": "gradwire"}
+NAMES = {"bound": "no communication", "peer": "plain DDP", "recipe": "gradwire"}
 
 
 def row_of(document: Document, kind: str) -> Document:
@@ -185,17 +343,49 @@ def row_of(document: Document, kind: str) -> Document:
     return found
 
 
-_MODELS = {"resnet_demo": "A small ResNet", "chargpt": "A small GPT"}
+def courses_of(document: Document) -> list[Course]:
+    """The courses of all runs."""
+    return [Course(**course) for course in document["courses"]]
+
+
+def both_of(document: Document) -> Both:
+    """The seeds of both sides that were trained to the end."""
+    settings = document["settings"]
+    return Both.of(courses_of(document), settings["steps"], settings["warmup"])
+
+
+_MODELS = {"resnet_demo": "a small ResNet", "chargpt": "a small GPT"}
+_MOST_NAMED = 2
 
 
 def headline(document: Document) -> str:
-    """One sentence."""
-    row, settings = row_of(document, "recipe"), document["settings"]
-    if row["speedup_over_ddp"] is None:
-        return f"gradwire on {settings['workload']}: the run did not finish"
-    speedup = ratio_text(row["speedup_over_ddp"]["ratio"])
+    """One sentence, which begins with what does not hold."""
+    settings, both = document["settings"], both_of(document)
     name = _MODELS.get(settings["workload"], settings["workload"])
-    return f"{name} trains {speedup} as fast as with plain DDP over {link_text(document)}"
+    target = both.target()
+    times = [] if target is None else [runs.reached_s(target) for runs in (both.wire, both.ddp)]
+    known = [[second for second in each if second is not None] for each in times]
+    if all(known) and len(known) == 2 and len(known[0]) == len(times[0]):
+        mine, ddp = map(fmean, known)
+        text = f"{name} reaches plain DDP's final loss in {mine:.1f} s instead of {ddp:.1f} s"
+    elif row_of(document, "recipe")["speedup_over_ddp"] is None or not times:
+        text = f"gradwire on {settings['workload']}: the run did not finish"
+    else:
+        step_s, ddp_s = (row_of(document, kind)["step_s"] for kind in ("recipe", "peer"))
+        text = f"{name} takes {seconds_text(step_s)} a step, with plain DDP {seconds_text(ddp_s)}"
+    missed = list(_missed(document))
+    text += f", over {link_text(document)}"
+    if missed:
+        more = f", and {len(missed) - _MOST_NAMED} more" if len(missed) > _MOST_NAMED else ""
+        text = f"{'; '.join(missed[:_MOST_NAMED])}{more}: {text}"
+    return text[0].upper() + text[1:]
+
+
+def _missed(document: Document) -> Iterator[str]:
+    """By how much each claim that does not hold failed."""
+    for check in document["checks"]:
+        if check["passed"] is False and check.get("worse"):
+            yield check["worse"]
 
 
 def lead(document: Document) -> str:
@@ -217,76 +407,88 @@ def link_text(document: Document) -> str:
 
 def tiles(document: Document) -> list[tuple[str, str, str]]:
     """Figure, what it is, and what to compare it with."""
-    row, ddp = row_of(document, "recipe"), row_of(document, "peer")
-    sent, dense = row["wire_bytes_per_step"], ddp["wire_bytes_per_step"]
-    metric = metric_of(_courses(document))
-    at = document["at_same_time"]
-    after = [metric.text(at.get(name, {}).get(metric.key)) for name in ("gradwire", "ddp")]
+    row, ddp, bound = (row_of(document, kind) for kind in ("recipe", "peer", "bound"))
+    both, metric = both_of(document), metric_of(courses_of(document))
+    sides = both.wire, both.ddp
+    to_loss = [to_loss_text(runs, both.target()) for runs in sides]
+    finals = [band(runs.values(metric), metric.number, metric.unit) for runs in sides]
+    means = [_without_range(text) for text in (to_loss[0], finals[0])]
+    steps = f"plain DDP: {seconds_text(ddp['step_s'])}; no communication: {seconds_text(bound['step_s'])}"
     return [
-        (seconds_text(row["step_s"]), "per step", f"plain DDP: {seconds_text(ddp['step_s'])}"),
+        (means[0], "to plain DDP's final training loss", f"plain DDP: {to_loss[1]}"),
+        (seconds_text(row["step_s"]), "per step", steps),
+        (means[1], f"{metric.label} after {both.steps} steps", f"plain DDP: {finals[1]}"),
         (
-            ratio_text(row["scaling"], percent=True),
-            "of the speed without any communication",
-            f"plain DDP: {ratio_text(ddp['scaling'], percent=True)}",
-        ),
-        (after[0], f"{metric.label} after the same training time", f"plain DDP: {after[1]}"),
-        (
-            bytes_text(sent),
+            bytes_text(predicted_bytes(row)),
             "sent per rank and step, as predicted",
-            f"plain DDP: {bytes_text(dense)}",
+            f"plain DDP: {bytes_text(predicted_bytes(ddp))}",
         ),
     ]
+
+
+def _without_range(text: str) -> str:
+    return re.sub(r" \(.*\)", "", text)
+
+
+def to_loss_text(runs: Runs, target: float | None) -> str:
+    """Mean and range of the seconds to a loss; `not reached` where a seed never was there."""
+    times_s = [] if target is None else runs.reached_s(target)
+    known = [second for second in times_s if second is not None]
+    return "not reached" if len(known) < len(times_s) else seconds_band(known)
 
 
 def final_figures(document: Document) -> Document:
-    """Metric by seed after all steps: {"label", "seeds": [(seed, ddp, gradwire)], …} as texts."""
-    courses = _courses(document)
-    metric = metric_of(courses)
-    seeds = sorted({course.seed for course in courses})
-    steps = document["settings"]["steps"]
-    values = {
-        (course.name, course.seed): course.evaluation[metric.key]
-        for course in courses
-        if complete(course, course.name, metric, steps)
-    }
-    lines = [
-        (str(seed), metric.text(values.get(("ddp", seed))), metric.text(values.get(("gradwire", seed))))
-        for seed in seeds
-    ]
-    known = {
-        name: [value for (who, _), value in values.items() if who == name] for name in ("ddp", "gradwire")
-    }
-    means = [metric.text(sum(some) / len(some) if some else None) for some in known.values()]
-    return {"label": metric.label, "lines": [*lines, ("mean", *means)]}
+    """By seed after all steps: {"heads", "lines"} as texts; differences have their sign."""
+    both = both_of(document)
+    metrics = (metric_of(courses_of(document)), LOSS)
+    heads = ["seed"]
+    for metric in metrics:
+        heads += [f"plain DDP: {metric.label}", "gradwire", "difference"]
+    sides = [{course.seed: course for course in runs.courses} for runs in (both.ddp, both.wire)]
+    lines = []
+    for seed in sorted(set(sides[0]) | set(sides[1])):
+        values = [[metric.of(side[seed]) if seed in side else None for side in sides] for metric in metrics]
+        lines.append(_figures_line(str(seed), metrics, values))
+    means = [[_mean(runs.values(metric)) for runs in (both.ddp, both.wire)] for metric in metrics]
+    return {"heads": heads, "lines": [*lines, _figures_line("mean", metrics, means)]}
+
+
+def _figures_line(
+    name: str, metrics: Sequence[Metric], values: Sequence[Sequence[float | None]]
+) -> tuple[str, ...]:
+    cells = [name]
+    for metric, (ddp, wire) in zip(metrics, values, strict=True):
+        known = ddp is not None and wire is not None
+        cells += [metric.text(ddp), metric.text(wire)]
+        cells.append(" ".join(metric.gap(wire, ddp)) if known else "-")  # type: ignore[arg-type]
+    return tuple(cells)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def apart(document: Document) -> str:
-    """How far the losses of both are apart in the end, as a sentence; seed 0, means of the last 15 steps."""
-    ends = [
-        fmean(known[-15:])
-        for course in document["courses"]
-        if course["seed"] == 0 and (known := [loss for loss in course["losses"] if loss is not None])
-    ]
-    if len(ends) != 2:
+    """How far the training losses of both are apart in the end, as a sentence; means over seeds."""
+    both = both_of(document)
+    ddp, wire = _mean(both.ddp.values(LOSS)), _mean(both.wire.values(LOSS))
+    if ddp is None or wire is None:
         return ""
-    return f"In the end the two curves are {abs(ends[0] - ends[1]):.2g} apart, at a loss of {ends[0]:.2g}."
+    ends = f"After {both.steps} steps gradwire ends at {LOSS.text(wire)}, plain DDP at {LOSS.text(ddp)}"
+    return f"{ends}: {LOSS.apart(wire, ddp)}."
 
 
 def table_lines(document: Document) -> list[tuple[str, ...]]:
     """Name, step, of which waiting, share of no-communication speed, sent and counted bytes, CPU."""
     return [
         (
-            _NAMES[row["kind"]],
+            NAMES[row["kind"]],
             seconds_text(row["step_s"]),
             seconds_text(row["exposed_comm_s"]),
             ratio_text(row["scaling"], percent=True),
-            bytes_text(row["wire_bytes_per_step"]),
+            bytes_text(predicted_bytes(row)),
             bytes_text(row["interface_bytes_per_step"]),
             seconds_text(row["cpu_s"]),
         )
         for row in document["rows"]
     ]
-
-
-def _courses(document: Document) -> list[Course]:
-    return [Course(**course) for course in document["courses"]]

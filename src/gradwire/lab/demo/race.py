@@ -4,7 +4,7 @@ A `Course` is what one contestant did with one seed; the `Budget` says what stil
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
@@ -15,10 +15,17 @@ from gradwire.lab.bench.process_set import OnStep
 from gradwire.lab.bench.statistics import StepSample, slowest
 from gradwire.lab.demo.plans import Plan
 
+LEAST_COMPILE_S = 0.1
+"""Compiling for longer than that shows in a curve."""
+
 
 @dataclass
 class Course:
-    """Step by step; `shaped` of the first steps ran on the slow link, the rest on an unshaped one."""
+    """Step by step; `shaped` of the first steps ran on the slow link, the rest on an unshaped one.
+
+    After `settled_after` steps the recipe was decided for good. `compiled` are the steps, from 0, in which
+    kernels were compiled, with the seconds; `recipe` is what ran in the end.
+    """
 
     name: str
     seed: int
@@ -27,6 +34,9 @@ class Course:
     shaped: int = 0
     evaluation: dict[str, float] = field(default_factory=dict)
     replicas_identical: bool | None = None
+    settled_after: int = 0
+    compiled: list[tuple[int, float]] = field(default_factory=list)
+    recipe: str | None = None
 
     def add(self, per_rank: list[list[StepSample]], *, shaped: bool) -> None:
         """Append the steps of one slice; the loss is the mean over ranks."""
@@ -36,6 +46,11 @@ class Course:
         for samples in zip(*per_rank, strict=True):
             values = [sample.loss for sample in samples if sample.loss is not None]
             self.losses.append(fmean(values) if values else None)
+            compile_s = max(sample.compile_s for sample in samples)
+            if compile_s > LEAST_COMPILE_S:
+                self.compiled.append((len(self.losses) - 1, compile_s))
+            if not all(sample.settled for sample in samples):
+                self.settled_after = len(self.losses)
         if shaped:
             self.shaped = len(self.step_s)
 
@@ -74,24 +89,26 @@ class Result:
     """Everything that was run; courses in the order in which they began."""
 
     courses: list[Course] = field(default_factory=list)
-    at_same_time: dict[str, dict[str, float]] = field(default_factory=dict)
     timelines: dict[str, list[dict[str, object]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    compile_s: float = 0.0
     seconds: float = 0.0
 
 
 def race(contestants: Contestants, plan: Plan, live: Live) -> tuple[Course, Course]:
     """Train on the slow link until gradwire has done all its steps; DDP gets the same time, not steps.
 
-    Returns the courses of DDP and gradwire. Steps after the warm-up count for the medians.
+    Returns the courses of DDP and gradwire. Steps count for the medians after the warm-up, and once the
+    recipe is decided; if it is not by half of the steps, from there on.
     """
     ddp, wire = Course("ddp", 0), Course("gradwire", 0)
     while len(wire) < plan.steps and contestants.alive:
-        counted = len(wire) >= plan.warmup
+        warm = len(wire) >= plan.warmup
+        counted = warm and (contestants.gradwire.settled or 2 * len(wire) >= plan.steps)
         # The warm-up ends exactly with a slice, so that no slice is half counted.
-        count = min(plan.chunk if counted else plan.warmup - len(wire), plan.steps - len(wire))
+        count = min(plan.chunk if warm else plan.warmup - len(wire), plan.steps - len(wire))
         slice_s = _train(contestants.gradwire, wire, count, plan, live, counted)
-        affordable = _steps_within(slice_s, ddp) if counted else count
+        affordable = _steps_within(slice_s, ddp) if warm else count
         _train(contestants.ddp, ddp, min(affordable, plan.steps - len(ddp)), plan, live, counted)
         contestants.bound.train(max(2, count // 4), counted=counted)  # it varies least, and time is short
     return ddp, wire
@@ -107,13 +124,7 @@ def finish(setting: Setting, course: Course, plan: Plan, live: Live, *, shaped: 
     compared = setting.measured.fingerprints
     course.replicas_identical = len(set(compared)) == 1 if compared else None
     course.evaluation = dict(setting.evaluate())
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes."""
-    start = time.monotonic()
-    work()
-    return time.monotonic() - start
+    course.recipe = (setting.measured.report or {}).get("recipe")
 
 
 def _train(setting: Setting, course: Course, count: int, plan: Plan, live: Live, counted: bool) -> float:
@@ -139,7 +150,7 @@ def _steps_within(slice_s: float, course: Course) -> int:
 # An unshaped step of DDP or gradwire against one without communication: copies and system calls remain.
 _UNSHAPED_FACTOR = 1.2
 # Tracing, writing the report.
-_CODA_S = 5.0
+_CODA_S = 6.0
 
 
 class Budget:
@@ -155,26 +166,27 @@ class Budget:
         """Seconds; negative when overdrawn."""
         return self._end_s - time.monotonic() - _CODA_S
 
-    def fits_on_slow_link(self, plan: Plan, contestants: Contestants, ddp: Course) -> bool:
+    def fits_on_slow_link(self, plan: Plan, contestants: Contestants, ddp: Course, wire: Course) -> bool:
         """Whether DDP can do its other steps at the slow link's pace, with all seeds still to come."""
         slow_s = (plan.steps - len(ddp)) * median(ddp.step_s[plan.warmup :] or ddp.step_s)
-        return slow_s + 2 * (plan.seeds - 1) * self._expected_seed_s(plan, contestants) < self.left_s
+        return slow_s + (plan.seeds - 1) * self._expected_seed_s(plan, contestants, wire) < self.left_s
 
-    def fits_another_seed(self, plan: Plan, contestants: Contestants) -> bool:
-        """Whether one contestant can run once more, unshaped."""
-        expected_s = self._seed_s if self._seed_s is not None else self._expected_seed_s(plan, contestants)
+    def fits_another_seed(self, plan: Plan, contestants: Contestants, wire: Course) -> bool:
+        """Whether both can run once more: DDP unshaped, gradwire on the slow link."""
+        known_s = self._seed_s
+        expected_s = known_s if known_s is not None else self._expected_seed_s(plan, contestants, wire)
         return expected_s < self.left_s
 
     @contextmanager
     def timing_a_seed(self) -> Iterator[None]:
-        """Learn what a seed really takes."""
+        """Learn what a seed of both really takes."""
         start_s = time.monotonic()
         yield
         self._seed_s = time.monotonic() - start_s
 
-    def _expected_seed_s(self, plan: Plan, contestants: Contestants) -> float:
+    def _expected_seed_s(self, plan: Plan, contestants: Contestants, wire: Course) -> float:
         bound_s = _step_s(contestants.bound)
-        return plan.steps * bound_s * _UNSHAPED_FACTOR + self.evaluation_s
+        return plan.steps * bound_s * _UNSHAPED_FACTOR + sum(wire.step_s) + 2 * self.evaluation_s
 
 
 def _step_s(setting: Setting) -> float:

@@ -94,10 +94,9 @@ def _speeds(document: dict[str, Any]) -> Table:
 
 def _figures(document: dict[str, Any]) -> Table:
     figures = final_figures(document)
-    view = _plain_table(title=f"{figures['label']} after {document['settings']['steps']} steps")
-    view.add_column("seed")
-    view.add_column("plain DDP", justify="right")
-    view.add_column("gradwire", justify="right")
+    view = _plain_table(title=f"After {document['settings']['steps']} steps")
+    for head in figures["heads"]:
+        view.add_column(head, justify="right")
     for cells in figures["lines"]:
         view.add_row(*cells)
     return view

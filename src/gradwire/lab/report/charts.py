@@ -1,23 +1,24 @@
 """Charts: lines (loss over steps and time), bars (parts of a step, bytes), and lanes (one step in time)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradwire.lab.bench.units import bytes_text, seconds_text
 from gradwire.lab.report import svg
 
-WIDTH, HEIGHT = 560.0, 330.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 34.0, 46.0
+WIDTH, HEIGHT = 440.0, 300.0
+"""Of one picture. Two stand beside each other on a screen, and one is as wide as a phone."""
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 32.0, 42.0
 _MOST_POINTS = 300
-# Of pictures as wide as the page: the names on the left, and what is one below the other.
-_WIDE = 1140.0
-_NAMES = 150.0
-_LANE_NAMES = 190.0
-_VALUES = 96.0
-_ROW, _BAR_HEIGHT, _LEAST_LABEL = 46.0, 26.0, 58.0
-_LANE, _SPAN_HEIGHT, _LANE_GAP = 26.0, 20.0, 22.0
+# What is one below the other: a line of words, then a bar.
+_WORDS, _BAR_HEIGHT, _LEAST_LABEL = 18.0, 24.0, 56.0
+_ROW = _WORDS + _BAR_HEIGHT + 10.0
+_THIN = 14.0
+_SPAN_HEIGHT = 14.0
+_LANE = _WORDS + _SPAN_HEIGHT + 2.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,29 @@ class Series:
     dashed_from: int | None = None
 
 
-def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
+@dataclass(frozen=True)
+class Band:
+    """The range around a curve: (x, lowest, highest)."""
+
+    points: tuple[tuple[float, float, float], ...]
+    class_: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place on the horizontal axis, with words beside it."""
+
+    x: float
+    words: str
+
+
+def line_chart(
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    bands: Sequence[Band] = (),
+    marks: Sequence[Mark] = (),
+) -> str:
     """Curves over common axes. The vertical axis starts at 0 and leaves out the highest 2 % of values."""
     points = [point for curve in series for point in curve.points if math.isfinite(point[1])]
     if not points:
@@ -39,21 +62,13 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     across = svg.Scale(0.0, max(x for x, _ in points), _LEFT, WIDTH - _RIGHT)
     up = svg.Scale(0.0, top, HEIGHT - _BOTTOM, _TOP)
     parts = _axes(across, up, x_label, y_label)
+    for band in bands:
+        parts += _band(band, across, up)
+    for number, mark in enumerate(marks):
+        parts += _mark(mark, across, number)
     for curve in series:
         parts += _curve(curve, across, up)
     return svg.drawing(WIDTH, HEIGHT, parts, f"{y_label} against {x_label}")
-
-
-def smooth(values: Sequence[float | None], window: int = 15) -> list[float]:
-    """Mean of the last `window` known values, because single batches jump; NaN where none of them is.
-
-    As many as `values`: a curve that diverges must not move later ones to the left.
-    """
-    smoothed = []
-    for index in range(len(values)):
-        known = [value for value in values[max(0, index - window + 1) : index + 1] if value is not None]
-        smoothed.append(sum(known) / len(known) if known else math.nan)
-    return smoothed
 
 
 def thin(points: Sequence[svg.Point], most: int = _MOST_POINTS) -> tuple[svg.Point, ...]:
@@ -88,6 +103,24 @@ def _curve(curve: Series, across: svg.Scale, up: svg.Scale) -> list[str]:
     return parts
 
 
+def _band(band: Band, across: svg.Scale, up: svg.Scale) -> list[str]:
+    known = [point for point in band.points if math.isfinite(point[1]) and math.isfinite(point[2])]
+    low = thin([(across(x), max(up(y), _TOP)) for x, y, _ in known])
+    high = thin([(across(x), max(up(y), _TOP)) for x, _, y in known])
+    return [svg.polygon([*low, *reversed(high)], f"band fill-{band.class_}")] if known else []
+
+
+def _mark(mark: Mark, across: svg.Scale, number: int) -> list[str]:
+    """A line from top to bottom. Its words are at the side that has room, below those of the mark before."""
+    x = across(mark.x)
+    to_the_right = x < (across.start + across.stop) / 2
+    place, anchor = (x + 5, "start") if to_the_right else (x - 5, "end")
+    return [
+        svg.line(x, _TOP, x, HEIGHT - _BOTTOM, "mark"),
+        svg.text(place, _TOP + 12 + 16 * number, mark.words, anchor),
+    ]
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of a stacked bar: seconds and the class of its colour."""
@@ -98,48 +131,42 @@ class Part:
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[Part]]], label: str) -> str:
-    """One bar per row, made of parts, with its total in seconds at the end."""
+    """One bar per row, made of parts; its name and its total in seconds stand above it."""
     longest = max((sum(part.value for part in parts) for _, parts in rows), default=0.0)
-    left = _room(name for name, _ in rows)
-    scale = svg.Scale(0.0, longest, 0.0, _WIDE - left - _VALUES)
+    scale = svg.Scale(0.0, longest, 0.0, WIDTH)
     pieces: list[str] = []
     for index, (name, parts) in enumerate(rows):
-        y = index * _ROW + 6
-        pieces.append(svg.text(left - 12, y + _BAR_HEIGHT / 2 + 5, name, "end", "name"))
-        x = left
+        y = index * _ROW
+        pieces += _above(y, name, seconds_text(sum(part.value for part in parts)))
+        x = 0.0
         for part in parts:
             width = scale(part.value)
-            pieces += _piece(x, y, width, part)
+            pieces += _piece(x, y + _WORDS, width, part)
             x += width
-        total = sum(part.value for part in parts)
-        pieces.append(svg.text(x + 10, y + _BAR_HEIGHT / 2 + 5, seconds_text(total), "start", "name"))
-    return svg.drawing(_WIDE, len(rows) * _ROW + 4, pieces, label)
+    return svg.drawing(WIDTH, len(rows) * _ROW, pieces, label)
 
 
 def byte_pairs(rows: Sequence[tuple[str, float | None, float | None, str]]) -> str:
-    """Name, bytes predicted, bytes counted, class: two thin bars each."""
+    """Name, bytes predicted, bytes counted, class: two thin bars each, below their names."""
     longest = max((value for row in rows for value in row[1:3] if value is not None), default=0.0)
-    left = _room(row[0] for row in rows)
-    scale = svg.Scale(0.0, longest, 0.0, _WIDE - left - 2.6 * _VALUES)
+    scale = svg.Scale(0.0, longest, 0.0, WIDTH)
     pieces: list[str] = []
-    for index, (name, predicted, counted, class_) in enumerate(rows):
-        y = index * (_ROW + 10) + 6
-        pieces.append(svg.text(left - 12, y + 24, name, "end", "name"))
-        for offset, value, what, shade in (
-            (0, predicted, "predicted", " pale"),
-            (20, counted, "counted", ""),
-        ):
-            width = 0.0 if value is None else scale(value)
-            if value is not None:
-                pieces.append(svg.box(left, y + offset, width, 16, f"fill-{class_}{shade}"))
+    y = 0.0
+    for name, predicted, counted, class_ in rows:
+        for what, value, shade in (("predicted", predicted, " pale"), ("counted", counted, "")):
             words = "not counted" if value is None else f"{bytes_text(value)} {what}"
-            pieces.append(svg.text(left + width + 10, y + offset + 13, words))
-    return svg.drawing(_WIDE, len(rows) * (_ROW + 10) + 4, pieces, "bytes per step, predicted and counted")
+            pieces += _above(y, name if what == "predicted" else "", words)
+            if value is not None:
+                pieces.append(svg.box(0.0, y + _WORDS, scale(value), _THIN, f"fill-{class_}{shade}"))
+            y += _WORDS + _THIN + 2
+        y += 8
+    return svg.drawing(WIDTH, y, pieces, "bytes per step, predicted and counted")
 
 
-def _room(names: Iterable[str]) -> float:
-    """The width of a column of names: a character of the widest usual font takes 9 pixels."""
-    return max([_NAMES, *(9.0 * len(name) + 16.0 for name in names)])
+def _above(y: float, name: str, words: str) -> list[str]:
+    """A line of words above a bar."""
+    left = [svg.text(0.0, y + 13, name, "start", "name")] if name else []
+    return [*left, svg.text(WIDTH, y + 13, words, "end", "name")]
 
 
 def _piece(x: float, y: float, width: float, part: Part) -> list[str]:
@@ -168,37 +195,55 @@ def timeline(groups: Sequence[tuple[str, Sequence[Span]]]) -> str:
     """Lanes of spans per group; lanes without a span are left out. Time starts with the backward pass."""
     spans = [span for _, group in groups for span in group]
     if not spans:
-        return svg.drawing(_WIDE, 40, [svg.text(8, 24, "nothing was recorded")], "timeline")
+        return svg.drawing(WIDTH, 40, [svg.text(8, 24, "nothing was recorded")], "timeline")
     # A forward-running clock can put an event a hair before backward starts.
     low = min(0.0, *(span["start_s"] for span in spans))
     high = max(span["stop_s"] for span in spans)
-    across = svg.Scale(low, high, _LANE_NAMES, _WIDE - 16)
+    across = svg.Scale(low, high, 8.0, WIDTH - 8.0)
     pieces: list[str] = []
-    y = 4.0
+    y = 0.0
     for name, group in groups:
-        pieces.append(svg.text(0, y + 14, name, "start", "name"))
-        y += _LANE_GAP
+        pieces.append(svg.text(0.0, y + 14, name, "start", "name"))
+        y += _WORDS
         for lane, kinds in _LANES:
             mine = [span for span in group if span["what"] in kinds]
             if mine:
                 pieces += _lane(lane, mine, across, y)
                 y += _LANE
-        y += 8
+        y += 10
     pieces += _milliseconds(across, y)
-    return svg.drawing(_WIDE, y + 40, pieces, "timeline of one step")
+    return svg.drawing(WIDTH, y + 40, pieces, "timeline of one step")
+
+
+def covered_s(spans: Sequence[Span]) -> float:
+    """The time in which at least one span runs: where they overlap it counts once.
+
+    >>> covered_s([{"start_s": 0.0, "stop_s": 2.0}, {"start_s": 1.0, "stop_s": 3.0}])
+    3.0
+    """
+    covered, until = 0.0, -math.inf
+    for span in sorted(spans, key=lambda span: float(span["start_s"])):
+        covered += max(0.0, span["stop_s"] - max(span["start_s"], until))
+        until = max(until, span["stop_s"])
+    return covered
 
 
 def _lane(name: str, spans: Sequence[Span], across: svg.Scale, y: float) -> list[str]:
-    total = sum(span["stop_s"] - span["start_s"] for span in spans)
-    pieces = [svg.text(_LANE_NAMES - 12, y + 15, f"{name}: {seconds_text(total)}", "end")]
-    pieces.append(svg.line(_LANE_NAMES, y + _SPAN_HEIGHT / 2, across.stop, y + _SPAN_HEIGHT / 2, "grid"))
+    pieces = [svg.text(across.start, y + 13, f"{name}: {seconds_text(covered_s(spans))}")]
+    top = y + _WORDS
+    pieces.append(svg.line(across.start, top + _SPAN_HEIGHT / 2, across.stop, top + _SPAN_HEIGHT / 2, "grid"))
     for span in spans:
         start, stop = across(span["start_s"]), across(span["stop_s"])
         words = seconds_text(span["stop_s"] - span["start_s"])
         unit = f" {span['unit']}" if span["unit"] else ""
         pieces.append(
             svg.box(
-                start, y, stop - start, _SPAN_HEIGHT, f"fill-{span['what']}", f"{span['what']}{unit}: {words}"
+                start,
+                top,
+                stop - start,
+                _SPAN_HEIGHT,
+                f"fill-{span['what']}",
+                f"{span['what']}{unit}: {words}",
             )
         )
     return pieces
@@ -208,7 +253,7 @@ def _milliseconds(across: svg.Scale, y: float) -> list[str]:
     pieces = [svg.line(across.start, y, across.stop, y, "axis")]
     pieces += [
         svg.text(across(value / 1e3), y + 18, svg.tick_text(value), "middle")
-        for value in svg.ticks(across.low * 1e3, across.high * 1e3, 10)
+        for value in svg.ticks(across.low * 1e3, across.high * 1e3, 6)
     ]
     middle = (across.start + across.stop) / 2
     return [*pieces, svg.text(middle, y + 36, "milliseconds since backward started", "middle", "name")]

@@ -4,8 +4,7 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from importlib import resources
-from itertools import accumulate
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import jinja2
@@ -14,11 +13,29 @@ from rich.text import Text
 
 from gradwire.lab.bench.table import COSTS, RESULTS, Column
 from gradwire.lab.bench.units import bytes_text, mode_text, ratio_text, seconds_text
-from gradwire.lab.demo.findings import apart, final_figures, headline, lead, link_text, row_of, tiles
+from gradwire.lab.demo.curves import ends_s
+from gradwire.lab.demo.findings import NAMES as ROW_NAMES
+from gradwire.lab.demo.findings import (
+    Both,
+    Runs,
+    apart,
+    both_of,
+    courses_of,
+    final_figures,
+    headline,
+    lead,
+    link_text,
+    predicted_bytes,
+    row_of,
+    tiles,
+)
 from gradwire.lab.demo.plans import TARGET_CCR
-from gradwire.lab.report.charts import Part, Series, byte_pairs, line_chart, smooth, stacked, timeline
+from gradwire.lab.report.charts import Band, Mark, Part, Series, byte_pairs, line_chart, stacked, timeline
 
 Document = dict[str, Any]
+
+SHOWN = 8
+"""Candidates on the page; the document has all."""
 
 NAMES = {"ddp": "plain DDP", "gradwire": "gradwire"}
 _PARTS = (
@@ -28,31 +45,71 @@ _PARTS = (
     ("wait", "exposed_comm_s"),
     ("optimizer", "optimizer_s"),
 )
-_ROW_NAMES = {"bound": "no communication", "peer": "plain DDP", "recipe": "gradwire"}
 _ROW_COLOURS = {"bound": "bound", "peer": "ddp", "recipe": "gradwire"}
 
 
 def loss_over_time(document: Document) -> str:
-    """Curves of seed 0. Steps of DDP on an unshaped link are placed at projected times and dashed."""
-    warmup = document["settings"]["warmup"]
-    series = []
-    for course in document["courses"]:
-        if course["seed"] == 0 and course["losses"]:
-            seconds, shaped = on_slow_link(course, warmup), course["shaped"]
-            points = tuple(zip(accumulate(seconds), smooth(course["losses"]), strict=False))
-            series.append(Series(points, course["name"], shaped if shaped < len(seconds) else None))
-    return line_chart(series, "seconds of training on the slow link", "training loss")
+    """Means and ranges over seeds, at the mean times of steps; projected steps are dashed.
+
+    Plain DDP's losses at the step time of no communication show what a link that costs nothing would give.
+    """
+    both, bound_s = both_of(document), row_of(document, "bound")["step_s"]
+    series, bands = _sides(document, both)
+    if both.ddp.courses and bound_s is not None:
+        free = tuple((step * bound_s, loss) for step, loss in enumerate(_means(both.ddp.losses()), start=1))
+        series.insert(0, Series(free, "bound"))
+    return line_chart(
+        series,
+        "seconds of training on the slow link",
+        "training loss",
+        bands,
+        _marks(document, both, timed=True),
+    )
 
 
 def loss_over_steps(document: Document) -> str:
-    """Every seed; seed 0 stands out."""
-    series = []
-    for course in sorted(document["courses"], key=lambda course: -course["seed"]):
-        points = tuple((float(step), loss) for step, loss in enumerate(smooth(course["losses"]), start=1))
-        faint = "" if course["seed"] == 0 else " faint"
-        if points:
-            series.append(Series(points, course["name"] + faint))
-    return line_chart(series, "steps", "training loss")
+    """Means and ranges over seeds."""
+    both = both_of(document)
+    series, bands = _sides(document, both, timed=False)
+    return line_chart(series, "steps", "training loss", bands, _marks(document, both, timed=False))
+
+
+def _sides(document: Document, both: Both, *, timed: bool = True) -> tuple[list[Series], list[Band]]:
+    """Curve and band of plain DDP and of gradwire; where no run is whole, what there is of seed 0."""
+    series, bands = [], []
+    for name, runs in (("ddp", both.ddp), ("gradwire", both.wire)):
+        if not runs.courses:
+            broken = [each for each in courses_of(document) if each.name == name and each.seed == 0]
+            runs = Runs(broken, [ends_s(each, both.warmup) for each in broken])
+        losses, times_s = runs.losses(), [each for each in runs.times_s if each]
+        if not losses or not losses[0] or (timed and not times_s):
+            continue
+        steps = [float(step) for step in range(1, len(losses[0]) + 1)]
+        places = [fmean(each) for each in zip(*times_s, strict=True)] if timed else steps
+        shaped = max(each.shaped for each in runs.courses)
+        projected = shaped if timed and shaped < len(places) else None
+        series.append(Series(tuple(zip(places, _means(losses), strict=True)), name, projected))
+        if len(losses) > 1:
+            columns = zip(places, zip(*losses, strict=True), strict=True)
+            bands.append(Band(tuple((place, min(each), max(each)) for place, each in columns), name))
+    return series, bands
+
+
+def _means(losses: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(each) for each in zip(*losses, strict=True)]
+
+
+def _marks(document: Document, both: Both, *, timed: bool) -> list[Mark]:
+    """Where kernels were compiled within steps, and where an adaptive recipe was decided; of seed 0."""
+    first = next((each for each in courses_of(document) if each.name == "gradwire" and each.seed == 0), None)
+    if first is None:
+        return []
+    ends = ends_s(first, both.warmup) if timed else [float(step + 1) for step in range(len(first))]
+    marks = [Mark(ends[step], f"kernels compiled: {seconds_text(took)}") for step, took in first.compiled]
+    if 0 < first.settled_after < len(first):
+        words = f"{row_of(document, 'recipe')['name']} has chosen, step {first.settled_after}"
+        marks.append(Mark(ends[first.settled_after - 1], words))
+    return marks
 
 
 def step_parts(document: Document) -> str:
@@ -66,7 +123,7 @@ def step_parts(document: Document) -> str:
 
 
 def step_timeline(document: Document) -> str:
-    """One step of DDP above one of gradwire."""
+    """A typical step of DDP above one of gradwire."""
     spans = document["timelines"]
     return timeline([(NAMES[name], spans[name]) for name in ("ddp", "gradwire") if spans.get(name)])
 
@@ -77,7 +134,7 @@ def bytes_beside(document: Document) -> str:
         [
             (
                 _name(document, row),
-                row["wire_bytes_per_step"],
+                predicted_bytes(row) if "courses" in document else row["wire_bytes_per_step"],
                 row["interface_bytes_per_step"],
                 _ROW_COLOURS[row["kind"]],
             )
@@ -89,16 +146,7 @@ def bytes_beside(document: Document) -> str:
 
 def _name(document: Document, row: Document) -> str:
     """A demonstration has one setting of a kind, a bench has several."""
-    return _ROW_NAMES[row["kind"]] if "courses" in document else str(row["name"])
-
-
-def on_slow_link(course: Document, warmup: int) -> list[float]:
-    """Seconds per step as on the slow link: measured, then the median of what was measured."""
-    measured = list(course["step_s"][: course["shaped"]])
-    if not measured:
-        return []
-    usual = median(measured[warmup:] or measured)
-    return measured + [usual] * (len(course["step_s"]) - len(measured))
+    return ROW_NAMES[row["kind"]] if "courses" in document else str(row["name"])
 
 
 _LEGEND = (("data", "loading data"), ("forward", "forward"), ("backward", "backward"))
@@ -141,7 +189,8 @@ def render(document: dict[str, Any]) -> str:
 def _of_demo(document: Document) -> Document:
     """What the page of a demonstration shows beside the document."""
     draw = (loss_over_time, loss_over_steps, step_parts, step_timeline, bytes_beside)
-    courses, report = document["courses"], row_of(document, "recipe")["report"] or {}
+    both, recipe = both_of(document), row_of(document, "recipe")
+    first = next((each for each in courses_of(document) if each.name == "gradwire"), None)
     return {
         "pictures": {each.__name__: Markup(each(document)) for each in draw},
         "headline": headline(document),
@@ -152,13 +201,25 @@ def _of_demo(document: Document) -> Document:
         "figures": final_figures(document),
         "apart": apart(document),
         "link": link_text(document),
-        "compile_s": report.get("compile_s", 0.0),
-        "courses_legend": [("ddp", "plain DDP"), ("gradwire", "gradwire")],
+        "choices": shown((recipe["report"] or {}).get("choices") or []),
+        "buffer_bytes": recipe.get("buffer_bytes_per_step", 0.0),
+        "settled_after": 0 if first is None else first.settled_after,
+        "compile_s": document.get("compile_s", 0.0),
+        "courses_legend": _SIDES,
+        "times_legend": [*_SIDES, ("bound", "no communication: plain DDP's losses at its step time")],
         "span_legend": _SPAN_LEGEND,
-        "projected": any(
-            course["seed"] == 0 and course["shaped"] < len(course["step_s"]) for course in courses
-        ),
+        "projected": any(course.shaped < len(course) for course in both.ddp.courses),
     }
+
+
+_SIDES = [("ddp", "plain DDP"), ("gradwire", "gradwire")]
+
+
+def shown(choices: Sequence[Document]) -> list[Document]:
+    """As many candidates as the printed report has, with `dense` and the one that runs."""
+    must = [each for each in choices if each["verdict"] == "runs" or each["recipe"] == "dense"]
+    others = [each for each in choices if each not in must][: SHOWN - len(must)]
+    return [each for each in choices if each in must or each in others]
 
 
 def _of_bench(document: Document) -> Document:

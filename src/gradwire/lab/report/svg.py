@@ -68,6 +68,11 @@ def polyline(points: Iterable[Point], class_: str) -> str:
     return element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
 
 
+def polygon(points: Iterable[Point], class_: str) -> str:
+    """A filled outline through points."""
+    return element("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
+
+
 def box(x: float, y: float, width: float, height: float, class_: str, hint: str = "") -> str:
     """A rectangle; `hint` appears under the pointer. Never thinner than a pixel: short events must show."""
     title = element("title", escape(hint)) if hint else ""
