@@ -226,14 +226,13 @@ class FakeSet:
         return {"parameters": 1_000_000, "workload": {"data": "none"}, "compile_s": 38.0}
 
     def _steps(self, command):
-        first = self.done - command["count"]
-        full = max(MEASURING - first, 0) if self.stem == "auto" else 0
+        full = max(MEASURING - self.done, 0) if self.stem == "auto" else 0
         full = min(full, command["count"])
         sent = BYTES["ddp"] * full + BYTES[self.stem] * (command["count"] - full)
         self.network.sent += sent * (self.ratio if self.stem == "auto" else 1.0)
         self.announced += sent
         report = {"recipe": "topk(ratio=0.1)", "why": "w", "wire_bytes_per_step": 250.0}
-        report["settled"] = self.done > MEASURING
+        report["settled"] = self.done + command["count"] > MEASURING
         report["wire_bytes"] = self.announced
         return {"peak_bytes": 1, "report": report if self.stem == "auto" else None}
 
@@ -308,7 +307,8 @@ def test_both_have_as_many_seeds_and_only_ddps_run_on_a_fast_link():
 def test_what_is_sent_before_the_choice_is_in_no_figure_per_step():
     document, _ = direct(budget_s=1e5, seeds=1)
     row = findings.row_of(document, "recipe")
-    assert document["courses"][1]["settled_after"] == MEASURING
+    wire = document["courses"][1]
+    assert (wire["settled_after"], wire["uncounted"]) == (MEASURING, 30)
     assert (row["step_s"], row["announced_bytes_per_step"], row["interface_bytes_per_step"]) == (
         1.1,
         250,

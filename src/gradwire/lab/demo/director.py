@@ -3,6 +3,7 @@
 Its result is one JSON-able value; table and report read nothing else.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from gradwire.lab.demo.plans import AUTO_RATE, Plan, rate_for_ccr
 from gradwire.lab.demo.race import Budget, Contestants, Course, Live, Result, finish, race
 from gradwire.lab.emulate import Link, parse_delay, parse_rate
 from gradwire.lab.workloads.catalogue import workload
+from gradwire.measure.cache import cores
 from gradwire.recipes import recipe
 
 
@@ -61,6 +63,8 @@ def _failure(item: Measured) -> dict[str, str]:
 
 
 _FREE = Link(None, 0.0)
+BUSY = 0.5
+"""Processes that run or wait for a core, in the mean of a minute, from which on it is worth a note."""
 
 
 def check(plan: Plan) -> None:
@@ -94,6 +98,7 @@ class Director:
     def run(self, make: MakeSetting | None = None) -> dict[str, Any]:
         """The document that table and report are made of."""
         start_s = time.monotonic()
+        self._look_around()
         with self._contestants(make or self._make) as contestants:
             self._budget = Budget(self._plan.budget_s)  # kernels may have taken a minute
             self._calibrate(contestants)
@@ -109,6 +114,15 @@ class Director:
         return document(
             self._plan, self._network.mode, self._slow, self._result, measured_rows, setup, failures
         )
+
+    def _look_around(self) -> None:
+        """Note that other programs use the machine: they make times longer, and not all alike."""
+        load = os.getloadavg()[0]
+        if load > BUSY:
+            self._result.notes.append(
+                f"Other programs used the machine when the run began: its load was {load:.1f} on {cores()} "
+                "cores. Times are those of a busy machine."
+            )
 
     def _make(self, entry: Entry) -> Setting:
         return Setting(entry, self._plan.task, self._network, self._plan.workers, self._plan.timeout_s)

@@ -23,7 +23,8 @@ LEAST_COMPILE_S = 0.1
 class Course:
     """Step by step; `shaped` of the first steps ran on the slow link, the rest on an unshaped one.
 
-    After `settled_after` steps the recipe was decided for good. `compiled` are the steps, from 0, in which
+    Steps count for figures per step after the first `uncounted` ones. After `settled_after` steps the recipe
+    was decided for good. `compiled` are the steps, from 0, in which
     kernels were compiled, with the seconds; `recipe` is what ran in the end.
     """
 
@@ -34,6 +35,7 @@ class Course:
     shaped: int = 0
     evaluation: dict[str, float] = field(default_factory=dict)
     replicas_identical: bool | None = None
+    uncounted: int = 0
     settled_after: int = 0
     compiled: list[tuple[int, float]] = field(default_factory=list)
     recipe: str | None = None
@@ -135,6 +137,8 @@ def _train(setting: Setting, course: Course, count: int, plan: Plan, live: Live,
     per_rank = setting.train(count, counted=counted, on_step=on_step)
     before = len(course)
     course.add(per_rank, shaped=True)
+    if not counted:
+        course.uncounted = len(course)
     return sum(course.step_s[before:])
 
 

@@ -203,12 +203,12 @@ def _of_demo(document: Document) -> Document:
         "link": link_text(document),
         "choices": shown((recipe["report"] or {}).get("choices") or []),
         "buffer_bytes": recipe.get("buffer_bytes_per_step", 0.0),
-        "settled_after": 0 if first is None else first.settled_after,
+        "uncounted": 0 if first is None else first.uncounted,
         "compile_s": document.get("compile_s", 0.0),
         "courses_legend": _SIDES,
         "times_legend": [*_SIDES, ("bound", "no communication: plain DDP's losses at its step time")],
         "span_legend": _SPAN_LEGEND,
-        "projected": any(course.shaped < len(course) for course in both.ddp.courses),
+        "projected": any(course.shaped < len(course) for course in both.ddp.courses if course.seed == 0),
     }
 
 
