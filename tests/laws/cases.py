@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from gradwire.codec.base import Codec, CodecLaws
 from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
+from gradwire.codec.levels import four_levels
 from gradwire.codec.select.base import Selector
 from gradwire.codec.select.chunks import chunk_top_k, rated_chunks
 from gradwire.codec.select.threshold import reused_threshold
@@ -131,6 +133,28 @@ def left_by_levels(bits: int, bucket: int) -> Callable[[int], float]:
     return lambda numel: min(bucket, max(numel, 1)) * (1.0 / levels + 1e-6) ** 2
 
 
+@cache
+def left_by_halves(count: int) -> float:
+    """γ of `count` elements whose magnitudes are replaced by the mean of their half of the range.
+
+    The share left is convex in each magnitude wherever it is below 1, so it is largest where all are at ends:
+    low ones 0 or M/2, high ones M/2 or M. With p of l low ones at M/2, and r of h high ones there, it is
+    (p(l − p)/l + r(h − r)/h) / (p + r + 4(h − r)).
+    """
+    shares = (
+        (p * (low - p) / low + r * (count - low - r) / (count - low)) / (p + r + 4 * (count - low - r))
+        for low in range(1, count)
+        for p in range(low)
+        for r in range(count - low)
+    )
+    return max(shares, default=0.0)
+
+
+def left_by_four(block: int) -> Callable[[int], float]:
+    """γ of `left_by_halves`. Levels, and what is left, are rounded: by a relative 2^-22 of the largest."""
+    return lambda numel: left_by_halves(min(block, numel)) * (1 + 2.0**-13) + numel * 2.0**-44
+
+
 def left_by_both(ratio: float, inner: Callable[[int], float]) -> Callable[[int], float]:
     """γ = 1 − (1 − γ')k/d of k values that travel in a codec of γ'."""
 
@@ -200,6 +224,13 @@ CODECS = (
         exact=False,
     ),
     CodecCase(
+        "sparse top 20% int2",
+        sparse_coded(top_k(0.2), four_levels()),
+        left_by_both(0.2, left_by_four(64)),
+        half_smallest(F32),
+        exact=False,
+    ),
+    CodecCase(
         "sparse top 20% sign",
         sparse_coded(top_k(0.2), sign()),
         left_by_both(0.2, left_by_signs(1 << 40)),
@@ -234,6 +265,8 @@ CODECS = (
     CodecCase("sign by 64", sign(64), left_by_signs(64), half_smallest(F32), exact=False),
     CodecCase("one bit", one_bit(), left_by_signs(1 << 40), half_smallest(F32), exact=False),
     CodecCase("one bit by 8", one_bit(8), left_by_signs(8), half_smallest(F32), exact=False),
+    CodecCase("four levels", four_levels(), left_by_four(64), half_smallest(F32), exact=False),
+    CodecCase("four levels by 8", four_levels(8), left_by_four(8), half_smallest(F32), exact=False),
     *(
         CodecCase(
             f"blocks {kind} by {n}", blocks(kind, n), left_by_blocks(kind, n), raised_scale(kind), exact=False

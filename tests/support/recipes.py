@@ -319,6 +319,7 @@ ROWS = {
         laws={
             "topk(ratio=0.05)": EXACT,
             "topk(ratio=0.3, values='int8')": Sums(coarse=4),
+            "topk(ratio=0.3, values='int2')": Sums(coarse=4),
             "topk(ratio=0.05, reuse=True)": EXACT,
         },
         steps={

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gradwire.kernels.reference.draws import random_words, sample_indices, stratified_indices
     from gradwire.kernels.reference.flagged import poison, zero_idle
     from gradwire.kernels.reference.folding import Folded, fold, fold_momentum, mask_zeros
+    from gradwire.kernels.reference.levels import add_levels, encode_levels
     from gradwire.kernels.reference.low_rank import (
         left_products,
         orthonormalise,
@@ -128,6 +129,7 @@ __all__ = [
     "add_at",
     "add_blocks",
     "add_chosen",
+    "add_levels",
     "add_quantized",
     "add_signs",
     "add_upper",
@@ -147,6 +149,7 @@ __all__ = [
     "decode_blocks",
     "decode_symbols",
     "encode_blocks",
+    "encode_levels",
     "encode_symbols",
     "feedback_signs",
     "feedback_topk",

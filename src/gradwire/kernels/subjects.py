@@ -41,6 +41,10 @@ CONTRACTS = {
         "fold_momentum",
         "mask_zeros",
     ),
+    "levels": (
+        "add_levels",
+        "encode_levels",
+    ),
     "low_rank": (
         "left_products",
         "orthonormalise",

@@ -6,16 +6,17 @@ import torch
 
 from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
+from gradwire.codec.levels import four_levels
 from gradwire.codec.select.base import Selector
 from gradwire.codec.sparse import sparse, sparse_coded
 from gradwire.kernels import BlockKind
 
 Values = Literal["full", "fp16", "bf16"]
 """For values that are summed on their way, or stay what they are."""
-CodedValues = Literal["full", "fp16", "bf16", "int8", "int4"]
+CodedValues = Literal["full", "fp16", "bf16", "int8", "int4", "int2"]
 """For values that every rank sends to all others."""
 BLOCK = 64
-"""Values per scale of int8 and int4: a sixteenth of a byte each."""
+"""Values per scale of int8 and int4, a sixteenth of a byte each, and per two levels of int2."""
 _DTYPES = {"full": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -31,14 +32,17 @@ def dtype_of(values: Values) -> torch.dtype | None:
 
 
 def coded(selector: Selector, values: CodedValues) -> Codec:
-    """Places and values, in 16, 8 or 4 bits each if asked for.
+    """Places and values, in 16, 8, 4 or 2 bits each if asked for.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.moment import Moment
     >>> at = Moment(step=0, unit=0, rank=0, world=1)
-    >>> [coded(top_k(0.01), v).payload(10**6, torch.float32, at)[0] for v in ("full", "fp16", "int8", "int4")]
-    [50576, 30576, 21204, 16204]
+    >>> kinds = "full", "fp16", "int8", "int4", "int2"
+    >>> [coded(top_k(0.01), kind).payload(10**6, torch.float32, at)[0] for kind in kinds]
+    [50576, 30576, 21204, 16204, 14332]
     """
+    if values == "int2":
+        return sparse_coded(selector, four_levels(BLOCK))
     if values in ("int8", "int4"):
         return sparse_coded(selector, blocks(cast("BlockKind", values), BLOCK))
     if values not in get_args(CodedValues):

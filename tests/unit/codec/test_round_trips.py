@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
+from gradwire.codec.levels import four_levels
 from gradwire.codec.signs import TwoLevels, one_bit, sign
 from gradwire.codec.sparse import SparseLayout
 from gradwire.contrib.oktopk import Slots
@@ -79,6 +80,14 @@ def test_integers_in_blocks(
     codes = torch.randint(-largest, largest + 1, (sum(sizes),), generator=generator(seed)).float()
     x = whole_blocks(codes, largest, sizes, block) * 2.0**exponent
     comes_back(blocks(name, block), x, sizes)  # type: ignore[arg-type]
+
+
+@few
+@given(SIZES, st.sampled_from([8, 16, 64]), EXPONENTS, SEEDS)
+def test_two_magnitudes_in_blocks(sizes: list[int], block: int, exponent: int, seed: int) -> None:
+    codes = torch.randint(0, 4, (sum(sizes),), generator=generator(seed))
+    x = torch.tensor([1.0, -1.0, 3.0, -3.0])[codes] * 2.0**exponent
+    comes_back(four_levels(block), x, sizes)
 
 
 @few

@@ -95,16 +95,16 @@ def _means(part: Tensor, step: int, levels: int) -> Tensor:
     rows = pad(part, (0, -part.numel() % step)).view(-1, step)
     if levels == 1:
         here = torch.ones_like(part, dtype=torch.bool)
-        return _mean(rows.abs(), _within(here, step)).view(-1, 1)
+        return mean_of_rows(rows.abs(), _within(here, step)).view(-1, 1)
     above, below = _within(part >= 0, step), _within(~(part >= 0), step)
-    return torch.stack([_mean(rows, above), -_mean(-rows, below)], dim=1)
+    return torch.stack([mean_of_rows(rows, above), -mean_of_rows(-rows, below)], dim=1)
 
 
 def _within(mask: Tensor, step: int) -> Tensor:
     return pad(mask, (0, -mask.numel() % step)).view(-1, step)
 
 
-def _mean(rows: Tensor, counts: Tensor) -> Tensor:
+def mean_of_rows(rows: Tensor, counts: Tensor) -> Tensor:
     """Of the elements of each row that count, none of which is negative; 0 where none counts."""
     wide = rows.double().masked_fill(~counts, 0.0)
     number = counts.sum(1).clamp_min(1)
