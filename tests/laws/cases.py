@@ -135,7 +135,7 @@ def left_by_levels(bits: int, bucket: int) -> Callable[[int], float]:
 
 @cache
 def left_by_halves(count: int) -> float:
-    """γ of `count` elements whose magnitudes are replaced by the mean of their half of the range.
+    """γ of `count` elements, none of them 0, whose magnitudes become the mean of their half of the range.
 
     The share left is convex in each magnitude wherever it is below 1, so it is largest where all are at ends:
     low ones 0 or M/2, high ones M/2 or M. With p of l low ones at M/2, and r of h high ones there, it is
@@ -151,8 +151,16 @@ def left_by_halves(count: int) -> float:
 
 
 def left_by_four(block: int) -> Callable[[int], float]:
-    """γ of `left_by_halves`. Levels, and what is left, are rounded: by a relative 2^-22 of the largest."""
-    return lambda numel: left_by_halves(min(block, numel)) * (1 + 2.0**-13) + numel * 2.0**-44
+    """γ of `left_by_halves`, or with a 0 among n elements of n − 2 at M/2, which wait, beside one maximum.
+
+    Levels, and what is left, are rounded: by a relative 2^-22 of the largest.
+    """
+
+    def gamma(numel: int) -> float:
+        n = min(block, numel)
+        return max(left_by_halves(n), (n - 2) / (n + 2)) * (1 + 2.0**-13) + n * 2.0**-44
+
+    return gamma
 
 
 def left_by_both(ratio: float, inner: Callable[[int], float]) -> Callable[[int], float]:

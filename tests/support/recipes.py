@@ -301,6 +301,11 @@ ROWS = {
         steps={"sketchsgd": "sketchsgd(ratio=0.1)"},
         trains=("sketchsgd(ratio=0.05)",),
     ),
+    "sparseloco": Row(
+        laws={"sparseloco": Sums(coarse=4), "sparseloco(keep=4, chunk=50, values='full')": EXACT},
+        steps={"sparseloco": "sparseloco(keep=8, chunk=64)"},
+        trains=("sparseloco(decay=1.0)",),
+    ),
     "star_topk": Row(
         laws={"star_topk": EXACT, "star_topk(ratio=0.05, fused=False, algorithm='tree')": EXACT},
         steps={"star_topk": "star_topk(algorithm='tree')"},

@@ -35,10 +35,11 @@ class FourLevels:
     payload is the levels, low before high (float32; float64 for float64), then the codes of 2 bits, the first
     in the lowest bits, each part from a byte of its own, filled up with zeros to whole levels.
 
-    With means as levels, what is left is ‖x‖² without the levels' own squared norm: never more than came. Of
-    n elements, at most a share γ of it is left: 0.17, 0.37, 0.61 for n = 4, 16, 64 (`docs/laws.md`). 0 has no
-    code of its own: it is sent as +low, which error feedback takes back. A block of zeros decodes to zeros,
-    one with NaN or Inf to NaN throughout.
+    With means as levels, what is left is ‖x‖² without the squared norm of what the levels say: never more
+    than came. In a block with a 0 the low level is 0, so that what is 0 stays 0, and what is low waits. Of n
+    elements, at most a share γ is left: 0.17, 0.37, 0.61 for n = 4, 16, 64, and with a 0 among them
+    (n − 2)/(n + 2), which is 0.33, 0.78, 0.94 (`docs/laws.md`). A block with NaN or Inf decodes to NaN
+    throughout.
     """
 
     block: int

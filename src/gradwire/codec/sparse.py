@@ -250,8 +250,8 @@ class SparseCoded:
     def _join(self, x: Tensor, indices: Tensor, values: Tensor, at: Moment) -> Tensor:
         size, kind = self.payload(x.numel(), x.dtype, at)
         payload = torch.zeros(size, dtype=kind, device=x.device)
-        words = pack_indices(indices, x.numel()).view(torch.uint8)
-        payload[: words.numel()] = words
+        words = pack_indices(indices, x.numel())
+        payload[: 4 * words.numel()].view(torch.int32).copy_(words)
         payload[_start(indices.numel(), x.numel()) :] = values.view(torch.uint8)
         return payload
 

@@ -33,12 +33,17 @@ def test_a_row_of_a_gathered_buffer_can_be_read_and_zeros_say_nothing() -> None:
     assert out.tolist() == [14.0, -6.0, 6.0, -14.0, 14.0]
 
 
-def test_the_bound_is_met_by_the_worst_of_blocks() -> None:
-    x = torch.zeros(64)
-    x[:1], x[1:13] = 1.0, 0.5
+@pytest.mark.parametrize(
+    ("rest", "middle", "share"),
+    [(0.0, 62, 62 / 66), (1e-9, 12, left_by_halves(64))],
+    ids=["with a 0", "without"],
+)
+def test_the_bound_is_met_by_the_worst_of_blocks(rest: float, middle: int, share: float) -> None:
+    x = torch.full((64,), rest)
+    x[:1], x[1 : 1 + middle] = 1.0, 0.5
     left = x.clone()
     four_levels(64).take(left, AT)
-    assert float((left**2).sum() / (x**2).sum()) == pytest.approx(left_by_halves(64), rel=1e-6)
+    assert float((left**2).sum() / (x**2).sum()) == pytest.approx(share, rel=1e-6)
 
 
 def test_bounds_are_those_that_the_docstring_states() -> None:

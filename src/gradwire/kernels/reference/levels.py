@@ -29,9 +29,9 @@ def encode_levels(x: Tensor, blocks: Blocks, levels: Tensor, codes: Tensor, *, l
     """Fill `levels` (blocks, 2) of `scale_type` and `codes` uint8, four to a byte, part by part.
 
     Magnitudes above the middle between the smallest and the largest of a block are high. Its levels are the
-    means of its low and of its high magnitudes, 0 where there are none. Bit 0 of a code says that x is
-    negative, bit 1 that it is high. A block with NaN or Inf gets levels of NaN. With `leave`, x (n,) keeps
-    what is left of it.
+    means of its low and of its high magnitudes, 0 where there are none. In a block with a 0, the low one is
+    0, so that what is 0 stays 0. Bit 0 of a code says that x is negative, bit 1 that it is high. A block with
+    NaN or Inf gets levels of NaN. With `leave`, x (n,) keeps what is left of it.
 
     >>> x, levels, codes = torch.tensor([3.0, -8.0, 1.0]), torch.empty(1, 2), torch.empty(1).byte()
     >>> encode_levels(x, Blocks((3,)), levels, codes, leave=True)
@@ -47,7 +47,8 @@ def encode_levels(x: Tensor, blocks: Blocks, levels: Tensor, codes: Tensor, *, l
         counts = pad(torch.ones_like(part, dtype=torch.bool), (0, filled)).view(-1, step)
         least, most = rows.aminmax(dim=1, keepdim=True)
         high = rows > least / 2 + most / 2  # half by half, because the sum may overflow
-        means = torch.stack([mean_of_rows(rows, counts & side) for side in (~high, high)], dim=1)
+        low, top = (mean_of_rows(rows, counts & side) for side in (~high, high))
+        means = torch.stack([torch.where(least[:, 0] > 0, low, 0.0), top], dim=1)
         levels[here] = torch.where(most.isfinite(), means, torch.nan).to(levels.dtype)
         codes[there] = _packed((part < 0).byte() | high.view(-1)[: part.numel()].byte() << 1)
     if leave:
