@@ -9,6 +9,7 @@ Nothing is measured, and the same arguments always give the same plan. Assumptio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,11 @@ CANDIDATES = (
 )
 """The recipes that `plan` compares: of every kind a mild and a strong one."""
 
+BETWEEN_ROUNDS = ("dense", "bf16", "int8", "int4", "topk(ratio=0.01)", "sparseloco")
+"""Those that it compares for rounds of local steps."""
+
+DAY_S = 86400.0
+
 BACKWARD_SHARE = 2 / 3
 """The share of backward in a step: gradients by inputs and weights take twice the arithmetic of forward."""
 
@@ -65,17 +71,21 @@ class Candidate:
     """The prediction for one recipe.
 
     `step_s` is the mean time of a step. `share_of_linear` is the speed as a share of that without
-    communication. `wire_bytes` are the bytes per rank and step. `node_bytes` are those over the busiest
-    node's link, 0 with a single node. `memory_bytes` come on top of DDP's memory. With `at_most`, a part of
-    the bytes is assumed (`gradwire.engine.forecast`). `codec` is "stated" if the user gave the codec's cost,
-    else "free". With `two_levels`, the ranks of a node add up first (`attach(nodes=…)`).
+    communication. `exposed_s` is what an exchange adds to its step. `wire_bytes` are the bytes per rank and
+    exchange, and `day_bytes` those per rank in a day of training. `node_bytes` are those over the busiest
+    node's link and exchange, 0 with a single node. `memory_bytes` come on top of DDP's memory. With
+    `at_most`, a part of the bytes is assumed (`gradwire.engine.forecast`). `codec` is "stated" if the user
+    gave the codec's cost, else "free". With `two_levels`, the ranks of a node add up first
+    (`attach(nodes=…)`).
     """
 
     recipe: str
     step_s: float
     share_of_linear: float
+    exposed_s: float
     wire_bytes: float
     node_bytes: float
+    day_bytes: float
     memory_bytes: float
     at_most: bool
     codec: str
@@ -86,9 +96,11 @@ class Candidate:
 class Plan:
     """The candidates, the fastest first, with a recommendation. All of it is predicted.
 
-    `ccr` is the time of a dense all-reduce divided by that of the backward pass. `auto` is the choice that
-    the recipe of that name should make, and `why` its reason. `worthwhile` is false if compression should
-    gain nothing measurable. `advice` says that in a sentence.
+    With `every` above 1, candidates exchange what as many local steps have changed; `dense_s`, `ccr` and
+    `auto` are about an exchange in each step, to compare. `ccr` is the time of a dense all-reduce divided by
+    that of the backward pass. `auto` is the choice that the recipe of that name should make, and `why` its
+    reason. `worthwhile` is false if compression should gain nothing measurable. `advice` says that in a
+    sentence.
     """
 
     model: str
@@ -96,6 +108,7 @@ class Plan:
     parameters: int
     workers: int
     nodes: int
+    every: int
     compute_s: float
     dense_s: float
     ccr: float
@@ -118,6 +131,8 @@ class Plan:
 
     def __str__(self) -> str:
         nodes = "" if self.nodes == self.workers else f" on {self.nodes} nodes"
+        if self.every > 1:
+            return self._of_rounds()
         lines = [
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
             f"{self.workers} ranks{nodes}",
@@ -142,6 +157,29 @@ class Plan:
             lines += ["", "* near-lossless frames depend on the values; their length is assumed"]
         return "\n".join(lines)
 
+    def _of_rounds(self) -> str:
+        lines = [
+            f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
+            f"{self.workers} replicas, a round after {self.every} local steps",
+            f"  {self.source}",
+            f"  step without communication {_ms(self.compute_s)}; an exchange in each step: dense "
+            f"{_ms(self.dense_s)}, CCR {self.ccr:.2f}",
+            f"  {self.advice}",
+            "",
+            f"{'recipe':<28} {'step':>10} {'linear':>7} {'round':>10} {'hidden by':>10} {'sent':>9} "
+            f"{'a day':>9}  codec",
+        ]
+        for each in self.candidates:
+            steps = math.ceil(each.exposed_s / self.compute_s)
+            hidden = f"delay={steps}" if steps < self.every else "-"
+            lines.append(
+                f"{each.recipe:<28} {_ms(each.step_s):>10} {each.share_of_linear:>7.0%} "
+                f"{_ms(each.exposed_s):>10} {hidden:>10} {_mb(each.wire_bytes):>9} {_mb(each.day_bytes):>9}  "
+                f"{each.codec}"
+            )
+        told = "round: what it adds to its step; sent: per replica and round; a day: per replica"
+        return "\n".join([*lines, "", told, "local steps are another algorithm, whose loss is not predicted"])
+
 
 def plan(
     model: str | Profile | nn.Module,
@@ -156,7 +194,8 @@ def plan(
     inside_delay_s: float = 0.0,
     overlap: bool = True,
     target: float = 0.95,
-    candidates: Sequence[str] = CANDIDATES,
+    every: int = 1,
+    candidates: Sequence[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
 ) -> Plan:
     """Predict how long a step takes with each candidate recipe on a cluster; a pure function.
@@ -175,6 +214,8 @@ def plan(
         inside_delay_s: one-way delay inside a node.
         overlap: whether gradients travel during the backward pass. Without overlap, all are ready at its end.
         target: the share of linear that `auto` aims at.
+        every: local steps from one exchange to the next. Above 1, each worker is a whole replica, and its
+            step includes all that its own ranks exchange. Nothing of a round is hidden.
         candidates: recipes with fixed options.
         codecs: the costs of encoding and decoding, by recipe.
 
@@ -186,19 +227,24 @@ def plan(
     >>> slow = plan("resnet50", workers=4, rate_bit_per_s=1e9, step_s=0.18)
     >>> slow.worthwhile, round(slow.ccr, 1)
     (True, 10.2)
+    >>> rounds = plan("gpt2", workers=2, rate_bit_per_s=1e8, delay_s=0.05, step_s=0.5, every=30)
+    >>> [f"{each.recipe}: {each.step_s:.2f} s" for each in rounds.candidates[::5]]
+    ['sparseloco: 0.51 s', 'dense: 1.83 s']
     """
+    candidates = (CANDIDATES if every == 1 else BETWEEN_ROUNDS) if candidates is None else candidates
     if workers < 2:
         raise ValueError(f"workers={workers}: on a single rank nothing is sent")
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
+    if every < 1 or (every > 1 and per_node > 1):
+        raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
     if not candidates:
         raise ValueError("candidates=[]: there is nothing to compare")
     inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
     cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, inside)
     profile = profile_of(model)
-    return _compared(
-        profile, backward_of(profile, step_s, backward_s, overlap), cluster, target, candidates, codecs or {}
-    )
+    backward = backward_of(profile, step_s, backward_s, overlap)
+    return _compared(profile, backward, cluster, target, every, candidates, codecs or {})
 
 
 def _compared(
@@ -206,12 +252,13 @@ def _compared(
     backward: Backward,
     cluster: Cluster,
     target: float,
+    every: int,
     candidates: Sequence[str],
     codecs: Mapping[str, CodecCost],
 ) -> Plan:
     known = {steady(text, "codecs").text: cost for text, cost in codecs.items()}
     foresee = partial(_candidate, specs_of_profile(profile), backward, cluster, known)
-    rows = [foresee(text) for text in candidates]
+    rows = [foresee(text, every=every) for text in candidates]
     if 1 < cluster.per_node < cluster.workers:
         rows += [foresee(text, two_levels=True) for text in candidates]
     rows.sort(key=lambda row: row.step_s)
@@ -233,6 +280,7 @@ def _compared(
         parameters=profile.parameters,
         workers=cluster.workers,
         nodes=cluster.nodes,
+        every=every,
         compute_s=backward.before_s + backward.total_s,
         dense_s=dense_s,
         ccr=facts.ccr,
@@ -273,6 +321,11 @@ def backward_of(profile: Profile, step_s: float, backward_s: float | None, overl
     return ready_of(profile, step_s - backward_s, backward_s, overlap)
 
 
+def at_its_end(backward: Backward) -> Backward:
+    """The same pass with everything ready at its end, as what local steps have changed."""
+    return replace(backward, ready_s=(backward.total_s,) * len(backward.numel))
+
+
 def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
     """A link by its rate and its one-way delay."""
     if not rate_bit_per_s > 0.0 or not 0.0 <= delay_s < float("inf"):
@@ -287,18 +340,22 @@ def _candidate(
     codecs: Mapping[str, CodecCost],
     text: str,
     *,
+    every: int = 1,
     two_levels: bool = False,
 ) -> Candidate:
     composition = steady(text, "candidate")
     codec = codecs.get(composition.text)
-    found = forecast(composition, specs, backward, cluster, codec, two_levels=two_levels)
-    step_s = found.step_s()
+    ready = backward if every == 1 else at_its_end(backward)
+    found = forecast(composition, specs, ready, cluster, codec, two_levels=two_levels)
+    step_s = found.mean_step_s(every)
     return Candidate(
         recipe=text,
         step_s=step_s,
         share_of_linear=found.compute_s / step_s,
+        exposed_s=found.exposed_s,
         wire_bytes=found.wire_bytes,
         node_bytes=found.node_bytes,
+        day_bytes=DAY_S / (every * step_s) * found.wire_bytes,
         memory_bytes=found.memory_bytes,
         at_most=found.at_most,
         codec="free" if codec is None else "stated",

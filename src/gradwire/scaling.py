@@ -9,6 +9,7 @@ It makes the assumptions of `gradwire.plan` (`gradwire.advising`), and two more:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from gradwire.advising import backward_of, link_of, profile_of
+from gradwire.advising import BETWEEN_ROUNDS, DAY_S, at_its_end, backward_of, link_of, profile_of
 from gradwire.arena import ParameterSpec
 from gradwire.engine.forecast import forecast, specs_of_profile
 from gradwire.planning.cluster import Cluster, slowest
@@ -41,16 +42,19 @@ NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more tha
 class Outcome:
     """One recipe on `workers` workers: the mean step, and the speed per rank against a rank alone.
 
-    `wire_bytes` are sent per rank and step; `memory_bytes` come on top of DDP's. There are three `warnings`.
-    A recipe "does not fit" into the stated memory, its "bytes grow with workers" where an all-reduce's hardly
-    do, or it "sends more than dense".
+    `exposed_s` is what an exchange adds to its step. `wire_bytes` are sent per rank and exchange, `day_bytes`
+    per rank in a day. `memory_bytes` come on top of DDP's. There are three `warnings`. A recipe "does not
+    fit" into the stated memory, its "bytes grow with workers" where an all-reduce's hardly do, or it "sends
+    more than dense".
     """
 
     recipe: str
     workers: int
     step_s: float
     efficiency: float
+    exposed_s: float
     wire_bytes: float
+    day_bytes: float
     memory_bytes: float
     at_most: bool
     codec: str
@@ -67,6 +71,7 @@ class Simulation:
     model: str
     source: str
     parameters: int
+    every: int
     compute_s: float
     stragglers: float
     seed: int
@@ -90,7 +95,8 @@ class Simulation:
 
     def __str__(self) -> str:
         width = max(map(len, [*self.curves, "no communication"]))
-        late = f", stragglers {self.stragglers:g} (seed {self.seed})" if self.stragglers else ""
+        rounds = f", a round after {self.every} local steps" if self.every > 1 else ""
+        late = f"{rounds}, stragglers {self.stragglers:g} (seed {self.seed})" if self.stragglers else rounds
         lines = [
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
             f"{self.compute_s * 1e3:.0f} ms without communication{late}",
@@ -129,6 +135,7 @@ def simulate(
     inside_bit_per_s: float | None = None,
     inside_delay_s: float = 0.0,
     overlap: bool = True,
+    every: int = 1,
     stragglers: float = 0.0,
     seed: int = 0,
     memory_bytes: float = MEMORY_BYTES,
@@ -142,9 +149,11 @@ def simulate(
     Args:
         workers: the number of ranks in each world. A world of up to `per_node` ranks is one node.
         stragglers: standard deviation of the logarithm of a rank's computing time, drawn anew in each step.
+            Over `every` local steps such times add up, and their sum varies √every times less.
         seed: the seed of the draws.
         memory_bytes: the memory that a rank has on top of what DDP takes.
-        candidates: recipes with fixed options; all by default.
+        candidates: recipes with fixed options. All by default, or with `every` above 1 those that `plan`
+            compares.
 
     Raises `ValueError` in the same cases as `plan`.
 
@@ -156,26 +165,34 @@ def simulate(
     """
     worlds = tuple(sorted(set(workers)))
     known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
+    if every < 1 or (every > 1 and per_node > 1):
+        raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
     if min(worlds, default=0) < 2:
         raise ValueError(f"workers={list(workers)}: give numbers of ranks from 2 on")
     inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
     link = link_of(rate_bit_per_s, delay_s)
     clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]
-    late = [slowest(stragglers, world, STEPS if stragglers else 1, seed) for world in worlds]
+    spread = stragglers / math.sqrt(every)
+    late = [slowest(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
     profile = profile_of(model)
     backward = backward_of(profile, step_s, backward_s, overlap)
-    foresee = partial(_forecast, specs_of_profile(profile), backward, known)
-    texts = fixed_recipes() if candidates is None else candidates
+    ready = backward if every == 1 else at_its_end(backward)
+    foresee = partial(_forecast, specs_of_profile(profile), ready, known)
+    usual = fixed_recipes() if every == 1 else BETWEEN_ROUNDS
+    texts = usual if candidates is None else candidates
     return Simulation(
         model=profile.model,
         source=profile.source,
         parameters=profile.parameters,
+        every=every,
         compute_s=step_s,
         stragglers=stragglers,
         seed=seed,
         workers=worlds,
         alone=tuple(1.0 / fmean(factors) for factors in late),
-        outcomes=_outcomes(foresee, texts, list(zip(clusters, late, strict=True)), memory_bytes, known),
+        outcomes=_outcomes(
+            foresee, texts, every, list(zip(clusters, late, strict=True)), memory_bytes, known
+        ),
     )
 
 
@@ -197,6 +214,7 @@ def _forecast(
 def _outcomes(
     foresee: Foresee,
     texts: Sequence[str],
+    every: int,
     worlds: Worlds,
     memory_bytes: float,
     codecs: Mapping[str, CodecCost],
@@ -209,13 +227,15 @@ def _outcomes(
         of_two = foresee(text, Cluster(2, worlds[0][0].link)).wire_bytes
         for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
             found = foresee(text, cluster)
-            step_s = fmean(map(found.step_s, late))
+            step_s = fmean(found.mean_step_s(every, slowed) for slowed in late)
             outcome = Outcome(
                 recipe=text,
                 workers=cluster.workers,
                 step_s=step_s,
                 efficiency=found.compute_s / step_s,
+                exposed_s=found.exposed_s,
                 wire_bytes=found.wire_bytes,
+                day_bytes=DAY_S / (every * step_s) * found.wire_bytes,
                 memory_bytes=found.memory_bytes,
                 at_most=found.at_most,
                 codec=codec,

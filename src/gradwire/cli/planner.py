@@ -26,6 +26,7 @@ Backward = Annotated[
     str | None, typer.Option(help="Time of the backward pass; by default two thirds of --step.")
 ]
 Overlap = Annotated[bool, typer.Option(help="Whether gradients travel during the backward pass.")]
+Every = Annotated[int, typer.Option(help="Local steps from one exchange to the next, as in DiLoCo.")]
 Recipes = Annotated[
     str | None, typer.Option(help="Recipes instead of the usual ones, separated by semicolons.")
 ]
@@ -49,6 +50,7 @@ def plan(
     backward: Backward = None,
     overlap: Overlap = True,
     target: Annotated[float, typer.Option(help="Share of linear that auto aims at.")] = 0.95,
+    every: Every = 1,
     recipes: Recipes = None,
     codec: Codec = "cached",
     json_path: Json = None,
@@ -59,11 +61,16 @@ def plan(
     """
     try:
         check_folder(json_path)
-        texts = texts_of(recipes, advising.CANDIDATES)
+        texts = texts_of(recipes, advising.CANDIDATES if every == 1 else advising.BETWEEN_ROUNDS)
         found = _planned(
             model_of(model, shapes),
             places(workers, nodes, per_node),
-            {**links(rate, delay, inside, inside_delay), "target": target, "overlap": overlap},
+            {
+                **links(rate, delay, inside, inside_delay),
+                "target": target,
+                "overlap": overlap,
+                "every": every,
+            },
             (time_s(step), None if backward is None else time_s(backward)),
             texts,
             codec,

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from gradwire import scaling
+from gradwire import advising, scaling
 from gradwire.cli.beforehand import check_extra, check_folder
 from gradwire.cli.planner import (
     Backward,
     Codec,
     Delay,
+    Every,
     Inside,
     InsideDelay,
     Json,
@@ -46,6 +47,7 @@ def simulate(
     inside_delay: InsideDelay = "0s",
     backward: Backward = None,
     overlap: Overlap = True,
+    every: Every = 1,
     stragglers: Annotated[float, typer.Option(help="Spread of a rank's computing time, such as 0.1.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the stragglers' times.")] = 0,
     memory: Annotated[float, typer.Option(help="GiB that a rank has on top of what DDP takes.")] = 16.0,
@@ -62,7 +64,7 @@ def simulate(
         check_extra("matplotlib", "a picture")
     try:
         check_folder(picture, json_path)
-        texts = texts_of(recipes, scaling.fixed_recipes())
+        texts = texts_of(recipes, scaling.fixed_recipes() if every == 1 else advising.BETWEEN_ROUNDS)
         found = scaling.simulate(
             model_of(model, shapes),
             workers=worlds(workers),
@@ -75,6 +77,7 @@ def simulate(
             seed=seed,
             memory_bytes=memory * 2**30,
             overlap=overlap,
+            every=every,
             **links(rate, delay, inside, inside_delay),
         )
         if picture is not None:

@@ -95,6 +95,17 @@ class Forecast:
         ]
 
     @property
+    def exposed_s(self) -> float:
+        """What communication and codecs add to a step."""
+        return self.step_s() - self.compute_s
+
+    def mean_step_s(self, every: int, slowed: float = 1.0) -> float:
+        """The mean step if only one in `every` ends in an exchange, which adds all that it exposes."""
+        if every == 1:
+            return self.step_s(slowed)
+        return slowed * self.compute_s + self.exposed_s / every
+
+    @property
     def work_s(self) -> float:
         """Processor time beside the computation: encoding, decoding, and what calls and bytes take."""
         coded_s = fmean(

@@ -16,12 +16,12 @@ from gradwire.planning.shapes import Profile
 WORDS = ["--rate", "1gbit", "--delay", "1ms", "--step", "180ms", "--codec", "free"]
 RESNET = ["plan", "--model", "resnet50", *WORDS]
 KEYS = [
-    *("advice", "auto", "candidates", "ccr", "codec_source", "compute_s", "dense_s", "fastest", "model"),
-    *("nodes", "parameters", "predicted", "source", "target", "why", "workers", "worthwhile"),
+    *("advice", "auto", "candidates", "ccr", "codec_source", "compute_s", "dense_s", "every", "fastest"),
+    *("model", "nodes", "parameters", "predicted", "source", "target", "why", "workers", "worthwhile"),
 ]
 ROW = [
-    *("at_most", "codec", "memory_bytes", "node_bytes", "recipe", "share_of_linear", "step_s"),
-    *("two_levels", "wire_bytes"),
+    *("at_most", "codec", "day_bytes", "exposed_s", "memory_bytes", "node_bytes", "recipe"),
+    *("share_of_linear", "step_s", "two_levels", "wire_bytes"),
 ]
 
 
@@ -47,6 +47,15 @@ def test_text_and_file(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == document(*RESNET, "--workers", "4")
 
 
+def test_rounds_of_local_steps() -> None:
+    done = CliRunner().invoke(app, [*RESNET, "--workers", "2", "--every", "30"])
+    assert done.stdout.startswith(
+        "predicted, not measured: resnet50, 25.6 M parameters, 2 replicas, a round after 30 local steps"
+    )
+    assert "sparseloco" in done.stdout
+    assert document(*RESNET, "--workers", "2", "--every", "30")["every"] == 30
+
+
 def test_nodes_give_the_ranks_and_their_link_inside() -> None:
     found = document(*RESNET, "--nodes", "4", "--per-node", "8", "--inside", "200gbit")
     assert (found["workers"], found["nodes"]) == (32, 4)
@@ -64,6 +73,7 @@ def test_nodes_give_the_ranks_and_their_link_inside() -> None:
         ([*RESNET, "--workers", "4", "--codec", "none.json"], "probe --codecs"),
         ([*RESNET, "--workers", "4", "--recipes", "int9"], "int9"),
         ([*RESNET, "--workers", "4", "--rate", "1GB"], "1GB"),
+        ([*RESNET, "--workers", "4", "--every", "0"], "every=0"),
     ],
 )
 def test_refused_in_a_sentence(words: list[str], said: str) -> None:

@@ -14,12 +14,12 @@ from gradwire.cli.simulator import worlds
 WORDS = ["simulate", "--model", "resnet18", "--rate", "10gbit", "--step", "100ms", "--codec", "free"]
 FEW = [*WORDS, "--workers", "4,64", "--recipes", "dense;topk"]
 KEYS = [
-    *("alone", "codec_source", "compute_s", "model", "outcomes", "parameters", "predicted", "seed", "source"),
-    *("stragglers", "workers"),
+    *("alone", "codec_source", "compute_s", "every", "model", "outcomes", "parameters", "predicted", "seed"),
+    *("source", "stragglers", "workers"),
 ]
 ROW = [
-    *("at_most", "codec", "efficiency", "memory_bytes", "recipe", "step_s", "warnings", "wire_bytes"),
-    "workers",
+    *("at_most", "codec", "day_bytes", "efficiency", "exposed_s", "memory_bytes", "recipe", "step_s"),
+    *("warnings", "wire_bytes", "workers"),
 ]
 
 
@@ -32,6 +32,13 @@ def test_keys_of_the_document() -> None:
     assert [(row["recipe"], row["workers"]) for row in found["outcomes"]] == [
         *(("dense", 4), ("dense", 64), ("topk", 4), ("topk", 64)),
     ]
+
+
+def test_rounds_of_local_steps() -> None:
+    done = CliRunner().invoke(app, [*WORDS, "--workers", "2..8", "--every", "30"])
+    assert done.exit_code == 0, done.output
+    assert "a round after 30 local steps" in done.stdout
+    assert "sparseloco" in done.stdout
 
 
 def test_table_plot_and_picture(tmp_path: Path) -> None:

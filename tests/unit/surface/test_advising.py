@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import gradwire
-from gradwire.advising import CANDIDATES, profile_of
+from gradwire.advising import BETWEEN_ROUNDS, CANDIDATES, profile_of
 from gradwire.decide.choice import LATE
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import load
@@ -142,11 +142,31 @@ def test_auto_is_expected_to_stay_within_its_limit_and_the_plan_says_what_more_w
         ({"candidates": []}, "nothing to compare"),
         ({"per_node": 3}, "do not fill"),
         ({"per_node": 2}, "link inside"),
+        ({"every": 0}, "every=0"),
+        ({"every": 2, "per_node": 2, "inside_bit_per_s": 1e10}, "each worker is a replica"),
     ],
 )
 def test_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         gradwire.plan("resnet50", **{**SLOW, **changed})
+
+
+def test_a_round_is_shared_by_the_local_steps_before_it_and_hides_behind_nothing() -> None:
+    far: dict[str, Any] = {"workers": 2, "rate_bit_per_s": 1e8, "delay_s": 0.05, "step_s": 0.5}
+    at_the_end = gradwire.plan("gpt2", **far, overlap=False, candidates=BETWEEN_ROUNDS)
+    found = gradwire.plan("gpt2", **far, every=30)
+    once = {each.recipe: each for each in at_the_end.candidates}
+    assert sorted(once) == sorted(each.recipe for each in found.candidates)
+    for each in found.candidates:
+        same = once[each.recipe]
+        assert each.exposed_s == pytest.approx(same.step_s - 0.5, rel=1e-9)
+        assert each.step_s == pytest.approx(0.5 + each.exposed_s / 30, rel=1e-9)
+        assert each.wire_bytes == same.wire_bytes
+        # A day has 86,400 s / (30 steps) rounds.
+        assert each.day_bytes == pytest.approx(each.wire_bytes * 86_400 / (30 * each.step_s), rel=1e-9)
+    assert found.dense_s == gradwire.plan("gpt2", **far, candidates=["dense"]).dense_s, (
+        "of an exchange a step"
+    )
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "planning.md"

@@ -28,6 +28,18 @@ def test_a_world_is_what_a_plan_of_it_says() -> None:
         assert (same.wire_bytes, same.memory_bytes) == (each.wire_bytes, each.memory_bytes)
 
 
+def test_rounds_of_local_steps_are_those_of_a_plan_and_wait_less_for_late_ranks() -> None:
+    plan = gradwire.plan("resnet50", **LINK, workers=64, every=30, candidates=FEW)
+    found = outcomes(every=30)
+    for each in plan.candidates:
+        same = found[each.recipe, 64]
+        assert (same.step_s, same.exposed_s, same.day_bytes) == (each.step_s, each.exposed_s, each.day_bytes)
+    alone = [
+        gradwire.simulate("resnet50", **LINK, workers=[64], stragglers=0.1, every=n).alone for n in (1, 30)
+    ]
+    assert alone[0] < alone[1]
+
+
 def test_more_workers_are_never_more_efficient() -> None:
     found = outcomes(workers=(2, 8, 32, 128, 512), stragglers=0.1)
     for text in FEW:
