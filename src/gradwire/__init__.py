@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from gradwire.exploring import Trial, explore
+    from gradwire.local_steps import OuterWire, outer
     from gradwire.recipes import Recipe, recipe
     from gradwire.report import Report
     from gradwire.scaling import Simulation, simulate
@@ -36,6 +37,7 @@ else:
         "gradwire.attaching": ["attach"],
         "gradwire.exploring": ["Trial", "explore"],
         "gradwire.engine.layout": ["by_size"],
+        "gradwire.local_steps": ["OuterWire", "outer"],
         "gradwire.report": ["Report"],
         "gradwire.scaling": ["Simulation", "simulate"],
         "gradwire.wire": ["Wire"],
@@ -69,6 +71,7 @@ else:
 __all__ = [
     "GradwireError",
     "GradwireWarning",
+    "OuterWire",
     "PeerFailed",
     "Plan",
     "RanksDisagree",
@@ -83,6 +86,7 @@ __all__ = [
     "attach",
     "by_size",
     "explore",
+    "outer",
     "plan",
     "recipe",
     "recipes",

@@ -22,7 +22,7 @@ from gradwire.engine.agree import OptimizerText, require_agreement, require_same
 from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
 from gradwire.engine.guard import Guard
-from gradwire.engine.layout import Policy, build, is_alone
+from gradwire.engine.layout import Layout, Policy, build, is_alone
 from gradwire.engine.preparing import prepare_for
 from gradwire.engine.shards import Shard
 from gradwire.engine.surroundings import Surroundings
@@ -134,16 +134,33 @@ def attach(
     asked = Configuration(
         recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every, checksums, skipped
     )
-    device, where = device_at(source.device), source.device
+    return Wire(carried(asked, source, optimizer, process_group, source.device))
+
+
+def carried(
+    asked: Configuration,
+    source: Source,
+    optimizer: object,
+    process_group: dist.ProcessGroup | None,
+    where: torch.device,
+) -> Attached:
+    """`source` with an engine of its own, on which all ranks agree. A collective.
+
+    `where` are the tensors that the model's own process group carries. Raises as `attach` does.
+    """
+    device, nodes = device_at(source.device), asked.nodes
     lines = connect(asked, source.group, process_group, device, where)
     everyone = lines.everyone
     with given_back_if_refused(*lines.groups):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(lines.groups[0]), everyone.rank)
         chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
-        require_agreement(asked.fingerprint(chosen, source, device.where), everyone)
-        require_same_optimizer(OptimizerText.of(optimizers), everyone)
+        using = source.using(optimizers)
+        require_agreement(asked.fingerprint(chosen, source, device.where) | source.facts(), everyone)
+        require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
         parts = _parts(source, lines)
-        streams = not checksums and can_stream(asked.placement, lines, source.group, process_group, where)
+        streams = not asked.checksums and can_stream(
+            asked.placement, lines, source.group, process_group, where
+        )
         if source.members is None and nodes is not None:
             table = agreed(kind_of(nodes), mine(), everyone)
             if table is not None and (
@@ -152,7 +169,7 @@ def attach(
                 parts = _on_nodes(nodes, table, lines)
         if not parts:
             lines = with_streams(asked, lines, source.group, process_group, where)
-    return _assemble(asked, chosen, source, optimizers, lines, parts)
+    return _assemble(asked, chosen, source, using, lines, parts)
 
 
 def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
@@ -231,7 +248,7 @@ def _assemble(
     optimizers: Optimizers,
     lines: Lines,
     parts: tuple[ProcessGroupComm, ...],
-) -> Wire:
+) -> Attached:
     def ended() -> None:
         for each in (*lines.comms, *parts):
             each.close()
@@ -264,7 +281,8 @@ def _assemble(
         uses=lambda: uses,
         shard=shard,
         buffers=source.passenger,
-        check=partial(check_momentum, optimizers=optimizers),
+        check=partial(_check_layout, source, optimizers),
+        beside=source.beside,
         prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
         link_seen=partial(_expect, parts[1] if parts else lines.cpu),
         guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),
@@ -293,7 +311,14 @@ def _assemble(
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, counted, scaled=asked.scaler is not None)
     backward.news.attached()
-    return Wire(Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker))
+    source.claim()
+    return Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker)
+
+
+def _check_layout(source: Source, optimizers: Optimizers, layout: Layout) -> None:
+    """Raise `ValueError` for a layout that does not suit the source or what uses its means."""
+    source.suits(layout)
+    check_momentum(layout, optimizers)
 
 
 def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
@@ -338,8 +363,9 @@ def _agreed_recipe(
         check_optimizers(optimizers, source.module)
         chosen = asked.validated(source)
         layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"), comm.world)
-        check_momentum(layout, optimizers)
-        warn_without_optimizer(layout, optimizers)
+        using = source.using(optimizers)
+        _check_layout(source, using, layout)
+        warn_without_optimizer(layout, using)
         also()
         OptimizerText.of(optimizers)  # which may raise, so not first where all ranks go on
     except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it

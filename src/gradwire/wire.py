@@ -352,6 +352,7 @@ class Wire:
         optimizers = self.attached.optimizers
 
         def check(layout: Layout) -> None:
+            self._source.suits(layout)
             check_momentum(layout, optimizers)
             warn_without_optimizer(layout, optimizers)
 

@@ -6,7 +6,7 @@ They are on the CPU: the comm is the engine's `control`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
@@ -105,7 +105,7 @@ class OptimizerText:
     options: dict[str, str]
 
     @classmethod
-    def of(cls, optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerText:
+    def of(cls, optimizers: Collection[torch.optim.Optimizer]) -> OptimizerText:
         """The texts of all optimizers, groups numbered through. Raises what a strange optimizer raises."""
         kinds = [f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" for optimizer in optimizers]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -30,6 +31,10 @@ Saved: TypeAlias = State | Sequence[State]
 
 Missing = Literal["refuse", "drop"]
 """Whether to refuse, or to drop, what is missing: states of old ranks, parameters that only one side has."""
+
+
+BESIDE = "source"
+"""The key of what the source has beside the engine's state (`Beside`), where it has something."""
 
 
 def keyed(state: State) -> dict[str, Any]:
@@ -60,13 +65,16 @@ def save(engine: Engine) -> dict[str, Any]:
     Gradients that no optimizer has used yet have left no trace in it, because a run that resumes has not got
     them.
     """
-    return _on_host(_copied(engine))
+    beside = engine.around.beside
+    return _on_host(_copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save())}))
 
 
 def _on_host(state: dict[str, Any]) -> dict[str, Any]:
     def moved(each: Any) -> Any:
         if isinstance(each, dict):
             return {key: moved(value) for key, value in each.items()}
+        if isinstance(each, list):
+            return [moved(value) for value in each]
         return each.cpu() if isinstance(each, Tensor) else each
 
     found: dict[str, Any] = moved(state)
@@ -118,10 +126,10 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
     Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
     """
-    shard = engine.around.shard
+    shard, beside = engine.around.shard, engine.around.beside
 
     def copied() -> tuple[dict[str, Any], list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        state = _copied(engine)
+        state = _copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save_mean())})
         planes = [state["memory"], *state["planes"].values()]
         return (
             state,
@@ -155,6 +163,8 @@ class _Ready:
 
     runs: Snapshot
     facts: Mapping[str, str]
+    take: Callable[[], None] = lambda: None
+    """Takes up what the source has beside it."""
     dropped: tuple[int, ...] = ()
     """Old ranks whose unsent gradient is lost."""
     changed: frozenset[str] = frozenset()
@@ -176,7 +186,7 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     mean = not all_fit(engine, saved) or mean
     ready, refusal = _prepared(engine, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
-    named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters"
+    named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters", BESIDE
     absent = dict.fromkeys(named, "none")
     try:
         mine = absent if ready is None else {**ready.facts, "changed parameters": str(sorted(ready.changed))}
@@ -191,6 +201,7 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     assert ready is not None, "or there would be a refusal"
     engine.restore(ready.runs)
     engine.begin_anew()
+    ready.take()
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
     _warn_of_dropped_ranks(ready)
@@ -220,14 +231,36 @@ def _prepared(
             states, changed = [each for each, _ in fits], changed.union(*(names for _, names in fits))
         for each in states:
             vetted(engine, each)
-        made = _made(engine, *_choose(engine, states, alone=alone, missing=missing, mean=mean))
-        return replace(made, changed=changed), None
+        chosen, dropped = _choose(engine, states, alone=alone, missing=missing, mean=mean)
+        text, take = _prepared_beside(engine, chosen, states)
+        made = _made(engine, chosen, dropped)
+        return replace(made, facts={**made.facts, BESIDE: text}, take=take, changed=changed), None
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...
         refusal = ValueError(f"this is not a state of gradwire, or it cannot be loaded: {error!r}")
         refusal.__cause__ = error
         return None, refusal
+
+
+def _prepared_beside(
+    engine: Engine, chosen: State, states: Sequence[State]
+) -> tuple[str, Callable[[], None]]:
+    """What takes up the source's part of the `chosen` state, which may be one of `states` or their mean."""
+    beside, here = engine.around.beside, engine.around.shard
+    held = [each for each in states if BESIDE in each]
+    if beside is None and not held:
+        return "none", lambda: None
+    if beside is None:
+        raise ValueError("state was saved with gradwire.outer, and this model is carried by attach")
+    if len(held) < len(states):
+        raise ValueError("state was saved with gradwire.attach, and this model is carried by outer")
+    own = any(chosen is each for each in states)
+    if own:
+        return beside.prepared(chosen[BESIDE], own=chosen["rank"] is not None)
+    # Ranks with other shards have other parameters of their own.
+    mine = [each for each in states if here is None or (each.get("shard") or (None,))[0] == here.number]
+    return beside.prepared((mine or states)[0][BESIDE], own=False)
 
 
 def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
@@ -261,7 +294,7 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
         + ("" if is_of_our_shard(engine, state) else ", of other shards"),
         "what exchanges keep": _digest(state["kept"]),
     }
-    return _Ready(engine.prepared(here, state["step"]), facts, tuple(dropped))
+    return _Ready(engine.prepared(here, state["step"]), facts, dropped=tuple(dropped))
 
 
 def _kind(state: State, dropped: Sequence[int]) -> str:

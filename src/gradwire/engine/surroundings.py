@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,23 @@ from gradwire.placement import Device, Placement
 from gradwire.planning.costs import Link
 
 Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
+
+
+class Beside(Protocol):
+    """State that checkpoints hold beside the engine's. Called between steps, on the engine's thread."""
+
+    def save(self) -> dict[str, Any]:
+        """This rank's state: tensors and plain values, which the caller copies."""
+
+    def save_mean(self) -> dict[str, Any]:
+        """What is the same on all ranks. Raises `ValueError` when that is not enough to go on from."""
+
+    def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
+        """What takes `saved` up, and a text about it that must be the same on all ranks; changes nothing.
+
+        `own` says whether it is this rank's, and not another one's or a mean. Raises `ValueError` where it
+        has no place here.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,8 @@ class Surroundings:
     """Compares the parameters of all ranks."""
     inspect: Inspect = lambda _lane, _unit, _x, _at: None
     """Sees every unit before its exchange."""
+    beside: Beside | None = None
+    """State of the source, for checkpoints."""
     shard: Shard | None = None
     """This rank's share of every parameter; `None` where parameters are whole."""
 

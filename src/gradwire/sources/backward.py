@@ -193,11 +193,22 @@ class Backward:
         if self.overlap and not self.engine.apart:
             self._post_held()
 
-    def close(self) -> None:
-        """All gradients of the step have been brought."""
+    def all_brought(self) -> None:
+        """All gradients of the step have been brought, outside a backward pass: `finish` waits for it."""
         self._held.append(self._taker.close)
         self._post_held()
         self._all_given = True
+
+    def finish(self) -> None:
+        """Outside a backward pass: return once the step has ended, and is resolved. Raises its error."""
+        self._wait_and_land()
+        self._raise_pending()
+        self.resolve()
+        self._tell()
+
+    def close(self) -> None:
+        """All gradients of the step have been brought, in a backward pass that waits at its end."""
+        self.all_brought()
         # Not before everything is there: a reentrant checkpoint nests backward passes, and at the end of an
         # inner one there may be gradients that only the outer one will deliver.
         try:
@@ -281,6 +292,14 @@ class Backward:
         self._source.land()
 
     def _wait(self) -> None:
+        self._wait_and_land()
+        if self._error is not None:
+            # After the wrapper's own callbacks, which it could not do without in the next step.
+            Variable._execution_engine.queue_callback(self._raise_pending)
+        else:  # after them too: by then `p.grad` holds the mean
+            Variable._execution_engine.queue_callback(self._tell)
+
+    def _wait_and_land(self) -> None:
         start_s = now_s()
         if profiler._is_profiler_enabled:
             with profiler.record_function("gradwire/wait"):
@@ -291,11 +310,6 @@ class Backward:
         self.engine.watch.end()
         self._placement.bringing.join()
         self._source.land()
-        if self._error is not None:
-            # After the wrapper's own callbacks, which it could not do without in the next step.
-            Variable._execution_engine.queue_callback(self._raise_pending)
-        else:  # after them too: by then `p.grad` holds the mean
-            Variable._execution_engine.queue_callback(self._tell)
 
     def _tell(self) -> None:
         self.steps.exchange_ended()

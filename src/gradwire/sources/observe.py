@@ -109,7 +109,7 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
                 tensor.register_hook(begin)  # type: ignore[no-untyped-call]  # torch has not typed it
                 break
         # Gradients may enter by any output, before those of parameters.
-        entered = _Once(backward.entered)
+        entered = Once(backward.entered)
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(entered)  # type: ignore[no-untyped-call]
@@ -117,7 +117,7 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
     return hook
 
 
-class _Once:
+class Once:
     """A hook on the outputs of one forward pass that calls `function` where the first gradient enters."""
 
     def __init__(self, function: Callable[[], None]) -> None:

@@ -47,7 +47,8 @@ class PlainParameters(Source):
         self.specs = specs_of(model)
         self.parameters = dict(model.named_parameters())
         self._replicas = replicas
-        self._rows: dict[str, int] = {}
+        self.rows: dict[str, int] = {}
+        """How many rows of a shard are here, where that is fewer than its shape says."""
         used = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         if not used:
             raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")
@@ -113,8 +114,8 @@ class PlainParameters(Source):
     def _spread_first(self) -> None:
         """Overwrite parameters and buffers by those of the first rank. Raises `TransportError`."""
         parameters = [self.local(parameter.detach()) for parameter in self.parameters.values()]
-        _spread(parameters, self._replicas)
-        _spread(list(self.model.buffers()), self.group)
+        spread(parameters, self._replicas)
+        spread(list(self.model.buffers()), self.group)
 
     # -- what a parameter's gradient is, for sources that keep it elsewhere
 
@@ -199,7 +200,7 @@ class PlainParameters(Source):
         self._fine = fine
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
         groups = assigned(self.specs, cap_for(total_bytes, fine=fine))
-        self._buckets = [Bucket(index, group, self.device, self._rows) for index, group in enumerate(groups)]
+        self._buckets = [Bucket(index, group, self.device, self.rows) for index, group in enumerate(groups)]
         self._homes = {entry.name: bucket for bucket in self._buckets for entry in bucket.entries}
 
     def _finish(self) -> None:
@@ -264,7 +265,7 @@ class PlainParameters(Source):
 
 
 @torch.no_grad()
-def _spread(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+def spread(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     comm = ProcessGroupComm(group)
     for tensor in tensors:
         flat = tensor.contiguous()

@@ -42,11 +42,11 @@ class ShardedParameters(PlainParameters):
     def __init__(self, model: nn.Module, replicas: dist.ProcessGroup) -> None:
         super().__init__(model, replicas)
         self._mesh = _mesh_of(self.parameters)
-        self._inside: dist.ProcessGroup = self._mesh.get_group()
-        parts = self._inside.size()
+        self.inside: dist.ProcessGroup = self._mesh.get_group()
+        parts = self.inside.size()
         self.specs = shards_of([replace(spec, stride=None) for spec in specs_of(model)], parts, by_rows=True)
         if parts > 1:
-            self._rows = {spec.name: self.local(self.parameters[spec.name]).shape[0] for spec in self.specs}
+            self.rows = {spec.name: self.local(self.parameters[spec.name]).shape[0] for spec in self.specs}
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -58,8 +58,13 @@ class ShardedParameters(PlainParameters):
     @property
     def members(self) -> tuple[Sequence[int], Sequence[int]]:
         """The mesh's ranks, and those of `replicas=`."""
-        inside = dist.get_process_group_ranks(self._inside)
+        inside = dist.get_process_group_ranks(self.inside)
         return inside, dist.get_process_group_ranks(self._replicas)
+
+    @property
+    def over(self) -> Sequence[int]:
+        """The ranks of `replicas=`."""
+        return self.members[1]
 
     def check(self) -> None:
         """Check as for plain modules; check that all are sharded by rows, without offload, over fitting
@@ -155,7 +160,7 @@ class ShardedParameters(PlainParameters):
         """What adds this rank's rows of `flat`, which is padded with zeros."""
         parameter = self.parameters[spec.name]
         assert isinstance(parameter, DTensor), "checked"
-        late = spec.shaped(flat)[: self._rows.get(spec.name)].to(parameter.dtype)
+        late = spec.shaped(flat)[: self.rows.get(spec.name)].to(parameter.dtype)
         if parameter.grad is None:
             return partial(setattr, parameter, "grad", self._sharded_as(parameter, late))
         return partial(self.local(parameter.grad).add_, late)

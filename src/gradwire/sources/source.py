@@ -14,13 +14,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.arena import ParameterSpec
+from gradwire.engine.layout import Layout
 from gradwire.engine.step import Passenger, Step
+from gradwire.engine.surroundings import Beside
 from gradwire.moment import Replicas, Replicated
 from gradwire.sources.known import Known
 from gradwire.unwrapping import Optimizers
 
 if TYPE_CHECKING:
     from gradwire.sources.backward import Backward
+
+
+_CARRIED: weakref.WeakKeyDictionary[
+    nn.Module, list[tuple[weakref.ref[nn.Module], type[Source], frozenset[int]]]
+]
+_CARRIED = weakref.WeakKeyDictionary()
+"""By module: what brings its gradients, of which model around it, and over which ranks."""
 
 
 class Source(ABC):
@@ -58,6 +67,8 @@ class Source(ABC):
     """The device of the gradients."""
     left_out: frozenset[str] = frozenset()
     """Names of parameters that a wrapper was told to ignore."""
+    beside: Beside | None = None
+    """State of its own, which checkpoints hold beside the engine's."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -92,8 +103,47 @@ class Source(ABC):
     def group(self) -> dist.ProcessGroup:
         """The model's own process group, over whose ranks the mean is taken."""
 
+    @property
+    def over(self) -> Sequence[int]:
+        """The ranks over which the mean is taken, by their global numbers."""
+        return dist.get_process_group_ranks(self.group)
+
+    def claim(self) -> None:
+        """From now on, nothing of another kind may average the same model over the same ranks."""
+        held = _CARRIED.setdefault(self.module, [])
+        held.append((weakref.ref(self.model), type(self), frozenset(self.over)))
+
+    def give_up(self) -> None:
+        """The inverse."""
+        held = _CARRIED.get(self.module, [])
+        held[:] = [each for each in held if each[0]() is not self.model]
+
+    def require_unclaimed(self) -> None:
+        """Raise `ValueError` where something of another kind averages this model over some of these ranks."""
+        mine = frozenset(self.over)
+        for model, kind, ranks in _CARRIED.get(self.module, []):
+            shared = sorted(ranks & mine)
+            if model() is not None and kind is not type(self) and (len(shared) > 1 or ranks == mine):
+                raise ValueError(
+                    f"this model is carried already, by its {kind.kind}, over ranks {shared}: attach() and "
+                    "outer() take one model each, or different ranks: attach inside a machine, outer between "
+                    "machines"
+                )
+
+    def using(self, optimizers: Optimizers) -> Optimizers:
+        """The optimizers that use the means, where the user's are `optimizers`."""
+        return optimizers
+
+    def suits(self, layout: Layout) -> None:
+        """Raise `ValueError` for a layout whose recipes cannot run here."""
+
+    def facts(self) -> dict[str, str]:
+        """What else must be the same on all ranks, by name."""
+        return {}
+
     def check(self) -> None:
         """Raise `ValueError` for a model whose gradients cannot be carried; all ranks hear of it."""
+        self.require_unclaimed()
         devices = sorted({str(each.device) for each in self.parameters.values() if each.requires_grad})
         if len(devices) > 1:
             raise ValueError(

@@ -167,7 +167,7 @@ class Steps:
         """The means are in `p.grad`, where a host can look at them."""
         if self._device.is_host:
             for record in self._records:
-                record.got_zeros = _are_zero(self._gradients(self._names_of(record)).values())
+                record.got_zeros = are_zero(self._gradients(self._names_of(record)).values())
 
     def drop(self) -> None:
         """The user leaves the step out: gradients that no optimizer has used are not used any more.
@@ -217,7 +217,7 @@ class Steps:
         first = self._first_gradient(record)
         if first is None or (record.used is not None and _same(first, record.used)):
             return  # nothing was used, or gradients that it had used before
-        if _are_zero(self._gradients(self._names_of(record)).values()):
+        if are_zero(self._gradients(self._names_of(record)).values()):
             return  # as where code lets an optimizer make its state
         if self._raises:
             raise GradwireError(_UNSEEN)
@@ -270,7 +270,7 @@ class Steps:
         """
         names = self._names_of(record)
         there = self._gradients(names)
-        if there and self._device.is_host and not record.got_zeros and _are_zero(there.values()):
+        if there and self._device.is_host and not record.got_zeros and are_zero(there.values()):
             return names
         return names - there.keys()
 
@@ -279,14 +279,14 @@ def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor]
     return one[0]() is other[0]() and one[1] == other[1]
 
 
-def _local(gradient: Tensor) -> Tensor:
+def local(gradient: Tensor) -> Tensor:
     """The part on this rank, of a sharded one."""
     to_local = getattr(gradient, "to_local", None)
-    local: Tensor = gradient if to_local is None else to_local()
-    return local.detach()
+    here: Tensor = gradient if to_local is None else to_local()
+    return here.detach()
 
 
-def _are_zero(gradients: Collection[Tensor]) -> bool:
+def are_zero(gradients: Collection[Tensor]) -> bool:
     """Whether all elements are; most often a glance at the first ones shows that they are not."""
-    local = [_local(each) for each in gradients]
-    return not any(bool(each.flatten()[:limit].any()) for limit in (_GLANCE, None) for each in local)
+    here = [local(each) for each in gradients]
+    return not any(bool(each.flatten()[:limit].any()) for limit in (_GLANCE, None) for each in here)

@@ -1,0 +1,668 @@
+"""Local steps: what replicas have learned since the last round comes as the gradient of shared parameters.
+
+Douillard et al. 2023 (DiLoCo, arXiv 2311.08105), algorithm 1: θ₀ are the shared parameters and θ a replica's
+own; Δ = θ₀ − θ is the gradient with which an outer optimizer steps on θ₀. `docs/outer.md` has the formulas of
+landing. What differs: Δ goes by any recipe, and may land later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.arena import ParameterSpec, specs_of
+from gradwire.engine.layout import Layout, Policy, chooser
+from gradwire.engine.step import Step
+from gradwire.errors import GradwireError
+from gradwire.kernels import LARGEST_GRADIENT
+from gradwire.sources.attempts import Attempts
+from gradwire.sources.backward import Backward
+from gradwire.sources.buckets import Bucket, assigned, cap_for
+from gradwire.sources.known import Known
+from gradwire.sources.plain import group_in, spread
+from gradwire.sources.sharded import ShardedParameters, is_sharded
+from gradwire.sources.source import Source
+from gradwire.sources.steps import local
+from gradwire.unwrapping import Optimizers, inside, optimizers_of, replicated_in
+
+_LOG = logging.getLogger("gradwire")
+
+OuterFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the optimizer of the shared parameters, which it is given."""
+
+WEIGHT = "gradwire: weight"
+"""In a round, beside parameters and buffers: does this replica count (1 or 0), has it finished (1 or 0)."""
+
+PATIENCE = 3
+"""After so many rounds in a row in which its parameters were not finite, a replica raises."""
+
+
+class LocalSteps(Source):
+    """Δ of a replica's parameters and buffers, in buckets as those of plain modules.
+
+    `parameters` are the shared ones, θ₀, which the outer optimizer steps. Δ is measured from an *anchor*:
+    what has landed, in the parameter's own type. For parameters in full precision that land at once, it is θ₀
+    itself. From leaving until landing, the anchor of one that lands later holds what was sent.
+    """
+
+    kind = "local steps"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        replicas: object,
+        optimizers: object,
+        make: OuterFactory,
+        *,
+        every: int,
+        delay: int,
+        on_host: bool = True,
+    ) -> None:
+        super().__init__(model)
+        self.beside = self
+        self.every, self.delay = every, delay
+        self.outer: torch.optim.Optimizer
+        """Made by `check`."""
+        self._given, self._make = optimizers, make
+        self._inner: Optimizers = ()
+        wrapped = inside(model)
+        self._shared_by: dist.ProcessGroup | None = None
+        """The ranks that hold this replica together, or alike."""
+        if isinstance(wrapped, DistributedDataParallel):
+            inner: nn.Module = wrapped.module
+            self._shared_by, self.left_out = wrapped.process_group, frozenset(wrapped.parameters_to_ignore)
+        else:
+            inner = replicated_in(model)
+        self._replicas = group_in(replicas)
+        self._shards = ShardedParameters(inner, self._replicas) if is_sharded(inner) else None
+        if self._shards is not None:
+            self._shared_by = self._shards.inside
+        trained = specs_of(inner, self.left_out) if self._shards is None else self._shards.specs
+        if not trained:
+            raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")
+        named = dict(inner.named_parameters())
+        self._own = {spec.name: named[spec.name] for spec in trained}
+        self.where = self._here(next(iter(self._own.values()))).device
+        self.device = torch.device("cpu") if on_host else self.where
+        buffers = {name: each for name, each in inner.named_buffers() if each.is_floating_point()}
+        averaged = [
+            ParameterSpec(name, tuple(each.shape), each.dtype, each.numel()) for name, each in buffers.items()
+        ]
+        weight = ParameterSpec(WEIGHT, (2,), torch.float32, 2)
+        self.specs = (*map(_wide, trained), *map(_wide, averaged), weight)
+        self._rows = {} if self._shards is None else self._shards.rows
+        self.parameters = {
+            spec.name: nn.Parameter(self._room(spec), requires_grad=spec.name in self._own)
+            for spec in self.specs
+        }
+        self._anchors: dict[str, Tensor] = {}
+        for name, each in (self._own | buffers).items():
+            shared = self.parameters[name].detach()
+            differs = each.dtype != shared.dtype or (delay > 0 and name in self._own)
+            self._anchors[name] = shared.clone() if differs else shared
+        self._buckets: list[Bucket] = []
+        self._fine: bool | None = None
+        self._shown: dict[str, Tensor] | None = None
+        self._unsound = 0
+        self.attempts = Attempts(self._own.values(), self._turn)
+        self._left_at = 0
+        """Attempted steps when the last round left."""
+        self._lands_at: int | None = None
+        """Attempted steps at which the round that is under way lands."""
+        self._step: Step | None = None
+        self._resumed: bool | None = None
+        """Of a round that was under way in a checkpoint: whether it lands. Its means are in the buckets."""
+
+    def _room(self, spec: ParameterSpec) -> Tensor:
+        """Zeros in the shape and order of the part of a parameter that is here."""
+        rows = self._rows.get(spec.name)
+        if rows is not None:
+            return torch.zeros(rows, *spec.shape[1:], dtype=spec.dtype, device=self.device)
+        return spec.shaped(torch.zeros(spec.numel, dtype=spec.dtype, device=self.device))
+
+    # -- who averages with whom
+
+    @property
+    def module(self) -> nn.Module:
+        """The module inside the wrappers."""
+        wrapped = inside(self.model)
+        found = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+        assert isinstance(found, nn.Module), "it was one"
+        return found
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """All ranks where some share a replica; else those of `replicas=`."""
+        if self._shards is None and self.machine is None:
+            return self._replicas
+        everyone = dist.group.WORLD
+        assert everyone is not None, "asked for after the default group was made"
+        return everyone
+
+    @property
+    def members(self) -> tuple[Sequence[int], Sequence[int]] | None:
+        """As for shards whose gradients are averaged."""
+        return None if self._shards is None else self._shards.members
+
+    @property
+    def over(self) -> Sequence[int]:
+        """The ranks of `replicas=`."""
+        return dist.get_process_group_ranks(self._replicas)
+
+    @property
+    def machine(self) -> Sequence[int] | None:
+        """The ranks that hold this replica alike, by DDP; `None` if it is this one alone, or has a shard."""
+        if self._shards is not None or self._shared_by is None or self._shared_by.size() == 1:
+            return None
+        return dist.get_process_group_ranks(self._shared_by)
+
+    def using(self, optimizers: Optimizers) -> Optimizers:
+        """The outer one."""
+        return (self.outer,)
+
+    def weighed(self, policy: Policy | None) -> Policy:
+        """`policy`, but buffers and weights travel whole."""
+        choose = chooser(policy)
+        return lambda spec: choose(spec) if spec.name in self._own else "dense"
+
+    def check(self) -> None:
+        """Check that ranks make up a grid, and that nothing else averages; make the outer optimizer."""
+        self.require_unclaimed()
+        if self._shards is not None:
+            self._shards.check()
+        for name, each in self._own.items():
+            if each.is_complex():
+                raise ValueError(f"parameter {name!r} is complex; keep it as two real ones")
+        if self.machine is not None:
+            mine, between, world = set(self.machine), set(self.over), dist.get_world_size()
+            if len(mine & between) != 1 or len(mine) * len(between) != world:
+                raise ValueError(
+                    f"DDP's process group has ranks {sorted(mine)}, and replicas= has {sorted(between)}: "
+                    f"they must have one rank in common, and make up all {world} ranks as a grid. Take both "
+                    "from one mesh: process_group=mesh.get_group('machine'), replicas=mesh['replicate']"
+                )
+        self._inner = optimizers_of(self._given)
+        if not self._inner:
+            raise ValueError("outer() counts an optimizer's steps: write outer(model, optimizer, …)")
+        shared = [self.parameters[name] for name in self._own]
+        self.outer = self._make(shared)
+        if not isinstance(self.outer, torch.optim.Optimizer):
+            raise ValueError(
+                f"outer= made a {type(self.outer).__name__}; it takes a function that makes an optimizer of "
+                "the parameters that it is given: outer=lambda given: torch.optim.SGD(given, lr=1.0)"
+            )
+        stepped = {id(each) for group in self.outer.param_groups for each in group["params"]}
+        if stepped != set(map(id, shared)):
+            raise ValueError("outer= made an optimizer of other parameters than those that it was given")
+
+    def suits(self, layout: Layout) -> None:
+        """Raise `ValueError` for recipes whose numbers are about steps, or about an optimizer's state."""
+        main = layout.main
+        if main.next is not None or main.watch is not None:
+            raise ValueError(
+                f"{main.text} measures steps before or while it runs, and its limits are about steps, not "
+                "rounds: name a fixed recipe, such as 'int4' or 'topk(ratio=0.02)'"
+            )
+        exchanges = [*(lane.exchange for lane in layout.lanes), *layout.direct.values()]
+        if any(each.laws.asks_optimizer for each in exchanges):
+            raise ValueError(
+                f"{main.text} reads the state of the optimizer that uses the gradients, but between rounds "
+                "every replica has an optimizer of its own: choose another recipe"
+            )
+
+    def facts(self) -> dict[str, str]:
+        """What `outer` was given."""
+        return {"every": str(self.every), "delay": str(self.delay)}
+
+    def buffers_text(self) -> str:
+        """Shapes and types of all."""
+        return ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.module.buffers())
+
+    def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
+        """Give all ranks the first one's parameters and buffers, and follow the optimizers."""
+        self._backward = backward
+        module = self.module
+        self._trained = Known(dict(module.named_parameters()), list(self._own), self.left_out)
+        apart = self.group if self._shards is None else self._replicas
+        spread([self._here(each) for each in self._own.values()], apart)
+        spread(list(module.buffers()), self.group)
+        with torch.no_grad():
+            for _name, own, shared, anchor in self._tensors():
+                shared.copy_(own)
+                anchor.copy_(shared)
+        self.attempts.watch(self.model, self._inner)
+
+    def retire(self) -> None:
+        """Make no more rounds."""
+        self.attempts.retire()
+        self.give_up()
+
+    # -- a replica's own tensors
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor.detach() if self._shards is None else self._shards.local(tensor).detach()
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        """Name, this replica's own tensor, θ₀ and anchor, of all that travels.
+
+        Buffers are looked up: modules put new tensors in their place.
+        """
+        module = self.module
+        for name, anchor in self._anchors.items():
+            own = self._here(self._own[name]) if name in self._own else module.get_buffer(name)
+            yield name, own, self.parameters[name].detach(), anchor
+
+    @torch.no_grad()
+    def moor(self) -> None:
+        """This replica goes on from θ₀, which is now its anchor."""
+        for _name, own, shared, anchor in self._tensors():
+            _land(own, shared, anchor)
+        self._reshard()
+
+    def _reshard(self) -> None:
+        """FSDP may hold gathered parameters, which are out of date."""
+        if self._shards is not None:
+            for each in self.module.modules():
+                if (reshard := getattr(each, "reshard", None)) is not None:
+                    reshard()
+
+    @contextmanager
+    def showing_shared(self) -> Iterator[None]:
+        """Within it the model has θ₀; afterwards this replica's own parameters and buffers, bit for bit."""
+        if self._shown is not None:
+            raise GradwireError("the model has the shared parameters already")
+        with torch.no_grad():
+            self._shown = {}
+            for name, own, shared, _anchor in self._tensors():
+                self._shown[name] = own.clone()
+                own.copy_(shared)
+            self._reshard()
+        try:
+            yield
+        finally:
+            kept, self._shown = self._shown, None
+            with torch.no_grad():
+                for name, own, _shared, _anchor in self._tensors():
+                    own.copy_(kept[name])
+                self._reshard()
+
+    # -- when a round leaves and lands
+
+    @property
+    def is_mid_round(self) -> bool:
+        """Whether steps were attempted since the last round landed, or one is under way."""
+        return self.attempts.count % self.every != 0 or self._lands_at is not None
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether steps were attempted since the last round left."""
+        return self.attempts.count > self._left_at
+
+    def _turn(self) -> None:
+        """Another step has been attempted."""
+        if self._shown is not None:
+            raise GradwireError("a step was made inside wire.shared_parameters(), which is for evaluation")
+        count = self.attempts.count
+        if self._lands_at is not None and count >= self._lands_at:
+            self.arrive()
+        if count % self.every == 0:
+            self.leave()
+            if self.delay == 0:
+                self.arrive()
+
+    def leave(self, *, finished: bool = False) -> None:
+        """A round begins: bring Δ, and do not wait. Raises what `Backward.open` does.
+
+        A replica that has attempted nothing since the last one does not count.
+        """
+        backward, count = self._backward, self.attempts.count
+        backward.open()
+        backward.engine.watch.begin()
+        self._build()
+        bad, failure = "", None
+        try:
+            self._trained.require(self._current())
+            bad = self._pack()
+        except BaseException as error:  # peers wait for this rank
+            failure = error
+        if not self._is_sound_everywhere(sound=not bad):
+            failure = failure or self._begin_anew(bad or "something on another rank of this replica")
+            bad = bad or "another"
+        else:
+            self._unsound = 0
+        counts = self.has_learned and not bad and failure is None
+        if not counts:
+            for bucket in self._buckets:
+                bucket.buffer.zero_()
+        self._weight.copy_(torch.tensor([float(counts), float(finished)], device="cpu"))
+        if self.delay:
+            with torch.no_grad():
+                for name, own, _shared, anchor in self._tensors():
+                    if name in self._own:
+                        anchor.copy_(own)
+        self._left_at, self._lands_at = count, count + self.delay
+        for bucket in self._buckets:
+            bucket.failure, failure = failure, None
+            backward.bring(bucket.arrival)
+        backward.all_brought()
+
+    def arrive(self) -> bool:
+        """Wait for the round that is under way, and go on from what it brings; whether all have finished.
+
+        Raises the round's error. Then no rank lands, as where something was not finite.
+        """
+        lands, all_finished = self.receive()
+        if lands:
+            self.conclude()
+        return all_finished
+
+    def arrive_now(self) -> None:
+        """Land what is under way before it is due."""
+        if self._lands_at is not None:
+            self.arrive()
+
+    def receive(self) -> tuple[bool, bool]:
+        """Wait for the round: the mean Δ becomes the gradient of θ₀.
+
+        Returns whether it lands, and whether all replicas have finished. Raises the round's error.
+        """
+        self._lands_at, lands = None, False
+        try:
+            if self._resumed is None:
+                self._backward.finish()
+            lands = self._has_means
+        finally:
+            self._resumed = None
+            if not lands:
+                self._stay()
+        if not lands:
+            _LOG.warning(
+                "a round ended without a result, as something was not finite; the next brings it all"
+            )
+            return False, False
+        counted, finished, world = self._said()
+        if not counted:
+            self._stay()
+        for name, view in self._views() if counted else ():
+            if counted < world:
+                view.mul_(world / counted)
+            self.parameters[name].grad = view
+        return counted > 0, finished == world
+
+    def _said(self) -> tuple[int, int, int]:
+        """Of the replicas in the round that has come, as many count, have finished, and there are."""
+        world = self._backward.engine.comm.world
+        counted, finished = (round(float(each) * world) for each in self._weight)
+        return counted, finished, world
+
+    @torch.no_grad()
+    def conclude(self) -> None:
+        """The outer optimizer steps, and this replica goes on from θ₀′."""
+        for name, own, shared, anchor in self._tensors():
+            if name not in self._own:
+                shared.sub_(self.parameters[name].grad)  # type: ignore[arg-type]  # received
+                _land(own, shared, anchor)
+        self.outer.step()
+        for name, own, shared, anchor in self._tensors():
+            if name in self._own:
+                (_join if self.delay else _land)(own, shared, anchor)
+        for each in self.parameters.values():
+            each.grad = None
+        self._reshard()
+
+    def settle(self, step: Step) -> None:
+        """Keep the outcome."""
+        self._step = step
+
+    @torch.no_grad()
+    def _stay(self) -> None:
+        """Nothing lands: the next Δ is measured from θ₀ again, as it was before this round left."""
+        if self.delay:
+            for name, own, shared, anchor in self._tensors():
+                if name in self._own:
+                    anchor.copy_(shared.to(own.dtype))
+
+    # -- what is brought
+
+    def _current(self) -> Mapping[str, Tensor]:
+        """The module's parameters, as they are now."""
+        return dict(self.module.named_parameters()) if self._shards is None else self._shards.current()
+
+    def _build(self) -> None:
+        """Make buckets as what runs in this round wants them; on all ranks the same."""
+        fine = not self._backward.engine.layout.is_plain
+        if fine != self._fine:
+            self._fine = fine
+            total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
+            groups = assigned(self.specs, cap_for(total_bytes, fine=fine))
+            self._buckets = [
+                Bucket(index, group, self.device, self._rows) for index, group in enumerate(groups)
+            ]
+
+    def _views(self) -> Iterator[tuple[str, Tensor]]:
+        """Places in the buckets by name, but for the weight."""
+        for bucket in self._buckets:
+            for name, view in bucket.views.items():
+                if name != WEIGHT:
+                    yield name, view
+
+    @property
+    def _weight(self) -> Tensor:
+        return next(bucket.views[WEIGHT] for bucket in self._buckets if WEIGHT in bucket.views)
+
+    @torch.no_grad()
+    def _pack(self) -> str:
+        """Write Δ into the buckets; the name of a tensor in which it is not a number to be sent, or ""."""
+        if self._rows:
+            for bucket in self._buckets:
+                bucket.buffer.zero_()
+        views = dict(self._views())
+        found = ""
+        for name, own, _shared, anchor in self._tensors():
+            there = own.to(anchor.device)
+            torch.sub(anchor, there, out=views[name])
+            if name not in self._own:
+                views[name].masked_fill_(anchor == there, 0.0)  # as -inf in a mask
+            if views[name].numel():
+                low, high = views[name].aminmax()
+                if not (abs(float(low)) < LARGEST_GRADIENT and abs(float(high)) < LARGEST_GRADIENT):
+                    found = found or name
+        return found
+
+    def _is_sound_everywhere(self, *, sound: bool) -> bool:
+        """Whether all ranks that hold this replica say so."""
+        if self._shared_by is None or self._shared_by.size() == 1:
+            return sound
+        flag = torch.tensor(float(sound), device=self.where)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._shared_by)
+        return bool(flag)
+
+    def _begin_anew(self, name: str) -> BaseException | None:
+        """Take θ₀ back, as `name` is not finite. Returns the error of a replica that did so too often."""
+        self.moor()
+        for optimizer in self._inner:
+            _make_finite(optimizer)
+        self._unsound += 1
+        rank = dist.get_rank()
+        if self._unsound >= PATIENCE:
+            return GradwireError(
+                f"rank {rank}: {name} was not finite in {self._unsound} rounds in a row, although "
+                "this replica took the shared parameters back each time: look at its data and learning rate"
+            )
+        _LOG.warning(
+            "rank %d: %s is not finite: this replica takes the shared parameters back, and does not count in "
+            "this round",
+            rank,
+            name,
+        )
+        return None
+
+    def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
+        """What adds to the gradient of θ₀."""
+        late = spec.shaped(flat)[: self._rows.get(spec.name)] if self._rows else spec.shaped(flat)
+        shared = self.parameters[spec.name]
+        held = torch.zeros_like(shared) if shared.grad is None else shared.grad
+        summed = held + late
+        return lambda: setattr(shared, "grad", summed)
+
+    # -- checkpoints
+
+    def save(self) -> dict[str, Any]:
+        """Of this replica: its parameters, buffers and optimizers, θ₀, and the round that is under way."""
+        own = {name: each for name, each, _shared, _anchor in self._tensors()}
+        flight = None
+        if self._lands_at is not None:
+            counted, _finished, world = self._said() if self._has_means else (0, 0, 1)
+            scale = world / max(counted, 1)
+            means = {name: view * scale for name, view in self._views()} if counted else None
+            flight = {"lands_at": self._lands_at, "means": means}
+        return {
+            **self._save_shared(),
+            "own": own | dict(self.module.named_buffers()),
+            "anchors": self._anchors,
+            "inner": [optimizer.state_dict() for optimizer in self._inner],
+            "left_at": self._left_at,
+            "unsound": self._unsound,
+            "flight": flight,
+        }
+
+    @property
+    def _has_means(self) -> bool:
+        """Whether the round that is under way, and has ended, has brought something."""
+        return self._resumed if self._resumed is not None else bool(self._step and self._step.committed)
+
+    def _save_shared(self) -> dict[str, Any]:
+        shared = {name: self.parameters[name].detach() for name in self._anchors}
+        return {"attempts": self.attempts.count, "shared": shared, "optimizer": self.outer.state_dict()}
+
+    def save_mean(self) -> dict[str, Any]:
+        """θ₀ and the outer optimizer's state. Raises `ValueError` in the middle of a round."""
+        if self.is_mid_round:
+            raise ValueError(
+                f"{self.attempts.count} steps were attempted, which is in the middle of a round of "
+                f"{self.every}: what each replica has learned since would be lost. Save from one rank after "
+                "a round has landed, or call wire.save() on all ranks, at any time"
+            )
+        return self._save_shared()
+
+    def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
+        """What takes `saved` up. Of another rank's state, or a mean, that is θ₀ and optimizers only."""
+        _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._anchors})
+        _require_fits("the outer optimizer", saved["optimizer"], self.outer)
+        inner = saved.get("inner")
+        if inner is not None:
+            if len(inner) != len(self._inner):
+                raise ValueError(
+                    f"state has {len(inner)} optimizers, and outer() was given {len(self._inner)}"
+                )
+            for each, optimizer in zip(inner, self._inner, strict=True):
+                _require_fits("an optimizer", each, optimizer)
+        if own and "own" in saved:
+            tensors = {name: each for name, each, _shared, _anchor in self._tensors()}
+            tensors |= dict(self.module.named_buffers())
+            _require_like("parameters and buffers", saved["own"], tensors)
+            _require_like("anchors", saved["anchors"], self._anchors)
+        flight = saved.get("flight")
+        if flight is not None and flight["means"] is not None:
+            _require_like("means", flight["means"], {n: self.parameters[n] for n in self._anchors})
+        whole = own and "own" in saved
+        text = f"{saved['attempts'] % self.every} steps after a round, {flight is not None} {whole}"
+        return text, lambda: self._take_up(saved, whole=whole)
+
+    @torch.no_grad()
+    def _take_up(self, saved: Mapping[str, Any], *, whole: bool) -> None:
+        flight, count = saved.get("flight"), int(saved["attempts"])
+        for name, each in saved["shared"].items():
+            self.parameters[name].copy_(each)
+        self.outer.load_state_dict(saved["optimizer"])
+        for each, optimizer in zip(saved.get("inner", ()), self._inner, strict=False):
+            optimizer.load_state_dict(each)
+        self._lands_at = self._resumed = None
+        if flight is not None:
+            self._build()
+            self._weight.copy_(torch.tensor([1.0, 0.0], device="cpu"))
+            for name, view in self._views() if flight["means"] is not None else ():
+                view.copy_(flight["means"][name])
+            self._lands_at, self._resumed = flight["lands_at"], flight["means"] is not None
+        if whole:
+            buffers = dict(self.module.named_buffers())
+            tensors = buffers | {name: own for name, own, _shared, _anchor in self._tensors()}
+            for name, each in saved["own"].items():
+                tensors[name].copy_(each)
+            for name, each in saved["anchors"].items():
+                self._anchors[name].copy_(each)
+            self._reshard()
+            self._left_at, self._unsound = saved["left_at"], saved["unsound"]
+        else:
+            self.moor()
+            self.arrive_now()
+            self.moor()
+            count -= count % self.every
+            self._left_at, self._unsound = count, 0
+        self.attempts.forget(count)
+
+
+def _wide(spec: ParameterSpec) -> ParameterSpec:
+    """`spec` in the type in which it is summed."""
+    whole = None if spec.shard_of is None else _wide(spec.shard_of)
+    return replace(spec, dtype=spec.plane_dtype, shard_of=whole)
+
+
+def _land(own: Tensor, shared: Tensor, anchor: Tensor) -> None:
+    """θ := θ₀′, rounded to the parameter's type; Δ is measured from that."""
+    own.copy_(shared)
+    if anchor.data_ptr() != shared.data_ptr():
+        anchor.copy_(own)
+
+
+def _join(own: Tensor, shared: Tensor, anchor: Tensor) -> None:
+    """θ := θ + (θ₀′ − θ_sent), where the anchor holds θ_sent; Δ is measured from where θ would be, had it
+    learned nothing since.
+
+    >>> own, sent = torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0])
+    >>> _join(own, torch.tensor([10.0, 20.0]), sent)
+    >>> own, sent
+    (tensor([11., 20.]), tensor([10., 20.]))
+    """
+    before = own.to(anchor.device, anchor.dtype, copy=True)
+    stays = before == anchor
+    own.copy_(torch.where(stays, shared, before + (shared - anchor)))
+    after = own.to(anchor.device, anchor.dtype)
+    anchor.copy_(torch.where(stays, after, anchor + (after - before)))
+
+
+def _make_finite(optimizer: torch.optim.Optimizer) -> None:
+    """Begin the state of parameters anew of which some is not finite: zeros, as most optimizers begin."""
+    for state in optimizer.state.values():
+        tensors = {key: local(each) for key, each in state.items() if isinstance(each, Tensor)}
+        if all(bool(each.isfinite().all()) for each in tensors.values()):
+            continue
+        for each in tensors.values():
+            each.zero_()
+        if isinstance(state.get("step"), int | float):
+            state["step"] = 0
+
+
+def _require_like(what: str, saved: object, here: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` unless `saved` has tensors of the same names and shapes as are `here`."""
+    if not isinstance(saved, Mapping) or saved.keys() != here.keys():
+        raise ValueError(f"the state's {what} are not those of this model, by name")
+    for name, each in here.items():
+        if not isinstance(saved[name], Tensor) or saved[name].shape != each.shape:
+            raise ValueError(f"the state's {what} have another shape of {name!r} than this model")
+
+
+def _require_fits(what: str, saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ValueError` unless `saved` has the groups of `optimizer`."""
+    theirs = [len(group["params"]) for group in saved["param_groups"]]
+    ours = [len(group["params"]) for group in optimizer.param_groups]
+    if theirs != ours:
+        raise ValueError(f"the state of {what} has groups of {theirs} parameters, and here they have {ours}")

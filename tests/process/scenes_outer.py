@@ -1,0 +1,630 @@
+"""Scenes of local steps: beside an own DiLoCo, with every recipe, left out, resumed, not finite, refused."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import gradwire
+from gradwire import recipes
+from tests.support.models import batch, digest, optimizer_of, perceptron, same
+from tests.support.ranks import FOLDER
+
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+EVERY = 4
+plain_sgd: Make = partial(torch.optim.SGD, lr=1.0)
+
+
+def outer(model: nn.Module, optimizer: Any, recipe: str = "diloco", **options: Any) -> gradwire.OuterWire:
+    return gradwire.outer(
+        model, optimizer, recipe, **{"replicas": dist.group.WORLD, "every": EVERY} | options
+    )
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = batch(step)
+    dtype = next(model.parameters()).dtype
+    return nn.functional.mse_loss(model(inputs.to(dtype)), targets.to(dtype))
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    for step in numbers:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def shared(wire: gradwire.OuterWire, model: nn.Module) -> list[Tensor]:
+    with wire.shared_parameters():
+        return values(model)
+
+
+def from_all(tensor: Tensor) -> list[Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, tensor.contiguous())
+    return found
+
+
+def equal_on_all(tensors: list[Tensor]) -> bool:
+    return all(torch.equal(each, here) for here in tensors for each in from_all(here))
+
+
+def follows_attach() -> dict[str, Any]:
+    """A round after each step, which averages parameters: the mean of gradients, but for roundings."""
+    one, other = perceptron(1), perceptron(1)
+    mine, theirs = optimizer_of(one), optimizer_of(other)
+    gradwire.attach(other, theirs, "dense", replicas=dist.group.WORLD)
+    outer(one, mine, "dense", every=1, outer=plain_sgd)
+    apart = []
+    for step in range(8):
+        steps(one, mine, range(step, step + 1))
+        steps(other, theirs, range(step, step + 1))
+        errors = [float((a - b).abs().max()) for a, b in zip(values(one), values(other), strict=True)]
+        apart.append(max(errors))
+    largest = max(float(each.abs().max()) for each in values(one))
+    return {"apart": apart, "rounding": torch.finfo(torch.float32).eps / 2 * largest, "digest": digest(one)}
+
+
+class OwnDiLoCo:
+    """DiLoCo by the paper's formulas, with torch's own collectives; a round's result lands `delay` later."""
+
+    def __init__(self, model: nn.Module, delay: int = 0) -> None:
+        self.parameters, self.delay = list(model.parameters()), delay
+        self.shared = values(model)
+        self.momentum = [torch.zeros_like(each) for each in self.shared]
+        self.sent: list[Tensor] = []
+        self.count = 0
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self.count += 1
+        if self.sent and self.count % EVERY == self.delay:
+            self.land()
+        if self.count % EVERY == 0:
+            self.sent = [each.clone() for each in self.parameters]
+            if self.delay == 0:
+                self.land()
+
+    def land(self) -> None:
+        for parameter, start, m, sent in zip(
+            self.parameters, self.shared, self.momentum, self.sent, strict=True
+        ):
+            delta = torch.stack(from_all(start - sent)).mean(0)
+            m.mul_(0.9).add_(delta)
+            start.sub_(0.7 * (delta + 0.9 * m))
+            parameter.add_(start - sent)
+        self.sent = []
+
+
+def beside_own(delay: int) -> dict[str, Any]:
+    """Five rounds of both; how far apart, relative to how far both have gone."""
+    one, other = perceptron(2), perceptron(2)
+    begin = values(one)
+    mine, theirs = (torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (one, other))
+    wire = outer(one, mine, delay=delay)
+    own = OwnDiLoCo(other, delay)
+    for step in range(5 * EVERY + delay):
+        steps(one, mine, range(step, step + 1))
+        steps(other, theirs, range(step, step + 1))
+        own.after_step()
+    gone = torch.cat([(a - b).flatten() for a, b in zip(values(one), begin, strict=True)]).norm()
+    apart = [(a - b).flatten() for a, b in zip(values(one), values(other), strict=True)]
+    apart += [(a - b).flatten() for a, b in zip(shared(wire, one), own.shared, strict=True)]
+    return {"relative": float(torch.cat(apart).norm() / gone), "rounds": wire.report().step}
+
+
+REFUSED = {"auto", "flexible", "mergecomp"}
+FIXED = {
+    "covap": "covap(interval=2)",
+    "topk": "topk(ratio=0.1)",
+    "gcomp": "gcomp(rounding='lossless')",
+    "dgc": "dgc(momentum=0.9)",
+}
+
+
+def with_every_recipe() -> dict[str, Any]:
+    """Whether θ₀ is the same bits after each of three rounds, and moves; or why it was refused."""
+    found: dict[str, Any] = {}
+    for name in recipes.names():
+        if name == "sparseloco":  # of its own tests
+            continue
+        model = perceptron(3)
+        optimizer = optimizer_of(model)
+        make = plain_sgd if name in ("dgc", "signum") else None
+        try:
+            wire = outer(model, optimizer, FIXED.get(name, name), every=2, outer=make)
+        except ValueError as error:
+            found[name] = str(error)
+            continue
+        seen, alike = [shared(wire, model)], True
+        for round_ in range(3):
+            steps(model, optimizer, range(2 * round_, 2 * round_ + 2))
+            seen.append(shared(wire, model))
+            alike &= equal_on_all(seen[-1]) and same(seen[-1], values(model))
+        found[name] = {"alike": alike, "moves": not same(seen[0], seen[-1])}
+    return found
+
+
+def conservation() -> dict[str, Any]:
+    """What came over six rounds, beside what was applied and what is left; per element, and the bound."""
+    model = perceptron(4)
+    optimizer = optimizer_of(model)
+    before: list[Tensor] = []
+
+    def note(*_: Any) -> None:
+        before[:] = values(model)
+
+    optimizer.register_step_post_hook(note)
+    wire = outer(model, optimizer, "topk(ratio=0.05)", outer=plain_sgd)
+    start = shared(wire, model)
+    came = [torch.zeros_like(each, dtype=torch.float64) for each in start]
+    last, size = start, 0.0
+    for round_ in range(6):
+        steps(model, optimizer, range(EVERY * round_, EVERY * (round_ + 1)))
+        for total, theta0, theta in zip(came, last, before, strict=True):
+            total += torch.stack(from_all((theta0 - theta).double())).mean(0)
+            size = max(size, float(theta0.abs().max()))
+        last = shared(wire, model)
+    left = next(iter(wire.state_dict().values()))["memory"]
+    errors = []
+    for (name, _), total, first, end in zip(model.named_parameters(), came, start, last, strict=True):
+        rest = torch.stack(from_all(left[name].double())).mean(0) if name in left else torch.zeros(())
+        errors.append(float((total - (first.double() - end.double()) - rest).abs().max()))
+    return {"error": max(errors), "unit": size * torch.finfo(torch.float32).eps / 2, "remembers": len(left)}
+
+
+def at_rest(delay: int) -> dict[str, Any]:
+    """16-bit parameters that learn for two rounds, and then rest: θ₀ does not move by what rounding did."""
+    model = perceptron(5).bfloat16()
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "diloco", outer=partial(torch.optim.SGD, lr=0.7), delay=delay)
+    steps(model, optimizer, range(2 * EVERY))
+    optimizer.param_groups[0]["lr"] = 0.0
+    # One more round brings what was learned before the rest; a delayed one lands in the next.
+    steps(model, optimizer, range(2 * EVERY, 3 * EVERY + delay))
+    kept = [each.clone() for each in theta0(wire)]
+    steps(model, optimizer, range(3 * EVERY, 6 * EVERY))
+    fits = all(torch.equal(each, each.bfloat16().float()) for each in kept)
+    return {"stays": same(kept, theta0(wire)), "is rounded": not fits, "alike": equal_on_all(values(model))}
+
+
+def theta0(wire: gradwire.OuterWire) -> list[Tensor]:
+    groups = wire.outer_optimizer.param_groups
+    return [each.detach() for group in groups for each in group["params"]]
+
+
+def meeting() -> dict[str, Any]:
+    """With a delay, replicas that learn nothing after a round left have one set of parameters once it lands."""
+    model = perceptron(6)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "topk(ratio=0.1)", delay=2)
+    steps(model, optimizer, range(2 * EVERY))
+    apart = equal_on_all(values(model))
+    optimizer.param_groups[0]["lr"] = 0.0
+    steps(model, optimizer, range(2 * EVERY, 2 * EVERY + 1))
+    still = equal_on_all(values(model))
+    steps(model, optimizer, range(2 * EVERY + 1, 2 * EVERY + 2))
+    return {
+        "before": apart,
+        "still": still,
+        "after": equal_on_all(values(model)),
+        "shared": same(values(model), shared(wire, model)),
+    }
+
+
+class Normed(nn.Module):
+    """BatchNorm, a frozen layer, and a mask with -inf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = nn.Linear(32, 16), nn.BatchNorm1d(16)
+        self.frozen, self.head = nn.Linear(16, 16), nn.Linear(16, 8)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.add_(1 + dist.get_rank())
+        hidden = torch.tanh(self.frozen(self.norm(self.body(inputs))))
+        return self.head(hidden) + self.mask[0]
+
+
+def buffers() -> dict[str, Any]:
+    """Statistics become their mean; integers and what is frozen stay."""
+    torch.manual_seed(7 + dist.get_rank())
+    model = Normed()
+    optimizer = optimizer_of(model)
+    own: list[Tensor] = []
+    optimizer.register_step_post_hook(lambda *_: own.append(model.norm.running_var.clone()))
+    wire = outer(model, optimizer, "topk(ratio=0.1)")
+    frozen = values(model.frozen)
+    steps(model, optimizer, range(EVERY))
+    mean = torch.stack(from_all(own[-1])).mean(0)
+    return {
+        "error": float((model.norm.running_var - mean).abs().max()),
+        "apart": not torch.equal(own[-1], mean),
+        "seen": int(model.seen),
+        "frozen": same(frozen, values(model.frozen)) and equal_on_all(frozen),
+        "mask": model.mask.tolist() == [0.0, -torch.inf],
+        "alike": equal_on_all([*values(model), model.norm.running_mean, model.norm.running_var]),
+        "rounds": wire.report().step,
+    }
+
+
+def model_and_wire(recipe: str, delay: int) -> tuple[nn.Module, torch.optim.Optimizer, gradwire.OuterWire]:
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, optimizer, outer(model, optimizer, recipe, delay=delay)
+
+
+def resumed(recipe: str, delay: int, at: int) -> dict[str, Any]:
+    """A run that is saved after `at` steps, and one that goes on from there, beside one that never stops."""
+    folder = Path(os.environ[FOLDER]) / f"saved-{recipe}-{delay}-{at}"
+    model, optimizer, wire = model_and_wire(recipe, delay)
+    steps(model, optimizer, range(at))
+    wire.save(folder)
+    steps(model, optimizer, range(at, 4 * EVERY))
+    again, theirs, other = model_and_wire(recipe, delay)
+    steps(again, theirs, range(3))  # to be overwritten
+    other.load(folder)
+    begins = other.attempts
+    steps(again, theirs, range(at, 4 * EVERY))
+    return {
+        "begins": begins,
+        "own": same(list(model.state_dict().values()), list(again.state_dict().values())),
+        "shared": same(theta0(wire), theta0(other)),
+        "alike": equal_on_all(values(model)),
+    }
+
+
+def from_another_rank() -> dict[str, Any]:
+    """A mean is refused in the middle of a round; after one it takes θ₀ and momentum along."""
+    model, optimizer, wire = model_and_wire("topk(ratio=0.1)", 0)
+    steps(model, optimizer, range(EVERY + 1))
+    try:
+        wire.mean_state_dict()
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    steps(model, optimizer, range(EVERY + 1, 2 * EVERY))
+    saved = wire.mean_state_dict()
+    _again, _theirs, other = model_and_wire("topk(ratio=0.1)", 0)
+    other.load_state_dict(saved)
+    momentum = [each["momentum_buffer"] for each in wire.outer_optimizer.state.values()]
+    theirs = [each["momentum_buffer"] for each in other.outer_optimizer.state.values()]
+    return {
+        "refused": refused,
+        "theta": same(values(model), values(_again)),
+        "momentum": same(momentum, theirs),
+        "at": other.attempts,
+    }
+
+
+def not_finite(delay: int) -> dict[str, Any]:
+    """Rank 1's parameters are NaN when a round begins: the mean is rank 0's alone."""
+    model = perceptron(9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sent: list[Tensor] = []
+    optimizer.register_step_post_hook(lambda *_: sent.__setitem__(slice(None), values(model)))
+    wire = outer(model, optimizer, "topk(ratio=0.1)", outer=plain_sgd, delay=delay)
+    steps(model, optimizer, range(EVERY + delay))
+    memory = {name: each.clone() for name, each in state_of(wire)["memory"].items()}
+    start = shared(wire, model)
+    steps(model, optimizer, range(EVERY + delay, 2 * EVERY - 1))
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[0] = torch.nan
+            next(iter(optimizer.state.values()))["momentum_buffer"].view(-1)[3] = torch.inf
+    optimizer.zero_grad()
+    loss_of(model, 99).backward()
+    optimizer.step()
+    leaving = [each.clone() for each in sent]
+    optimizer.param_groups[0]["lr"] = 0.0
+    steps(model, optimizer, range(200, 200 + delay))
+    moved = [a - b for a, b in zip(start, shared(wire, model), strict=True)]
+    # The small tensors travel whole, so there Δ of rank 0 is all that has moved them.
+    whole = [n for n, (name, _) in enumerate(model.named_parameters()) if name not in memory]
+    errors = []
+    for n in whole:
+        leaving_0 = leaving[n].clone()
+        dist.broadcast(leaving_0, 0)
+        errors.append(float((moved[n] - (start[n] - leaving_0)).abs().max()))
+    after = state_of(wire)["memory"]
+    finite = all(bool(each["momentum_buffer"].isfinite().all()) for each in optimizer.state.values())
+    return {
+        "error": max(errors),
+        "alike": equal_on_all(values(model)),
+        "memory stays": all(torch.equal(after[name], each) for name, each in memory.items()),
+        "finite": finite and all(bool(each.isfinite().all()) for each in values(model)),
+        "rounds": wire.report().step,
+    }
+
+
+def state_of(wire: gradwire.OuterWire) -> dict[str, Any]:
+    (state,) = wire.state_dict().values()
+    return dict(state)
+
+
+def not_finite_for_good() -> dict[str, Any]:
+    """In the third round in a row rank 1 raises, and rank 0 hears of it; later rounds go on."""
+    model = perceptron(10)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "diloco", every=1)
+    raised = ""
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if dist.get_rank() == 1:
+            next(model.parameters()).grad.fill_(torch.nan)
+        try:
+            optimizer.step()
+        except gradwire.GradwireError as error:
+            raised = f"{step}: {type(error).__name__}: {error}"
+    steps(model, optimizer, range(3, 5))
+    return {"raised": raised, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
+
+
+def nobody_left() -> dict[str, Any]:
+    """All replicas are not finite: all go on from θ₀, which does not move."""
+    model = perceptron(11)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "diloco")
+    steps(model, optimizer, range(EVERY))
+    kept = shared(wire, model)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    steps(model, optimizer, range(EVERY, 2 * EVERY))
+    return {"stays": same(kept, shared(wire, model)), "back": same(kept, values(model))}
+
+
+def failing() -> dict[str, Any]:
+    """Rank 1 casts a parameter: it raises, rank 0 hears of it, and no rank lands."""
+    model = perceptron(12)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "diloco")
+    kept = shared(wire, model)
+    last = list(model.parameters())[-1]
+    steps(model, optimizer, range(EVERY - 1))
+    before = values(model)
+    if dist.get_rank() == 1:
+        last.requires_grad_(False)
+    raised = ""
+    try:
+        steps(model, optimizer, range(EVERY - 1, EVERY))
+    except (ValueError, gradwire.GradwireError) as error:
+        raised = type(error).__name__
+    stays = same(kept, shared(wire, model)) and not same(before, values(model))
+    last.requires_grad_(True)
+    steps(model, optimizer, range(EVERY, 2 * EVERY))
+    return {"raised": raised, "stays": stays, "alike": equal_on_all(values(model))}
+
+
+def leave_out_clearing(optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    optimizer.zero_grad()
+
+
+def leave_out_zeroing(optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def leave_out_saying(_optimizer: torch.optim.Optimizer, wire: gradwire.OuterWire) -> None:
+    wire.drop_step()
+
+
+def left_out(way: Callable[[Any, Any], None], skipped: tuple[int, ...]) -> dict[str, Any]:
+    """Rank 1 leaves out some steps: rounds come at the same attempts, and replicas end alike."""
+    model = perceptron(13)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "diloco")
+    counts = []
+    for step in range(3 * EVERY):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if step in skipped and dist.get_rank() == 1:
+            way(optimizer, wire)
+        else:
+            optimizer.step()
+        counts.append(wire.attempts)
+    wire.detach()
+    return {"counts": counts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
+
+
+def cleared_late() -> dict[str, Any]:
+    """Rank 1 leaves out the last step before a round, and clears its gradients after the next forward pass."""
+    model = perceptron(14)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "diloco")
+    steps(model, optimizer, range(EVERY - 1))
+    loss = loss_of(model, 100)
+    optimizer.zero_grad()
+    loss.backward()
+    if dist.get_rank() == 0:
+        optimizer.step()
+    loss = loss_of(model, 101)
+    optimizer.zero_grad()
+    loss.backward()  # here rank 1 finds out, and its round comes at the end of the pass
+    optimizer.step()
+    steps(model, optimizer, range(EVERY + 1, 2 * EVERY))
+    return {"attempts": wire.attempts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
+
+
+def counting() -> dict[str, Any]:
+    """Micro-batches, several optimizers, passes of `autograd.grad`, closures, and a scaler's skip."""
+    found = {}
+    model = perceptron(15)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, every=100)
+    for step in range(3):
+        optimizer.zero_grad()
+        for micro in range(4):
+            loss_of(model, 10 * step + micro).backward()
+        optimizer.step()
+    found["micro"] = wire.attempts
+
+    halves = [optimizer_of(part) for part in (model[0], model[2:])]  # type: ignore[index]
+    model = perceptron(15)
+    halves = [torch.optim.SGD(list(model.parameters())[:2], 0.1), torch.optim.SGD(list(model.parameters())[2:], 0.1)]
+    wire = outer(model, halves, every=100)
+    for step in range(3):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        for each in halves:
+            each.step()
+    found["several"] = wire.attempts
+    for step in range(2):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        halves[0].step()
+    loss_of(model, 0).backward()
+    found["one of several"] = wire.attempts
+
+    model = perceptron(15)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, every=100)
+    for step in range(3):
+        inputs, _ = batch(step)
+        torch.autograd.grad(model(inputs).sum(), list(model.parameters()))
+        loss = loss_of(model, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found["grad"] = wire.attempts
+
+    model = perceptron(15)
+    lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    wire = outer(model, lbfgs, every=100)
+
+    def closure() -> Tensor:
+        lbfgs.zero_grad()
+        loss = loss_of(model, 0)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        lbfgs.step(closure)
+    found["closure"] = wire.attempts
+
+    model = perceptron(15)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, every=100)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step) * (torch.inf if step == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    found["scaler"] = wire.attempts
+    return found
+
+
+def uneven() -> dict[str, Any]:
+    """Rank 1 has half the data: it takes part in later rounds without weight."""
+    model = perceptron(16)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "topk(ratio=0.1)", outer=plain_sgd)
+    with wire.join():
+        steps(model, optimizer, range(11 if dist.get_rank() == 0 else 5))
+    ends = equal_on_all(values(model))
+    steps(model, optimizer, range(20, 20 + EVERY))
+    return {"ends": ends, "goes on": equal_on_all(values(model)), "shared": same(values(model), shared(wire, model))}
+
+
+def at_the_end() -> dict[str, Any]:
+    """A switch in the middle of a round, evaluation at θ₀, and a last round that leaves nothing unsent."""
+    model = perceptron(17)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "topk(ratio=0.05)", delay=1, outer=plain_sgd)
+    steps(model, optimizer, range(EVERY + 2))
+    wire.switch("topk(ratio=0.2)")
+    steps(model, optimizer, range(EVERY + 2, 2 * EVERY))
+    mine, at_start = values(model), shared(wire, model)
+    back = same(mine, values(model))
+    unsent = sum(float(each.abs().sum()) for each in state_of(wire)["memory"].values())
+    wire.detach()
+    alike = equal_on_all(values(model))
+    report = wire.report()
+    steps(model, optimizer, range(2 * EVERY, 3 * EVERY))
+    return {
+        "back": back,
+        "start": equal_on_all(at_start) and not equal_on_all(mine),
+        "unsent": unsent > 0,
+        "alike": alike,
+        "apart again": not equal_on_all(values(model)),
+        "recipe": report.recipe,
+    }
+
+
+def refused() -> dict[str, str]:
+    """The first words of each refusal."""
+    found = {}
+
+    def tried(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+            found[name] = "accepted"
+        except (ValueError, gradwire.GradwireError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    model = perceptron(18)
+    optimizer = optimizer_of(model)
+    tried("delay", lambda: outer(model, optimizer, delay=EVERY))
+    tried("every", lambda: outer(model, optimizer, every=0))
+    tried("auto", lambda: outer(model, optimizer, "auto"))
+    tried("gcomp", lambda: outer(model, optimizer, "gcomp"))
+    tried("no optimizer", lambda: outer(model, None))
+    tried("outer", lambda: outer(model, optimizer, outer=lambda given: optimizer))  # type: ignore[arg-type]
+    tried("ranks", lambda: outer(model, optimizer, every=4 + dist.get_rank()))
+    wire = outer(model, optimizer)
+    tried("flush", wire.flush)
+    tried("switch", lambda: wire.switch("auto"))
+    tried("attach", lambda: gradwire.attach(model, optimizer, "dense", replicas=dist.group.WORLD))
+    tried("twice", lambda: outer(model, optimizer))
+    ddp = nn.parallel.DistributedDataParallel(perceptron(18))
+    gradwire.attach(ddp, optimizer_of(ddp), "dense")
+    tried("after attach", lambda: outer(ddp.module, optimizer_of(ddp)))
+    tried("ddp over all", lambda: outer(ddp, optimizer_of(ddp)))
+    return found
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "follows attach": follows_attach,
+    "beside own": partial(beside_own, 0),
+    "beside own, delayed": partial(beside_own, 2),
+    "every recipe": with_every_recipe,
+    "conservation": conservation,
+    "at rest": partial(at_rest, 0),
+    "at rest, delayed": partial(at_rest, 2),
+    "meeting": meeting,
+    "buffers": buffers,
+    "resumed": partial(resumed, "topk(ratio=0.1)", 0, EVERY + 2),
+    "resumed, between rounds": partial(resumed, "diloco", 0, 2 * EVERY),
+    "resumed, under way": partial(resumed, "topk(ratio=0.1)", 3, EVERY + 1),
+    "from another rank": from_another_rank,
+    "not finite": partial(not_finite, 0),
+    "not finite, delayed": partial(not_finite, 1),
+    "not finite for good": not_finite_for_good,
+    "nobody left": nobody_left,
+    "failing": failing,
+    "left out, clearing": partial(left_out, leave_out_clearing, (1, 7)),
+    "left out, zeroing": partial(left_out, leave_out_zeroing, (2, 3)),
+    "left out, saying": partial(left_out, leave_out_saying, (3, 11)),
+    "cleared late": cleared_late,
+    "counting": counting,
+    "uneven": uneven,
+    "at the end": at_the_end,
+    "refused": refused,
+}
