@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.checks import check_momentum, check_optimizers, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.board import Board
-from gradwire.comm.groups import borrow_parts, give_back, given_back_if_refused
+from gradwire.comm.groups import give_back, given_back_if_refused
 from gradwire.configuration import TARGET, Configuration, Place
 from gradwire.engine.agree import OptimizerText, require_agreement, require_same_optimizer
 from gradwire.engine.calls import Calls
@@ -30,7 +30,7 @@ from gradwire.engine.worker import Worker
 from gradwire.errors import RanksDisagree
 from gradwire.moment import Replicas, Replicated, read_by
 from gradwire.placement import Bringing, device_at
-from gradwire.placing import Lines, can_stream, connect, placements, with_streams
+from gradwire.placing import Lines, connect, placements, with_parts, with_streams
 from gradwire.planning.costs import Link
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
@@ -151,84 +151,63 @@ def carried(
     device, nodes = device_at(source.device), asked.nodes
     lines = connect(asked, source.group, process_group, device, where)
     everyone = lines.everyone
-    with given_back_if_refused(*lines.groups):
+    with given_back_if_refused(lambda: lines.groups):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(lines.groups[0]), everyone.rank)
         chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
         using = source.using(optimizers)
         require_agreement(asked.fingerprint(chosen, source, device.where) | source.facts(), everyone)
         require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
-        parts = _parts(source, lines)
-        streams = not asked.checksums and can_stream(
-            asked.placement, lines, source.group, process_group, where
-        )
-        if source.members is None and nodes is not None:
+        lines = with_streams(asked, lines, source.group, process_group, where)
+        if source.members is not None:
+            _check_shards(source.members, everyone)
+            lines = with_parts(lines, source.members, where)
+        elif nodes is not None:
             table = agreed(kind_of(nodes), mine(), everyone)
             if table is not None and (
-                kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy, streams=streams)
+                kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
             ):
-                parts = _on_nodes(nodes, table, lines)
-        if not parts:
-            lines = with_streams(asked, lines, source.group, process_group, where)
-    return _assemble(asked, chosen, source, using, lines, parts)
+                lines = _on_nodes(nodes, table, lines, where)
+    return _assemble(asked, chosen, source, using, lines)
 
 
-def _split(lines: Lines, *members: Sequence[int]) -> tuple[ProcessGroupComm, ...]:
-    """A comm over each of `members`. Raises `ValueError` on all ranks if torch cannot make the groups."""
-    if lines.cpu is None:
-        raise ValueError("nodes and shards need process groups for tensors on the CPU, and there are none")
-    groups = borrow_parts(lines.cpu.group, *members)
-    if groups is None:
-        raise ValueError(
-            "ranks are in different numbers of process groups, so torch cannot make one per node; create "
-            "groups of some ranks only after attaching"
-        )
-    return tuple(ProcessGroupComm(each) for each in groups)
-
-
-def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None, *, streams: bool) -> bool:
+def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
     """Whether two levels spare more than they cost. All ranks compute the same answer, from agreed numbers.
 
-    They never do if a device's streams carry collectives: two levels go by way of the host.
+    It counts bytes through a node's link, whoever carries them.
     """
     from gradwire.engine.forecast import gains_by_two_levels
 
     workers = len(table.nodes) * table.per_node
     composition = chosen.build()
-    if streams:
-        why = "adding up inside a node goes by way of the host, and NCCL sends from the device"
-    elif gains_by_two_levels(composition, source.specs, workers, table.per_node, policy):
+    if gains_by_two_levels(composition, source.specs, workers, table.per_node, policy):
         return True
-    else:
-        why = f"what {composition.text} sends is little beside the sum inside a node"
     if dist.get_rank() == 0:
         _LOG.info(
-            "ranks share nodes, but gradients are not added up inside a node first: %s. To add them up, "
-            "pass nodes= with the ranks of every node",
-            why,
+            "ranks share nodes, but gradients are not added up inside a node first: what %s sends is little "
+            "beside the sum inside a node. To add them up, pass nodes= with the ranks of every node",
+            composition.text,
         )
     return False
 
 
-def _on_nodes(nodes: Nodes, table: Table, lines: Lines) -> tuple[ProcessGroupComm, ...]:
-    """The comm inside this rank's node, and the one between nodes; none if torch cannot make them."""
+def _on_nodes(nodes: Nodes, table: Table, lines: Lines, where: torch.device) -> Lines:
+    """`lines` with groups inside this rank's node and between nodes; without, if torch cannot make them."""
     try:
         rank = lines.everyone.rank
-        return _split(lines, table.inside(rank), table.between(rank))
+        return with_parts(lines, (table.inside(rank), table.between(rank)), where)
     except ValueError as error:
         if kind_of(nodes) == "given":
             raise
         _LOG.warning("%s: gradients are not added up inside nodes first", error)
-        return ()
+        return lines
 
 
-def _parts(source: Source, lines: Lines) -> tuple[ProcessGroupComm, ...]:
-    """The comm inside this rank's replica and the one between replicas, if ranks hold shards.
+def _check_shards(members: tuple[Sequence[int], Sequence[int]], everyone: Comm) -> None:
+    """Raise `ValueError`, on all ranks, if ranks of one shard do not agree on which shard it is.
 
-    A collective. Raises `ValueError`, on all ranks, if ranks of one shard do not agree on which shard it is.
+    `members` are the ranks of this rank's replica, and those with the same shard. A collective.
     """
-    if (members := source.members) is None:
-        return ()
-    everyone, (inside, between) = lines.everyone, members
+    inside, between = members
     shape = f"{len(inside)} ranks in each of {len(between)} replicas"
     require_agreement({"shards": shape}, everyone)
     mine = torch.tensor([list(inside).index(everyone.rank), *between], device="cpu")
@@ -238,7 +217,6 @@ def _parts(source: Source, lines: Lines) -> tuple[ProcessGroupComm, ...]:
             "replicas= joins ranks with different shards: it must hold the ranks that have the same place in "
             "fully_shard's meshes"
         )
-    return _split(lines, *members)
 
 
 def _assemble(
@@ -247,10 +225,9 @@ def _assemble(
     source: Source,
     optimizers: Optimizers,
     lines: Lines,
-    parts: tuple[ProcessGroupComm, ...],
 ) -> Attached:
     def ended() -> None:
-        for each in (*lines.comms, *parts):
+        for each in lines.comms:
             each.close()
             if backward.is_sound and worker.is_connected:
                 give_back(each.group)
@@ -260,12 +237,12 @@ def _assemble(
     level, replicas = None, source.replicas_of(optimizers)
     carry: Sequence[Comm] = (lines.everyone,)
     if lines.cpu is not None:
-        carry = _carriers(lines.cpu, *parts, checksums=asked.checksums)
-    shard = Shard(carry[1], parts[0].group) if parts else None
-    if shard is not None and source.members is None:
-        level = NodeLevel(shard, source.specs, worker.post)
+        carry = _carriers(lines.cpu, *lines.parts, checksums=asked.checksums)
+    placement, elsewhere = placements(asked.placement, lines, carry, worker)
+    if placement.inside is not None and source.members is None:
+        shard = Shard(placement.inside)
+        level = NodeLevel(source.specs, shard.parts)
         replicas = shard.replicas(replicas, source.specs)
-    placement, elsewhere = placements(asked.placement, lines, carry[0], carry[-1], worker, flat=not parts)
     scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device, source.device)
     around = Surroundings(
         placement,
@@ -279,12 +256,12 @@ def _assemble(
         begun=(lambda: None) if scale is None else scale.begun,
         replicas=_brought(replicas, lambda: backward.placement.bringing),
         uses=lambda: uses,
-        shard=shard,
+        replica=lines.parts[0].group if lines.parts else None,
         buffers=source.passenger,
         check=partial(_check_layout, source, optimizers),
         beside=source.beside,
         prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
-        link_seen=partial(_expect, parts[1] if parts else lines.cpu),
+        link_seen=partial(_expect, lines.parts[1] if lines.parts else lines.cpu),
         guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),
         inspect=(watch := Watch()),
     )

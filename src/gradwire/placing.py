@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,28 +23,35 @@ _NO_GLOO = (
     "%s. So what ranks agree on travels over the model's own backend, for which the host waits in every "
     "step, and gradients cannot be carried on the host"
 )
+_CPU = torch.device("cpu")
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The process groups of one attached model, all over the ranks of its own.
+    """The process groups of one attached model, over the ranks of its own.
 
     `everyone` carries tensors on the CPU. `streamed` carries those of the model's device, as work in streams;
     `None` where nothing does, or nothing shall. Where there is no `cpu` group, `everyone` goes through the
     device.
+
+    Where ranks hold shards, there are `parts`: the comm over those that hold the other shards of a replica,
+    and the comm over those that hold the same, for tensors on the CPU. `streamed_parts` are the same for
+    `streamed`.
     """
 
     device: Device
     everyone: Comm
     cpu: ProcessGroupComm | None
     streamed: ProcessGroupComm | None = None
+    parts: tuple[ProcessGroupComm, ...] = ()
+    streamed_parts: tuple[ProcessGroupComm, ...] = ()
 
     @property
     def comms(self) -> tuple[ProcessGroupComm, ...]:
-        """One for each group."""
-        found = {each.group: each for each in (self.cpu, self.streamed) if each is not None}
-        return tuple(found.values())
+        """One for each group; the first is over all ranks."""
+        known = (self.cpu, self.streamed, *self.parts, *self.streamed_parts)
+        return tuple({each.group: each for each in known if each is not None}.values())
 
     @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
@@ -90,15 +98,6 @@ def connect(
     return Lines(device, ThroughComm(streamed, where), None, streamed)
 
 
-def can_stream(
-    asked: Place, lines: Lines, models: dist.ProcessGroup, own: dist.ProcessGroup | None, where: torch.device
-) -> bool:
-    """Whether collectives of the device's gradients may be work in its streams."""
-    if lines.device.is_host or asked == "host" or lines.cpu is None:
-        return False
-    return _streams(models if own is None else own, where)
-
-
 def with_streams(
     asked: Configuration,
     lines: Lines,
@@ -110,7 +109,9 @@ def with_streams(
 
     Raises `ValueError`, on all ranks, for checksums of what a device sends.
     """
-    if not can_stream(asked.placement, lines, models, own, where):
+    if lines.device.is_host or asked.placement == "host" or lines.cpu is None:
+        return lines
+    if not _streams(models if own is None else own, where):
         return lines
     if asked.checksums:
         if asked.placement == "device":
@@ -119,39 +120,56 @@ def with_streams(
                 "from the device: leave one of the two out"
             )
         return lines
-    if lines.cpu is not None and _streams(lines.cpu.group, where):
+    if _streams(lines.cpu.group, where):
         return replace(lines, streamed=lines.cpu)
     return replace(lines, streamed=ProcessGroupComm(lending.borrow(models, where) if own is None else own))
 
 
+def with_parts(lines: Lines, members: Sequence[Sequence[int]], where: torch.device) -> Lines:
+    """`lines` with groups over each of `members`: first those with other shards, then those with the same.
+
+    A collective. Raises `ValueError`, on all ranks, if torch cannot make the groups.
+    """
+    if lines.cpu is None:
+        raise ValueError("nodes and shards need process groups for tensors on the CPU, and there are none")
+    is_apart = lines.streamed is not None and lines.streamed is not lines.cpu
+    like = [(lines.cpu.group, _CPU)]
+    if lines.streamed is not None and is_apart:
+        like.append((lines.streamed.group, where))
+    groups = lending.borrow_parts(lines.cpu.group, *((each, *of) for of in like for each in members))
+    if groups is None:
+        raise ValueError(
+            "ranks are in different numbers of process groups, so torch cannot make one per node; create "
+            "groups of some ranks only after attaching"
+        )
+    parts = tuple(ProcessGroupComm(each) for each in groups)
+    streamed = () if lines.streamed is None else parts[-len(members) :]
+    return replace(lines, parts=parts[: len(members)], streamed_parts=streamed)
+
+
 def placements(
-    asked: Place, lines: Lines, control: Comm, comm: Comm, worker: Worker, *, flat: bool
+    asked: Place, lines: Lines, carriers: Sequence[Comm], worker: Worker
 ) -> tuple[Placement, Placement | None]:
     """The placement of what stays on the device, and the one of what does not.
 
-    On the CPU, `control` is over all ranks, and `comm` between replicas. There is only one placement on the
-    CPU, and where "host" is `asked` for.
+    On the CPU, the first of `carriers` is over all ranks. Where ranks hold shards, two more stand for the
+    `parts` of `lines`. There is only one placement on the CPU, and where "host" is `asked` for.
     """
-    device = lines.device
-    by_host = host(comm, worker.post, device, control=control)
+    device, control, comm = lines.device, carriers[0], carriers[-1]
+    inside = carriers[1] if lines.parts else None
+    by_host = host(comm, worker.post, device, control, inside)
     if device.is_host or asked == "host":
         return by_host, None
-    if not flat:
-        why = "ranks share nodes or hold shards, which no other placement carries yet"
-        if asked == "device" and control.rank == 0:
-            _LOG.warning(
-                "gradients are carried on the host, although placement='device' was asked for: %s", why
-            )
-        return replace(by_host, why=why), None
     if lines.streamed is None:
-        return staged(comm, worker.post, device), by_host
+        return staged(comm, worker.post, device, control, inside), by_host
     if os.environ.get(_BLOCKING, "0") not in ("", "0") and control.rank == 0:
         _LOG.warning(
             "%s is set: the host waits for each collective of NCCL, so that none of it is hidden behind the "
             "backward pass. Unset it if nothing else needs it",
             _BLOCKING,
         )
-    on_device = stream(lines.streamed, control, device, worker.crashed)
+    within, between = lines.streamed_parts or (None, lines.streamed)
+    on_device = stream(between, control, device, worker.crashed, within, lines.streamed)
     return on_device, None if lines.cpu is None else by_host
 
 

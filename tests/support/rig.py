@@ -18,7 +18,6 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, ThreadComm
 from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.engine import Engine
-from gradwire.engine.shards import Shard
 from gradwire.engine.step import Step
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import now_s
@@ -145,18 +144,18 @@ class Rig:
         self._ended = threading.Event()
         post, concluded = self._jobs.append, self._conclude
         known, everyone = specs(dtype, shapes), comm
-        self.level: NodeLevel | None = None
-        if per_node > 1:
-            inside, comm = map(wrap, parted(comm, per_node))
-            self.level = NodeLevel(options.setdefault("shard", Shard(inside)), known, post)
-            known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
+        if place is None:
+            inside, comm = (None, comm) if per_node == 1 else parted(comm, per_node)
+            inside, comm = None if inside is None else wrap(inside), wrap(comm)
+            control, device = control or (comm if inside is None else wrap(everyone)), device_at(WHERE)
+            placement = Placement("rig", comm, control, post, device, device, resolve=resolve, inside=inside)
         else:
-            comm = wrap(comm)
-        control = control or (comm if per_node == 1 else wrap(everyone))
-        device = device_at(WHERE)
-        here = Placement("rig", comm, control, post, device, device, resolve=resolve)
-        placement = here if place is None else place(post)
+            placement = place(post)
         self._placement = placement
+        self.level: NodeLevel | None = None
+        if placement.inside is not None:
+            self.level = NodeLevel(known, placement.inside.world)
+            known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
         around = Surroundings(placement, concluded=concluded, **options)
         self.engine = Engine(known, recipe(text), around)
         if self.level is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -56,8 +56,13 @@ def borrow(
     return _lend(free, terms)
 
 
-def borrow_parts(like: dist.ProcessGroup, *parts: Sequence[int]) -> tuple[dist.ProcessGroup, ...] | None:
-    """The same over each of `parts`: members of `like`, by their numbers there, this rank among them.
+Part = tuple[Sequence[int], dist.ProcessGroup, torch.device]
+"""Members of a group, by their numbers there; a group like which one over them is made; where that carries
+tensors."""
+
+
+def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...] | None:
+    """The same for each of `parts`: over members of `like`, this rank among them.
 
     `None`, on all ranks, where torch could not make a group that is wanted: it names one by how many groups a
     rank is in, and ranks that take different names wait until the timeout. Raises `TransportError`, on all
@@ -66,15 +71,15 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Sequence[int]) -> tuple[dist.P
     A collective over all of `like`, which carries tensors on the CPU: an all-gather of 128 bytes per rank and
     part, and two of a few numbers. All ranks are in some part of each kind.
     """
-    ranks, backend, timeout = _terms(like, _CPU)
-    terms = [([ranks[each] for each in members], backend, timeout) for members in parts]
-    free = [
-        _free_everywhere(_free(_known(of)), like, members, _CPU)
-        for of, members in zip(terms, parts, strict=True)
-    ]
+    terms: list[_Terms] = []
+    free = []
+    for members, model, where in parts:
+        ranks, backend, timeout = _terms(model, where)
+        terms.append(([ranks[each] for each in members], backend, timeout))
+        free.append(_free_everywhere(_free(_known(terms[-1], where)), like, members, _CPU))
     count = len(dist.distributed_c10d._world.pg_names)
     needs: list[int] = []
-    for group, members in zip(free, parts, strict=True):
+    for group, (members, *_) in zip(free, parts, strict=True):
         needs += [group is None, count, min(members)]
         count += group is None
     if not _can_be_made(_all_say(needs, like), len(parts)):
@@ -138,14 +143,14 @@ def give_back(group: dist.ProcessGroup) -> None:
 
 
 @contextmanager
-def given_back_if_refused(*groups: dist.ProcessGroup) -> Iterator[None]:
+def given_back_if_refused(groups: Callable[[], Sequence[dist.ProcessGroup]]) -> Iterator[None]:
     """`attach` refuses on all ranks at once, so no collective is running; a broken transport stays broken."""
     try:
         yield
     except TransportError:
         raise
     except Exception:
-        for group in groups:
+        for group in groups():
             give_back(group)
         raise
 

@@ -221,7 +221,7 @@ class Engine:
         step.buffers = carried = self.around.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
-            apart = Observed(self.around.control) if self.around.sharded else None
+            apart = Observed(self.around.everyone) if self.around.sharded else None
             to = apart or step.observed(self.comm, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
@@ -246,7 +246,7 @@ class Engine:
         step = self._now
         assert step is not None, "open the step first"
         step.all_arrived = True
-        if self.around.sharded or not rides(step.left_bytes, self.comm.world):
+        if self._tells_means(step) or not rides(step.left_bytes, self.comm.world):
             self._send_small(step, step.tail_regions.keys())
         self._progress(step)
 
@@ -331,8 +331,7 @@ class Engine:
             if self.runner.broken is not None:
                 raise self.runner.broken
             # Where nothing is left to decode, nothing can fail, and the verdict goes with the last payload.
-            # Ranks with other shards see other means, so there it has to tell whether these are finite.
-            left = step.outstanding if self.apart or self.around.sharded else step.decoding
+            left = step.outstanding if self.apart or self._tells_means(step) else step.decoding
             if isinstance(step.outcome, Running) and left == 0:
                 self._send_tail(step)
             match step.outcome:
@@ -343,6 +342,13 @@ class Engine:
             self._close(step, Failed(error))
         except DAMAGED as error:  # in the verdict itself or beside it, on all ranks
             self._close(step, Failed(error))
+
+    def _tells_means(self, step: Step) -> bool:
+        """Whether the verdict has to tell if means are finite: ranks with other shards see other means.
+
+        Of a late step they ask each other on the device, at its end.
+        """
+        return self.around.sharded and not step.is_late
 
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
@@ -360,7 +366,7 @@ class Engine:
         step.require_all_units(self.layout.lanes, self.rank)
         stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
         sound = step.is_late or step.is_finite()
-        if self.around.sharded:
+        if self._tells_means(step):
             sound = step.small_are_finite(self.rank) and sound
         finite = step.finite() if step.is_late else None
         row = Row(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
@@ -421,9 +427,11 @@ class Engine:
     def _land(self, step: Step, verdict: Verdict) -> None:
         """End the step for the model; whether it counts is asked of the device, and not waited for."""
         finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
+        if (shard := self.around.shard) is not None:
+            finite = shard.all(finite)
         for small in step.small:
             small.land()
-        if not self.layout.is_plain:
+        if shard is not None or not self.layout.is_plain:
             step.poison_unless(finite)
         step.measured_s = self.watch.mark_end()
         step.outcome = Landed(verdict, self.around.placement.fetch(finite))

@@ -98,6 +98,17 @@ class Shard:
         found.append(damage(self.inside.all_gather(room, flat.contiguous())))
         return room.view(-1)[: spec.whole.numel]
 
+    def all(self, flag: Tensor) -> Tensor:
+        """Whether `flag`, a bool of no dimension, is true for every shard. A collective; nothing is read.
+
+        >>> from gradwire.comm import run_ranks
+        >>> run_ranks(2, lambda comm: bool(Shard(comm).all(torch.tensor(comm.rank == 0))))
+        [False, False]
+        """
+        said = flag.new_empty(self.parts, 1)
+        self.inside.all_gather(said, flag.view(1)).wait()
+        return said.all()
+
     def replicas(self, whole: Replicas, specs: Sequence[ParameterSpec]) -> Replicas:
         """This rank's shards, of the parameters `specs`, of what all replicas hold alike."""
         shards = {shard.name: shard for shard in shards_of(specs, self.parts)}

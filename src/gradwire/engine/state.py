@@ -93,7 +93,7 @@ def _copied(engine: Engine) -> dict[str, Any]:
     for spec in engine.specs:
         for plane in layout.planes_of(spec.name):
             # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
-            memory = layout.final(spec.name, plane).to(spec.plane_dtype, copy=True)
+            memory = layout.final(spec.name, plane).to(engine.around.device, spec.plane_dtype, copy=True)
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
     shard = engine.around.shard
     return {

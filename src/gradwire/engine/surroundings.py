@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.arena import Lane, Unit
@@ -86,8 +87,8 @@ class Surroundings:
     """Sees every unit before its exchange."""
     beside: Beside | None = None
     """State of the source, for checkpoints."""
-    shard: Shard | None = None
-    """This rank's share of every parameter; `None` where parameters are whole."""
+    replica: dist.ProcessGroup | None = None
+    """That of the ranks that hold the shards of a replica, where they are processes and hold shards."""
 
     def suited(self, *, stays: bool) -> Surroundings:
         """These, with the placement for a layout that stays on a device, or does not.
@@ -115,9 +116,8 @@ class Surroundings:
     @property
     def checksum_bytes(self) -> float:
         """The bytes of checksums among all bytes sent so far."""
-        inside = () if self.shard is None else (self.shard.inside,)
-        comms: set[Comm] = {self.comm, self.control, *inside}
-        return sum(each.overhead_bytes for each in comms)
+        comms = {self.comm, self.control, self.placement.inside} - {None}
+        return sum(each.overhead_bytes for each in comms if each is not None)
 
     @property
     def device(self) -> torch.device:
@@ -126,11 +126,19 @@ class Surroundings:
 
     @property
     def resolves_late(self) -> bool:
-        """Whether a step is resolved when the next one begins.
+        """Whether a step is resolved when the next one begins."""
+        return self.placement.resolve == "late"
 
-        A device's doubts are summed over the data's comm, which ranks with other shards do not share.
-        """
-        return self.placement.resolve == "late" and not self.sharded
+    @property
+    def shard(self) -> Shard | None:
+        """This rank's share of every parameter; `None` where parameters are whole."""
+        inside = self.placement.inside
+        return None if inside is None else Shard(inside, self.replica)
+
+    @property
+    def everyone(self) -> Comm:
+        """The comm of all ranks, for tensors that are where the memory is."""
+        return self.placement.everyone or self.control
 
     @property
     def sharded(self) -> bool:

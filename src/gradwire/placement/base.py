@@ -32,9 +32,11 @@ class Placement:
 
     Gradients travel over `comm`, in tensors that are where the memory is. The verdict, and all else that
     ranks agree on, travels over `control` in tensors on the CPU. The two may be the same comm, or over the
-    same ranks; where ranks share a replica, `control` is over all of them. `post` runs a function on the
-    engine's thread. `device` computes the gradients; `bringing` carries them to `memory`, where planes live
-    and codecs run, and the means back. `why` is for the report.
+    same ranks. Where ranks hold shards, `control` is over all of them, `inside` over those that hold the
+    other shards of a replica, and `everyone` over all for tensors that are where the memory is.
+
+    `post` runs a function on the engine's thread. `device` computes the gradients; `bringing` carries them to
+    `memory`, where planes live and codecs run, and the means back. `why` is for the report.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Placement:
     wait: Wait | None = None
     """How the thread that trains waits for a step's end, if it runs what is left to do itself."""
     why: str = ""
+    inside: Comm | None = None
+    everyone: Comm | None = None
 
     def fetch(self, value: Tensor) -> Callable[[], Tensor]:
         """Copy `value`, which is where the memory is, to the host, without waiting: see `device.fetch`."""
@@ -59,19 +63,27 @@ class Placement:
             return function()
 
 
-def host(comm: Comm, post: Post, device: Device | None = None, control: Comm | None = None) -> Placement:
+def host(
+    comm: Comm,
+    post: Post,
+    device: Device | None = None,
+    control: Comm | None = None,
+    inside: Comm | None = None,
+) -> Placement:
     """Memory and codecs on the CPU, bytes over `comm`, which carries tensors on the CPU.
 
     Gradients of another `device` than the CPU are copied to pinned memory as they arrive, and means are
     copied back. That takes as many bytes of pinned memory as the gradients have, and none of the device's.
     `control` is `comm` if it is left out.
     """
-    device = HostDevice() if device is None else device
+    device, control = HostDevice() if device is None else device, control or comm
     bringing = InPlace() if device.is_host else Copies(device)
-    return Placement("host", comm, control or comm, post, device, bringing=bringing)
+    return Placement("host", comm, control, post, device, bringing=bringing, inside=inside, everyone=control)
 
 
-def staged(comm: Comm, post: Post, device: Device, control: Comm | None = None) -> Placement:
+def staged(
+    comm: Comm, post: Post, device: Device, control: Comm | None = None, inside: Comm | None = None
+) -> Placement:
     """Memory and codecs on the `device`, bytes over `comm`, which carries tensors on the CPU.
 
     Payloads are copied to pinned memory and back. The verdict, and all else that ranks agree on, travels over
@@ -82,18 +94,34 @@ def staged(comm: Comm, post: Post, device: Device, control: Comm | None = None) 
     def posted(job: Job) -> None:
         post(lambda: _within(bringing.working, job))
 
-    carried = StagedComm(comm, device)
-    return Placement("staged", carried, control or comm, posted, device, memory=device, bringing=bringing)
+    control = control or comm
+    return Placement(
+        "staged",
+        StagedComm(comm, device),
+        control,
+        posted,
+        device,
+        memory=device,
+        bringing=bringing,
+        inside=None if inside is None else StagedComm(inside, device),
+        everyone=StagedComm(control, device),
+    )
 
 
 def stream(
-    comm: Comm, control: Comm, device: Device, crashed: Callable[[BaseException], None] | None = None
+    comm: Comm,
+    control: Comm,
+    device: Device,
+    crashed: Callable[[BaseException], None] | None = None,
+    inside: Comm | None = None,
+    everyone: Comm | None = None,
 ) -> Placement:
     """Memory and codecs on the `device`, bytes over `comm`, whose collectives are work in a stream (NCCL).
 
     The thread that brings gradients issues everything, in a stream of the engine's. The verdict travels over
     `control`, which carries tensors on the CPU. Whether a step counts is read when the next one begins.
-    `crashed` takes what a job raises; without it the thread does.
+    `crashed` takes what a job raises; without it the thread does. Collectives `inside` a replica, and those
+    of `everyone`, by default `comm`, are work in the same stream.
     """
     bringing = OnStream(device)
     post = Inline(bringing.working, crashed)
@@ -107,6 +135,8 @@ def stream(
         bringing=bringing,
         resolve="late",
         wait=post.wait,
+        inside=None if inside is None else StreamComm(inside),
+        everyone=StreamComm(everyone or comm),
     )
 
 

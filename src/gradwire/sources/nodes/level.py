@@ -5,6 +5,7 @@ is what the engine exchanges, over one rank per node: whatever the recipe, what 
 one rank's gradient would be. When a step has its outcome, the ranks of a node gather each other's means.
 
 The sum is an all-to-all and an addition in rank order, which sends as many bytes as a ring's reduce-scatter.
+On a device all of this is work in the engine's stream, for which the host does not wait.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from gradwire.comm import Pending
 from gradwire.engine.agree import damage, require_undamaged
 from gradwire.engine.arrival import Arrival, Entry
 from gradwire.engine.engine import Engine
-from gradwire.engine.shards import Shard, shards_of
+from gradwire.engine.shards import shards_of
 from gradwire.engine.step import Failed, Step
 from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.observed import Observed
-from gradwire.placement import Post
+from gradwire.placement import Placement
 
 _LOG = logging.getLogger("gradwire")
 _ATTEMPTS = 3
@@ -99,8 +100,10 @@ class _Buffer:
 
 @dataclass
 class _Pass:
-    """The shards that a step has brought so far."""
+    """A step: where it runs, what travels inside the node, and the shards that it has brought so far."""
 
+    placement: Placement
+    inside: Observed
     arrivals: list[Arrival] = field(default_factory=list)
     waiting: dict[int, Arrival] = field(default_factory=dict)
     turn: int = 0
@@ -112,19 +115,17 @@ class _Pass:
 class NodeLevel:
     """Between a source and the engine: `open`, `arrive` and `close` are the engine's own, one level up.
 
-    All of it runs on the engine's thread. Buffers are added up in their turn by index, so that all ranks of a
-    node issue the same collectives in the same order.
+    All of it runs on the engine's thread, by the placement of the step: where that works on a device, sums
+    and means stay there. Buffers are added up in their turn by index, so that all ranks of a node issue the
+    same collectives in the same order.
     """
 
-    def __init__(self, shard: Shard, specs: Sequence[ParameterSpec], post: Post) -> None:
-        """`specs` are the source's; `post` runs a function on the engine's thread."""
-        self.shard = shard
-        self.specs = shards_of(specs, shard.parts)
-        self._post = post
+    def __init__(self, specs: Sequence[ParameterSpec], parts: int) -> None:
+        """`specs` are the source's; `parts` ranks are on each node."""
+        self.specs, self._parts = shards_of(specs, parts), parts
         self._named = {spec.name: spec for spec in self.specs}
         self._packings: dict[int, Packing] = {}
-        self._pass = _Pass()
-        self._inside = Observed(shard.inside)
+        self._running: _Pass | None = None
         self._engine: Engine | None = None
 
     @property
@@ -139,8 +140,16 @@ class NodeLevel:
 
     def open(self, at_s: float) -> None:
         """Begin a step."""
-        self._pass, self._inside = _Pass(), Observed(self.shard.inside)
+        self.engine.catch_up()  # which may change the placement
+        placement = self.engine.around.placement
+        assert placement.inside is not None, "there are nodes"
+        self._running = _Pass(placement, Observed(placement.inside))
         self.engine.open(at_s)
+
+    @property
+    def _pass(self) -> _Pass:
+        assert self._running is not None, "opened first"
+        return self._running
 
     def arrive(self, arrival: Arrival) -> None:
         """Add up the buffers whose turn it is, inside the node."""
@@ -161,7 +170,7 @@ class NodeLevel:
         known = self._packings.get(arrival.index)
         if known is None or known.source is not arrival.entries:
             shards = [self._named[entry.name] for entry in arrival.entries]
-            known = self._packings[arrival.index] = Packing(arrival.entries, shards, self.shard.parts)
+            known = self._packings[arrival.index] = Packing(arrival.entries, shards, self._parts)
         return known
 
     def _scatter(self, now: _Pass, arrival: Arrival) -> None:
@@ -171,7 +180,7 @@ class NodeLevel:
             packing = self._packing(arrival)
             rows = packing.rows(arrival.buffer)
             shard = rows.new_empty(packing.numel)
-            under_way = self._inside.all_to_all(rows, packing.pack(arrival.buffer))
+            under_way = now.inside.all_to_all(rows, packing.pack(arrival.buffer))
         except TransportError:
             raise
         except BaseException as error:  # of memory, for instance
@@ -180,13 +189,13 @@ class NodeLevel:
             # Nothing of this step is read any more: what comes may overwrite what is sent, to save memory.
             rows = packing.rows(arrival.buffer) if rows is None else rows
             shard = arrival.buffer[: packing.numel]
-            under_way = self._inside.all_to_all(rows, rows.zero_())
+            under_way = now.inside.all_to_all(rows, rows.zero_())
         now.buffers.append(buffer := _Buffer(arrival, packing, rows, under_way, shard))
-        under_way.then(lambda: self._post(lambda: self._summed(now, buffer)))
+        under_way.then(lambda: now.placement.post(lambda: self._summed(now, buffer)))
 
     def _summed(self, now: _Pass, buffer: _Buffer) -> None:
         """The neighbours' parts are here, or lost."""
-        if now is not self._pass:
+        if now is not self._running:
             return  # the step has ended without them
         now.outstanding -= 1
         try:
@@ -211,39 +220,39 @@ class NodeLevel:
 
     def conclude(self, step: Step, deliver: Callable[[Step], None]) -> None:
         """A step has its outcome, which is the same on all ranks: bring the means, then hand it on."""
+        now, self._running = self._pass, None
         try:
             if step.error is None:
-                self._gather_undamaged()
+                self._gather_undamaged(now)
         except BaseException as error:  # a step that is not delivered would never end
             self.engine.lose(error if isinstance(error, TransportError) else TransportError(repr(error)))
             step.outcome = Failed(error)
         if step.error is not None:
             # Half of a mean must not pass for a gradient.
-            for arrival in self._pass.arrivals:
+            for arrival in now.arrivals:
                 arrival.buffer.fill_(torch.nan)
-        step.inside_bytes = self._inside.wire_bytes
-        self._pass = _Pass()
+        step.inside_bytes = now.inside.wire_bytes
         deliver(step)
 
-    def _gather_undamaged(self) -> None:
+    def _gather_undamaged(self, now: _Pass) -> None:
         """The step counts already, so means that come damaged are sent again: all ranks know of it."""
         for left in reversed(range(_ATTEMPTS)):
             try:
-                self._gather()
+                self._gather(now)
                 break
             except DAMAGED as error:
                 if left == 0:
                     raise
                 _LOG.warning("%s; the means are sent again", error)
 
-    def _gather(self) -> None:
+    def _gather(self, now: _Pass) -> None:
         """All at once: the last one's bytes are under way while the first is unpacked."""
-        under_way = [self._inside.all_gather(each.rows, each.shard) for each in self._pass.buffers]
+        under_way = [now.inside.all_gather(each.rows, each.shard) for each in now.buffers]
         failures = []
-        for pending, each in zip(under_way, self._pass.buffers, strict=True):
+        for pending, each in zip(under_way, now.buffers, strict=True):
             failures.append(damage(pending))
             each.packing.unpack(each.rows, each.arrival.buffer)
-        require_undamaged(failures, self.engine.around.control)
+        require_undamaged(failures, now.placement.control)
 
 
 def _mean(rows: Tensor, out: Tensor) -> None:
