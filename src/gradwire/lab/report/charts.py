@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 440.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 32.0, 42.0
 _MOST_POINTS = 300
 # What is one below the other: a line of words, then a bar.
-_WORDS, _BAR_HEIGHT, _LEAST_LABEL = 18.0, 24.0, 56.0
+_WORDS, _BAR_HEIGHT, _LEAST_LABEL = 18.0, 24.0, 64.0
 _ROW = _WORDS + _BAR_HEIGHT + 10.0
 _THIN = 14.0
 _SPAN_HEIGHT = 14.0

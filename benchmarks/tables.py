@@ -1,0 +1,195 @@
+"""Writes the tables of README.md and docs/when.md from what the demonstration and the sweep have left.
+
+    make demo ARGS="--json demo.json"
+    .venv/bin/python -m benchmarks.tables --demo demo.json
+
+`--demo` takes the numbers of a run over into benchmarks/results/demo.json, from which `gradwire report` makes
+its page again. The sweep's file is benchmarks/results/sweep.jsonl, as `benchmarks/sweep.py` writes it; where
+there is none, the tables do without. Without an option the texts are written anew. A test fails when texts
+and files differ.
+"""
+
+import argparse
+import json
+import re
+import textwrap
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sweep import SETTINGS, Setting
+
+from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire.lab.demo.findings import (
+    Runs,
+    band,
+    both_of,
+    courses_of,
+    link_text,
+    metric_of,
+    predicted_bytes,
+    row_of,
+    to_loss_text,
+)
+from gradwire.lab.demo.plans import TARGET_CCR
+
+ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "benchmarks" / "results" / "demo.json"
+SWEEP = ROOT / "benchmarks" / "results" / "sweep.jsonl"
+COLUMNS = 100
+DIGITS = 5
+"""Of the numbers in the file: more than is shown anywhere."""
+
+Document = dict[str, Any]
+
+_MODELS = {"resnet_demo": "residual network", "chargpt": "transformer"}
+
+
+def small(document: Document) -> Document:
+    """What tables and page need of a run: single steps of the bench rows are left out."""
+    rows = [
+        {key: value for key, value in row.items() if not key.endswith("_all")} for row in document["rows"]
+    ]
+    found: Document = _rounded({**document, "rows": rows})
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def gains(demo: Document) -> str:
+    """What README says of the demonstration: what was missed, the table, and how it was measured."""
+    settings, facts = demo["settings"], demo["settings"]["workload_facts"]
+    both, metric = both_of(demo), metric_of(courses_of(demo))
+    model = _MODELS.get(settings["workload"], settings["workload"])
+    bound, ddp, wire = (row_of(demo, kind) for kind in ("bound", "peer", "recipe"))
+    missed = [check["worse"] for check in demo["checks"] if check["passed"] is False]
+    held = sum(check["passed"] is True for check in demo["checks"])
+    about = (
+        f"`make demo` trains a {model} of {facts['parameters'] / 1e6:.2f} M parameters on "
+        f"{facts['data'].split(',')[0]}, over "
+        f"{_plain(link_text(demo))}, on {settings['workers']} ranks that share {demo['machine']['cores']} "
+        "cores. "
+        + (f"The link is {TARGET_CCR} times too slow. " if settings["rate_chosen_here"] else "")
+        + "Bytes are counted at the network interface."
+    )
+    said = [f"**Missed in this run: {'; '.join(missed)}.**"] if missed else []
+    said.append(f"{held} of {len(demo['checks'])} claims of its page hold.")
+    head = (
+        f"| | step | time to plain DDP's final loss | bytes per step | {metric.label}, {both.steps} steps |"
+    )
+    rows = [
+        f"| no communication | {seconds_text(bound['step_s'])} | | 0 | |",
+        _gain(f"gradwire (`{_name(wire)}`)", wire, both.wire, both.target(), metric),
+        _gain("plain DDP", ddp, both.ddp, both.target(), metric),
+    ]
+    seeds = min(len(both.ddp.courses), len(both.wire.courses))
+    first = max(course.uncounted for course in courses_of(demo) if course.name == "gradwire")
+    spread = f"with the range over {seeds} seeds of each" if seeds > 1 else "of one seed"
+    how = (
+        f"Means {spread}; times to a loss count every step, figures per step those from step {first + 1} on, "
+        f"after the choice. Measured on {_when(demo)}, on {demo['machine']['processor']}. "
+        + " ".join(note for note in demo["notes"] if "busy" in note)
+    )
+    table = "\n".join([head, "|---|---|---|---|---|", *rows])
+    return "\n\n".join([_filled(about), _filled(" ".join(said)), table, _filled(how)])
+
+
+def _gain(name: str, row: Document, runs: Runs, target: float | None, metric: Any) -> str:
+    counted = row["interface_bytes_per_step"]
+    sent = bytes_text(predicted_bytes(row) if counted is None else counted)
+    quality = band(runs.values(metric), metric.number, metric.unit)
+    return f"| {name} | {seconds_text(row['step_s'])} | {to_loss_text(runs, target)} | {sent} | {quality} |"
+
+
+def measured(demo: Document, sweep: list[Document]) -> str:
+    """The table of docs/when.md: speeds as shares of that without communication."""
+    ddp, wire, cores = row_of(demo, "peer"), row_of(demo, "recipe"), demo["machine"]["cores"]
+    size = demo["settings"]["workload_facts"]["parameters"] / 1e6
+    workers = demo["settings"]["workers"]
+    shares = [ratio_text(row["scaling"], percent=True) for row in (ddp, wire)]
+    link = _plain(link_text(demo)).removeprefix("a link of ")
+    lines = [
+        "| workload | ranks | link | plain DDP | gradwire |",
+        "|---|---|---|---|---|",
+        f"| demonstration, {size:.2f} M parameters | {workers} | {link} | {shares[0]} "
+        f"| {shares[1]} (`{_name(wire)}`) |",
+    ]
+    settings = {each.name: each for each in SETTINGS}
+    lines += [_swept(settings[line["setting"]], line) for line in sweep if line["step_s"].get("auto")]
+    when = f"Ranks share {cores} cores, over an emulated link. The demonstration ran on {_when(demo)}."
+    return "\n\n".join([_filled(when), "\n".join(lines)])
+
+
+def _swept(setting: Setting, line: Document) -> str:
+    step_s = line["step_s"]
+    ddp, auto = (ratio_text(step_s["bound"] / step_s[name], percent=True) for name in ("ddp", "auto"))
+    ranks = f"{setting.workers} on {setting.nodes} nodes" if setting.nodes else str(setting.workers)
+    delay = "" if setting.delay == "0" else f", {setting.delay}"
+    chosen = str(line["chosen"]).split("(")[0]
+    return f"| `{setting.workload}` | {ranks} | {setting.rate}{delay} | {ddp} | {auto} (`{chosen}`) |"
+
+
+def _name(row: Document) -> str:
+    return str((row["report"] or {}).get("recipe", row["name"])).split("(")[0]
+
+
+def _plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _when(demo: Document) -> str:
+    day = date.fromisoformat(demo["machine"]["date"][:10])
+    return f"{day.day} {day:%B %Y}"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), COLUMNS, break_on_hyphens=False, break_long_words=False)
+
+
+def placed(page: str, name: str, text: str) -> str:
+    """The page with `text` between the two comments that name it. `ValueError` if it has no such place."""
+    begin, end = f"<!-- {name}: written by benchmarks/tables.py -->", f"<!-- end of {name} -->"
+    place = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
+    if len(place.findall(page)) != 1:
+        raise ValueError(f"the page has no place, or several, between {begin!r} and {end!r}")
+    return place.sub(lambda _: f"\n{text}\n\n", page)
+
+
+def pages(demo: Document, sweep: list[Document]) -> dict[Path, str]:
+    """The texts of the pages, with their tables as the files have them."""
+    readme, when = ROOT / "README.md", ROOT / "docs" / "when.md"
+    return {
+        readme: placed(readme.read_text(encoding="utf-8"), "gains", gains(demo)),
+        when: placed(when.read_text(encoding="utf-8"), "measured", measured(demo, sweep)),
+    }
+
+
+def load() -> tuple[Document, list[Document]]:
+    """The demonstration's document, and the lines of the sweep."""
+    lines = SWEEP.read_text(encoding="utf-8").splitlines() if SWEEP.exists() else []
+    return json.loads(DEMO.read_text(encoding="utf-8")), [json.loads(line) for line in lines]
+
+
+def main() -> None:
+    """Take numbers over, and write both pages."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--demo", type=Path, help="what `gradwire demo --json` has written")
+    options = parser.parse_args()
+    if options.demo is not None:
+        document = json.loads(options.demo.read_text(encoding="utf-8"))
+        DEMO.write_text(json.dumps(small(document), separators=(",", ":")) + "\n", encoding="utf-8")
+    for page, text in pages(*load()).items():
+        page.write_text(text, encoding="utf-8")
+        print(f"written: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
