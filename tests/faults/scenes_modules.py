@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from tests.process.sharded_models import attached, sharded
 from tests.support.models import batch, digest, optimizer_of, perceptron
 
 
@@ -52,23 +53,45 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-def changed(change: str, wrapped: bool, everywhere: bool) -> list[Any]:
-    """The model changes on all ranks or on rank 1, after a step: what the next says, how many count."""
+def _replaced_shard(model: Any) -> None:
+    model.blocks[1].weight = nn.Parameter(model.blocks[1].weight.detach().clone())
+
+
+def _appended_to_shards(model: Any) -> None:
+    model.blocks[1].more = nn.Linear(8, 8)
+
+
+CHANGES_OF_SHARDS: dict[str, Callable[[Any], None]] = {
+    "assigned": _assigned,
+    "replaced": _replaced_shard,
+    "appended": _appended_to_shards,
+}
+
+Kind = Literal["plain", "ddp", "sharded"]
+
+
+def _attached(kind: Kind) -> tuple[nn.Module, nn.Module, gradwire.Wire]:
+    """What is attached, and what changes: the module inside DDP, or the same."""
+    if kind == "sharded":
+        model = sharded()
+        return model, model, attached(model, "topk(ratio=0.1)")[1]
     inner = perceptron()
     own = dist.new_group([0, 1])  # DDP's own collectives are lost, too, where one rank does not come
-    model = (
-        DistributedDataParallel(inner, find_unused_parameters=True, process_group=own) if wrapped else inner
-    )
-    wire = gradwire.attach(model, optimizer_of(model), "topk(ratio=0.1)", replicas=_replicas(wrapped))
+    model, replicas = inner, dist.group.WORLD
+    if kind == "ddp":
+        model, replicas = DistributedDataParallel(inner, find_unused_parameters=True, process_group=own), None
+    wire = gradwire.attach(model, optimizer_of(model), "topk(ratio=0.1)", replicas=replicas)
+    return model, inner, wire
+
+
+def changed(change: str, kind: Kind, everywhere: bool) -> list[Any]:
+    """The model changes on all ranks or on rank 1, after a step: what the next says, how many count."""
+    model, inner, wire = _attached(kind)
     for step in (0, 1):  # before its second forward pass DDP has a collective of its own
         _backward(model, step)
     if everywhere or dist.get_rank() == 1:
-        CHANGES[change](inner)
+        (CHANGES_OF_SHARDS if kind == "sharded" else CHANGES)[change](inner)
     return [*_said(partial(_backward, model, 2)), wire.report().step]
-
-
-def _replicas(wrapped: bool) -> dist.ProcessGroup | None:
-    return None if wrapped else dist.group.WORLD
 
 
 def _boom(_gradient: Tensor) -> None:
@@ -163,13 +186,18 @@ def trains(_kind: str = "") -> str:
 
 SCENES: dict[str, Callable[[], Any]] = {
     **{
-        f"{change}, {'ddp' if wrapped else 'plain'}": partial(changed, change, wrapped, everywhere=True)
+        f"{change}, {kind}": partial(changed, change, kind, everywhere=True)
+        for kind in ("plain", "ddp")
         for change in ("assigned", "replaced", "appended", "cast for good")
-        for wrapped in (False, True)
     },
-    "cast and back": partial(changed, "cast", wrapped=False, everywhere=True),
-    "on one rank, plain": partial(changed, "replaced", wrapped=False, everywhere=False),
-    "on one rank, ddp": partial(changed, "appended", wrapped=True, everywhere=False),
+    **{
+        f"{change}, sharded": partial(changed, change, "sharded", everywhere=True)
+        for change in CHANGES_OF_SHARDS
+    },
+    "cast and back": partial(changed, "cast", "plain", everywhere=True),
+    "on one rank, plain": partial(changed, "replaced", "plain", everywhere=False),
+    "on one rank, ddp": partial(changed, "appended", "ddp", everywhere=False),
+    "on one rank, sharded": partial(changed, "appended", "sharded", everywhere=False),
     **{
         f"broke off, {recipe}, {buckets}": partial(broke_off, recipe, buckets)
         for recipe in ("dense", "topk(ratio=0.1)")

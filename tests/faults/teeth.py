@@ -39,7 +39,9 @@ class Change(NamedTuple):
         return f"| {self.fault} | {self.what} | `{self.test.replace('::', '`: `')}` |"
 
 
-RANKS, VERDICT, CALLS = (f"tests/faults/test_{name}.py::test_" for name in ("ranks", "verdict", "calls"))
+RANKS, VERDICT, CALLS, MODULES = (
+    f"tests/faults/test_{name}.py::test_" for name in ("ranks", "verdict", "calls", "modules")
+)
 SAVING, AGREE, DAMAGED, SWITCHING = (
     f"tests/unit/engine/test_{name}.py::test_" for name in ("saving", "agree", "damaged_states", "switching")
 )
@@ -279,6 +281,30 @@ CHANGES = (
         "if self._waiting or complete != sum(len(lane.units) for lane in lanes):",
         "if False:",
         ORDER + "a_buffer_that_never_comes_fails_the_step",
+    ),
+    Change(
+        19,
+        "A parameter that was added after attach is none of gradwire's concern.",
+        "src/gradwire/sources/known.py",
+        '                changes.append(f"{name!r} was added")',
+        "                pass",
+        MODULES + "parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange",
+    ),
+    Change(
+        19,
+        "A parameter that is gone counts as carried.",
+        "src/gradwire/sources/known.py",
+        "            if id(parameter) not in present:\n",
+        "            if False:\n",
+        MODULES + "parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange",
+    ),
+    Change(
+        19,
+        "A rank that refuses its changed parameters tells nobody.",
+        "src/gradwire/sources/observe.py",
+        '        backward.calls.leave(f"a forward pass that it refuses ({error})")',
+        "        pass",
+        MODULES + "a_change_on_one_rank_is_named_on_the_ranks_that_wait",
     ),
     Change(
         20,

@@ -23,14 +23,24 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("source", ["plain", "ddp"])
-@pytest.mark.parametrize("change", SAYS)
+SAYS_OF_SHARDS = {
+    "assigned": "'norm.bias' was replaced; 'norm.weight' was replaced; 'never.bias' was replaced; and 8 more",
+    "replaced": "'blocks.1.weight' was replaced.",
+    "appended": "'blocks.1.more.weight' was added; 'blocks.1.more.bias' was added.",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "source", "says"),
+    [(change, source, says) for change, says in SAYS.items() for source in ("plain", "ddp")]
+    + [(change, "sharded", says) for change, says in SAYS_OF_SHARDS.items()],
+)
 def test_parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange(
-    world: Results, change: str, source: str
+    world: Results, change: str, source: str, says: str
 ) -> None:
     for kind, text, _, steps in value(world, f"{change}, {source}"):
         assert kind == "ValueError"
-        assert SAYS[change] in text
+        assert says in text
         assert "use load_state_dict without assign=True" in text
         assert steps == 2
 
@@ -40,7 +50,10 @@ def test_a_cast_and_back_changes_nothing_that_counts(world: Results) -> None:
         assert (kind, text, steps) == ("nothing", "", 3)
 
 
-@pytest.mark.parametrize(("source", "name"), [("plain", "'2.weight'"), ("ddp", "'5.weight'")])
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("plain", "'2.weight'"), ("ddp", "'5.weight'"), ("sharded", "'blocks.1.more.weight'")],
+)
 def test_a_change_on_one_rank_is_named_on_the_ranks_that_wait(world: Results, source: str, name: str) -> None:
     (waits, heard, took_s, steps), (refuses, text, _, _) = value(world, f"on one rank, {source}")
     assert (waits, refuses) == ("RanksDisagree", "ValueError")
