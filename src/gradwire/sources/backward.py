@@ -176,7 +176,8 @@ class Backward:
         self.steps.settled(fates, is_dropped=is_dropped)
         if is_dropped:
             self._unheard = _LEFT_OUT
-            self.news.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
+            if self.engine.runner.broken is None:  # or `backward()` has raised, and the user knows why
+                self.news.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
         elif was_counted and not fates.made:
             self._unheard = _BEFORE_THE_STEP
         return fates

@@ -227,7 +227,7 @@ def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("broken", [None, TransportError("the peer is gone")])
-def test_over_a_broken_transport_nobody_is_told_of_a_step_that_was_left_out(
+def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_that_was_left_out(
     broken: TransportError | None,
 ) -> None:
     told: list[str] = []
@@ -235,9 +235,9 @@ def test_over_a_broken_transport_nobody_is_told_of_a_step_that_was_left_out(
     backward = _backward(runner=SimpleNamespace(broken=broken), **engine)
     backward.steps = LeftOut({}, (), HostDevice())
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
-    backward.news = SimpleNamespace(dropped=lambda *_: None)  # type: ignore[assignment]
+    backward.news = SimpleNamespace(dropped=lambda *_: told.append("news"))  # type: ignore[assignment]
     backward.open()
-    assert told == ([] if broken else ["a backward pass after a step that was left out at 3"])
+    assert told == ([] if broken else ["news", "a backward pass after a step that was left out at 3"])
 
 
 def test_what_a_step_brought_lands_before_the_next_forward_pass_after_an_interrupt() -> None:
