@@ -40,8 +40,8 @@ _PLAIN = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, Modu
 
 _ENOUGH = 1 << 20
 """Elements that are folded in a rehearsal at most: how many there are changes no kernel."""
-_LONG_S = 1.0
-"""Compiling for longer than that is worth a line in the log."""
+_LONG_S = 2.0
+"""Compiling for longer than that is worth a line that shows by default, since others may wait for it."""
 
 
 def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> None:
@@ -62,7 +62,7 @@ def _rehearse_timed(layout: Layout, world: int) -> None:
     except Exception as error:
         _LOG.warning("kernels of %s could not be prepared: %r", layout.main.text, error)
     if (took_s := now_s() - start_s) > _LONG_S:
-        _LOG.info("preparing kernels for %s took %.0f s", layout.main.text, took_s)
+        _LOG.warning("preparing kernels for %s took %.0f s", layout.main.text, took_s)
 
 
 def rehearse(layout: Layout, world: int) -> None:
@@ -120,19 +120,28 @@ def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
 def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:
     """Have the kernels of the modules `names()`, for what is called `text`; log what has to be compiled.
 
-    Raises nothing: peers would wait for this rank's collectives. A kernel that cannot be had fails again
-    where a step calls it, and from there all ranks hear of it.
+    The first line is at INFO, those after `_LONG_S` at WARNING. Raises nothing: peers would wait for this
+    rank's collectives. A kernel that cannot be had fails again where a step calls it, and from there all
+    ranks hear of it.
     """
     before_s = kernels.compiled_s()
     why = "other ranks may wait; `gradwire warmup` does it beforehand"
+    told: set[int] = set()
+
+    def say() -> None:
+        level = logging.WARNING if kernels.compiled_s() - before_s > _LONG_S else logging.INFO
+        if level not in told:
+            told.add(level)
+            _LOG.log(level, "compiling kernels for %s; %s", text, why)
+
     try:
-        with kernels.announced(lambda: _LOG.info("compiling kernels for %s; %s", text, why)):
+        with kernels.announced(say):
             kernels.prepare(names(), turn=rank)
     except Exception as error:
         _LOG.warning("kernels of %s could not be prepared: %r", text, error)
     took_s = kernels.compiled_s() - before_s
     if took_s > _LONG_S:
-        _LOG.info("compiling kernels for %s took %.0f s", text, took_s)
+        _LOG.warning("compiling kernels for %s took %.0f s; %s", text, took_s, why)
 
 
 def kernels_for(layout: Layout) -> frozenset[str]:

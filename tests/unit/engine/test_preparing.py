@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,11 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.sigutils import normalize_signature
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
 from gradwire.contrib.randomk import sampled
+from gradwire.engine import preparing
 from gradwire.engine.layout import build, by_size
 from gradwire.engine.preparing import kernels_for, kernels_of
 from gradwire.exchange.base import STEADY, Exchange, run
@@ -174,3 +177,21 @@ def test_what_holds_itself_has_an_end() -> None:
 
 def test_values_name_nothing() -> None:
     assert kernels_of(torch.float32, None, 3.5, "text", torch.zeros(3), [1, 2], torch) == set()
+
+
+@pytest.mark.parametrize(("long_s", "levels"), [(0.0, ["INFO", "WARNING", "WARNING"]), (1e9, ["INFO"])])
+def test_compiling_is_said_when_it_begins_and_shows_by_default_when_it_takes_long(
+    long_s: float, levels: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it goes on, and not only at the end: the first of three kernels has taken longer than it may."""
+
+    def compiles(_names: object, turn: int) -> None:
+        for more in range(3):
+            numba.njit(lambda x, more=more: x + more)(1)
+
+    monkeypatch.setattr(kernels, "prepare", compiles)
+    monkeypatch.setattr(preparing, "_LONG_S", long_s)
+    caplog.set_level(logging.INFO, "gradwire")
+    preparing.prepare("int8", frozenset, 0)
+    assert [each.levelname for each in caplog.records] == levels
+    assert all("compiling kernels for int8" in each for each in caplog.messages)

@@ -49,19 +49,17 @@ def compiled_s() -> float:
 
 @contextmanager
 def announced(say: Callable[[], None]) -> Iterator[None]:
-    """Call `say` before the first kernel that is compiled meanwhile, and not merely loaded from the cache."""
-    with event.install_listener("numba:compile", _First(say)):
+    """Call `say` before each kernel that is compiled meanwhile, and not merely loaded from the cache."""
+    with event.install_listener("numba:compile", _Saying(say)):
         yield
 
 
-class _First(event.Listener):
+class _Saying(event.Listener):
     def __init__(self, say: Callable[[], None]) -> None:
-        self._say: Callable[[], None] | None = say
+        self._say = say
 
     def on_start(self, _event: object) -> None:
-        if (say := self._say) is not None:
-            self._say = None
-            say()
+        self._say()
 
     def on_end(self, _event: object) -> None:
-        """Nothing: one word is enough."""
+        """Nothing: the next one tells what this one took."""
