@@ -191,6 +191,8 @@ class Watching:
         self._cycle, self._every = cycle, cycle if is_on_trial else max(EVERY, cycle)
         self.lateness, self._layers = Lateness(cycle), Layers(cycle)
         self._lag = Lag()
+        table = layout.main.table
+        self._late_on_trial = next((row.late for row in table if row.verdict == "runs"), None)
         self._link_change: tuple[Link, Link] | None = None
         self._unhealthy, self._has_complained = "", False
         self._looked = self._nothing
@@ -204,7 +206,13 @@ class Watching:
 
     @property
     def late(self) -> float | None:
-        """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
+        """As the `Decider` says. Until it has been measured here, it is that of the trial before."""
+        measured = self._late
+        return self._late_on_trial if measured is None else measured
+
+    @property
+    def _late(self) -> float | None:
+        """What has been measured under this composition."""
         return self.lateness.late if self._remembers else 0.0
 
     def looks(self, step: int) -> bool:
@@ -274,7 +282,7 @@ class Watching:
             link_change=link_change,
             step_change_s=step_change_s,
             unhealthy=unhealthy,
-            late=self.late,
+            late=self._late,
             late_is_known=not self._remembers or self.lateness.is_known,
         )
         if self._judge_looks(step.number):

@@ -274,6 +274,7 @@ class Ran(NamedTuple):
     memory: dict[str, Tensor]
     why: str
     facts: Facts
+    late: float | None
 
 
 def _run(world: int, steps: int = STEPS, idle: int = 0) -> list[Ran]:
@@ -293,7 +294,7 @@ def _run(world: int, steps: int = STEPS, idle: int = 0) -> list[Ran]:
                 missing[name] += grads[name].double() - outcome.mean[name].double()
         facts = rig.engine.facts
         assert facts is not None
-        return Ran(plans, missing, rig.memory, rig.engine.layout.main.why, facts)
+        return Ran(plans, missing, rig.memory, rig.engine.layout.main.why, facts, rig.engine.late)
 
     return run_ranks(world, rank)
 
@@ -395,6 +396,9 @@ def test_faster_steps_keep_what_was_chosen(clock: dict[str, float], caplog: pyte
     assert all(ran.plans[MEASURING:] == (STEPS - MEASURING) * [FIRST] for ran in ranks)
     assert all(ran.memory for ran in ranks)
     assert "int8: 11 ms a step instead of 220 ms" in ranks[0].why
+    [late] = {ran.late for ran in ranks}
+    assert late is not None, "known from the trial, a hundred steps before the next looks tell it"
+    assert f"; {late:.2g} steps' worth of gradient is late" in ranks[0].why
     assert _lost(ranks) < ROUNDING
     assert not caplog.records
 
