@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
 
 from gradwire.arena import ParameterSpec
-from gradwire.decide.choice import LATE, LEAD
+from gradwire.decide.choice import LATE, LEAD, Option
 from gradwire.engine.forecast import forecast, forecast_as_cut, specs_of_profile
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
@@ -27,7 +27,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
 from gradwire.recipes.auto import CANDIDATES as CHOICES
-from gradwire.recipes.auto import auto, chosen_by, standing_of
+from gradwire.recipes.auto import auto, chosen_by, may_be_within, standing_of
 from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import said_of
 
@@ -60,6 +60,9 @@ CANDIDATES = (
 BETWEEN_ROUNDS = ("dense", "bf16", "int8", "int4", "topk(ratio=0.01)", "sparseloco")
 """Those that it compares for rounds of local steps."""
 
+TRIED = ("dense", *(text for text, assumed in CHOICES.items() if may_be_within(LATE, assumed)))
+"""Those that `auto` would try by default."""
+
 DAY_S = 86400.0
 
 BACKWARD_SHARE = 2 / 3
@@ -76,7 +79,8 @@ class Candidate:
     node's link and exchange, 0 with a single node. `memory_bytes` come on top of DDP's memory. With
     `at_most`, a part of the bytes is assumed (`gradwire.engine.forecast`). `codec` is "stated" if the user
     gave the codec's cost, else "free". With `two_levels`, the ranks of a node add up first
-    (`attach(nodes=…)`).
+    (`attach(nodes=…)`). `auto` would have `tried` it by default, because little of the gradient is assumed to
+    be late under it.
     """
 
     recipe: str
@@ -90,6 +94,7 @@ class Candidate:
     at_most: bool
     codec: str
     two_levels: bool = False
+    tried: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,8 +126,9 @@ class Plan:
 
     @property
     def fastest(self) -> Candidate:
-        """The one of least time, whatever it loses."""
-        return self.candidates[0]
+        """The one of least time of those that `auto` would try by default; of all, if it tries none of them
+        but dense."""
+        return _fastest(self.candidates)
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
@@ -141,9 +147,10 @@ class Plan:
             f"  {self.advice}",
             f"  auto is expected to choose {self.auto}",
             f"    because of {self.why}",
-            "    assumed: how late each recipe leaves the gradient, from trainings of other models",
+            "    assumed, from trainings of other models: how late each recipe leaves the gradient,",
+            "    and so which of them auto tries",
             "",
-            f"{'recipe':<28} {'step':>10} {'linear':>7} {'sent':>9} {'memory':>9}  codec",
+            f"{'recipe':<28} {'step':>10} {'linear':>7} {'sent':>9} {'memory':>9}  {'codec':<6}  auto",
         ]
         levels = [each for each in self.candidates if each.two_levels]
         lines += [_line(each) for each in self.candidates if not each.two_levels]
@@ -270,9 +277,10 @@ def _compared(
         chosen, why = "dense", chosen_by(facts, standing, partial(auto, target)).why
     else:
         chosen, why = foreseen.text, f"CCR {facts.ccr:.2f}; {said_of(standing, foreseen.recipe)}"
+    best = _fastest(rows)
     # A user who names candidates asks about those, and not about what `auto` would do instead.
-    asked = [rows[0]] if tuple(candidates) != CANDIDATES else [rows[0], *_as_cut(rows[0], chosen, facts)]
-    best = min(asked, key=lambda row: row.step_s)
+    if foreseen is not None and tuple(candidates) == CANDIDATES and not best.two_levels:
+        best = _as_cut(foreseen, facts, best)
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(
         model=profile.model,
@@ -360,7 +368,21 @@ def _candidate(
         at_most=found.at_most,
         codec="free" if codec is None else "stated",
         two_levels=two_levels,
+        tried=composition.text in _tried(),
     )
+
+
+@cache
+def _tried() -> frozenset[str]:
+    """With all options."""
+    return frozenset(steady(text, "candidate").text for text in TRIED)
+
+
+def _fastest(rows: Sequence[Candidate]) -> Candidate:
+    """See `Plan.fastest`."""
+    tried = [row for row in rows if row.tried and row.recipe != "dense"]
+    dense = [row for row in rows if row.recipe == "dense"]
+    return min([*tried, *dense] if tried else rows, key=lambda row: row.step_s)
 
 
 def _facts(
@@ -392,29 +414,32 @@ def _facts(
     )
 
 
-def _as_cut(row: Candidate, text: str, facts: Facts) -> list[Candidate]:
+def _as_cut(chosen: Option, facts: Facts, row: Candidate) -> Candidate:
     """`row` for the choice of `auto`, whose cuts may differ from those of all rows."""
-    found = [facts.forecasts[recipe] for recipe, full in facts.recut.items() if full == text]
-    return [replace(row, recipe=text, step_s=each.step_s(), two_levels=False) for each in found]
+    fewer = " in fewer units" if chosen.text.startswith("mergecomp(") else ""
+    step_s = facts.forecasts[chosen.recipe].step_s()
+    return replace(row, recipe=f"{chosen.recipe}{fewer}", step_s=step_s)
 
 
 def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:
     if facts.ccr < 1.0:
-        left = f"{1.0 - best.step_s / dense_s:.0%} of a dense step is the most that there is to save"
+        left = f"{best.recipe} would save {max(1.0 - best.step_s / dense_s, 0.0):.0%} of a dense step"
         return f"do not bother: CCR {facts.ccr:.2f}, all of dense takes less than the backward pass; {left}"
-    dense, fast = _ms(dense_s), _ms(best.step_s)
+    dense, fast = _ms(dense_s), f"{_ms(best.step_s)} with {best.recipe}"
     fast += " on two levels" if best.two_levels else ""
     if not worthwhile:
-        told = f"the fastest, {best.recipe}, takes {fast} where dense takes {dense}"
-        return f"do not bother: nothing is predicted to be faster than dense by {LEAD:.0%}: {told}"
+        said = f"nothing that auto tries is predicted to be faster than dense by {LEAD:.0%}"
+        return f"do not bother: {said}: a step takes {fast}, and {dense} with dense"
     gain = f"{dense_s / best.step_s:.1f} times as fast as dense"
-    return f"worth trying: CCR {facts.ccr:.1f}; steps of {dense} fall to {fast} at best, {gain}"
+    return f"worth trying: CCR {facts.ccr:.1f}; steps of {dense} fall to {fast}, {gain}"
 
 
 def _line(each: Candidate) -> str:
     sent = _mb(each.node_bytes if each.two_levels else each.wire_bytes) + "*" * each.at_most
     linear, memory = f"{each.share_of_linear:.0%}", _mb(each.memory_bytes)
-    return f"{each.recipe:<28} {_ms(each.step_s):>10} {linear:>7} {sent:>9} {memory:>9}  {each.codec}"
+    tried = "tries" if each.tried else ""
+    numbers = f"{each.recipe:<28} {_ms(each.step_s):>10} {linear:>7} {sent:>9} {memory:>9}"
+    return f"{numbers}  {each.codec:<6}  {tried}".rstrip()
 
 
 def _ms(seconds: float) -> str:

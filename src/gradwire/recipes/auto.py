@@ -76,7 +76,7 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
     if not late >= 0.0:
         raise ValueError(f"late={late} is negative, the steps' worth of gradient that may wait in memory")
     again = partial(auto, target, late)
-    worth = {text: _may_be_within(late, steps) for text, steps in CANDIDATES.items()}
+    worth = {text: may_be_within(late, steps) for text, steps in CANDIDATES.items()}
     return measured_for(
         Decision(
             lambda facts: chosen_by(facts, standing_of(facts, target, late), again),
@@ -100,7 +100,7 @@ def standing_of(facts: Facts, target: float, late: float) -> Standing:
     dense_bytes = 2 * (facts.world - 1) / facts.world * facts.gradient_bytes
     predicted = facts.forecasts.get("dense")
     return Standing(
-        tuple(each for each in options if _may_be_within(late, each.assumed)),
+        tuple(each for each in options if may_be_within(late, each.assumed)),
         before_s,
         facts.backward_s,
         facts.dense_s,
@@ -110,11 +110,12 @@ def standing_of(facts: Facts, target: float, late: float) -> Standing:
         target,
         late,
         facts.dense_noise,
-        later=tuple(each for each in options if not _may_be_within(late, each.assumed)),
+        later=tuple(each for each in options if not may_be_within(late, each.assumed)),
     )
 
 
-def _may_be_within(late: float, assumed: float) -> bool:
+def may_be_within(late: float, assumed: float) -> bool:
+    """Whether a recipe of that assumed lateness, or error, is tried where `late` is the limit."""
     return assumed <= max(ASSUMED_OFF * late, WITHIN_ANY)
 
 

@@ -21,7 +21,7 @@ KEYS = [
 ]
 ROW = [
     *("at_most", "codec", "day_bytes", "exposed_s", "memory_bytes", "node_bytes", "recipe"),
-    *("share_of_linear", "step_s", "two_levels", "wire_bytes"),
+    *("share_of_linear", "step_s", "tried", "two_levels", "wire_bytes"),
 ]
 
 
