@@ -39,14 +39,32 @@ def gpt2(source: str, width: int, layers: int, places: int = 1024) -> Sketch:
 
 
 def llama_7b() -> Sketch:
-    net = Sketch("LLaMA-7B (Touvron et al. 2023), 2048 tokens; as plain data parallelism, not sharded")
-    width, wide, places, words = 4096, 11008, 2048, 32000
+    source = "LLaMA-7B (Touvron et al. 2023), 2048 tokens"
+    return _gated(source, width=4096, wide=11008, layers=32, keys=4096, words=32000)
+
+
+def llama_3_8b() -> Sketch:
+    source = "Llama 3 8B (Llama Team 2024, table 3), 2048 tokens"
+    return _gated(source, width=4096, wide=14336, layers=32, keys=1024, words=128256)
+
+
+def qwen2_5_7b() -> Sketch:
+    source = "Qwen2.5-7B (Qwen Team 2024), 2048 tokens"
+    return _gated(source, width=3584, wide=18944, layers=28, keys=512, words=152064, biases=True)
+
+
+def _gated(
+    source: str, *, width: int, wide: int, layers: int, keys: int, words: int, biases: bool = False
+) -> Sketch:
+    """A decoder with gated perceptrons; `keys` is the width of keys and values, which heads may share."""
+    net = Sketch(f"{source}; as plain data parallelism, not sharded")
+    places = 2048
     net.embedding("words", words, width)
-    for layer in range(32):
+    for layer in range(layers):
         name = f"layer{layer}"
         net.add(f"{name}.norm1", 0, (width,))
-        for part in ("query", "key", "value"):
-            net.linear(f"{name}.{part}", width, width, places, bias=False)
+        for part, outputs in (("query", width), ("key", keys), ("value", keys)):
+            net.linear(f"{name}.{part}", width, outputs, places, bias=biases)
         net.linear(f"{name}.attended", width, width, places, bias=False, extra=2 * places * places * width)
         net.add(f"{name}.norm2", 0, (width,))
         net.linear(f"{name}.gate", width, wide, places, bias=False)

@@ -88,13 +88,13 @@ def mobilenet_v2() -> Sketch:
     return net
 
 
-def vit_b16() -> Sketch:
-    net = Sketch("ViT-B/16 (Dosovitskiy et al. 2020), 224x224 pixels")
-    width, places = 768, 197
+def vit(letter: str, width: int, layers: int) -> Sketch:
+    net = Sketch(f"ViT-{letter}/16 (Dosovitskiy et al. 2020), 224x224 pixels")
+    places = 197
     net.add("class_token", 0, (1, 1, width))
     net.conv("patches", 3, width, 16, 196, bias=True)
     net.add("positions", 0, (1, places, width))
-    for layer in range(12):
+    for layer in range(layers):
         name = f"layer{layer}"
         net.norm(f"{name}.norm1", width)
         net.linear(f"{name}.query_key_value", width, 3 * width, places, extra=2 * places * places * width)

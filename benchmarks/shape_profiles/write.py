@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import sequence
+import unet
 import vision
 
 PROFILES = Path(__file__).parents[2] / "src/gradwire/planning/profiles"
@@ -21,13 +22,17 @@ MODELS = {
     "gpt2_covap": partial(sequence.gpt2, COVAP, 768, 6, 1000),
     "gpt2_medium": partial(sequence.gpt2, RADFORD.format("medium"), 1024, 24),
     "gpt2_xl": partial(sequence.gpt2, RADFORD.format("XL"), 1600, 48),
+    "llama_3_8b": sequence.llama_3_8b,
     "llama_7b": sequence.llama_7b,
     "mask_rcnn": vision.mask_rcnn,
     "mobilenet_v2": vision.mobilenet_v2,
+    "qwen2_5_7b": sequence.qwen2_5_7b,
     **{f"resnet{depth}": partial(vision.resnet, depth) for depth in (18, 34, 50, 101)},
+    "sdxl_unet": unet.sdxl_unet,
     "transformer_base": sequence.transformer_base,
     **{f"vgg{depth}": partial(vision.vgg, depth) for depth in (16, 19)},
-    "vit_b16": vision.vit_b16,
+    "vit_b16": partial(vision.vit, "B", 768, 12),
+    "vit_l16": partial(vision.vit, "L", 1024, 24),
 }
 
 

@@ -36,6 +36,21 @@ def time_s(text: str) -> float:
     return float(match["number"]) * _SECONDS[match["unit"]]
 
 
+_COUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmbg]?)")
+
+
+def count_of(text: str) -> int:
+    """A number of parameters from `350M`, `7B`, `1.5b`. Raises `ValueError` for anything else.
+
+    >>> count_of("1.5B")
+    1500000000
+    """
+    match = _COUNT.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r}: expected a number of parameters, such as 350M or 7B")
+    return round(float(match["number"]) * {**_PREFIX, "b": 1e9}[match["prefix"]])
+
+
 def bytes_text(size_bytes: float) -> str:
     """A size in decimal units, as links are rated.
 

@@ -477,7 +477,10 @@ def counting() -> dict[str, Any]:
 
     halves = [optimizer_of(part) for part in (model[0], model[2:])]  # type: ignore[index]
     model = perceptron(15)
-    halves = [torch.optim.SGD(list(model.parameters())[:2], 0.1), torch.optim.SGD(list(model.parameters())[2:], 0.1)]
+    halves = [
+        torch.optim.SGD(list(model.parameters())[:2], 0.1),
+        torch.optim.SGD(list(model.parameters())[2:], 0.1),
+    ]
     wire = outer(model, halves, every=100)
     for step in range(3):
         model.zero_grad()
@@ -540,7 +543,11 @@ def uneven() -> dict[str, Any]:
         steps(model, optimizer, range(11 if dist.get_rank() == 0 else 5))
     ends = equal_on_all(values(model))
     steps(model, optimizer, range(20, 20 + EVERY))
-    return {"ends": ends, "goes on": equal_on_all(values(model)), "shared": same(values(model), shared(wire, model))}
+    return {
+        "ends": ends,
+        "goes on": equal_on_all(values(model)),
+        "shared": same(values(model), shared(wire, model)),
+    }
 
 
 def at_the_end() -> dict[str, Any]:

@@ -16,6 +16,14 @@ Model = Annotated[
     str | None, typer.Option(help="A published network, such as resnet50, or package.module:function.")
 ]
 Shapes = Annotated[Path | None, typer.Option(help="Instead of --model: a JSON file of parameter shapes.")]
+Params = Annotated[
+    str | None,
+    typer.Option(help="Instead of --model: a transformer of about so many parameters, 350M or 7B."),
+]
+HfConfig = Annotated[
+    Path | None,
+    typer.Option(help="Instead of --model: the config.json of a language model, by Hugging Face."),
+]
 Rate = Annotated[str, typer.Option(help="Rate of a rank's link, or with nodes of a node's: 1gbit.")]
 Delay = Annotated[str, typer.Option(help="One-way delay between ranks, or nodes: 1ms.")]
 PerNode = Annotated[int | None, typer.Option(help="Ranks on each node.")]
@@ -41,6 +49,8 @@ def plan(
     step: Step,
     model: Model = None,
     shapes: Shapes = None,
+    params: Params = None,
+    hf_config: HfConfig = None,
     workers: Annotated[int | None, typer.Option(help="Number of ranks.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
     per_node: PerNode = None,
@@ -63,7 +73,7 @@ def plan(
         check_folder(json_path)
         texts = texts_of(recipes, advising.CANDIDATES if every == 1 else advising.BETWEEN_ROUNDS)
         found = _planned(
-            model_of(model, shapes),
+            model_of(model, shapes, params, hf_config),
             places(workers, nodes, per_node),
             {
                 **links(rate, delay, inside, inside_delay),

@@ -14,11 +14,13 @@ from gradwire.cli.planner import (
     Codec,
     Delay,
     Every,
+    HfConfig,
     Inside,
     InsideDelay,
     Json,
     Model,
     Overlap,
+    Params,
     PerNode,
     Rate,
     Recipes,
@@ -38,6 +40,8 @@ def simulate(
     step: Step,
     model: Model = None,
     shapes: Shapes = None,
+    params: Params = None,
+    hf_config: HfConfig = None,
     workers: Annotated[
         str, typer.Option(help="Numbers of ranks: 2..4096 by doubling, or 8,32,128.")
     ] = "2..4096",
@@ -66,7 +70,7 @@ def simulate(
         check_folder(picture, json_path)
         texts = texts_of(recipes, scaling.fixed_recipes() if every == 1 else advising.BETWEEN_ROUNDS)
         found = scaling.simulate(
-            model_of(model, shapes),
+            model_of(model, shapes, params, hf_config),
             workers=worlds(workers),
             per_node=per_node or 1,
             step_s=time_s(step),

@@ -15,20 +15,28 @@ from gradwire.cli.beforehand import FORMAT, STDOUT, write_json
 from gradwire.cli.named import made
 from gradwire.measure.codec import codec_cost, remembered
 from gradwire.planning.costs import CodecCost, Line
+from gradwire.planning.decoders import of_config, of_size
 from gradwire.planning.shapes import Profile, load, read
-from gradwire.quantities import rate_bit_per_s, time_s
+from gradwire.quantities import count_of, rate_bit_per_s, time_s
 from gradwire.recipes.parse import recipe, steady
 
 
-def model_of(model: str | None, shapes: Path | None) -> Profile | nn.Module:
+def model_of(
+    model: str | None, shapes: Path | None, params: str | None = None, hf_config: Path | None = None
+) -> Profile | nn.Module:
     """A published network, a file of shapes, or what `package.module:make` returns, built without memory.
 
-    `make` returns a module, or as for `gradwire bench` a tuple that begins with one.
+    `params` is a size such as 350M, `hf_config` a `config.json`. `make` returns a module, or as for
+    `gradwire bench` a tuple that begins with one.
     """
-    if (model is None) == (shapes is None):
-        raise ValueError("give either --model or --shapes")
+    if sum(each is not None for each in (model, shapes, params, hf_config)) != 1:
+        raise ValueError("give one of --model, --shapes, --params and --hf-config")
     if shapes is not None:
         return read(shapes)
+    if params is not None:
+        return of_size(count_of(params))
+    if hf_config is not None:
+        return of_config(hf_config)
     assert model is not None
     if ":" not in model:
         return load(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -52,14 +53,16 @@ def models() -> list[str]:
 
 
 def load(model: str) -> Profile:
-    """The profile of one of `models()`; hyphens count as underscores. Raises `ValueError` for another.
+    """The profile of one of `models()`. Hyphens and dots count as underscores. `ValueError` for another.
 
     >>> load("bert-base").parameters
     109482240
     """
-    name = model.lower().replace("-", "_").replace("/", "")
+    name = model.lower().replace("-", "_").replace(".", "_").replace("/", "")
     if name not in models():
-        raise ValueError(f"model={model!r} has no shape profile; known are {', '.join(models())}")
+        near = get_close_matches(name, models(), n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ";"
+        raise ValueError(f"model={model!r} has no shape profile{meant} Known are {', '.join(models())}")
     return read(PROFILES / f"{name}.json")
 
 

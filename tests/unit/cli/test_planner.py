@@ -56,6 +56,16 @@ def test_rounds_of_local_steps() -> None:
     assert document(*RESNET, "--workers", "2", "--every", "30")["every"] == 30
 
 
+def test_a_size_and_a_configuration_stand_for_a_model(tmp_path: Path) -> None:
+    few = [*WORDS, "--workers", "4", "--recipes", "dense"]
+    by_size = document("plan", "--params", "30M", *few)
+    assert by_size["parameters"] == pytest.approx(30e6, rel=0.05)
+    assert "assumed" in str(by_size["source"])
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "vocab_size": 100, "n_positions": 8}')
+    assert document("plan", "--hf-config", str(path), *few)["parameters"] == 107_008
+
+
 def test_nodes_give_the_ranks_and_their_link_inside() -> None:
     found = document(*RESNET, "--nodes", "4", "--per-node", "8", "--inside", "200gbit")
     assert (found["workers"], found["nodes"]) == (32, 4)
@@ -68,6 +78,10 @@ def test_nodes_give_the_ranks_and_their_link_inside() -> None:
         ([*RESNET, "--workers", "6", "--nodes", "4"], "are not workers=6"),
         (["plan", *WORDS, "--workers", "4"], "--model"),
         (["plan", "--model", "resnet", *WORDS, "--workers", "4"], "no shape profile"),
+        (["plan", "--model", "resnet51", *WORDS, "--workers", "4"], "did you mean 'resnet50'?"),
+        ([*RESNET, "--params", "350M", "--workers", "4"], "give one of --model, --shapes, --params"),
+        (["plan", "--params", "many", *WORDS, "--workers", "4"], "such as 350M or 7B"),
+        (["plan", "--hf-config", "none.json", *WORDS, "--workers", "4"], "none.json"),
         (["plan", "--model", "torch.nn:Linear", *WORDS, "--workers", "4"], "in_features"),
         (["plan", "--model", "torch.nn:no", *WORDS, "--workers", "4"], "no"),
         ([*RESNET, "--workers", "4", "--codec", "none.json"], "probe --codecs"),

@@ -39,6 +39,10 @@ PUBLISHED = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
     "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+    "llama_3_8b": 8_030_261_248,
+    "qwen2_5_7b": 7_615_616_512,
+    "sdxl_unet": 2_567_463_684,
 }
 GENERATOR = Path(__file__).parents[3] / "benchmarks" / "shape_profiles"
 
@@ -92,7 +96,7 @@ def test_stored_profiles_are_what_the_generator_writes(monkeypatch):
         for model, build in writer.MODELS.items():
             assert (PROFILES / f"{model}.json").read_text() == build().to_json(model)
     finally:
-        for name in ("sketch", "vision", "sequence"):
+        for name in ("sketch", "vision", "sequence", "unet"):
             sys.modules.pop(name, None)
 
 

@@ -39,8 +39,11 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_by_its_usual_name() -> None:
     assert load("ViT-B/16") == load("vit_b16")
-    with pytest.raises(ValueError, match="bert_large"):
-        load("resnet")
+    assert load("Qwen2.5-7B") == load("qwen2_5_7b")
+    with pytest.raises(ValueError, match=r"no shape profile; did you mean 'resnet50'.*bert_large"):
+        load("resnet51")
+    with pytest.raises(ValueError, match="no shape profile; Known are alexnet"):
+        load("zzz")
 
 
 @pytest.mark.parametrize("model", models())

@@ -60,7 +60,9 @@ _FLOP_PER_S = 8e12
 _LAYER_S = 1e-4  # a kernel's launch and its small work, which dominate thin layers
 _GRADIENT_BYTES_PER_S = 0.68e9
 _BACKWARD_FLOP_PER_MAC = 4  # gradients by input and by weight, two operations each
-_ALONE = ("gpt2", "gpt2_medium", "gpt2_xl", "llama_7b", "mask_rcnn")
+_ALONE = (
+    *("gpt2", "gpt2_medium", "gpt2_xl", "llama_3_8b", "llama_7b", "mask_rcnn", "qwen2_5_7b", "sdxl_unet"),
+)
 _BATCH = {"transformer_base": 140, **dict.fromkeys(_ALONE, 1)}
 
 
