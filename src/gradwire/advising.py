@@ -10,7 +10,7 @@ Nothing is measured, and the same arguments always give the same plan. Assumptio
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -26,10 +26,12 @@ from gradwire.planning.costs import Backward, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
+from gradwire.quantities import bytes_text, columns, counted, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
 from gradwire.recipes.auto import auto, chosen_by, may_be_within, standing_of
 from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import said_of
+from gradwire.tables import table_text
 
 CANDIDATES = (
     "dense",
@@ -136,56 +138,68 @@ class Plan:
         return {**vars(self), "fastest": self.fastest.recipe, "predicted": True, "candidates": rows}
 
     def __str__(self) -> str:
-        nodes = "" if self.nodes == self.workers else f" on {self.nodes} nodes"
+        nodes = "" if self.nodes == self.workers else f" on {counted(self.nodes, 'node')}"
         if self.every > 1:
             return self._of_rounds()
-        lines = [
+        width = columns()
+        told = [
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
-            f"{self.workers} ranks{nodes}",
-            f"  {self.source}",
-            f"  without communication {_ms(self.compute_s)}, dense {_ms(self.dense_s)}, CCR {self.ccr:.2f}",
-            f"  {self.advice}",
-            f"  auto is expected to choose {self.auto}",
-            f"    because of {self.why}",
-            "    assumed, from trainings of other models: how late each recipe leaves the gradient,",
-            "    and so which of them auto tries",
-            "",
-            f"{'recipe':<28} {'step':>10} {'linear':>7} {'sent':>9} {'memory':>9}  {'codec':<6}  auto",
+            f"{counted(self.workers, 'rank')}{nodes}",
+            self.advice,
+            self.source,
+            f"without communication {_ms(self.compute_s)}, dense {_ms(self.dense_s)}, CCR {self.ccr:.2f}",
+            f"auto is expected to choose {self.auto}, because of {self.why}",
+            "assumed, from trainings of other models: how late each recipe leaves the gradient, and so which "
+            "of them auto tries",
         ]
-        levels = [each for each in self.candidates if each.two_levels]
-        lines += [_line(each) for each in self.candidates if not each.two_levels]
-        if levels:
-            lines += [
-                "",
-                "added up inside nodes first, attach(nodes=…) (sent over a node's link):",
-            ]
-            lines += [_line(each) for each in levels]
+        if all(each.codec == "free" for each in self.candidates):
+            told.append(
+                "encoding and decoding are taken as free: no costs are known, which gradwire probe --codecs "
+                "measures"
+            )
+        lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
+        for two_levels, title in ((False, ""), (True, LEVELS)):
+            if found := [each for each in self.candidates if each.two_levels == two_levels]:
+                lines += ["", *([wrapped(title, width)] if title else []), _table_of(found, width)]
         if any(each.at_most for each in self.candidates):
-            lines += ["", "* near-lossless frames depend on the values; their length is assumed"]
+            frames = "* near-lossless frames depend on the values; their length is assumed"
+            lines += ["", wrapped(frames, width)]
         return "\n".join(lines)
 
     def _of_rounds(self) -> str:
-        lines = [
+        width = columns()
+        told = [
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
-            f"{self.workers} replicas, a round after {self.every} local steps",
-            f"  {self.source}",
-            f"  step without communication {_ms(self.compute_s)}; an exchange in each step: dense "
+            f"{counted(self.workers, 'replica')}, a round after {self.every} local steps",
+            self.advice,
+            self.source,
+            f"step without communication {_ms(self.compute_s)}; an exchange in each step: dense "
             f"{_ms(self.dense_s)}, CCR {self.ccr:.2f}",
-            f"  {self.advice}",
-            "",
-            f"{'recipe':<28} {'step':>10} {'linear':>7} {'round':>10} {'hidden by':>10} {'sent':>9} "
-            f"{'a day':>9}  codec",
         ]
+        lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
+        rows = []
         for each in self.candidates:
             steps = math.ceil(each.exposed_s / self.compute_s)
             hidden = f"delay={steps}" if steps < self.every else "-"
-            lines.append(
-                f"{each.recipe:<28} {_ms(each.step_s):>10} {each.share_of_linear:>7.0%} "
-                f"{_ms(each.exposed_s):>10} {hidden:>10} {_mb(each.wire_bytes):>9} {_mb(each.day_bytes):>9}  "
-                f"{each.codec}"
+            sent = bytes_text(each.wire_bytes), bytes_text(each.day_bytes)
+            linear = f"{each.share_of_linear:.0%}"
+            rows.append(
+                (each.recipe, _ms(each.step_s), linear, _ms(each.exposed_s), hidden, *sent, each.codec)
             )
-        told = "round: what it adds to its step; sent: per replica and round; a day: per replica"
-        return "\n".join([*lines, "", told, "local steps are another algorithm, whose loss is not predicted"])
+        head = ("recipe", "step", "linear", "round", "hidden by", "sent", "a day", "codec")
+        marks = (
+            "round: what it adds to its step; sent: per replica and round; a day: per replica",
+            "local steps are another algorithm, whose loss is not predicted",
+        )
+        return "\n".join(
+            [*lines, "", table_text(head, rows, width), "", *(wrapped(text, width) for text in marks)]
+        )
+
+
+LEVELS = "added up inside nodes first, attach(nodes=…) (sent over a node's link):"
+
+Told = Callable[[str, float], None]
+"""Takes a finished row in words, and the share of the work that is done."""
 
 
 def plan(
@@ -204,6 +218,7 @@ def plan(
     every: int = 1,
     candidates: Sequence[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
+    told: Told | None = None,
 ) -> Plan:
     """Predict how long a step takes with each candidate recipe on a cluster; a pure function.
 
@@ -225,6 +240,7 @@ def plan(
             step includes all that its own ranks exchange. Nothing of a round is hidden.
         candidates: recipes with fixed options.
         codecs: the costs of encoding and decoding, by recipe.
+        told: called with each finished row in words, and the share of the work that is done.
 
     Raises `ValueError` for an impossible number, an unknown model, and a recipe that must measure.
 
@@ -251,7 +267,7 @@ def plan(
     cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, inside)
     profile = profile_of(model)
     backward = backward_of(profile, step_s, backward_s, overlap)
-    return _compared(profile, backward, cluster, target, every, candidates, codecs or {})
+    return _compared(profile, backward, cluster, target, every, candidates, codecs or {}, told)
 
 
 def _compared(
@@ -262,15 +278,21 @@ def _compared(
     every: int,
     candidates: Sequence[str],
     codecs: Mapping[str, CodecCost],
+    told: Told | None,
 ) -> Plan:
     known = {steady(text, "codecs").text: cost for text, cost in codecs.items()}
     foresee = partial(_candidate, specs_of_profile(profile), backward, cluster, known)
-    rows = [foresee(text, every=every) for text in candidates]
-    if 1 < cluster.per_node < cluster.workers:
-        rows += [foresee(text, two_levels=True) for text in candidates]
+    levels = (False, True) if 1 < cluster.per_node < cluster.workers else (False,)
+    work = len(levels) * len(candidates) + len(CHOICES)
+    rows: list[Candidate] = []
+    for two_levels in levels:
+        for text in candidates:
+            rows.append(foresee(text, two_levels=two_levels, every=1 if two_levels else every))
+            if told is not None:
+                told(f"{text}: {_ms(rows[-1].step_s)}", len(rows) / work)
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
-    facts = _facts(profile, backward, cluster, dense_s, known)
+    facts = _facts(profile, backward, cluster, dense_s, known, told, len(rows) / work)
     standing = standing_of(facts, target, LATE)
     foreseen = standing.foreseen()
     if foreseen is None:
@@ -391,14 +413,18 @@ def _facts(
     cluster: Cluster,
     dense_s: float,
     codecs: Mapping[str, CodecCost],
+    told: Told | None,
+    done: float,
 ) -> Facts:
     """The facts that `auto` would measure there before its first trial."""
     buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
     sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
-    found = {
-        text: forecast_as_cut(text, specs, backward, cluster, codecs.get(steady(text, "candidate").text))
-        for text in CHOICES
-    }
+    found = {}
+    for text in CHOICES:
+        codec = codecs.get(steady(text, "candidate").text)
+        found[text] = forecast_as_cut(text, specs, backward, cluster, codec)
+        if told is not None:
+            told(f"auto, {text}", done + (1.0 - done) * len(found) / len(CHOICES))
     return Facts(
         backward.total_s,
         sum(sums),
@@ -427,6 +453,8 @@ def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> 
         return f"do not bother: CCR {facts.ccr:.2f}, all of dense takes less than the backward pass; {left}"
     dense, fast = _ms(dense_s), f"{_ms(best.step_s)} with {best.recipe}"
     fast += " on two levels" if best.two_levels else ""
+    if best.recipe == "dense":
+        return f"auto should stay with dense, {dense} a step: it tries nothing that is predicted to be faster"
     if not worthwhile:
         said = f"nothing that auto tries is predicted to be faster than dense by {LEAD:.0%}"
         return f"do not bother: {said}: a step takes {fast}, and {dense} with dense"
@@ -434,17 +462,19 @@ def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> 
     return f"worth trying: CCR {facts.ccr:.1f}; steps of {dense} fall to {fast}, {gain}"
 
 
-def _line(each: Candidate) -> str:
-    sent = _mb(each.node_bytes if each.two_levels else each.wire_bytes) + "*" * each.at_most
-    linear, memory = f"{each.share_of_linear:.0%}", _mb(each.memory_bytes)
+def _table_of(found: Sequence[Candidate], width: int) -> str:
+    """The cost of the codec has a column only where some are known."""
+    head = ("recipe", "step", "linear", "sent", "memory", "auto", "codec")
+    last = None if any(each.codec != "free" for each in found) else -1
+    return table_text(head[:last], [_cells(each)[:last] for each in found], width)
+
+
+def _cells(each: Candidate) -> tuple[str, ...]:
+    sent = bytes_text(each.node_bytes if each.two_levels else each.wire_bytes) + "*" * each.at_most
+    linear, memory = f"{each.share_of_linear:.0%}", bytes_text(each.memory_bytes)
     tried = "tries" if each.tried else ""
-    numbers = f"{each.recipe:<28} {_ms(each.step_s):>10} {linear:>7} {sent:>9} {memory:>9}"
-    return f"{numbers}  {each.codec:<6}  {tried}".rstrip()
+    return (each.recipe, _ms(each.step_s), linear, sent, memory, tried, each.codec)
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
-
-
-def _mb(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:.3g} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.3g} GB"

@@ -18,15 +18,17 @@ from typing import Any
 
 from torch import nn
 
-from gradwire.advising import BETWEEN_ROUNDS, DAY_S, at_its_end, backward_of, link_of, profile_of
+from gradwire.advising import BETWEEN_ROUNDS, DAY_S, Told, at_its_end, backward_of, link_of, profile_of
 from gradwire.arena import ParameterSpec
 from gradwire.engine.forecast import forecast, specs_of_profile
 from gradwire.planning.cluster import Cluster, slowest
 from gradwire.planning.costs import Backward, CodecCost
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.shapes import Profile
+from gradwire.quantities import columns, wrapped
 from gradwire.recipes import entries
 from gradwire.recipes.parse import steady
+from gradwire.tables import table_text
 
 WORKERS = tuple(1 << power for power in range(1, 13))
 """2 to 4096."""
@@ -94,21 +96,28 @@ class Simulation:
         return {**vars(self), **lists, "predicted": True}
 
     def __str__(self) -> str:
-        width = max(map(len, [*self.curves, "no communication"]))
+        width = columns()
         rounds = f", a round after {self.every} local steps" if self.every > 1 else ""
         late = f"{rounds}, stragglers {self.stragglers:g} (seed {self.seed})" if self.stragglers else rounds
-        lines = [
+        title = (
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
-            f"{self.compute_s * 1e3:.0f} ms without communication{late}",
-            "efficiency, % of a rank alone, by workers",
-            f"{'':<{width}} " + "".join(f"{world:>7}" for world in self.workers),
-            f"{'no communication':<{width}} " + "".join(f"{100 * each:>6.0f} " for each in self.alone),
-        ]
-        for recipe, outcomes in self.curves.items():
-            cells = (f"{100 * each.efficiency:>6.0f}{_mark(each)}" for each in outcomes)
-            lines.append(f"{recipe:<{width}} " + "".join(cells))
-        lines.append("! does not fit into memory   ^ bytes grow with workers   + sends more than dense, too")
-        return "\n".join(lines)
+            f"{self.compute_s * 1e3:.0f} ms without communication{late}"
+        )
+        rows = [("no communication", *(f"{100 * each:.0f} " for each in self.alone))]
+        rows += [(recipe, *map(_cell, outcomes)) for recipe, outcomes in self.curves.items()]
+        names = max(len(row[0]) for row in rows)
+        at_once = max(1, (width - names) // (2 + max(5, len(str(self.workers[-1])))))
+        lines = [wrapped(title, width, hanging="  "), "efficiency, % of a rank alone, by workers"]
+        for first in range(0, len(self.workers), at_once):
+            these = slice(first, first + at_once)
+            head = ("", *(f"{world} " for world in self.workers[these]))
+            lines += [table_text(head, [(row[0], *row[1:][these]) for row in rows], width), ""]
+        marks = "! does not fit into memory; ^ bytes grow with workers; + sends more than dense, too"
+        return "\n".join([*lines[:-1], wrapped(marks, width)])
+
+
+def _cell(each: Outcome) -> str:
+    return f"{100 * each.efficiency:.0f}{_mark(each)}"
 
 
 def _mark(each: Outcome) -> str:
@@ -141,6 +150,7 @@ def simulate(
     memory_bytes: float = MEMORY_BYTES,
     candidates: Sequence[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
+    told: Told | None = None,
 ) -> Simulation:
     """Predict how each recipe scales with the number of workers; a pure function.
 
@@ -191,7 +201,7 @@ def simulate(
         workers=worlds,
         alone=tuple(1.0 / fmean(factors) for factors in late),
         outcomes=_outcomes(
-            foresee, texts, every, list(zip(clusters, late, strict=True)), memory_bytes, known
+            foresee, texts, every, list(zip(clusters, late, strict=True)), memory_bytes, known, told
         ),
     )
 
@@ -218,6 +228,7 @@ def _outcomes(
     worlds: Worlds,
     memory_bytes: float,
     codecs: Mapping[str, CodecCost],
+    told: Told | None,
 ) -> tuple[Outcome, ...]:
     """The outcome of every recipe in every world; `worlds` says how late the slowest rank is in each step."""
     dense = [foresee("dense", cluster).wire_bytes for cluster, _ in worlds]
@@ -242,6 +253,9 @@ def _outcomes(
                 warnings=_warnings(found, cluster.workers, of_two, dense_bytes, memory_bytes),
             )
             outcomes.append(outcome)
+        if told is not None:
+            cells = " ".join(f"{_cell(each):>4}" for each in outcomes[-len(worlds) :])
+            told(f"{text}: {cells}", len(outcomes) / (len(texts) * len(worlds)))
     return tuple(outcomes)
 
 

@@ -10,6 +10,7 @@ import typer
 from gradwire import advising
 from gradwire.cli.beforehand import check_folder
 from gradwire.cli.stated import codecs_of, links, model_of, places, show, texts_of
+from gradwire.cli.waiting import waiting
 from gradwire.quantities import time_s
 
 Model = Annotated[
@@ -98,13 +99,15 @@ def _planned(
     texts: list[str],
     codec: str,
 ) -> advising.Plan:
-    return advising.plan(
-        model,
-        workers=ranks[0],
-        per_node=ranks[1],
-        step_s=times_s[0],
-        backward_s=times_s[1],
-        candidates=texts,
-        codecs=codecs_of(codec, texts),
-        **options,
-    )
+    with waiting() as told:
+        return advising.plan(
+            model,
+            workers=ranks[0],
+            per_node=ranks[1],
+            step_s=times_s[0],
+            backward_s=times_s[1],
+            candidates=texts,
+            codecs=codecs_of(codec, texts),
+            told=told,
+            **options,
+        )

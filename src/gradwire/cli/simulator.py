@@ -28,6 +28,7 @@ from gradwire.cli.planner import (
     Step,
 )
 from gradwire.cli.stated import codecs_of, links, model_of, show, texts_of
+from gradwire.cli.waiting import waiting
 from gradwire.quantities import time_s
 from gradwire.scaling import Outcome, Simulation
 
@@ -69,21 +70,23 @@ def simulate(
     try:
         check_folder(picture, json_path)
         texts = texts_of(recipes, scaling.fixed_recipes() if every == 1 else advising.BETWEEN_ROUNDS)
-        found = scaling.simulate(
-            model_of(model, shapes, params, hf_config),
-            workers=worlds(workers),
-            per_node=per_node or 1,
-            step_s=time_s(step),
-            backward_s=None if backward is None else time_s(backward),
-            candidates=texts,
-            codecs=codecs_of(codec, texts),
-            stragglers=stragglers,
-            seed=seed,
-            memory_bytes=memory * 2**30,
-            overlap=overlap,
-            every=every,
-            **links(rate, delay, inside, inside_delay),
-        )
+        with waiting() as told:
+            found = scaling.simulate(
+                model_of(model, shapes, params, hf_config),
+                workers=worlds(workers),
+                per_node=per_node or 1,
+                step_s=time_s(step),
+                backward_s=None if backward is None else time_s(backward),
+                candidates=texts,
+                codecs=codecs_of(codec, texts),
+                stragglers=stragglers,
+                seed=seed,
+                memory_bytes=memory * 2**30,
+                overlap=overlap,
+                every=every,
+                told=told,
+                **links(rate, delay, inside, inside_delay),
+            )
         if picture is not None:
             draw(found, picture)
     except ValueError as error:

@@ -148,12 +148,11 @@ class RingSchedule:
             Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True, least=TAIL_BYTES, tells=tells)
             for tells in (0, 1)
         ]
-        issued = []
-        for message in range(self.messages):
-            if told := len(self.told(message)):
-                issued.append(Round("shift", told, torch.int64, tells=told))
-            issued.append(frames[self.tells(message)])
-        return tuple(issued)
+        if self.lead == 0:
+            return (Round("shift", 1, torch.int64, tells=1), frames[0]) * self.messages
+        last = min(self.lead, self.messages)
+        told = (Round("shift", self.lead, torch.int64, tells=self.lead),) if self.messages else ()
+        return (*told, *(frames[1],) * (self.messages - last), *(frames[0],) * last)
 
 
 @dataclass

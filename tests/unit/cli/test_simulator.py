@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_keys_of_the_document() -> None:
 def test_rounds_of_local_steps() -> None:
     done = CliRunner().invoke(app, [*WORDS, "--workers", "2..8", "--every", "30"])
     assert done.exit_code == 0, done.output
-    assert "a round after 30 local steps" in done.stdout
+    assert "a round after 30 local steps" in " ".join(done.stdout.split())
     assert "sparseloco" in done.stdout
 
 
@@ -50,6 +51,18 @@ def test_table_plot_and_picture(tmp_path: Path) -> None:
     assert " 100 % |" in done.stdout
     assert "4 … 64 workers;  o " in done.stdout
     assert "<svg" in path.read_text()
+
+
+@pytest.mark.parametrize("width", ["60", "80", "200"])
+def test_worlds_that_do_not_fit_go_into_a_table_below(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    done = CliRunner().invoke(app, [*WORDS, "--recipes", "dense;leader_topk(ratio=0.01)"])
+    table = done.stdout.split(" 100 % |")[0]
+    assert max(map(len, table.splitlines())) <= int(width)
+    assert [word for word in table.split() if word in {str(2**power) for power in range(1, 13)}] == [
+        str(2**power) for power in range(1, 13)
+    ]
+    assert len(re.findall(r"\d+[+^!]?(?=\s)", table.split("dense", 1)[1])) >= 12
 
 
 def test_the_plot_has_a_mark_for_each_world() -> None:

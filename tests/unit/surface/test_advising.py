@@ -43,7 +43,7 @@ def test_the_headline_names_what_auto_would_take() -> None:
     [named] = re.findall(r"with ([^,]+), [\d.]+ times", plan.advice)
     assert recipe(named).build().text == plan.auto
     assert re.search(r"^int4 .* tries$", str(plan), re.MULTILINE)
-    assert re.search(r"^topk\(ratio=0.1\) .* free$", str(plan), re.MULTILINE)
+    assert re.search(r"^topk\(ratio=0.1\) .* [kMG]B$", str(plan), re.MULTILINE)
 
 
 def test_do_not_bother_where_ccr_is_below_one() -> None:
@@ -69,8 +69,13 @@ def test_do_not_bother_where_nothing_beats_dense() -> None:
 def test_on_a_slow_link_it_is_worth_trying_and_auto_would_compress() -> None:
     plan = gradwire.plan("resnet50", **SLOW)
     assert plan.worthwhile
-    assert plan.advice.startswith("worth trying")
     assert recipe(plan.auto).name != "dense"
+    [(step_ms, name, gain)] = re.findall(
+        r"worth trying: .* steps of .* fall to (\d+) ms with (.+), (.+) times", plan.advice
+    )
+    assert recipe(name).build().text == plan.auto, "what would run, and not what is fastest"
+    assert float(gain) == pytest.approx(1e3 * plan.dense_s / float(step_ms), abs=0.1)
+    assert name != min(plan.candidates, key=lambda each: each.step_s).recipe
     assert plan.dense_s > plan.fastest.step_s > plan.compute_s
 
 
@@ -121,6 +126,39 @@ def test_it_says_that_it_is_a_prediction() -> None:
     assert "* near-lossless frames" in str(plan)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_it_fits_the_terminal_and_cuts_no_number(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    plan = gradwire.plan("resnet50", **NODES)
+    told = str(plan).splitlines()
+    assert max(map(len, told)) <= width
+    for each in plan.candidates:
+        assert any(f" {each.step_s * 1e3:.0f} ms " in line for line in told)
+
+
+def test_codecs_have_a_column_where_some_are_known() -> None:
+    free = gradwire.plan("resnet50", **SLOW, candidates=FEW)
+    assert "taken as free" in " ".join(str(free).split())
+    assert " codec" not in str(free).split("recipe", 1)[1].splitlines()[0]
+    known = {"int8": CodecCost(Line(0.0, 1e-9), Line(0.0, 1e-9))}
+    some = str(gradwire.plan("resnet50", **SLOW, candidates=FEW, codecs=known))
+    assert " codec" in some.split("recipe   ", 1)[1].splitlines()[0]
+    assert "taken as free" not in some
+
+
+def test_rows_are_told_as_they_come() -> None:
+    told: list[tuple[str, float]] = []
+    plan = gradwire.plan(
+        "resnet50", **NODES, candidates=FEW, told=lambda row, share: told.append((row, share))
+    )
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert len(told) == len(plan.candidates) + len(CHOICES)
+    first = next(each for each in plan.candidates if each.recipe == FEW[0] and not each.two_levels)
+    assert told[0][0] == f"dense: {first.step_s * 1e3:.0f} ms"
+
+
 def test_what_is_assumed_is_not_shown_as_measured() -> None:
     plan = gradwire.plan("resnet50", **SLOW)
     assert "assumed, from trainings of other models: how late each recipe leaves" in str(plan)
@@ -136,6 +174,7 @@ def test_auto_is_expected_to_stay_within_its_limit_and_the_plan_says_what_more_w
     )
     assert dearer.auto == "dense"
     assert "; auto(late=" in dearer.why
+    assert dearer.advice.startswith("auto should stay with dense, ")
 
 
 @pytest.mark.parametrize(
