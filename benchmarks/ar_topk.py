@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.rated import rated_top_k
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import ProcessGroupComm
@@ -72,7 +72,7 @@ def settings(ratio: float) -> dict[str, Exchange]:
         "star, tree": ar_topk(choice, algorithm="tree", broadcast="library"),
         "star, parameter server": ar_topk(choice, algorithm="star"),
         "star fp16": ar_topk(choice, dtype=F16),
-        CHUNKS: leader(chunk_top_k(ratio)),
+        CHUNKS: leader(rated_top_k(round(1 / ratio), keep=1)),
         "var": ar_topk(choice, "variance"),
         GATHER: gather(sparse(choice)),
     }

@@ -105,7 +105,7 @@ def passes(numel: int) -> dict[str, tuple[Callable[[], object], float, float | N
     found: dict[str, tuple[Callable[[], object], float, float | None]] = {
         "fold": (lambda: device.fold(out, memory, grad, 1.0), 12, 0.85),
         "fold_momentum": (lambda: device.fold_momentum(planes, planes, grad, 0.9), 20, 0.85),
-        "chunk_topk_indices": (lambda: device.chunk_topk_indices(grad, 100, 1), 4, 0.8),
+        "chunk_topk_indices": (lambda: device.chunk_topk_indices(grad, grad.numel() // 100 | 1, 1), 4, 0.8),
         "poison, nothing to do": (lambda: device.poison([out], zero), 0, None),
         "zero_idle, nothing idle": (
             partial(device.zero_idle, out, Pieces([(0, 0, numel)]), zero.bool()), 0, None,

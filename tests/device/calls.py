@@ -70,8 +70,7 @@ def blocks_fp8() -> None:
 
 
 def chunks() -> None:
-    for chunk in (100, 128, 10_000):
-        device.chunk_topk_indices(torch.zeros(N), chunk, 1)
+    device.chunk_topk_indices(torch.zeros(N), 101, 1)
 
 
 def topk() -> None:

@@ -18,30 +18,31 @@ from tests.device.there import device
 
 @pytest.mark.parametrize("draw", CHOICES, ids=lambda draw: draw.__name__)
 def test_the_largest_of_each_chunk_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
-    # A few chunks in a tile, a whole tile each, and more than one; powers of two and not.
-    for n, chunk in (
+    # Fewer chunks than a program has, more than one program, and one chunk of more than one tile.
+    for n, chunks in (
         (0, 5),
         (1, 5),
         (4099, 64),
         (4099, 97),
-        (2048, 2048),
-        (5001, 2500),
-        (100, 1),
+        (4099, 515),
+        (2048, 128),
+        (5001, 1),
+        (100, 100),
         (7, 60_000),
     ):
         x = draw(n)
-        found = device.chunk_topk_indices(x, chunk, 1)
-        assert torch.equal(found, cpu.chunk_topk_indices(x, chunk, 1))
-        assert torch.equal(found, reference.chunk_topk_indices(x, chunk, 1))
+        found = device.chunk_topk_indices(x, chunks, 1)
+        assert torch.equal(found, cpu.chunk_topk_indices(x, chunks, 1))
+        assert torch.equal(found, reference.chunk_topk_indices(x, chunks, 1))
 
 
 def test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left() -> None:
     x = torch.zeros(9000)
-    x[[100, 3000, 5000, 8999]] = torch.tensor([2.0, -2.0, 3.0, torch.nan])
-    assert device.chunk_topk_indices(x, 4500, 1).tolist() == [100, 8999]
-    x[3000] = torch.inf
-    x[100] = -torch.inf
-    assert device.chunk_topk_indices(x, 9000, 1).tolist() == [100]
+    x[[100, 3000, 4999, 8999]] = torch.tensor([2.0, -2.0, 3.0, torch.nan])
+    assert device.chunk_topk_indices(x, 2, 1).tolist() == [100, 8999]
+    x[3001] = torch.inf
+    x[101] = -torch.inf
+    assert device.chunk_topk_indices(x, 1, 1).tolist() == [101]
 
 
 def test_more_than_one_of_a_chunk_is_declined() -> None:

@@ -15,8 +15,8 @@ def _one_bit_is_wrong() -> Iterator[None]:
 
     sound = device.chunk_topk_indices
 
-    def wrong(x: Tensor, chunk: int, keep: int) -> object:
-        found = sound(x, chunk, keep)
+    def wrong(x: Tensor, chunks: int, keep: int) -> object:
+        found = sound(x, chunks, keep)
         if isinstance(found, Tensor) and found.numel():
             found[0] ^= 1
         return found

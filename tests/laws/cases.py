@@ -14,7 +14,7 @@ from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.levels import four_levels
 from gradwire.codec.select.base import Selector
-from gradwire.codec.select.chunks import chunk_top_k, rated_chunks
+from gradwire.codec.select.rated import rated_top_k
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.signs import one_bit, sign
@@ -250,9 +250,9 @@ CODECS = (
     ),
     CodecCase("sparse ramp", sparse(ramp(top_k, 0.01, 8)), left_by(ramp(top_k, 0.01, 8))),
     CodecCase("sparse layers 5%", sparse(layer_top_k(0.05)), left_by(layer_top_k(0.05))),
-    CodecCase("sparse chunks 1%", sparse(chunk_top_k(0.01)), left_by_chunks(1, 100)),
-    CodecCase("sparse chunks 4 of 10", sparse(chunk_top_k(0.4, keep=4)), left_by_chunks(4, 10)),
-    CodecCase("sparse rated 30", sparse(rated_chunks(30)), left_by_chunks(1, 30)),
+    CodecCase("sparse chunks of 100", sparse(rated_top_k(100, keep=1)), left_by_chunks(1, 100)),
+    CodecCase("sparse rated 30", sparse(rated_top_k(30)), left_by_chunks(1, 30)),
+    CodecCase("sparse chunks, 4 of 12", sparse(rated_top_k(3, keep=4)), left_by_chunks(4, 12)),
     CodecCase("sparse ms 1%", sparse(ms_top_k(0.01)), left_by_bracket(ms_top_k(0.01))),
     CodecCase("sparse ms 30%, 3 rounds", sparse(ms_top_k(0.3, 3)), left_by_bracket(ms_top_k(0.3, 3))),
     CodecCase("sparse sampled 1%", sparse(sampled_top_k(0.01)), left_by_half(sampled_top_k(0.01))),
@@ -345,8 +345,9 @@ _EXCHANGES = (
     ExchangeCase("gather values random 10%", gather(values(random_k(0.1)))),
     ExchangeCase("leader top 1%", leader(top_k(0.01))),
     ExchangeCase("leader top 25% norm", leader(top_k(0.25), "norm")),
-    ExchangeCase("leader chunks 1%", leader(chunk_top_k(0.01))),
-    ExchangeCase("leader rated 30", leader(rated_chunks(30, keep=2))),
+    ExchangeCase("leader chunks of 100", leader(rated_top_k(100, keep=1))),
+    ExchangeCase("leader rated 30", leader(rated_top_k(30))),
+    ExchangeCase("leader chunks, 2 of 60", leader(rated_top_k(30, keep=2))),
     ExchangeCase("leader sidco 5% norm", leader(sidco_top_k(0.05), "norm")),
     ExchangeCase("leader random 10%", leader(random_k(0.1))),
     ExchangeCase("leader everything", leader(everything(), "norm")),

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.rated import rated_top_k
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.leader import leader
@@ -103,7 +103,7 @@ STEPS, SIZE, RANKS = 40, 60, 3
 
 def came_went_and_left(comm: Comm, beta: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A rank's gradients and what was applied, each summed over the steps, and its memory after them."""
-    planes, exchange = Folding(LowPass(beta), SIZE), leader(chunk_top_k(0.1))
+    planes, exchange = Folding(LowPass(beta), SIZE), leader(rated_top_k(10))
     came, went = torch.zeros(2, SIZE, dtype=torch.float64)
     for step in range(STEPS):
         grad = torch.randn(SIZE, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))

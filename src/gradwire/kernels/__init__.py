@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
     from gradwire.kernels.reference.blocks import add_blocks, decode_blocks, encode_blocks, reduce_blocks
     from gradwire.kernels.reference.chosen import add_chosen, pack_elias_fano, take_chosen, unpack_elias_fano
-    from gradwire.kernels.reference.chunks import chunk_topk_indices, indices_near_maxima
+    from gradwire.kernels.reference.chunks import chunk_topk_count, chunk_topk_indices, indices_near_maxima
     from gradwire.kernels.reference.draws import random_words, sample_indices, stratified_indices
     from gradwire.kernels.reference.flagged import poison, zero_idle
     from gradwire.kernels.reference.folding import Folded, fold, fold_momentum, mask_zeros
@@ -87,6 +87,7 @@ else:
         "pieces": ["Pieces", "whole"],
         "preparing": ["prepare"],
         "range": ["LARGEST_GRADIENT", "LARGEST_SUM", "is_finite"],
+        "reference.chunks": ["chunk_topk_count"],
         "reference.folding": ["Folded"],
         "reference.magnitudes": ["Histogram", "magnitude_edges"],
         "reference.terms": ["Terms"],
@@ -140,6 +141,7 @@ __all__ = [
     "cast_votes",
     "checksum",
     "choice",
+    "chunk_topk_count",
     "chunk_topk_indices",
     "compiled_s",
     "count_groups",

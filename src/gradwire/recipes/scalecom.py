@@ -4,10 +4,16 @@ Chen et al. 2020, "ScaleCom: scalable sparsified gradient compression for commun
 training": CLT-k (section 2, equation 3), the low-pass filter (equation 5), chunk-wise selection and rates per
 layer (section 4), a dense start.
 
-Differences from the paper: indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`),
-with no parameter server; vectors and tiny tensors travel densely; the dense start lasts `warmup_steps`, not
-one to five epochs, whose length is unknown here; layers have the same `rate` unless `rates` says otherwise,
-which with "auto" follows from what the first forward pass does with each weight.
+Differences from the paper:
+
+- The leader's top-k of each layer is exact, because here that takes no longer than sorting by chunks. With
+  `keep` it is chunk-wise: the `keep` largest of every keep·rate elements, which lie far apart
+  (`gradwire.codec.select.rated`).
+- Indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`), with no parameter server.
+- Vectors and tiny tensors travel densely.
+- The dense start lasts `warmup_steps`, not one to five epochs, whose length is unknown here.
+- Layers have the same `rate` unless `rates` says otherwise, which with "auto" follows from what the first
+  forward pass does with each weight.
 """
 
 from collections.abc import Callable
@@ -15,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from gradwire.codec.select.chunks import rated_chunks
+from gradwire.codec.select.rated import rated_top_k
 from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.leader import leader
 from gradwire.memory import LowPass
@@ -31,11 +37,11 @@ def scalecom(
     rate: int = 100,
     rates: dict[str, int] | Literal["auto"] | None = None,
     beta: float = 1.0,
-    keep: int = 1,
+    keep: int | None = None,
     warmup_steps: int = 200,
     values: Values = "full",
 ) -> Composition:
-    """One leader's largest of every chunk for all ranks, in turn, with low-pass error feedback.
+    """One leader's largest of every layer for all ranks, in turn, with low-pass error feedback.
 
     Travels: one rank's choice of places, a share of each layer, and all ranks' values there.
     Paper: Chen et al. 2020, "ScaleCom".
@@ -48,7 +54,7 @@ def scalecom(
         with_rates = partial(scalecom, rate, beta=beta, keep=keep, warmup_steps=warmup_steps, values=values)
         with_rates()  # refuses wrong options now
         return measured_for(Decision(partial(_rated, with_rates), uses=True))
-    chosen = leader(rated_chunks(rate, rates, keep), dtype=dtype_of(values))
+    chosen = leader(rated_top_k(rate, rates, keep), dtype=dtype_of(values))
     return Composition(remember(warm(warmup_steps, chosen), LowPass(beta)))
 
 

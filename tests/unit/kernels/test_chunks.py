@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import chunk_topk_indices, indices_near_maxima, reference
+from gradwire.kernels import chunk_topk_count, chunk_topk_indices, indices_near_maxima, reference
 from tests.support.inputs import KINDS, normal
 from tests.support.looped import looped
 
@@ -22,31 +22,24 @@ every_size = looped("n", SIZES)
 @every_size
 def test_largest_of_each_chunk_are_those_of_the_reference(kind: Kind, n: int) -> None:
     x = kind(n)
-    for chunk, keep in (
-        (1, 1),
-        (2, 1),
-        (7, 1),
-        (100, 1),
-        (50_000, 1),
-        (7, 7),
-        (100, 3),
-        (1000, 50),
-        (50_000, 9),
-    ):
-        fast = chunk_topk_indices(x, chunk, keep)
-        assert torch.equal(fast, reference.chunk_topk_indices(x, chunk, keep)), (chunk, keep)
+    # One chunk, fewer than a tile of the kernel, several tiles, and more than there are elements.
+    for chunks in (1, 2, 7, 401, 2051, 50_000):
+        for keep in (1, 2, 9):
+            fast = chunk_topk_indices(x, chunks, keep)
+            assert torch.equal(fast, reference.chunk_topk_indices(x, chunks, keep)), (chunks, keep)
 
 
 @every_kind
-@pytest.mark.parametrize(("chunk", "keep"), [(10, 1), (10, 4), (7, 7), (500, 3)])
-def test_reference_is_top_k_chunk_by_chunk(kind: Kind, chunk: int, keep: int) -> None:
+@pytest.mark.parametrize(("chunks", "keep"), [(1, 3), (21, 1), (21, 4), (60, 4), (500, 3)])
+def test_reference_is_top_k_chunk_by_chunk(kind: Kind, chunks: int, keep: int) -> None:
     x = kind(207)
-    expected = [
-        start + index
-        for start in range(0, 207, chunk)
-        for index in reference.topk_indices(x[start : start + chunk], min(keep, chunk, 207 - start)).tolist()
-    ]
-    assert reference.chunk_topk_indices(x, chunk, keep).tolist() == expected
+    expected = sorted(
+        first + chunks * index
+        for first in range(min(chunks, 207))
+        for index in reference.topk_indices(x[first::chunks], min(keep, len(x[first::chunks]))).tolist()
+    )
+    assert reference.chunk_topk_indices(x, chunks, keep).tolist() == expected
+    assert chunk_topk_count(207, chunks, keep) == len(expected)
 
 
 @every_kind
@@ -93,10 +86,10 @@ def test_input_is_only_read() -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize(("chunk", "keep"), [(0, 0), (5, 0), (5, 6)])
-def test_keep_outside_its_range_raises(chunk: int, keep: int) -> None:
-    with pytest.raises(ValueError, match=f"keep={keep} is outside 1 … chunk={chunk}"):
-        chunk_topk_indices(normal(9), chunk, keep)
+@pytest.mark.parametrize(("chunks", "keep"), [(0, 1), (5, 0)])
+def test_no_chunk_or_none_of_each_raises(chunks: int, keep: int) -> None:
+    with pytest.raises(ValueError, match=f"chunks={chunks} and keep={keep} must be 1 or more"):
+        chunk_topk_indices(normal(9), chunks, keep)
 
 
 def test_no_chunk_or_another_size_raises() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.codec.select.chunks import rated_chunks
+from gradwire.codec.select.rated import rated_top_k
 from gradwire.lab.workloads.models import resnet_demo
 from gradwire.measure.uses import FirstForward, layer_rates, multiply_adds
 from gradwire.moment import Moment, Part
@@ -101,7 +101,7 @@ def test_rates_of_a_residual_network_fall_with_its_images() -> None:
 
 
 def any_rate(rate: Any) -> None:
-    rated_chunks(10, {"*": rate})
+    rated_top_k(10, {"*": rate})
 
 
 @pytest.mark.parametrize("rate", [0, -3, 2.5])

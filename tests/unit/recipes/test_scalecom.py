@@ -51,25 +51,33 @@ def test_wrong_options_are_refused_at_once(option: str) -> None:
         recipe(f"scalecom({option})")
 
 
+def clt_k(x: Tensor, rate: int, keep: int | None) -> Tensor:
+    """Which elements of x (n,) the leader chooses, as booleans: the largest of all, or one of each chunk."""
+    chosen = torch.zeros(len(x), dtype=torch.bool)
+    chunks = 1 if keep is None else -(-len(x) // rate) | 1
+    for first in range(chunks):
+        chunk = x[first::chunks].abs()
+        chosen[first + chunks * chunk.topk(-(-len(chunk) // rate)).indices] = True
+    return chosen
+
+
 def algorithm_1(
-    grads: list[Tensor], rate: int, beta: float, warmup_steps: int
+    grads: list[Tensor], rate: int, beta: float, warmup_steps: int, keep: int | None
 ) -> tuple[list[Tensor], Tensor]:
     """One layer (n,): the mean of every step and the memories (W, n) after the last; `grads` are (W, n)."""
     means, memory = [], torch.zeros_like(grads[0])
     for step, grad in enumerate(grads):
         x, sent = memory + grad, memory + grad
         if step >= warmup_steps:
-            chunks = x[step % len(x)].abs().split(rate)
-            chosen = torch.cat([torch.arange(len(chunk)) == chunk.argmax() for chunk in chunks])
-            sent = x * chosen
+            sent = x * clt_k(x[step % len(x)], rate, keep)
         memory = (1 - beta) * memory + beta * (memory + grad - sent)
         means.append(sent.mean(0))
     return means, memory
 
 
-@pytest.mark.parametrize("beta", [0.1, 1.0])
-def test_whole_steps_are_those_of_algorithm_1(beta: float) -> None:
-    text = f"scalecom({beta=}, warmup_steps=5, rate=50, rates={{'first.*': 7}})"
+@pytest.mark.parametrize(("beta", "keep"), [(0.1, None), (1.0, None), (0.3, 1)])
+def test_whole_steps_are_those_of_algorithm_1(beta: float, keep: int | None) -> None:
+    text = f"scalecom({beta=}, warmup_steps=5, rate=50, rates={{'first.*': 7}}, {keep=})"
     world, steps = 3, 12
 
     def rank(comm: Comm) -> list[Outcome]:
@@ -82,7 +90,7 @@ def test_whole_steps_are_those_of_algorithm_1(beta: float) -> None:
             torch.stack([gradients(rank, step)[name].float() for rank in range(world)])
             for step in range(steps)
         ]
-        means, memory = algorithm_1(grads, rate, beta, warmup_steps=5)
+        means, memory = algorithm_1(grads, rate, beta, 5, keep)
         # On either side at most eight roundings a step, of numbers below 32.
         bound = steps * 2 * 8 * 32 * 2.0**-24
         for step, mean in enumerate(means):

@@ -102,7 +102,7 @@ def test_what_chooses_no_elements_has_no_choice_to_judge() -> None:
     assert 0.0 < diagnosis.memory_distance < 2.0
 
 
-def test_chunks_by_layer_leave_more_than_the_true_choice() -> None:
+def test_choices_by_layer_leave_more_than_the_true_choice() -> None:
     diagnosis = watched("scalecom(rate=20, rates={'first.*': 5}, warmup_steps=0)", world=1)[0][0]
     assert diagnosis.hamming is not None
     assert 0.0 < diagnosis.hamming < 1.0

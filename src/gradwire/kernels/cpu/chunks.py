@@ -8,24 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
+from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE, magnitude
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.threshold import largest_bits
 from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.reference.chunks import chunk_topk_count
 
-_PLACES = 0x7FFFFFFF
-_LONGEST_CHUNK = 2**31  # a key holds a place within the chunk in 31 bits
+_LAST = 0x7FFFFFFF  # a key holds a row in 31 bits
+_TILE = 1024  # chunks at a time: what is known of them stays in the first-level cache
 
 
-def chunk_topk_indices(x: Tensor, chunk: int, keep: int) -> Tensor | Declined:
-    """Magnitude and place are one integer, which a maximum can compare."""
-    if not is_fast(x) or chunk > _LONGEST_CHUNK:
+def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor | Declined:
+    """All chunks of a tile side by side, row by row: neighbours in memory belong to neighbouring chunks."""
+    if not is_fast(x) or x.numel() // chunks > _LAST:
         return DECLINED
-    full, rest = divmod(x.numel(), chunk)
-    found = np.empty(full * keep + min(keep, rest), np.int64)
+    found = np.empty(chunk_topk_count(x.numel(), chunks, keep), np.int64)
     select = _chunk_maxima if keep == 1 else _chunk_topk
-    select(x.numpy().view(np.int32), chunk, keep, found)
+    select(x.numpy().view(np.int32), chunks, keep, found)
     return torch.from_numpy(found)
 
 
@@ -39,61 +39,65 @@ def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor | Declin
     return torch.from_numpy(found[:count])
 
 
-@kernel
-def _key(bits: Any, place: Any) -> Any:
-    """Orders by magnitude, then by the lowest place: one integer, so that a maximum vectorises."""
-    return (np.int64(min(np.int32(bits & MAGNITUDE), INFINITY)) << 32) | (_PLACES - place)
-
-
-@kernel
-def _place(key: Any) -> Any:
-    return _PLACES - (key & _PLACES)
-
-
-@kernel
-def _largest_key(bits: Any) -> Any:
-    largest = np.int64(-1)
-    for i in range(bits.size):
-        largest = max(largest, _key(bits[i], i))
-    return largest
-
-
 @prepared("int32[::1], int64, int64, int64[::1]")
 @kernel
-def _chunk_maxima(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
+def _chunk_maxima(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
     """The index of the largest of each chunk; `keep` is 1, named so that it is called like `_chunk_topk`."""
-    for number in range(out.size):
-        start = number * chunk
-        out[number] = start + _place(_largest_key(bits[start : start + chunk]))
-
-
-@kernel
-def _keep_largest(bits: Any, keys: Any) -> None:
-    """Fill `keys` with the largest keys of `bits`, which has as many elements or more."""
-    for i in range(keys.size):
-        keys[i] = _key(bits[i], i)
-    smallest = keys.argmin()
-    for i in range(keys.size, bits.size):
-        key = _key(bits[i], i)
-        if key > keys[smallest]:
-            keys[smallest] = key
-            smallest = keys.argmin()
+    count = min(chunks, bits.size)
+    row_of, largest = np.zeros(count, np.int32), np.empty(_TILE, np.int32)
+    for first in range(0, count, _TILE):
+        rows = row_of[first : first + _TILE]
+        largest[:] = -1
+        for row, start in enumerate(range(first, bits.size, chunks)):
+            here = bits[start : start + rows.size]
+            for j in range(here.size):
+                own = magnitude(here[j])
+                rows[j] = row if own > largest[j] else rows[j]
+                largest[j] = max(own, largest[j])
+    _by_row(row_of, chunks, keep, bits.size, out)
 
 
 @prepared("int32[::1], int64, int64, int64[::1]")
 @kernel
-def _chunk_topk(bits: Any, chunk: Any, keep: Any, out: Any) -> None:
-    """The indices of the `keep` largest of each chunk; of the last as many as there are."""
-    buffer = np.empty(keep, np.int64)
-    for start in range(0, bits.size, chunk):
-        here = bits[start : start + chunk]
-        keys = buffer[: min(keep, here.size)]
-        _keep_largest(here, keys)
-        for j in range(keys.size):
-            keys[j] = start + _place(keys[j])
-        keys.sort()
-        first = start // chunk * keep
-        out[first : first + keys.size] = keys
+def _chunk_topk(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
+    """The indices of the `keep` largest of each chunk, or of all that there are.
+
+    Magnitude and row are one integer, which orders by magnitude and then by the lowest row.
+    """
+    count = min(chunks, bits.size)
+    row_of, keys, least = (
+        np.empty(count * keep, np.int32),
+        np.empty((_TILE, keep), np.int64),
+        np.empty(_TILE, np.int64),
+    )
+    for first in range(0, count, _TILE):
+        width = min(_TILE, count - first)
+        keys[:], least[:] = -1, 0
+        for row, start in enumerate(range(first, bits.size, chunks)):
+            here = bits[start : start + width]
+            for j in range(here.size):
+                key = (np.int64(magnitude(here[j])) << 32) | (_LAST - row)
+                if key > keys[j, least[j]]:
+                    keys[j, least[j]] = key
+                    least[j] = keys[j].argmin()
+        for j in range(width):
+            for i in range(keep):
+                row_of[(first + j) * keep + i] = -1 if keys[j, i] < 0 else _LAST - (keys[j, i] & _LAST)
+    _by_row(row_of, chunks, keep, bits.size, out)
+
+
+@kernel
+def _by_row(row_of: Any, chunks: Any, keep: Any, numel: Any, out: Any) -> None:
+    """Write ascending indices of the rows of `keep` elements of each chunk, of which -1 is none."""
+    place = np.zeros(numel // chunks + 2, np.int64)
+    for row in row_of:
+        place[row + 1] += row >= 0
+    place = place.cumsum()
+    for i in range(row_of.size):
+        row = row_of[i]
+        if row >= 0:
+            out[place[row]] = row * chunks + i // keep
+            place[row] += 1
 
 
 @prepared("int32[::1], int32[::1], int64, int64[::1]")

@@ -1,4 +1,4 @@
-"""Passes that look at each chunk of a tensor alone."""
+"""Passes that look at each chunk of a tensor alone: of elements far apart, or of neighbours."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 from gradwire.kernels.dispatch import checked
 
 
-def _keeps_some(x: Tensor, chunk: int, keep: int) -> None:
-    if not 1 <= keep <= chunk:
-        raise ValueError(f"keep={keep} is outside 1 … chunk={chunk}")
+def _keeps_some(x: Tensor, chunks: int, keep: int) -> None:
+    if chunks < 1 or keep < 1:
+        raise ValueError(f"chunks={chunks} and keep={keep} must be 1 or more")
 
 
 def _is_one_shape(x: Tensor, ahead: Tensor, chunk: int) -> None:
@@ -18,23 +18,33 @@ def _is_one_shape(x: Tensor, ahead: Tensor, chunk: int) -> None:
         raise ValueError(f"chunk={chunk} must be 1 or more, and {ahead.shape} be {x.shape}")
 
 
-@checked(_keeps_some)
-def chunk_topk_indices(x: Tensor, chunk: int, keep: int) -> Tensor:
-    """Indices int64, ascending, of the `keep` largest magnitudes of each `chunk` elements of x (n,).
+def chunk_topk_count(numel: int, chunks: int, keep: int) -> int:
+    """The number of indices that `chunk_topk_indices` returns of x (numel,).
 
-    Of the last chunk, which may be shorter, as many as it has. Ties go to the lowest index; NaN and Inf
-    count as the largest of all.
-
-    >>> chunk_topk_indices(torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0]), 2, 1)
-    tensor([1, 2, 4])
+    >>> chunk_topk_count(5, 3, 1), chunk_topk_count(5, 3, 2)
+    (3, 5)
     """
-    chunk = min(chunk, max(x.numel(), 1))
-    magnitude = _in_chunks(x.abs().masked_fill(x.isnan(), torch.inf), chunk)
-    places = torch.sort(magnitude, dim=1, descending=True, stable=True).indices[:, :keep].sort(dim=1).values
-    starts = torch.arange(0, x.numel(), chunk, device=x.device)
-    whole, rest = divmod(x.numel(), chunk)
-    # Places of the last chunk that are beyond the end come last.
-    return (starts[:, None] + places).view(-1)[: whole * keep + min(rest, keep)]
+    rows, longer = divmod(numel, chunks)
+    return longer * min(keep, rows + 1) + (chunks - longer) * min(keep, rows)
+
+
+@checked(_keeps_some)
+def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
+    """Indices int64, ascending, of the `keep` largest magnitudes of each x[j::chunks], for all j < chunks.
+
+    Of a chunk that has fewer, all of them. Ties go to the lowest index; NaN and Inf count as the largest of
+    all.
+
+    >>> chunk_topk_indices(torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0]), 3, 1)  # of 1 and 0, of -3 and 5, of 2
+    tensor([0, 2, 4])
+    """
+    magnitude = x.abs().masked_fill(x.isnan(), torch.inf)
+    # Rows of one element of each chunk; the last is padded with -1, which is below everything.
+    rows = torch.nn.functional.pad(magnitude, (0, -x.numel() % chunks), value=-1.0).view(-1, chunks)
+    places = torch.sort(rows, dim=0, descending=True, stable=True).indices[:keep]
+    indices = places * chunks + torch.arange(chunks, device=x.device)
+    # Places beyond the end come last.
+    return indices.view(-1).sort().values[: chunk_topk_count(x.numel(), chunks, keep)]
 
 
 @checked(_is_one_shape)

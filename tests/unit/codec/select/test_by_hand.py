@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.codec.select.base import Selector, SelectorLaws
-from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.rated import rated_top_k
 from gradwire.codec.sparse import sparse, values
 from gradwire.contrib.adacomp import ada_comp
 from gradwire.contrib.dgc import sampled_top_k
@@ -28,9 +28,11 @@ X = torch.tensor([1.0, -5.0, 2.0, -2.0, 0.0, 5.0, 2.0, 0.5, 0.1, 0.1])
 @pytest.mark.parametrize(
     ("selector", "chosen"),
     [
-        (chunk_top_k(0.5), [1, 2, 5, 6, 8]),
-        (chunk_top_k(1 / 3), [1, 5, 6, 9]),  # the last chunk is one element
-        (chunk_top_k(0.5, keep=2), [1, 2, 5, 6, 8, 9]),  # chunks of 4, 4 and 2
+        (rated_top_k(2), [1, 2, 3, 5, 6]),
+        (rated_top_k(2, keep=1), [1, 2, 3, 5, 9]),  # five chunks: 0 and 5, 1 and 6, …
+        (rated_top_k(3, keep=1), [1, 2, 3, 5, 9]),  # four would be even
+        (rated_top_k(4, keep=1), [1, 3, 5]),  # of 0, 3, 6 and 9: of equals the lowest
+        (rated_top_k(2, keep=2), [1, 2, 3, 5, 6, 7]),  # of the same three chunks two each
         (fixed_threshold(2.0, at_most=0.5), [1, 2, 3, 5, 6]),
         (fixed_threshold(2.0, at_most=0.4), [1, 2, 3, 5]),  # over the bound: of equals the lowest
         (fixed_threshold(5.1), []),
@@ -51,18 +53,23 @@ def test_every_parameter_keeps_its_share_and_at_least_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "keep", "numel", "count"),
+    ("rate", "keep", "numel", "count"),
     [
-        (0.01, 1, 0, 0),
-        (0.01, 1, 99, 1),
-        (0.01, 1, 101, 2),
-        (0.01, 3, 602, 8),
-        (0.7, 1, 9, 9),
-        (0.75, 3, 9, 7),
+        (100, None, 0, 0),
+        (100, None, 99, 1),
+        (100, None, 101, 2),
+        (100, 1, 0, 0),
+        (100, 1, 99, 1),
+        (100, 1, 101, 3),
+        (100, 1, 201, 3),
+        (100, 3, 602, 9),
+        (1, 1, 8, 8),
+        (2, 4, 7, 4),
+        (2, 4, 9, 9),
     ],
 )
-def test_count_by_chunks(ratio: float, keep: int, numel: int, count: int) -> None:
-    assert chunk_top_k(ratio, keep).count(numel, AT) == count
+def test_count_by_chunks(rate: int, keep: int | None, numel: int, count: int) -> None:
+    assert rated_top_k(rate, keep=keep).count(numel, AT) == count
 
 
 def test_all_zero_bins_send_nothing() -> None:
@@ -91,7 +98,7 @@ def test_adacomp_sends_less_once_residuals_have_grown() -> None:
     assert max(shares[-10:]) < 0.03
 
 
-@pytest.mark.parametrize("make", [layer_top_k, chunk_top_k, ms_top_k, sampled_top_k, sidco_top_k])
+@pytest.mark.parametrize("make", [layer_top_k, ms_top_k, sampled_top_k, sidco_top_k])
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, math.nan])
 def test_ratio_outside_its_range_raises(make, ratio: float) -> None:
     with pytest.raises(ValueError, match=r"outside \(0, 1\]"):
@@ -107,7 +114,7 @@ def test_other_options_outside_their_ranges_raise() -> None:
     with pytest.raises(ValueError, match="bin_elements=0"):
         ada_comp(0)
     with pytest.raises(ValueError, match="keep=0"):
-        chunk_top_k(0.1, keep=0)
+        rated_top_k(10, keep=0)
 
 
 @pytest.mark.parametrize("selector", [fixed_threshold(1.0), ada_comp()])

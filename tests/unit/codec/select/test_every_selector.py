@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import Selector, count_kept
-from gradwire.codec.select.chunks import chunk_top_k, rated_chunks
+from gradwire.codec.select.rated import rated_top_k
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.contrib.adacomp import ada_comp
@@ -81,12 +81,12 @@ CASES = (
     *(Case(layer_top_k(ratio), exact(ratio), everywhere=False) for ratio in (0.001, 0.1, 1.0)),
     Case(ramp(top_k, 0.01, 4), exact(0.01)),
     Case(reused_threshold(0.01), exact(0.01)),
-    Case(chunk_top_k(0.01), chunked(1, 100), everywhere=False),
-    Case(chunk_top_k(0.3, keep=3), chunked(3, 10), everywhere=False),
-    Case(chunk_top_k(1.0), chunked(1, 1), everywhere=False),
-    Case(chunk_top_k(0.999, keep=7), chunked(7, 7), everywhere=False),
-    Case(rated_chunks(30), chunked(1, 30), everywhere=False),
-    Case(rated_chunks(7, {"p[13]": 50, "p*": 10}, keep=2), chunked(2, 100), everywhere=False),
+    Case(rated_top_k(100), chunked(1, 100)),
+    Case(rated_top_k(7, {"p[13]": 50}), chunked(1, 50), everywhere=False),
+    Case(rated_top_k(100, keep=1), chunked(1, 100), everywhere=False),
+    Case(rated_top_k(3, keep=5), chunked(5, 15), everywhere=False),
+    Case(rated_top_k(1, keep=7), chunked(7, 7), everywhere=False),
+    Case(rated_top_k(7, {"p[13]": 50, "p*": 10}, keep=2), chunked(2, 100), everywhere=False),
     *(Case(ms_top_k(ratio), bracketed(ratio)) for ratio in (0.001, 0.01, 0.3, 0.99, 1.0)),
     *(Case(ms_top_k(0.05, rounds), bracketed(0.05)) for rounds in (1, 3)),
     *(Case(sampled_top_k(ratio), half(ratio)) for ratio in (0.001, 0.01, 0.3, 1.0)),

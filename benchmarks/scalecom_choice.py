@@ -1,0 +1,149 @@
+"""How much of the top-k do chunks hold, and what do ScaleCom's choice and its β cost in loss?
+
+First the energy of the largest of every chunk, as a share of the energy of the exact top-k of as many
+elements, layer by layer, on gradients of one rank, added up over 16 steps: for chunks of neighbours, of
+elements that lie far apart, and of elements after a random permutation.
+
+Then trainings of ranks in one process, from equal weights (`--train`). Figures are means over looks at the
+first half of the steps after the dense start, and over ranks: the energy that a rank's choice sends of the
+mean error-fed gradient, as a share of what the true top-k of each unit would; the Hamming distance of the two
+choices; and the overlap of their histograms (Chen et al. 2020, "ScaleCom", figures 2b and 3). Losses are
+those of the last tenth of the steps; "behind" is the mean difference to plain averages, seed by seed.
+
+    python benchmarks/scalecom_choice.py [--workload convnet] [--rates 100 400] [--train] [--steps 200]
+        [--seeds 2] [--recipes "scalecom(rate={rate}, warmup_steps={warm})" …]
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+
+import torch
+from lockstep import Outcome, Setting, spread, train
+from same_loss import WORKLOADS, gap
+from torch import Tensor
+
+from gradwire.codec.select.rated import rated_top_k
+from gradwire.lab.workloads import catalogue
+from gradwire.moment import Moment
+
+AT = Moment(step=0, unit=0, rank=0, world=1)
+POINTS, ADDED, LOOKS = (32, 200), 16, 10
+RECIPES = (
+    "scalecom(rate={rate}, warmup_steps={warm})",
+    "scalecom(rate={rate}, warmup_steps={warm}, keep=1)",
+    "scalecom(rate={rate}, warmup_steps={warm}, keep=4)",
+    "scalecom(rate={rate}, warmup_steps={warm}, beta=0.3)",
+)
+
+
+def of_neighbours(magnitudes: Tensor, rate: int, keep: int) -> Tensor:
+    """The largest (n,) of each stretch of keep·rate elements."""
+    chunks = magnitudes.split(rate * keep)
+    return torch.cat([chunk.topk(min(keep, chunk.numel())).values for chunk in chunks])
+
+
+def of_apart(magnitudes: Tensor, rate: int, keep: int) -> Tensor:
+    """The largest of each of `RatedTopK`."""
+    return magnitudes[rated_top_k(rate, keep=keep).select(magnitudes, AT)]
+
+
+def of_permuted(magnitudes: Tensor, rate: int, keep: int) -> Tensor:
+    """Of each stretch after a random permutation."""
+    order = torch.randperm(magnitudes.numel(), generator=torch.Generator().manual_seed(0))
+    return of_neighbours(magnitudes[order], rate, keep)
+
+
+Choice = Callable[[Tensor, int, int], Tensor]
+CHOICES: dict[str, tuple[Choice, int]] = {
+    "neighbours, 1": (of_neighbours, 1),
+    "neighbours, 4": (of_neighbours, 4),
+    "neighbours, 64": (of_neighbours, 64),
+    "permuted, 1": (of_permuted, 1),
+    "apart, 1": (of_apart, 1),
+    "apart, 4": (of_apart, 4),
+}
+
+
+def gradients(workload: str) -> Iterator[tuple[int, list[Tensor]]]:
+    """(step, magnitudes (n,) of each layer that is compressed) of the last `ADDED` gradients, at `POINTS`."""
+    work = catalogue.workload(workload, full=False)
+    model = work.model(0)
+    optimizer, batches = work.optimizer(model.parameters()), work.batches(0, 1, 0)
+    layers = [p for p in model.parameters() if p.dim() > 1 and p.numel() >= 4096]
+    sums: list[Tensor] = []
+    for step in range(1, POINTS[-1] + 1):
+        optimizer.zero_grad()
+        work.loss(model, next(batches)).backward()
+        own = [layer.grad.reshape(-1).clone() for layer in layers]
+        at_last = min(point for point in POINTS if point >= step) - step < ADDED
+        sums = [a + b for a, b in zip(sums, own, strict=True)] if at_last and sums else own
+        if step in POINTS:
+            yield step, [each.abs() for each in sums]
+            sums = []
+        optimizer.step()
+
+
+def energies(workload: str, rates: Sequence[int]) -> None:
+    """The first table."""
+    print(f"{workload}\n\n| step, rate | {' | '.join(CHOICES)} |\n|---|{'---|' * len(CHOICES)}")
+    for step, layers in gradients(workload):
+        for rate in rates:
+            cells = []
+            for choose, keep in CHOICES.values():
+                found = [choose(layer, rate, keep) for layer in layers]
+                best = [layer.topk(one.numel()).values for layer, one in zip(layers, found, strict=True)]
+                cells.append(sum(e.square().sum() for e in found) / sum(e.square().sum() for e in best))
+            print(f"| {step}, {rate} | {' | '.join(f'{float(cell):.2f}' for cell in cells)} |", flush=True)
+
+
+def row(text: str, outcomes: Sequence[Outcome], plain: Sequence[Outcome], warm: int) -> str:
+    """One line of the second table."""
+    early = [d for each in outcomes for d in each.diagnoses if warm <= d.step < len(each.losses) // 2 + warm]
+    sent = fmean((1.0 - d.contraction) / (1.0 - d.best_contraction) for d in early)
+    hamming, overlap = fmean(d.hamming for d in early), fmean(d.histogram_overlap for d in early)
+    apart, error = gap(outcomes, plain)
+    shown = f"{sent:.2f} | {hamming:.2f} | {overlap:.0%}"
+    return f"| `{text}` | {shown} | {spread([o.final_loss for o in outcomes])} | {apart:+.4f} ± {error:.4f} |"
+
+
+def trainings(workload: str, rates: Sequence[int], recipes: Sequence[str], steps: int, seeds: int) -> None:
+    """The second table."""
+    world, batch, _usual = WORKLOADS[workload]
+    warm, looks = steps // 10, steps // (2 * LOOKS)
+
+    def trained(text: str) -> list[Outcome]:
+        setting = Setting(workload, text, world, batch, steps, diagnose_every=looks)
+        return [train(setting, seed) for seed in range(seeds)]
+
+    plain = trained("")
+    print(f"\n{workload}, {world} ranks, {steps} steps, {seeds} seeds; plain averages:")
+    print(f"loss {spread([each.final_loss for each in plain])}\n")
+    print("| recipe | energy of the true top-k | Hamming | overlap | loss | behind |")
+    print("|---|---|---|---|---|---|")
+    for rate in rates:
+        for recipe in recipes:
+            text = recipe.format(rate=rate, warm=warm, share=1 / rate)
+            print(row(text, trained(text), plain, warm), flush=True)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", choices=WORKLOADS, default="convnet")
+    parser.add_argument("--rates", type=int, nargs="+", default=[100, 400])
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    energies(options.workload, options.rates)
+    if options.train:
+        trainings(options.workload, options.rates, options.recipes, options.steps, options.seeds)
+
+
+if __name__ == "__main__":
+    main()
