@@ -9,9 +9,10 @@ compared by what is really sent and how: the library's all-gather goes round a r
 and not log N, and places are coded. No model knows the time that a way takes beyond that: messages wait for
 their announcement, hops in Python run on cores that compute. So every way is tried for a few steps, at first
 and when steps take another time than they did over the same link, and what it took there is added.
-And by default the ratio with the most gain per second of the step is taken: a knee point scales every
+By default the ratio with the most gain per second of the step is taken: a knee point scales every
 objective over the front, so where time rises linearly with the ratio, a link half as fast would change
-nothing.
+nothing. And by default a change of the gain plans anew, too. In the paper it makes gains be measured again,
+and a search begins only when the link has changed: that is the trigger "link" here.
 
 Where latencies hide how long the bytes take, the bandwidth is not resolved. Then ways are tried instead of
 compared by a model; no smaller ratio is taken, since bytes are not what takes the time; and a larger one only
@@ -35,6 +36,10 @@ from gradwire.planning.spread import WINDOW, Level
 
 Rule = Literal["progress", "knee"]
 """The most gain per second of the step; or the knee of compression time, communication time and 1/gain."""
+
+Trigger = Literal["any", "link"]
+"""What plans anew: a change of the link, the gain or the time of a step; or of the link alone, as in the
+paper."""
 
 WAYS = (ALL_GATHER, RING, TREE)
 FEW = 3
@@ -104,8 +109,9 @@ class Flexible:
 
     `rounds` names what would be sent under each choice, by the algorithms that run. All is planned anew when
     the link has changed, or when what is sent of the gradient has, by the share `gain_change`; ways are tried
-    again when the time of a step has changed and the link has not. The paper searches again at 10 % of the
-    gain, and publishes no threshold for the link.
+    again when the time of a step has changed and the link has not. With the `trigger` "link" only the first
+    of these counts. The paper publishes no threshold for the link, and measures the candidates' gains again
+    at 10 % of the gain; here every look has them.
     """
 
     def __init__(
@@ -116,7 +122,9 @@ class Flexible:
         rounds: Rounds,
         rule: Rule = "progress",
         gain_change: float = 0.1,
+        trigger: Trigger = "any",
     ) -> None:
+        self._trigger = trigger
         self.now, self._ratios, self._rounds, self._rule = now, tuple(ratios), rounds, rule
         self._world, self._gain_change = watched.world, gain_change
         self.why = ""
@@ -142,9 +150,9 @@ class Flexible:
         has_another_gain = self._look(shown)
         if shown.step_change_s is not None or shown.link_change is not None:
             self._steps_s = deque(list(self._steps_s)[-FEW:], maxlen=WINDOW)  # the others were before that
-        if shown.step_change_s is not None:
+        if shown.step_change_s is not None and self._trigger == "any":
             self._try_all()
-        elif shown.link_change is not None or has_another_gain:
+        elif shown.link_change is not None or (has_another_gain and self._trigger == "any"):
             self._is_due = True
         if not (self._is_due and self._gains and len(self._steps_s) >= FEW):
             return None

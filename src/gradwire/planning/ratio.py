@@ -46,17 +46,17 @@ Evaluate = Callable[[float], Candidate]
 
 
 def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float = FACTOR) -> tuple[float, ...]:
-    """high, high/factor, … down to `low`.
+    """high, high/factor, … and `low` in the place of the one that is nearest to it; by default the paper's.
 
     >>> [round(ratio, 4) for ratio in candidate_ratios()]
-    [0.1, 0.0333, 0.0111, 0.0037, 0.0012]
+    [0.1, 0.0333, 0.0111, 0.0037, 0.001]
     """
     if not (0.0 < low <= high <= 1.0 and factor > 1.0):
         raise ValueError(
             f"low={low}, high={high}, factor={factor}: needs 0 < low <= high <= 1 and factor > 1"
         )
-    steps = math.floor(math.log(high / low) / math.log(factor) + 1e-9)
-    return tuple(high / factor**step for step in range(steps + 1))
+    steps = max(round(math.log(high / low) / math.log(factor)), low < high)
+    return (*(high / factor**step for step in range(steps)), low)
 
 
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:

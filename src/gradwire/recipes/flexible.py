@@ -1,8 +1,15 @@
 """flexible: AR-Topk's ratio and collective, chosen again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
-sections III-C and III-D. Differences from the paper: see `gradwire.decide.flexible`; what is unsent moves on
-to the next choice whole; the ring is the library's.
+sections III-C to III-E. Differences from the paper:
+
+- By default the ratio with the most gain per second is taken, not a knee (`rule`), and a change of the gain
+  plans anew, not of the link alone (`trigger`). `flexible(rule='knee', trigger='link')` is nearest to the
+  paper.
+- The gain is that of the exact choice, whatever is chosen by `inner`, from a histogram of the live gradient.
+- The link is told from the steps' own collectives, and every way to send is tried for a few steps.
+- What is unsent moves on to the next choice whole; the ring is the library's. More in
+  `gradwire.decide.flexible`.
 """
 
 from __future__ import annotations
@@ -18,12 +25,12 @@ import torch
 from torch import Tensor
 
 from gradwire.arena import ParameterSpec
-from gradwire.codec.select.topk import top_k
+from gradwire.codec.select.base import Selector
 from gradwire.codec.sparse import sparse
 from gradwire.comm.base import Round
-from gradwire.decide.flexible import WAYS, Choice, Flexible, Rounds, Rule
+from gradwire.decide.flexible import WAYS, Choice, Flexible, Rounds, Rule, Trigger
 from gradwire.exchange.ar_topk import Election, ar_topk
-from gradwire.exchange.base import Exchange
+from gradwire.exchange.base import Exchange, parts
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import magnitude_edges, magnitude_histogram
@@ -32,6 +39,7 @@ from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
 from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
+from gradwire.recipes.parse import Recipe, recipe
 
 
 @register
@@ -47,6 +55,8 @@ def flexible(
     gain_change: float = 0.1,
     factor: float = FACTOR,
     elect: Election = "round_robin",
+    trigger: Trigger = "any",
+    inner: str = "topk",
 ) -> Composition:
     """Top-k of a ratio and by a collective that follow the link and the gradient while training goes on.
 
@@ -55,6 +65,8 @@ def flexible(
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
 
     Candidate ratios go from `high` by the `factor` down to `low`; by default they are the paper's five.
+    `inner` is a recipe that chooses a `ratio` of the elements, such as "mstopk" or "sidco(stages=2)"; only
+    its choice is used.
     `elect` says which rank leads in ring and tree. Either ranks lead in turn ("round_robin", the paper's
     STAR), or the rank with the largest choice does ("variance", its VAR); "auto" takes the better of the two.
 
@@ -62,11 +74,13 @@ def flexible(
     published), or if the sent share of the gradient changes by `gain_change` (the paper's 10 %). At first,
     and if the time of a step changes by `link_change` over the same link, it tries every collective for
     `every` steps. Ordinary variation of these numbers does not count. It looks at every `every`-th step.
+    With `trigger="link"` it plans anew only if the link changes, as the paper does.
     """
     for name, given, known in (
         ("way", way, WAYS),
         ("rule", rule, get_args(Rule)),
         ("elect", elect, get_args(Election)),
+        ("trigger", trigger, get_args(Trigger)),
     ):
         if given not in known:
             raise ValueError(f"{name}={given!r} is none of {', '.join(known)}")
@@ -80,14 +94,14 @@ def flexible(
     ratios = tuple(round(each, 6) for each in candidate_ratios(low, high, factor))
 
     def compose(choice: Choice, why: str) -> Composition:
-        asked = low, high, rule, fused, every, link_change, gain_change, factor, elect
+        asked = low, high, rule, fused, every, link_change, gain_change, factor, elect, trigger, inner
         return replace(flexible(choice.ratio, choice.way, *asked), why=why)
 
     cutter = one_unit if fused else None
 
     def controller(watched: Watched) -> Flexible:
-        rounds = rounds_of(watched, cutter, elect)
-        return Flexible(Choice(ratio, way), watched, ratios, rounds, rule, gain_change)
+        rounds = rounds_of(watched, cutter, elect, inner)
+        return Flexible(Choice(ratio, way), watched, ratios, rounds, rule, gain_change, trigger)
 
     watch = Watch(
         judge=partial(_judge, controller, compose),
@@ -96,19 +110,38 @@ def flexible(
         looks=1 + len(ratios),
         link_change=link_change,
     )
-    return Composition(exchange_of(ratio, way, elect), cutter, watch=watch)
+    return Composition(exchange_of(ratio, way, elect, inner), cutter, watch=watch)
 
 
-def exchange_of(ratio: float, way: str, elect: Election = "round_robin") -> Exchange:
+def exchange_of(ratio: float, way: str, elect: Election = "round_robin", inner: str = "topk") -> Exchange:
     """The exchange of a choice: each rank's own by all-gather, or a leader's by ring or tree."""
+    chosen = selector_of(inner, ratio)
     if way == ALL_GATHER:
-        return remember(gather(sparse(top_k(ratio))))
+        return remember(gather(sparse(chosen)))
     if way == TREE:  # the library's broadcast is one, too: ⌈log2 N⌉ hops, where a scatter takes N
-        return remember(ar_topk(top_k(ratio), elect, algorithm="tree", broadcast="library"))
-    return remember(ar_topk(top_k(ratio), elect))
+        return remember(ar_topk(chosen, elect, algorithm="tree", broadcast="library"))
+    return remember(ar_topk(chosen, elect))
 
 
-def rounds_of(watched: Watched, cutter: Cutter | None, elect: Election = "round_robin") -> Rounds:
+def selector_of(inner: str, ratio: float) -> Selector:
+    """What the recipe `inner` chooses elements with, at this `ratio`. Raises `ValueError` for other recipes.
+
+    >>> selector_of("sidco(stages=2)", 0.01)
+    Sidco(ratio=0.01, stages=2, fit='exponential')
+    """
+    asked = recipe(inner)
+    if "ratio" in asked.options:
+        raise ValueError(f"inner={inner!r} gives a ratio, which is chosen while training goes on")
+    built = recipe(Recipe(asked.name, {**asked.options, "ratio": ratio})).build()
+    found = next((part for part in parts(built.exchange) if isinstance(part, Selector)), None)
+    if found is None:
+        raise ValueError(f"inner={inner!r} chooses no elements; take topk, mstopk, sidco or lwtopk")
+    return found
+
+
+def rounds_of(
+    watched: Watched, cutter: Cutter | None, elect: Election = "round_robin", inner: str = "topk"
+) -> Rounds:
     """The rounds of all units of the watched lane in a step under a choice, as its exchange announces them.
 
     >>> sent = rounds_of(Watched(4, (600, 400)), one_unit)(Choice(0.1, "tree"))
@@ -120,7 +153,7 @@ def rounds_of(watched: Watched, cutter: Cutter | None, elect: Election = "round_
 
     @cache
     def rounds(choice: Choice) -> tuple[Round, ...]:
-        exchange = exchange_of(choice.ratio, choice.way, elect)
+        exchange = exchange_of(choice.ratio, choice.way, elect, inner)
         cuts = Composition(exchange, cutter).cuts(specs, watched.world)
         units = [stop - start for start, stop in pairwise((0, *cuts, sum(watched.sizes)))]
         return tuple(chain.from_iterable(exchange.rounds(numel, torch.float32, at) for numel in units))

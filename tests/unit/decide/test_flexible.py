@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradwire.comm.base import Round
-from gradwire.decide.flexible import WAYS, Choice, Flexible, Rule
+from gradwire.decide.flexible import WAYS, Choice, Flexible, Rule, Trigger
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.link import Traffic
 from gradwire.planning.collectives import time_of, total_time
@@ -98,10 +98,14 @@ class World:
 
 
 def controller(
-    rule: Rule = "progress", ranks: int = WORLD, ratio: float = 0.1, gain_change: float = 0.1
+    rule: Rule = "progress",
+    ranks: int = WORLD,
+    ratio: float = 0.1,
+    gain_change: float = 0.1,
+    trigger: Trigger = "any",
 ) -> Flexible:
     watched = Watched(ranks, (NUMEL,))
-    return Flexible(Choice(ratio, RING), watched, RATIOS, ROUNDS[ranks], rule, gain_change)
+    return Flexible(Choice(ratio, RING), watched, RATIOS, ROUNDS[ranks], rule, gain_change, trigger)
 
 
 def choices(flexible: Flexible, world: World, steps: int) -> Iterator[tuple[int, Choice]]:
@@ -112,9 +116,11 @@ def choices(flexible: Flexible, world: World, steps: int) -> Iterator[tuple[int,
             yield number, choice
 
 
-def begun(world: World, rule: Rule = "progress", gain_change: float = 0.1) -> Flexible:
+def begun(
+    world: World, rule: Rule = "progress", gain_change: float = 0.1, trigger: Trigger = "any"
+) -> Flexible:
     """A controller that has tried all ways, planned, and seen the link under what it has chosen."""
-    flexible = controller(rule, world.ranks, gain_change=gain_change)
+    flexible = controller(rule, world.ranks, gain_change=gain_change, trigger=trigger)
     tried = [choice.way for _, choice in choices(flexible, world, 100)]
     assert tried[: len(WAYS) - 1] == [way for way in WAYS if way != RING]
     assert not flexible.tries
@@ -213,6 +219,20 @@ def test_how_far_the_gain_must_move_is_an_option(gain_change: float, changes: in
     then = flexible.now.ratio
     world.gain = lambda ratio: min(1.0, gain(then) * 0.5 * ratio / then)
     assert len(list(choices(flexible, world, 60))) == changes
+
+
+@pytest.mark.parametrize(("trigger", "changes"), [("any", 1), ("link", 0)])
+def test_by_the_papers_trigger_only_the_link_plans_anew(trigger: Trigger, changes: int) -> None:
+    world = World(SLOW)
+    flexible = begun(world, trigger=trigger)
+    then = flexible.now.ratio
+    world.gain = lambda ratio: min(1.0, gain(then) * 0.5 * ratio / then)
+    assert len(list(choices(flexible, world, 60))) == changes
+    world.compute_s *= 2
+    assert bool(list(choices(flexible, world, 60))) == (trigger == "any")
+    world.link = Link(SLOW.alpha_s, SLOW.beta_s / 100)
+    list(choices(flexible, world, 60))
+    assert flexible.now.ratio == 0.1, "planned with the gain of now"
 
 
 def varying(seed: int, share: float) -> Callable[[], float]:

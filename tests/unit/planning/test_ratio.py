@@ -26,7 +26,9 @@ from tests.support.planning_problems import best_ratio, fine_ratios, typical
 def test_candidates_are_the_papers() -> None:
     # "[0.1, 0.033, 0.011, 0.004, 0.001]"
     assert [round(ratio, 3) for ratio in candidate_ratios()] == [0.1, 0.033, 0.011, 0.004, 0.001]
+    assert candidate_ratios()[-1] == 0.001
     assert candidate_ratios(0.5, 0.5) == (0.5,)
+    assert candidate_ratios(0.4, 0.5) == (0.5, 0.4)
     assert candidate_ratios(0.01, 0.09, 3.0) == pytest.approx((0.09, 0.03, 0.01))
 
 

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
+from gradwire.comm import Comm, run_ranks
 from gradwire.decide.flexible import Choice
 from gradwire.exchange.ar_topk import Election
+from gradwire.exchange.base import run
 from gradwire.moment import Moment
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Observed, Watched
@@ -58,9 +61,9 @@ def test_a_slow_link_leads_to_a_recipe_that_can_be_written_down_and_goes_on_watc
     *tried, fastest, found = [found for step in range(20) if (found := judge(_shown(step, slow, ratios)))]
     assert all(f"way={way!r}" in each.text for way, each in zip(("all_gather", "tree"), tried, strict=True))
     assert fastest.why == "step 8: 10.00% by ring took the least of all ways; the link is not known yet"
-    assert found.text.startswith("flexible(ratio=0.004")
-    assert found.text.endswith("factor=5.0, elect='variance')")
-    assert found.why == "step 11: 0.10 ms and 20 Mbit/s call for 0.40% by tree"
+    assert found.text.startswith("flexible(ratio=0.001")
+    assert found.text.endswith("factor=5.0, elect='variance', trigger='any', inner='topk')")
+    assert found.why == "step 11: 0.10 ms and 20 Mbit/s call for 0.10% by tree"
     assert found.watch is not None
     again = _built(found.text)
     assert again.text == found.text
@@ -90,6 +93,25 @@ def test_who_leads_is_an_option_of_what_runs_and_of_what_is_counted(elect: Elect
         rounds = rounds_of(watched, one_unit, elect)(Choice(0.1, way))
         assert rounds == exchange.rounds(NUMEL, torch.float32, at)
         assert rounds[0].verb == leads
+
+
+@pytest.mark.parametrize("inner", ["mstopk(rounds=10)", "lwtopk", "dgc(sample=0.1, warmup_steps=0)"])
+def test_another_recipes_choice_inside_is_that_recipes(inner: str) -> None:
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+    name, _, options = inner.removesuffix(")").partition("(")
+
+    def sent(text: str) -> Tensor:
+        def rank(comm: Comm) -> Tensor:
+            mean = torch.zeros(5000)
+            run(_built(text).exchange, x.clone(), mean, comm, Moment(0, 0, comm.rank, comm.world))
+            return mean
+
+        return run_ranks(1, rank)[0]
+
+    expected = sent(f"{name}(ratio=0.02, {options})")
+    assert expected.count_nonzero() == 100
+    for way in ("all_gather", "ring"):
+        assert torch.equal(sent(f"flexible(ratio=0.02, {way=}, {inner=})"), expected)
 
 
 def test_a_choice_that_was_made_holds_until_link_or_gain_move() -> None:
@@ -122,6 +144,10 @@ def test_every_way_sends_as_much_as_its_ratio_says(way: str) -> None:
         ("every=0", "every=0"),
         ("factor=1.0", "factor > 1"),
         ("elect='all'", "round_robin, variance, auto"),
+        ("trigger='gain'", "any, link"),
+        ("inner='int8'", "no option 'ratio'"),
+        ("inner='topk(ratio=0.1)'", "gives a ratio"),
+        ("inner='sketchsgd'", "chooses no elements"),
         ("link_change=0.0", "link_change"),
         ("gain_change=-0.1", "gain_change"),
         ("low=0.2", "low <= high"),
