@@ -37,7 +37,14 @@ from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.bench.trainer import Trainer, build
 from gradwire.moment import Moment
 
-METHODS = ("star_topk", "var_topk", "ar_topk", "lwtopk", "mstopk")
+METHODS = {
+    "star_topk": "",
+    "var_topk": "",
+    "ar_topk": "",
+    "lwtopk": ", layers=True",
+    "mstopk": ", fused=True",
+}
+"""Ranges of a choice as in the paper: by layer, or the whole gradient."""
 RATIOS = (0.1, 0.01, 0.001)
 SHARDS = ("iid", "skewed")
 DENSE, AGAIN = "dense", "dense again"
@@ -122,7 +129,10 @@ def gathered(value: str) -> list[str]:
 
 def recipes() -> list[str]:
     """All settings."""
-    return [DENSE, *(f"{method}(ratio={ratio})" for method, ratio in product(METHODS, RATIOS))]
+    return [
+        DENSE,
+        *(f"{method}(ratio={ratio}{METHODS[method]})" for method, ratio in product(METHODS, RATIOS)),
+    ]
 
 
 def time_steps(arguments: argparse.Namespace) -> dict[str, list[float]]:

@@ -17,8 +17,8 @@ Differences from the paper:
   sample of 1 % of a million x·|x| of normal x, what is chosen has 0.90 of the energy of the exact top k in
   the mean, and 0.63 at worst.
 - The stages last `warmup_steps` together. The paper's last four epochs, whose length is unknown here.
-- The choice is made per unit, not per layer. Vectors and tiny tensors travel densely, with momentum but
-  without masking, as nothing of them ever waits.
+- The choice is made per unit, and with `fused` over the whole gradient; in the paper per layer. Vectors and
+  tiny tensors travel densely, with momentum but without masking, as nothing of them ever waits.
 - The clipping threshold c/√W holds for each parameter's gradient, as in the authors' code, and not for the
   whole model's. A sent element is recognised by its v being exactly zero.
 - A parameter whose gradient is exactly zero on a rank sends nothing there and keeps its momentum in that
@@ -47,6 +47,7 @@ from gradwire.kernels import Folded, fold_momentum, mask_zeros
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
+from gradwire.recipes.units import fused_cutter
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def dgc(
     sample: float = 1.0,
     clip: float | None = None,
     nesterov: bool = False,
+    fused: bool = False,
 ) -> Composition:
     """Top-k of locally corrected momentum, all-gathered; for SGD without a momentum of its own.
 
@@ -223,4 +225,4 @@ def dgc(
     selector = ramp(choose, ratio, warmup_steps)
     exchange = gather(sparse(selector)) if ratio < 1.0 else dense()
     tiny = f"dgc(ratio=1.0, {momentum=}, {warmup_steps=}, {sample=}, {clip=}, {nesterov=})"
-    return Composition(remember(exchange, memory), tiny=tiny)
+    return Composition(remember(exchange, memory), fused_cutter(fused), tiny=tiny)

@@ -8,7 +8,7 @@ Aji and Heafield 2017, "Sparse communication for distributed gradient descent"; 
 Differences from the papers:
 
 - Layers that share a unit share one collective.
-- A parameter that a cut divides keeps its share in each of the two units.
+- A parameter that a cut divides keeps its share in each of the two units. With `layers` none is divided.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gradwire.kernels import topk_indices
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
+from gradwire.recipes.units import layer_cutter
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,12 @@ def layer_top_k(ratio: float) -> LayerTopK:
 
 
 @register
-def lwtopk(ratio: float = 0.01, values: CodedValues = "full") -> Composition:
+def lwtopk(ratio: float = 0.01, values: CodedValues = "full", layers: bool = False) -> Composition:
     """Every rank's own top-k of each layer with error feedback, all-gathered.
 
     Travels: places and values of every rank's own choice, a share of each layer.
     Paper: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
     Use when: layers differ in scale to an extent that a choice over all of them would starve some.
     """
-    return Composition(remember(gather(coded(layer_top_k(ratio), values))))
+    exchange = remember(gather(coded(layer_top_k(ratio), values)))
+    return Composition(exchange, layer_cutter(layers))

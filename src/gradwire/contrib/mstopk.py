@@ -14,7 +14,7 @@ Differences from the paper:
   all.
 - Where the bracket is so wide that the run would be arbitrary (lower below half of the upper, and less than
   half of k above), and where there are NaN or Inf, the exact top k is chosen.
-- Per unit; one all-gather, no hierarchy.
+- Per unit, and only with `fused` over the whole gradient; one all-gather, no hierarchy.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from gradwire.kernels.dispatch import rounded
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
+from gradwire.recipes.units import fused_cutter
 
 _SAMPLE = 16384
 """Elements drawn to guess where the candidates begin."""
@@ -153,11 +154,14 @@ def ms_top_k(ratio: float, rounds: int = 25) -> MSTopK:
 
 
 @register
-def mstopk(ratio: float = 0.01, rounds: int = 25, values: CodedValues = "full") -> Composition:
+def mstopk(
+    ratio: float = 0.01, rounds: int = 25, values: CodedValues = "full", fused: bool = False
+) -> Composition:
     """Approximate top-k by bisection with error feedback, all-gathered.
 
     Travels: places and values of every rank's own choice.
     Paper: Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters".
     Use when: comparing with it: on CPUs the exact choice is no slower.
     """
-    return Composition(remember(gather(coded(ms_top_k(ratio, rounds), values))))
+    exchange = remember(gather(coded(ms_top_k(ratio, rounds), values)))
+    return Composition(exchange, fused_cutter(fused))

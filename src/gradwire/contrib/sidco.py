@@ -10,9 +10,9 @@ others share the rest of the way evenly.
 Differences from the paper:
 
 - The number of stages is an option; the paper adapts it to the numbers seen in earlier steps.
-- Exactly k are kept (`room.exactly`).
+- Exactly k are kept (`threshold.exactly`).
 - The fit is to what is not zero, of which the k are then a larger share.
-- Per unit.
+- Per unit, and only with `fused` over the whole gradient.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gradwire.kernels import moments_reaching, topk_indices
 from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
+from gradwire.recipes.units import fused_cutter
 
 Fit = Literal["exponential", "gamma", "pareto"]
 """SIDCo-E, SIDCo-GP (gamma first, then generalised Pareto) and SIDCo-P of the paper."""
@@ -149,7 +150,11 @@ def sidco_top_k(ratio: float, stages: int = 3, fit: Fit = "exponential") -> Sidc
 
 @register
 def sidco(
-    ratio: float = 0.01, stages: int = 3, fit: Fit = "exponential", values: CodedValues = "full"
+    ratio: float = 0.01,
+    stages: int = 3,
+    fit: Fit = "exponential",
+    values: CodedValues = "full",
+    fused: bool = False,
 ) -> Composition:
     """Approximate top-k by a statistical threshold with error feedback, all-gathered.
 
@@ -157,4 +162,5 @@ def sidco(
     Paper: Abdelmoniem et al. 2021, "An efficient statistical-based gradient compression technique".
     Use when: comparing with it, or where a sort is slow and gradients follow the fitted law.
     """
-    return Composition(remember(gather(coded(sidco_top_k(ratio, stages, fit), values))))
+    exchange = remember(gather(coded(sidco_top_k(ratio, stages, fit), values)))
+    return Composition(exchange, fused_cutter(fused))

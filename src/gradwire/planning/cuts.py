@@ -32,6 +32,27 @@ def layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(sizes[:-1]))
 
 
+def one_unit(_sizes: Sequence[int]) -> tuple[int, ...]:
+    """No cuts: one choice from the whole gradient, without overlap.
+
+    >>> one_unit((600, 400))
+    ()
+    """
+    return ()
+
+
+def whole_layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
+    """`ramped_cuts`, each moved to the nearest end of a parameter, so that none is divided.
+
+    >>> ramped_cuts((60_000, 20_000, 20_000)), whole_layer_cuts((60_000, 20_000, 20_000))
+    ((37500, 75000, 93750), (60000, 80000))
+    """
+    ends = list(accumulate(sizes, initial=0))
+    return tuple(
+        sorted({min(ends, key=lambda end: abs(end - cut)) for cut in ramped_cuts(sizes)} - {0, ends[-1]})
+    )
+
+
 def fixed_cuts(sizes: Sequence[int], cuts: Sequence[int], numel: int) -> tuple[int, ...]:
     """The planned `cuts` for a lane of `numel` elements; another lane, of another dtype say, is one unit.
 

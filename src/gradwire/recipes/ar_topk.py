@@ -5,8 +5,6 @@ section III. Differences from the paper: see `gradwire.exchange.ar_topk`; vector
 densely beside what is fused; a tree is not pipelined; `ar_topk` chooses between the paper's two elections.
 """
 
-from collections.abc import Sequence
-
 from gradwire.codec.select.topk import top_k
 from gradwire.comm.base import Algorithm, Broadcasting
 from gradwire.exchange.ar_topk import Election
@@ -14,6 +12,7 @@ from gradwire.exchange.ar_topk import ar_topk as exchange_of
 from gradwire.exchange.compose import remember
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
+from gradwire.recipes.units import fused_cutter
 
 
 @register
@@ -63,18 +62,7 @@ def ar_topk(
 def _composed(
     elect: Election, ratio: float, fused: bool, values: Values, algorithm: Algorithm
 ) -> Composition:
-    if not isinstance(fused, bool):
-        raise ValueError(f"fused={fused!r} is neither True (one choice for everything) nor False (by units)")
     # With a tree no rank waits for more than ⌈log2 N⌉ hops in a row; the library's broadcast is one, too.
     broadcast: Broadcasting = "library" if algorithm == "tree" else "scatter"
     exchange = remember(exchange_of(top_k(ratio), elect, dtype_of(values), algorithm, broadcast))
-    return Composition(exchange, one_unit if fused else None)
-
-
-def one_unit(_sizes: Sequence[int]) -> Sequence[int]:
-    """No cuts: the paper chooses from the whole gradient.
-
-    >>> one_unit((600, 400))
-    ()
-    """
-    return ()
+    return Composition(exchange, fused_cutter(fused))

@@ -37,9 +37,9 @@ from gradwire.kernels import magnitude_edges, magnitude_histogram
 from gradwire.moment import Moment
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
-from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 from gradwire.recipes.parse import Recipe, recipe
+from gradwire.recipes.units import fused_cutter
 
 
 @register
@@ -97,7 +97,7 @@ def flexible(
         asked = low, high, rule, fused, every, link_change, gain_change, factor, elect, trigger, inner
         return replace(flexible(choice.ratio, choice.way, *asked), why=why)
 
-    cutter = one_unit if fused else None
+    cutter = fused_cutter(fused)
 
     def controller(watched: Watched) -> Flexible:
         rounds = rounds_of(watched, cutter, elect, inner)
@@ -144,7 +144,7 @@ def rounds_of(
 ) -> Rounds:
     """The rounds of all units of the watched lane in a step under a choice, as its exchange announces them.
 
-    >>> sent = rounds_of(Watched(4, (600, 400)), one_unit)(Choice(0.1, "tree"))
+    >>> sent = rounds_of(Watched(4, (600, 400)), fused_cutter(True))(Choice(0.1, "tree"))
     >>> [(each.verb, each.algorithm) for each in sent]
     [('broadcast', 'library'), ('all_reduce', 'tree')]
     """

@@ -23,12 +23,19 @@ from gradwire.exchange.base import Exchange, parts, steady_rounds
 from gradwire.exchange.compose import Every, forget
 from gradwire.planning.collectives import total_time
 from gradwire.planning.costs import Backward, Line, Network
-from gradwire.planning.cuts import Cuts, coarse_cuts, element_cuts, even_groups, fixed_cuts, layer_cuts
+from gradwire.planning.cuts import (
+    Cuts,
+    coarse_cuts,
+    element_cuts,
+    even_groups,
+    fixed_cuts,
+    layer_cuts,
+    one_unit,
+)
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.quantities import counted
-from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
 from gradwire.recipes.dense import measured_for
 from gradwire.recipes.parse import steady

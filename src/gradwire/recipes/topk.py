@@ -1,6 +1,6 @@
 """topk: each rank sends its own largest elements (Aji and Heafield 2017; Stich et al. 2018).
 
-Differences from the papers: the choice is made per unit, not per layer or over the whole gradient;
+Differences from the papers: the choice is made per unit, and only with `fused` over the whole gradient;
 indices and values share one buffer, so there is one collective per unit; values may travel in 16, 8 or 4
 bits; with `reuse` the threshold is taken from what the last step left.
 """
@@ -11,10 +11,13 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
+from gradwire.recipes.units import fused_cutter
 
 
 @register
-def topk(ratio: float = 0.01, values: CodedValues = "full", reuse: bool = False) -> Composition:
+def topk(
+    ratio: float = 0.01, values: CodedValues = "full", reuse: bool = False, fused: bool = False
+) -> Composition:
     """Every rank's own top-k with error feedback, all-gathered: traffic grows with the world.
 
     Travels: places and values of every rank's own choice.
@@ -23,4 +26,4 @@ def topk(ratio: float = 0.01, values: CodedValues = "full", reuse: bool = False)
     """
     selector = reused_threshold(ratio) if reuse else top_k(ratio)
     exchange = remember(gather(coded(selector, values)))
-    return Composition(exchange)
+    return Composition(exchange, fused_cutter(fused))

@@ -15,10 +15,10 @@ from gradwire.exchange.ar_topk import Election
 from gradwire.exchange.base import run
 from gradwire.moment import Moment
 from gradwire.planning.costs import Link
+from gradwire.planning.cuts import one_unit
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import candidate_ratios
 from gradwire.recipes import Composition, recipe
-from gradwire.recipes.ar_topk import one_unit
 from gradwire.recipes.flexible import energies, rounds_of
 
 RATIOS = candidate_ratios()

@@ -50,7 +50,7 @@ def test_every_recipe_documents_itself(entry: Entry) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "topk(ratio=0.25, values='bf16', reuse=False)",
+        "topk(ratio=0.25, values='bf16', reuse=False, fused=False)",
         "leader_topk(ratio=0.5, elect='norm', values='bf16', beta=0.25)",
         "covap(interval=3)",
         "fp16",
