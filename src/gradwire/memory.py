@@ -6,7 +6,7 @@ not committed leaves no trace.
 
 - `Residual` is error feedback: Seide et al. 2014, "1-bit stochastic gradient descent"; Stich et al. 2018,
   "Sparsified SGD with memory". Its scheduled coefficient is COVAP's (Meng et al. 2023, section III-D).
-- `LowPass` filters the residual: ScaleCom, Chen et al. 2020, section 3.2, equation 5.
+- `LowPass` filters the residual: ScaleCom, Chen et al. 2020, section 2, equation 5.
 - `Forgetful` drops the unsent part. It is for exchanges that are right in the mean (QSGD of few bits,
   TernGrad). With them, error feedback would diverge or pile up many gradients. Their errors must average out
   over ranks and steps.

@@ -15,8 +15,8 @@ from tests.support.planning_problems import all_groupings, backward, cost
 INSTANCES = 300
 
 
-def test_the_general_problem_is_solved_in_polynomial_time() -> None:
-    """Against the text above lemma 2: the dynamic program is as good as trying all 2^(N−1) groupings."""
+def test_with_linear_costs_the_problem_is_solved_in_polynomial_time() -> None:
+    """Lemma 1 speaks of costs of any form. The program is as good as trying all 2^(N−1) groupings."""
     draw = Random(7)
     for _ in range(INSTANCES):
         of = backward(draw, draw.randint(2, 9))

@@ -53,6 +53,21 @@ def test_rates_fall_in_the_published_order() -> None:
     assert by_use == sorted(REPORTED, key=lambda network: REPORTED[network])
 
 
+def resnet34_of_cifar() -> list[tuple[int, float]]:
+    """As `layers`: a 3x3 stem on 32x32 pixels, four stages of 3, 4, 6 and 3 blocks, ten classes."""
+    found, before = [(27 * 64, 1024.0)], 64
+    for width, blocks, pixels in ((64, 3, 1024), (128, 4, 256), (256, 6, 64), (512, 3, 16)):
+        found += [(9 * before * width, pixels)] + (2 * blocks - 1) * [(9 * width * width, pixels)]
+        found += [(before * width, pixels)] if before != width else []
+        before = width
+    return [(weights, weights * uses) for weights, uses in (*found, (5120, 1.0))]
+
+
+def test_two_of_the_published_rates_are_missed_as_the_documents_say() -> None:
+    assert round(overall_rate(resnet34_of_cifar())) == 206  # tables 2 and 3: 92
+    assert RateRule()(1, 21.0, batch=128) == 400  # the LSTM of table 3: 100
+
+
 def remaining(x: torch.Tensor, kept: tuple[int, ...]) -> float:
     """‖x − C(x)‖² / ‖x‖² when `kept` is sent."""
     left = x.clone()

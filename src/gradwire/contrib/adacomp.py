@@ -13,7 +13,9 @@ Differences from the paper:
 - The largest of a bin always travels, so that every bin shrinks. The rule alone would keep it back while
   the latest gradient points the other way.
 - Values travel as they are; the paper sends signs and one mean magnitude.
-- No rank sends more than a share `at_most`, and zeros are never sent.
+- No rank sends more than a share `at_most`, and no zero is chosen.
+- All ranks send as many as the one with the most. The others fill up with further elements, in a row from a
+  random place, which the rule has not chosen (`gradwire.exchange.agreed`).
 - Bins run through the whole unit; the paper takes 50 elements for convolutions and 500 for other layers.
 """
 

@@ -7,6 +7,8 @@ Differences from the paper:
 - Values travel as they are. Strom sends only their signs, for ± threshold each, and leaves the rest to the
   residual.
 - No rank sends more than a share `at_most` in one step.
+- All ranks send as many as the one with the most. The others fill up with further elements, in a row from a
+  random place, which may be far below the threshold (`gradwire.exchange.agreed`).
 """
 
 from __future__ import annotations

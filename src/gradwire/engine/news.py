@@ -50,6 +50,8 @@ class News:
             if engine.layout.alone:
                 why = what_runs(engine)[1]
             _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, why)
+            if main.warning:  # in the log only: a user may have made Python's warnings errors
+                _LOG.warning("%s", main.warning)
         self._placed()
 
     def _placed(self) -> None:

@@ -109,7 +109,7 @@ def warm(steps: int, inner: Exchange) -> Warm:
 
 @dataclass(frozen=True)
 class Every:
-    """COVAP's coarse filter (Meng et al. 2023, section III-B): each unit travels once in a cycle of I steps.
+    """COVAP's coarse filter (Meng et al. 2023, section III-A): each unit travels once in a cycle of I steps.
 
     Unit t is exchanged at step s iff (t + s + phase) mod I = 0; the others hand zeros to the optimizer.
     Cycles begin at multiples of I. The phase is drawn from the shared seed every three cycles, so that a

@@ -1,6 +1,6 @@
 """One rank's choice of elements for all ranks, then an all-reduce of the values alone.
 
-Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, section 3: CLT-k). Its two steps
+Traffic per rank does not grow with the world (ScaleCom, Chen et al. 2020, section 2: CLT-k). Its two steps
 come first, because other exchanges use them: the leader's indices to all ranks, and each rank's share of the
 mean at these indices.
 """

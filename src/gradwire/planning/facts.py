@@ -56,7 +56,7 @@ class Facts:
 
     @property
     def ccr(self) -> float:
-        """Communication-to-computation ratio of the backward pass (COVAP, section III-C)."""
+        """Communication-to-computation ratio of the backward pass (COVAP, section III-B)."""
         return self.allreduce_s / max(self.backward_s, 1e-9)
 
     @property

@@ -1,6 +1,6 @@
 """COVAP's interval, and where to cut so that every step of it carries as much as every other one.
 
-The interval follows from the communication-to-computation ratio (Meng et al. 2023, section III-C). There are
+The interval follows from the communication-to-computation ratio (Meng et al. 2023, section III-B). There are
 two ways to cut. `paper_cuts` is the paper's tensor sharding (section III-C): units of 25 MB, and those that
 are multiples of the median cut evenly, into at most as many parts as the interval. `balanced_edges` places
 segments freely, for the least step time by the ready times. `phased_cuts` divides each into as many equal

@@ -2,16 +2,16 @@
 
 Groups of tensors in ready order are each compressed for h(x) = B_h + γ_h·x and sent for g(x) = B_g + γ_g·x.
 Compression holds up the backward pass; communication runs beside it. `optimal_cuts` finds the best cuts from
-these costs. `search_cuts` is the paper's own search, Algorithm 2 (appendix C): it sees only the seconds that
-a grouping takes, so it works on a cost model and on iterations that are timed as they run. It tries fewer
-than 50 groupings for two groups.
+these costs. `search_cuts` is the paper's own search, Algorithm 2 (section 4.3; proofs in 9.3): it sees only
+the seconds that a grouping takes, so it works on a cost model and on iterations that are timed as they run.
+It tries fewer than 50 groupings for two groups.
 
-Differences from the paper: it says that the general problem cannot be solved in polynomial time. Under
-its own assumption of linear costs it is a dynamic program. When group y ends with tensor i, everything
-before has been computed and y groups of S(i) elements have been compressed, wherever the cuts lie; so the
-wire is free again at C_y(i) = min over j < i of max(C_{y−1}(j), B(i) + y·B_h + γ_h·S(i)) + g(S(i) −
-S(j)), and min over y of C_y(N) is the optimum, after O(N²) steps per y. Decoding of the last group, which
-nothing can hide, is added; that of the others happens while the wire is busy.
+Differences from the paper: it says of costs of any form that the problem cannot be solved in polynomial time
+(lemma 1), and then assumes linear ones (assumption 5). Under these it is a dynamic program. When group y ends
+with tensor i, everything before has been computed and y groups of S(i) elements have been compressed,
+wherever the cuts lie; so the wire is free again at C_y(i) = min over j < i of max(C_{y−1}(j), B(i) + y·B_h +
+γ_h·S(i)) + g(S(i) − S(j)), and min over y of C_y(N) is the optimum, after O(N²) steps per y. Decoding of the
+last group, which nothing can hide, is added; that of the others happens while the wire is busy.
 
 In the search, two groups are bisected on the sign of F(k+1) − F(k), which is exact, because F is the larger
 of a rising and a falling function of k. (The authors' code compares F(k) with F(k + step), and misses the

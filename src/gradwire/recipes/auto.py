@@ -68,7 +68,7 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
     speed without communication: if a recipe reaches it, none that compresses more runs.
 
     Travels: what the choice sends; dense while it measures.
-    Paper: COVAP's criterion (Meng et al. 2023, section III-C) as the rule for all.
+    Paper: COVAP's criterion (Meng et al. 2023, section III-B) as the rule for all.
     Use when: first of all, and read in `wire.report()` what it chose.
     """
     if not 0.0 < target <= 1.0:

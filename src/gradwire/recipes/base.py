@@ -62,7 +62,7 @@ class Composition:
     something else than gradients, such as signs. One with a `next`
     decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
     among which it was chosen, for the report. One that could stay on a device is carried `by_host` where that
-    is predicted to be faster, and `placed` says by what.
+    is predicted to be faster, and `placed` says by what. Rank 0 logs a `warning` when it begins to run.
     """
 
     exchange: Exchange
@@ -76,6 +76,7 @@ class Composition:
     table: tuple[Considered, ...] = ()
     by_host: bool = False
     placed: str = ""
+    warning: str = ""
 
     def cuts(self, specs: Sequence[ParameterSpec], world: int) -> Sequence[int]:
         """Inner cut points, ascending, of a lane of `specs` among `world` ranks.

@@ -10,7 +10,6 @@ whose parameters have gradients in the other steps only. Norms, biases and other
 every step.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -159,8 +158,6 @@ def schedule(interval: int, options: Options) -> Residual:
 FRESH = 5
 """Above this interval the paper expects accuracy to suffer (section V)."""
 
-_LOG = logging.getLogger("gradwire")
-
 LONGEST = 64
 """No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""
 
@@ -169,13 +166,13 @@ def from_facts(facts: Facts, options: Options, decimals: int = 1) -> Composition
     """I = ⌈CCR⌉, so that sending takes no longer than the backward pass. Warns if gradients get stale."""
     interval = min(interval_for(facts.ccr, decimals), LONGEST)
     why = f"CCR {facts.ccr:.2f} needs every unit only once in {interval} steps"
+    warning = ""
     if interval > FRESH:
-        # Not a warning, which a user may have made an error: it would end the step of every rank.
-        _LOG.warning("gradients get stale: %s; consider leader_topk or topk", why)
+        warning = f"gradients get stale: {why}; consider leader_topk or topk"
         why += f"; above {FRESH} gradients get stale, consider leader_topk"
     if options.sharding == "balanced" and options.edges is None:
         options = replace(options, edges=measured_edges(facts, interval))
-    return compose(interval, options, why)
+    return replace(compose(interval, options, why), warning=warning)
 
 
 def measured_edges(facts: Facts, interval: int) -> tuple[float, ...] | None:

@@ -82,6 +82,7 @@ def mergecomp(
         raise ValueError(f"steps={steps} is too few: timing one group and two takes {LEAST_STEPS}")
     if cuts and elements < 1:
         raise ValueError("cuts need elements=, the number of elements for which they were made")
+    asked = partial(mergecomp, inner, split, groups, alpha=alpha, steps=steps)
     if cuts is not None:
         return _cut(base, partial(fixed_cuts, cuts=cuts, numel=elements))
     if split == "layers":
@@ -91,10 +92,10 @@ def mergecomp(
     if split == "timed":
         return replace(
             _cut(base, one_unit),
-            watch=Watch(partial(_timed, inner, groups, alpha, steps), every=1, ends=True),
+            watch=Watch(partial(_timed, asked, groups, alpha, steps), every=1, ends=True),
             why=f"timing groupings for at most {steps} steps",
         )
-    return measured_for(Decision(partial(_planned, inner, split, groups, alpha), about=base))
+    return measured_for(Decision(partial(_planned, asked, inner, split, groups, alpha), about=base))
 
 
 def in_fewer_units(text: str, numel: int, units: int) -> tuple[Composition, ...]:
@@ -131,18 +132,25 @@ def _even(sizes: Sequence[int], groups: int) -> tuple[int, ...]:
     return element_cuts(even_groups(len(sizes), groups), sizes)
 
 
-def _fixed(inner: str, watched: Watched, cuts: Sequence[int], why: str) -> Composition:
-    found = mergecomp(inner, cuts=element_cuts(tuple(cuts), watched.sizes), elements=sum(watched.sizes))
+Asked = Callable[..., Composition]
+"""`mergecomp` with the options that were asked for, to which `cuts` and `elements` are added."""
+
+
+def _fixed(asked: Asked, watched: Watched, cuts: Sequence[int], why: str) -> Composition:
+    found = asked(cuts=element_cuts(tuple(cuts), watched.sizes), elements=sum(watched.sizes))
     return replace(found, why=why)
 
 
-def _timed(inner: str, groups: int, alpha: float, steps: int, watched: Watched) -> Judge:
+def _told(cuts: Sequence[int]) -> str:
+    return counted(len(cuts) + 1, "group")
+
+
+def _timed(asked: Asked, groups: int, alpha: float, steps: int, watched: Watched) -> Judge:
     """Algorithm 2 on steps as they run."""
-    trying = mergecomp(inner, split="timed", groups=groups, alpha=alpha, steps=steps)
-    return _trying(timed_search(len(watched.sizes), groups, alpha, steps), trying, inner, watched)
+    return _trying(timed_search(len(watched.sizes), groups, alpha, steps), asked(), asked, watched)
 
 
-def _trying(search: TimedMerge, trying: Composition, inner: str, watched: Watched) -> Judge:
+def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watched) -> Judge:
     """Every grouping that `search` asks for runs, by the same judge and under the text of `trying`."""
     takes = f"{search.most_steps} steps at most"
     if search.stride > 1:
@@ -153,21 +161,20 @@ def _trying(search: TimedMerge, trying: Composition, inner: str, watched: Watche
         trial = search.observe(shown)
         if trial is None:
             return None
-        groups = f"{len(trial.cuts) + 1} groups" if trial.cuts else "one group"
         if trial.is_last:
-            return _fixed(inner, watched, trial.cuts, f"fastest when timed: {groups}")
+            return _fixed(asked, watched, trial.cuts, f"fastest when timed: {_told(trial.cuts)}")
         found = element_cuts(trial.cuts, watched.sizes)
         return replace(
             trying,
             cutter=partial(fixed_cuts, cuts=found, numel=sum(watched.sizes)),
             watch=Watch(lambda _watched: judge, every=1, ends=True),
-            why=f"timing {groups}; the search takes {takes}",
+            why=f"timing {_told(trial.cuts)}; the search takes {takes}",
         )
 
     return judge
 
 
-def _planned(inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
+def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
     """The lane's tensors are known once it has been built, so the first steps under it are in one group.
 
     That is what its text says until all is decided, because a checkpoint may be taken before.
@@ -178,18 +185,17 @@ def _planned(inner: str, split: Split, groups: int, alpha: float, facts: Facts) 
 
     def judge_of(watched: Watched) -> Judge:
         if len(watched.sizes) < 2:
-            return lambda _shown: _fixed(inner, watched, (), "there is nothing to cut")
+            return lambda _shown: _fixed(asked, watched, (), "there is nothing to cut")
         backward, cost = ready_times(facts, watched.sizes), cost_of(base.exchange, facts, watched)
         cuts, seconds = _best(split, groups, alpha, backward, cost)
         after_s = seconds - backward.total_s
-        number = counted(len(cuts) + 1, "group")
-        why = f"{number}: {after_s * 1e3:.1f} ms are left after backward, by the measured costs"
+        why = f"{_told(cuts)}: {after_s * 1e3:.1f} ms are left after backward, by the measured costs"
         rivals: tuple[Cuts, ...] = (cuts,)
         if split == "planned":
             rivals = tuple(dict.fromkeys(((), moved_cuts(backward, dearer(cost), cuts), cuts)))
         if len(rivals) == 1:
-            return lambda _shown: _fixed(inner, watched, cuts, why)
-        return _trying(contest(rivals), single, inner, watched)
+            return lambda _shown: _fixed(asked, watched, cuts, why)
+        return _trying(contest(rivals), single, asked, watched)
 
     return replace(single, watch=Watch(judge_of, every=1, ends=True), why="timing one group")
 

@@ -11,6 +11,10 @@ Differences from the paper:
   (`gradwire.codec.select.rated`).
 - Indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`), with no parameter server.
 - Vectors and tiny tensors travel densely.
+- The memory holds gradients as they came, and the optimizer multiplies what is late by its present rate. The
+  paper's text speaks of gradients "after scaling by step size", so that its memory would hold what a rate of
+  then had scaled. Both are the same at a constant rate. The other reading is no option: only the optimizer
+  knows the rate, and what it makes of a gradient (momentum, Adam) is not proportional to it.
 - The dense start lasts `warmup_steps`, not one to five epochs, whose length is unknown here.
 - Layers have the same `rate` unless `rates` says otherwise, which with "auto" follows from what the first
   forward pass does with each weight.
@@ -45,8 +49,7 @@ def scalecom(
 
     Travels: one rank's choice of places, a share of each layer, and all ranks' values there.
     Paper: Chen et al. 2020, "ScaleCom".
-    Use when: traffic must fall by 25 to 400 times on any number of ranks; the paper's beta of 0.1 to 0.3 may
-        help where the learning rate has been scaled up with the batch.
+    Use when: traffic must fall by 25 to 400 times on any number of ranks; beta=0.3 has lost less so far.
     """
     if isinstance(rates, str):
         if rates != "auto":

@@ -221,6 +221,18 @@ def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
     assert len(caplog.messages) == 1, "rank 0 alone speaks"
 
 
+def test_what_a_composition_warns_of_is_logged_by_rank_0_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "dense")
+        rig.engine.install(replace(recipe("topk").build(), warning="gradients get stale"))
+        rig.step(gradients(comm.rank, 0))
+        News(rig.engine).changed()
+
+    with caplog.at_level(logging.WARNING, "gradwire"):
+        run_ranks(3, rank)
+    assert caplog.messages == ["gradients get stale"]
+
+
 def test_losses_that_rise_on_the_mean_of_all_ranks_are_told_where_something_is_remembered() -> None:
     def rank(comm: Comm) -> list[tuple[int, str]]:
         rig = Rig(comm, "topk(ratio=0.1)")

@@ -152,6 +152,11 @@ def test_when_it_gains_too_little_the_new_one_is_returned() -> None:
     assert len(search_cuts(lambda cuts: seconds[len(cuts) + 1], 10, most=3, alpha=0.001)) + 1 == 3
 
 
+def test_too_little_is_a_share_of_the_time_with_one_group_less() -> None:
+    seconds = of_groups(10.0, 5.0, 4.0)  # 5 gained are less than 0.6 of 10, and more than 0.6 of 5
+    assert len(search_cuts(lambda cuts: seconds[len(cuts) + 1], 10, most=3, alpha=0.6)) + 1 == 2
+
+
 @pytest.mark.parametrize("tensors", [0, 1, 2, 3])
 def test_few_tensors(tensors: int) -> None:
     found = search_cuts(lambda cuts: -len(cuts), tensors, most=5)

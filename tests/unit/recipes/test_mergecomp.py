@@ -239,7 +239,8 @@ def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
     ranks = run_ranks(3, rank)
     assert ranks[0] == ranks[1] == ranks[2]
     assert "split='timed'" in ranks[0][0]
-    assert "cuts=" in ranks[0][-1]
+    assert "split='timed'" in ranks[0][-1], "the text says what was asked for"
+    assert "cuts=(" in ranks[0][-1]
     assert isinstance(recipe(ranks[0][-1]).build(), Composition)
 
 
