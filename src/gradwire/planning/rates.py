@@ -8,7 +8,7 @@ Differences from the paper: the first two ranges are missing in its text. Those 
 of the six rates that it reports: ResNet-18 128x for 112x, ResNet-50 101x for 96x, MobileNetV2 173x for 155x,
 and a transformer's linear layers 50x for 47x. Two they miss: ResNet-34 on CIFAR-10 (3x3 stem, 32x32) 206x
 for 92x, and the LSTM at 128 samples per worker, 21 uses a sample, 400x for 100x. The paper counts per worker,
-at a batch of 32, and "adjusts" for other batches without saying how; here the thresholds scale with the batch.
+at a batch of 32, and "adjusts" for other batches without saying how; here thresholds scale with the batch.
 """
 
 from __future__ import annotations
