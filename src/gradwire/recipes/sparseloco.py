@@ -6,7 +6,8 @@ local steps have changed. The decay stands for an outer optimizer's momentum.
 
 Differences from the paper: a chunk is 4096 elements in a row, not 64 × 64 of a matrix, and may span
 parameters; places take 8 bits, not 12 (`gradwire.codec.indices`); the two-bit values are those of
-`gradwire.codec.levels`; vectors and tiny tensors travel densely.
+`gradwire.codec.levels`. Vectors and tiny tensors are chosen from like all else: densely, they would be most
+of what a small model sends.
 """
 
 from gradwire.codec.select.chunks import chunk_top_k
@@ -32,4 +33,6 @@ def sparseloco(
         raise ValueError(
             f"keep={keep} is outside 1 … chunk={chunk}: it is the number of elements kept per chunk"
         )
-    return Composition(remember(gather(coded(chunk_top_k(keep / chunk, keep), values)), Residual(decay)))
+    exchange = remember(gather(coded(chunk_top_k(keep / chunk, keep), values)), Residual(decay))
+    everything = f"sparseloco({keep=}, {chunk=}, {decay=}, {values=})"
+    return Composition(exchange, tiny=everything, text=everything)
