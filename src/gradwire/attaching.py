@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.checks import check_momentum, check_optimizers, warn_without_optimizer
+from gradwire.checks import check_optimizers, warn_without_optimizer
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.board import Board
 from gradwire.comm.groups import give_back, given_back_if_refused
@@ -22,7 +22,7 @@ from gradwire.engine.agree import OptimizerText, require_agreement, require_same
 from gradwire.engine.calls import Calls
 from gradwire.engine.engine import Engine
 from gradwire.engine.guard import Guard
-from gradwire.engine.layout import Layout, Policy, build, is_alone
+from gradwire.engine.layout import Policy, build, is_alone
 from gradwire.engine.preparing import prepare_for
 from gradwire.engine.shards import Shard
 from gradwire.engine.surroundings import Surroundings
@@ -258,7 +258,7 @@ def _assemble(
         uses=lambda: uses,
         replica=lines.parts[0].group if lines.parts else None,
         buffers=source.passenger,
-        check=partial(_check_layout, source, optimizers),
+        check=partial(source.suits, optimizers=optimizers),
         beside=source.beside,
         prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
         link_seen=partial(_expect, lines.parts[1] if lines.parts else lines.cpu),
@@ -290,12 +290,6 @@ def _assemble(
     backward.news.attached()
     source.claim()
     return Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker)
-
-
-def _check_layout(source: Source, optimizers: Optimizers, layout: Layout) -> None:
-    """Raise `ValueError` for a layout that does not suit the source or what uses its means."""
-    source.suits(layout)
-    check_momentum(layout, optimizers)
 
 
 def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
@@ -341,7 +335,7 @@ def _agreed_recipe(
         chosen = asked.validated(source)
         layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"), comm.world)
         using = source.using(optimizers)
-        _check_layout(source, using, layout)
+        source.suits(layout, using)
         warn_without_optimizer(layout, using)
         also()
         OptimizerText.of(optimizers)  # which may raise, so not first where all ranks go on

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.arena import ParameterSpec
-from gradwire.checks import check_momentum, warn_without_optimizer
+from gradwire.checks import warn_without_optimizer
 from gradwire.engine import saving, state
 from gradwire.engine.agree import on_all_ranks
 from gradwire.engine.engine import Engine
@@ -352,8 +352,7 @@ class Wire:
         optimizers = self.attached.optimizers
 
         def check(layout: Layout) -> None:
-            self._source.suits(layout)
-            check_momentum(layout, optimizers)
+            self._source.suits(layout, optimizers)
             warn_without_optimizer(layout, optimizers)
 
         covered = self._covers_momentum

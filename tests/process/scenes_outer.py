@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import gradwire
 from gradwire import recipes
@@ -52,14 +54,14 @@ def shared(wire: gradwire.OuterWire, model: nn.Module) -> list[Tensor]:
         return values(model)
 
 
-def from_all(tensor: Tensor) -> list[Tensor]:
-    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, tensor.contiguous())
+def from_all(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, tensor.contiguous(), group=group)
     return found
 
 
-def equal_on_all(tensors: list[Tensor]) -> bool:
-    return all(torch.equal(each, here) for here in tensors for each in from_all(here))
+def equal_on_all(tensors: list[Tensor], group: dist.ProcessGroup | None = None) -> bool:
+    return all(torch.equal(each, here) for here in tensors for each in from_all(here, group))
 
 
 def follows_attach() -> dict[str, Any]:
@@ -81,8 +83,8 @@ def follows_attach() -> dict[str, Any]:
 class OwnDiLoCo:
     """DiLoCo by the paper's formulas, with torch's own collectives; a round's result lands `delay` later."""
 
-    def __init__(self, model: nn.Module, delay: int = 0) -> None:
-        self.parameters, self.delay = list(model.parameters()), delay
+    def __init__(self, model: nn.Module, delay: int = 0, group: dist.ProcessGroup | None = None) -> None:
+        self.parameters, self.delay, self.group = list(model.parameters()), delay, group
         self.shared = values(model)
         self.momentum = [torch.zeros_like(each) for each in self.shared]
         self.sent: list[Tensor] = []
@@ -102,7 +104,7 @@ class OwnDiLoCo:
         for parameter, start, m, sent in zip(
             self.parameters, self.shared, self.momentum, self.sent, strict=True
         ):
-            delta = torch.stack(from_all(start - sent)).mean(0)
+            delta = torch.stack(from_all(start - sent, self.group)).mean(0)
             m.mul_(0.9).add_(delta)
             start.sub_(0.7 * (delta + 0.9 * m))
             parameter.add_(start - sent)
@@ -130,7 +132,8 @@ REFUSED = {"auto", "flexible", "mergecomp"}
 FIXED = {
     "covap": "covap(interval=2)",
     "topk": "topk(ratio=0.1)",
-    "gcomp": "gcomp(rounding='lossless')",
+    "gcomp": "gcomp(mode='lossless')",
+    "local_every": "local_every(interval=2)",
     "dgc": "dgc(momentum=0.9)",
 }
 
@@ -207,7 +210,7 @@ def theta0(wire: gradwire.OuterWire) -> list[Tensor]:
 
 
 def meeting() -> dict[str, Any]:
-    """With a delay, replicas that learn nothing after a round left have one set of parameters once it lands."""
+    """With a delay, replicas that learn nothing after a round left are equal once it has landed."""
     model = perceptron(6)
     optimizer = optimizer_of(model)
     wire = outer(model, optimizer, "topk(ratio=0.1)", delay=2)
@@ -397,18 +400,18 @@ def failing() -> dict[str, Any]:
     optimizer = optimizer_of(model)
     wire = outer(model, optimizer, "diloco")
     kept = shared(wire, model)
-    last = list(model.parameters())[-1]
     steps(model, optimizer, range(EVERY - 1))
-    before = values(model)
+    before, head = values(model), model[-1]  # type: ignore[index]
+    bias = head.bias
     if dist.get_rank() == 1:
-        last.requires_grad_(False)
+        head.bias = nn.Parameter(bias.detach().clone())
     raised = ""
     try:
         steps(model, optimizer, range(EVERY - 1, EVERY))
     except (ValueError, gradwire.GradwireError) as error:
         raised = type(error).__name__
+    head.bias = bias
     stays = same(kept, shared(wire, model)) and not same(before, values(model))
-    last.requires_grad_(True)
     steps(model, optimizer, range(EVERY, 2 * EVERY))
     return {"raised": raised, "stays": stays, "alike": equal_on_all(values(model))}
 
@@ -444,7 +447,7 @@ def left_out(way: Callable[[Any, Any], None], skipped: tuple[int, ...]) -> dict[
 
 
 def cleared_late() -> dict[str, Any]:
-    """Rank 1 leaves out the last step before a round, and clears its gradients after the next forward pass."""
+    """Rank 1 leaves out the last step before a round, which shows only in the next backward pass."""
     model = perceptron(14)
     optimizer = optimizer_of(model)
     wire = outer(model, optimizer, "diloco")
@@ -475,12 +478,8 @@ def counting() -> dict[str, Any]:
         optimizer.step()
     found["micro"] = wire.attempts
 
-    halves = [optimizer_of(part) for part in (model[0], model[2:])]  # type: ignore[index]
     model = perceptron(15)
-    halves = [
-        torch.optim.SGD(list(model.parameters())[:2], 0.1),
-        torch.optim.SGD(list(model.parameters())[2:], 0.1),
-    ]
+    halves = [optimizer_of(part) for part in (model[:2], model[2:])]  # type: ignore[index]
     wire = outer(model, halves, every=100)
     for step in range(3):
         model.zero_grad()
@@ -634,4 +633,179 @@ SCENES: dict[str, Callable[[], Any]] = {
     "uneven": uneven,
     "at the end": at_the_end,
     "refused": refused,
+}
+
+
+# -- worlds of their own: machines of two ranks, and ranks that die
+
+
+class Ranked(nn.Module):
+    """Two layers, of which FSDP cuts rows unevenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(32, 63), nn.LayerNorm(63), nn.Linear(63, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out = self.last(torch.tanh(self.norm(self.first(inputs))))
+        assert isinstance(out, Tensor)
+        return out
+
+
+def ranked() -> nn.Module:
+    torch.manual_seed(20)
+    return Ranked()
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    """The parameters, gathered where they are sharded."""
+    return [
+        each.full_tensor() if isinstance(each, DTensor) else each.detach().clone()
+        for each in model.parameters()
+    ]
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "ranks"))
+
+
+def on_two_sites(kind: str, recipe: str, delay: int = 0) -> dict[str, Any]:
+    """Two sites of two ranks, DDP or FSDP2 inside, beside DiLoCo of our own between two plain replicas."""
+    sites = mesh()
+    inside, between = sites["ranks"], sites["sites"]
+    plain, module = ranked(), ranked()
+    begin = values(plain)
+    if kind == "ddp":
+        model: nn.Module = nn.parallel.DistributedDataParallel(module, process_group=inside.get_group())
+    else:
+        fully_shard(module, mesh=inside)
+        model = module
+    theirs = nn.parallel.DistributedDataParallel(plain, process_group=inside.get_group())
+    optimizer, other = (torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (model, theirs))
+    wire = outer(model, optimizer, recipe, replicas=between, delay=delay)
+    own = OwnDiLoCo(plain, delay, between.get_group())
+    for step in range(3 * EVERY + delay):
+        steps(model, optimizer, range(step, step + 1))
+        steps(theirs, other, range(step, step + 1))
+        own.after_step()
+    now = whole(module)
+    gone = torch.cat([(a - b).flatten() for a, b in zip(values(plain), begin, strict=True)]).norm()
+    apart = torch.cat([(a - b).flatten() for a, b in zip(now, values(plain), strict=True)]).norm()
+    report = wire.report()
+    return {
+        "relative": float(apart / gone),
+        "alike": equal_on_all(now),
+        "inside alike": equal_on_all(now, inside.get_group()),
+        "rounds": report.step,
+        "bytes": report.wire_bytes_per_step,
+        "elements": sum(each.numel() for each in plain.parameters()),
+    }
+
+
+def resumed_on_two_sites(kind: str) -> dict[str, Any]:
+    """Saved in the middle of a round, with the result of one under way."""
+    folder = Path(os.environ[FOLDER]) / f"sites-{kind}"
+    sites = mesh()
+
+    def built() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, gradwire.OuterWire]:
+        module = ranked()
+        model: nn.Module = module
+        if kind == "ddp":
+            group = sites["ranks"].get_group()
+            model = nn.parallel.DistributedDataParallel(module, process_group=group)
+        else:
+            fully_shard(module, mesh=sites["ranks"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        options = {"replicas": sites["sites"], "delay": 2}
+        return module, model, optimizer, outer(model, optimizer, "topk(ratio=0.1)", **options)
+
+    module, model, optimizer, wire = built()
+    steps(model, optimizer, range(EVERY + 1))
+    wire.save(folder)
+    steps(model, optimizer, range(EVERY + 1, 3 * EVERY))
+    again, theirs, their_optimizer, other = built()
+    steps(theirs, their_optimizer, range(2))
+    other.load(folder)
+    steps(theirs, their_optimizer, range(EVERY + 1, 3 * EVERY))
+    return {"same": same(whole(module), whole(again))}
+
+
+def one_shard_not_finite() -> dict[str, Any]:
+    """NaN in a shard on rank 3: its whole site takes θ₀ back, and the mean is the other site's."""
+    sites = mesh()
+    module = ranked()
+    fully_shard(module, mesh=sites["ranks"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    sent: list[Tensor] = []
+    optimizer.register_step_post_hook(lambda *_: sent.__setitem__(slice(None), whole(module)))
+    outer(module, optimizer, "diloco", replicas=sites["sites"], outer=plain_sgd, every=1)
+
+    def spoil(*_: Any) -> None:
+        if dist.get_rank() == 3:
+            next(module.parameters()).to_local().fill_(torch.nan)  # type: ignore[attr-defined]
+
+    optimizer.register_step_pre_hook(spoil)
+    steps(module, optimizer, range(1))
+    good = [each.clone() for each in sent]
+    for each in good:
+        dist.broadcast(each, 0)
+    now = whole(module)
+    errors = [float((a - b).abs().max()) for a, b in zip(now, good, strict=True)]
+    return {"error": max(errors), "alike": equal_on_all(now)}
+
+
+KEPT = "kept"
+
+
+def dying(delay: int, at: int) -> dict[str, Any]:
+    """Saved in the middle of a round; rank 1 dies `at` a step, and rank 0 hears of it in the next round."""
+    folder = Path(os.environ[FOLDER]).parent / KEPT
+    model, optimizer, wire = model_and_wire("topk(ratio=0.1)", delay)
+    steps(model, optimizer, range(EVERY + 1))
+    wire.save(folder)
+    try:
+        for step in range(EVERY + 1, 4 * EVERY):
+            if step == at and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            steps(model, optimizer, range(step, step + 1))
+    except gradwire.TransportError:
+        return {"heard at": step}
+    return {"heard at": None}
+
+
+def going_on(delay: int) -> dict[str, Any]:
+    """From what the dead left, beside a run that nothing has interrupted."""
+    model, optimizer, _wire = model_and_wire("topk(ratio=0.1)", delay)
+    steps(model, optimizer, range(4 * EVERY))
+    again, theirs, other = model_and_wire("topk(ratio=0.1)", delay)
+    other.load(Path(os.environ[FOLDER]).parent / KEPT)
+    steps(again, theirs, range(other.attempts, 4 * EVERY))
+    return {"same": same(list(model.state_dict().values()), list(again.state_dict().values()))}
+
+
+def from_two_ranks() -> dict[str, Any]:
+    """One rank goes on from what two have saved."""
+    model, optimizer, wire = model_and_wire("topk(ratio=0.1)", 2)
+    wire.load(Path(os.environ[FOLDER]).parent / KEPT)
+    begins = same(values(model), [each.clone() for each in theta0(wire)])
+    steps(model, optimizer, range(3 * EVERY))
+    finite = all(bool(each.isfinite().all()) for each in values(model))
+    return {"begins": begins, "attempts": wire.attempts, "finite": finite}
+
+
+SCENES |= {
+    "ddp inside": partial(on_two_sites, "ddp", "diloco"),
+    "ddp inside, delayed": partial(on_two_sites, "ddp", "diloco", 2),
+    "fsdp inside": partial(on_two_sites, "fsdp", "diloco"),
+    "fsdp inside, delayed": partial(on_two_sites, "fsdp", "diloco", 2),
+    "ddp inside, topk": partial(on_two_sites, "ddp", "topk(ratio=0.1)"),
+    "fsdp inside, topk": partial(on_two_sites, "fsdp", "topk(ratio=0.1)"),
+    "ddp inside, resumed": partial(resumed_on_two_sites, "ddp"),
+    "fsdp inside, resumed": partial(resumed_on_two_sites, "fsdp"),
+    "one shard not finite": one_shard_not_finite,
+    "dying before a round": partial(dying, 0, 2 * EVERY - 2),
+    "dying under way": partial(dying, 2, 2 * EVERY),
+    "going on": partial(going_on, 0),
+    "going on, delayed": partial(going_on, 2),
+    "from two ranks": from_two_ranks,
 }

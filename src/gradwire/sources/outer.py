@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.arena import ParameterSpec, specs_of
@@ -203,13 +204,16 @@ class LocalSteps(Source):
         if stepped != set(map(id, shared)):
             raise ValueError("outer= made an optimizer of other parameters than those that it was given")
 
-    def suits(self, layout: Layout) -> None:
-        """Raise `ValueError` for recipes whose numbers are about steps, or about an optimizer's state."""
+    def suits(self, layout: Layout, optimizers: Optimizers) -> None:
+        """Raise `ValueError` for recipes whose numbers are about steps, or about an optimizer's state.
+
+        Nothing steps buffers and weights, which travel whole beside a recipe that applies momentum.
+        """
         main = layout.main
         if main.next is not None or main.watch is not None:
             raise ValueError(
-                f"{main.text} measures steps before or while it runs, and its limits are about steps, not "
-                "rounds: name a fixed recipe, such as 'int4' or 'topk(ratio=0.02)'"
+                "auto and other recipes that measure, before or while they run, have limits that are about "
+                "steps, not rounds: name a fixed recipe, such as 'int4' or 'topk(ratio=0.02)'"
             )
         exchanges = [*(lane.exchange for lane in layout.lanes), *layout.direct.values()]
         if any(each.laws.asks_optimizer for each in exchanges):
@@ -217,6 +221,8 @@ class LocalSteps(Source):
                 f"{main.text} reads the state of the optimizer that uses the gradients, but between rounds "
                 "every replica has an optimizer of its own: choose another recipe"
             )
+        direct = {name: each for name, each in layout.direct.items() if name in self._own}
+        super().suits(replace(layout, direct=direct), optimizers)
 
     def facts(self) -> dict[str, str]:
         """What `outer` was given."""
@@ -232,7 +238,7 @@ class LocalSteps(Source):
         module = self.module
         self._trained = Known(dict(module.named_parameters()), list(self._own), self.left_out)
         apart = self.group if self._shards is None else self._replicas
-        spread([self._here(each) for each in self._own.values()], apart)
+        spread([self._here(each) for each in module.parameters()], apart)
         spread(list(module.buffers()), self.group)
         with torch.no_grad():
             for _name, own, shared, anchor in self._tensors():
@@ -528,7 +534,7 @@ class LocalSteps(Source):
             **self._save_shared(),
             "own": own | dict(self.module.named_buffers()),
             "anchors": self._anchors,
-            "inner": [optimizer.state_dict() for optimizer in self._inner],
+            "inner": [_local_state(optimizer) for optimizer in self._inner],
             "left_at": self._left_at,
             "unsound": self._unsound,
             "flight": flight,
@@ -584,7 +590,7 @@ class LocalSteps(Source):
             self.parameters[name].copy_(each)
         self.outer.load_state_dict(saved["optimizer"])
         for each, optimizer in zip(saved.get("inner", ()), self._inner, strict=False):
-            optimizer.load_state_dict(each)
+            optimizer.load_state_dict(_sharded_state(optimizer, each))
         self._lands_at = self._resumed = None
         if flight is not None:
             self._build()
@@ -649,6 +655,32 @@ def _make_finite(optimizer: torch.optim.Optimizer) -> None:
             each.zero_()
         if isinstance(state.get("step"), int | float):
             state["step"] = 0
+
+
+def _local_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its `state_dict()`, of sharded tensors this rank's part."""
+    found = optimizer.state_dict()
+    state = {
+        number: {key: local(each) if isinstance(each, Tensor) else each for key, each in of.items()}
+        for number, of in found["state"].items()
+    }
+    return {**found, "state": state}
+
+
+def _sharded_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse: tensors in the shape of this rank's part of a parameter are sharded like it."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+
+    def placed(parameter: Tensor, each: Any) -> Any:
+        if isinstance(parameter, DTensor) and isinstance(each, Tensor) and each.ndim:
+            return ShardedParameters.sharded_as(parameter, each)
+        return each
+
+    state = {
+        number: {key: placed(parameters[number], each) for key, each in of.items()}
+        for number, of in saved["state"].items()
+    }
+    return {**saved, "state": state}
 
 
 def _require_like(what: str, saved: object, here: Mapping[str, Tensor]) -> None:

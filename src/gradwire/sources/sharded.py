@@ -146,11 +146,11 @@ class ShardedParameters(PlainParameters):
         assert isinstance(parameter, DTensor), "checked"
         now = parameter.grad
         if now is None or self.local(now).data_ptr() != view.data_ptr():
-            parameter.grad = self._sharded_as(parameter, view)
+            parameter.grad = self.sharded_as(parameter, view)
 
     @staticmethod
     @torch.no_grad()
-    def _sharded_as(parameter: DTensor, mine: Tensor) -> DTensor:
+    def sharded_as(parameter: DTensor, mine: Tensor) -> DTensor:
         mesh, placements = parameter.device_mesh, parameter.placements
         return DTensor.from_local(
             mine, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
@@ -162,7 +162,7 @@ class ShardedParameters(PlainParameters):
         assert isinstance(parameter, DTensor), "checked"
         late = spec.shaped(flat)[: self.rows.get(spec.name)].to(parameter.dtype)
         if parameter.grad is None:
-            return partial(setattr, parameter, "grad", self._sharded_as(parameter, late))
+            return partial(setattr, parameter, "grad", self.sharded_as(parameter, late))
         return partial(self.local(parameter.grad).add_, late)
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.arena import ParameterSpec
+from gradwire.checks import check_momentum
 from gradwire.engine.layout import Layout
 from gradwire.engine.step import Passenger, Step
 from gradwire.engine.surroundings import Beside
@@ -109,7 +110,7 @@ class Source(ABC):
         return dist.get_process_group_ranks(self.group)
 
     def claim(self) -> None:
-        """From now on, nothing of another kind may average the same model over the same ranks."""
+        """From now on, nothing else may average the same model over the same ranks."""
         held = _CARRIED.setdefault(self.module, [])
         held.append((weakref.ref(self.model), type(self), frozenset(self.over)))
 
@@ -119,11 +120,15 @@ class Source(ABC):
         held[:] = [each for each in held if each[0]() is not self.model]
 
     def require_unclaimed(self) -> None:
-        """Raise `ValueError` where something of another kind averages this model over some of these ranks."""
+        """Raise `ValueError` where this model is averaged already over some of these ranks.
+
+        Another wrapper of the same kind around a module takes the place of an older one.
+        """
         mine = frozenset(self.over)
         for model, kind, ranks in _CARRIED.get(self.module, []):
             shared = sorted(ranks & mine)
-            if model() is not None and kind is not type(self) and (len(shared) > 1 or ranks == mine):
+            is_other = model() is self.model or (model() is not None and kind is not type(self))
+            if is_other and (len(shared) > 1 or ranks == mine):
                 raise ValueError(
                     f"this model is carried already, by its {kind.kind}, over ranks {shared}: attach() and "
                     "outer() take one model each, or different ranks: attach inside a machine, outer between "
@@ -134,8 +139,9 @@ class Source(ABC):
         """The optimizers that use the means, where the user's are `optimizers`."""
         return optimizers
 
-    def suits(self, layout: Layout) -> None:
-        """Raise `ValueError` for a layout whose recipes cannot run here."""
+    def suits(self, layout: Layout, optimizers: Optimizers) -> None:
+        """Raise `ValueError` for a layout that cannot run here, or not with `optimizers` that use the means."""
+        check_momentum(layout, optimizers)
 
     def facts(self) -> dict[str, str]:
         """What else must be the same on all ranks, by name."""
