@@ -18,12 +18,23 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.engine.worker import Worker
-from gradwire.placement import Accelerator, Copies, HostDevice, InPlace, Placement, device_at, host
+from gradwire.placement import (
+    Accelerator,
+    Copies,
+    HostDevice,
+    InPlace,
+    Placement,
+    StagedComm,
+    StreamComm,
+    device_at,
+    host,
+)
 from gradwire.placing import Lines, placements
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.sources.nodes.members import Table
 from tests.device.scenes_ordered import accelerators
+from tests.support.rig import parted
 from tests.support.simulated import Near, Simulated
 
 
@@ -171,44 +182,54 @@ def test_recipe_and_backend_choose(
     assert f"by the placement {placement!r}" in untried
 
 
-@pytest.mark.parametrize(("placement", "levels"), [("auto", 0), ("device", 0), ("host", 1)])
-def test_ranks_that_share_nodes_stay_flat_where_the_device_sends(
+@pytest.mark.parametrize(("recipe", "levels"), [("int8", 1), ("topk(ratio=0.001)", 0)])
+@pytest.mark.parametrize("placement", ["auto", "device", "host"])
+def test_bytes_decide_on_two_levels_whoever_carries_them(
     ddp: DistributedDataParallel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     placement: Any,
+    recipe: str,
     levels: int,
 ) -> None:
-    """Or the default would take every gradient on nodes of GPUs by way of the host."""
     caplog.set_level(logging.INFO, "gradwire")
     on_a_device(monkeypatch, Near(), streams=True)
     asked: list[Table] = []
 
-    def on_nodes(_nodes: object, table: Table, _lines: object) -> tuple[()]:
+    def on_nodes(_nodes: object, table: Table, lines: Lines, _where: object) -> Lines:
         asked.append(table)
-        return ()
+        return lines
 
     monkeypatch.setattr("gradwire.attaching.agreed", lambda *_: Table(((0, 1), (2, 3))))
     monkeypatch.setattr("gradwire.attaching._on_nodes", on_nodes)
-    wire = gradwire.attach(ddp, recipe="int8", placement=placement)
+    wire = gradwire.attach(ddp, recipe=recipe, placement=placement)
     assert len(asked) == levels
-    assert wire.report().placement == ("host" if levels else "stream")
-    assert ("NCCL sends from the device" in caplog.text) == (not levels)
+    assert wire.report().placement == ("host" if placement == "host" else "stream")
+    assert ("little beside the sum inside a node" in caplog.text) == (not levels)
 
 
-@pytest.mark.parametrize(("asked", "warnings"), [("device", 1), ("auto", 0)])
-def test_shards_are_carried_on_the_host_and_who_asked_for_the_device_is_warned(
-    asked: Any, warnings: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("asked", "streams", "names"),
+    [("auto", True, ["stream", "host"]), ("device", False, ["staged", "host"]), ("host", True, ["host"])],
+)
+def test_each_placement_has_its_way_inside_a_node_and_to_everyone(
+    asked: Any, streams: bool, names: list[str]
 ) -> None:
-    def rank(comm: ThreadComm) -> str:
+    def rank(comm: ThreadComm) -> None:
         worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
-        lines = Lines(Near(), comm, None)
-        placement, elsewhere = placements(asked, lines, comm, comm, worker, flat=False)
-        assert elsewhere is None
-        return placement.name
+        parts: Any = parted(comm, 2)
+        cpu: Any = comm
+        lines = Lines(Near(), comm, cpu, cpu if streams else None, parts, parts if streams else ())
+        found = [each for each in placements(asked, lines, (comm, *parts), worker) if each is not None]
+        assert [each.name for each in found] == names
+        kinds = {"stream": StreamComm, "staged": StagedComm, "host": ThreadComm}
+        for each in found:
+            assert each.inside is not None
+            assert each.everyone is not None
+            assert {type(each.comm), type(each.inside), type(each.everyone)} == {kinds[each.name]}
+            assert (each.comm.world, each.inside.world, each.everyone.world) == (3, 2, 6)
 
-    assert run_ranks(2, rank) == ["host"] * 2
-    assert [each.levelname for each in caplog.records] == ["WARNING"] * warnings
+    run_ranks(6, rank)
 
 
 @pytest.mark.parametrize(("value", "warnings"), [("1", 1), ("0", 0)])
@@ -220,7 +241,7 @@ def test_waits_that_hide_nothing_are_named_once(
     def rank(comm: ThreadComm) -> str:
         worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
         streamed: Any = comm
-        placement, _ = placements("auto", Lines(Near(), comm, None, streamed), comm, comm, worker, flat=True)
+        placement, _ = placements("auto", Lines(Near(), comm, None, streamed), (comm,), worker)
         return placement.name
 
     assert run_ranks(2, rank) == ["stream"] * 2

@@ -23,12 +23,12 @@ from gradwire.measure.codec import codec_cost
 from gradwire.measure.observed import Observed
 from gradwire.memory import Gradients
 from gradwire.moment import Moment
-from gradwire.placement import Inline, InPlace, StreamComm, stream
+from gradwire.placement import Inline, InPlace, Placement, Post, StreamComm, stream
 from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
-from tests.support.rig import Rig, flat, gradients
+from tests.support.rig import Rig, flat, gradients, parted
 from tests.support.simulated import Clock, Near
 
 WORLD, STEPS = 2, 4
@@ -113,12 +113,47 @@ def test_a_job_that_fails_ends_none_of_those_that_come_later() -> None:
     assert ran == [DONE]
 
 
-def trained(recipe: str, comm: ThreadComm, enqueued: bool) -> tuple[Tensor, Tensor, list[str]]:
+class Unready(Comm):
+    """What comes is there once it has been waited for, as in a stream; before that there is garbage."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.rank, self.world, self._comm = comm.rank, comm.world, comm
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """As `Comm.issue`."""
+        sent = tensor.clone()
+        received = sent if out is tensor else torch.empty_like(out)
+        pending = self._comm.issue(round_, sent, received)
+        out.fill_(torch.nan if out.is_floating_point() else 1)
+        return _Unready(pending, received, out)
+
+
+class _Unready:
+    def __init__(self, inner: Pending, received: Tensor, out: Tensor) -> None:
+        self._inner, self._received, self._out = inner, received, out
+
+    def wait(self) -> None:
+        self._inner.wait()
+        self._out.copy_(self._received)
+
+    def then(self, callback: Callable[[], None]) -> None:
+        raise AssertionError("a stream calls nobody back")
+
+
+def trained(
+    recipe: str, comm: ThreadComm, enqueued: bool, per_node: int = 1, deaf: str = ""
+) -> tuple[Tensor, Tensor, list[str]]:
     """Means and memory after some steps, one of which is not finite on a rank, and the races found."""
-    device, means = Near(), []
-    place = (lambda _post: stream(comm, comm, device)) if enqueued else None
+    device, means = Near(deaf), []
+
+    def place(_post: Post) -> Placement:
+        if per_node == 1:
+            return stream(Unready(comm), comm, device)
+        inside, between = map(Unready, parted(comm, per_node))
+        return stream(between, comm, device, inside=inside, everyone=Unready(comm))
+
     with device.watching(), device.using(device.new_stream()):
-        rig = Rig(comm, recipe, place=place)
+        rig = Rig(comm, recipe, place=place if enqueued else None, per_node=per_node)
         for step in range(STEPS):
             grads = gradients(comm.rank, step)
             if step == 1 and comm.rank == 1:
@@ -177,6 +212,32 @@ def test_an_engine_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
         assert races == []
 
 
+ON_NODES = ["dense", "fp16", "topk(ratio=0.1)", "int8", "powersgd", "leader_topk(elect='norm')", "covap"]
+
+
+@pytest.mark.parametrize("recipe", ON_NODES)
+def test_two_levels_that_are_enqueued_leave_the_same_bits(recipe: str) -> None:
+    """On two nodes of two ranks; in one step a single rank has a NaN."""
+    there = run_ranks(4, lambda comm: trained(recipe, comm, enqueued=True, per_node=2))
+    here = run_ranks(4, lambda comm: trained(recipe, comm, enqueued=False, per_node=2))
+    for (means, memory, races), (other_means, other_memory, _races) in zip(there, here, strict=True):
+        assert torch.equal(means, other_means)
+        assert torch.equal(memory, other_memory)
+        assert races == []
+    assert all(bool((means[1] == 7.0).all()) for means, *_ in there), "NaN on all ranks"
+
+
+def test_the_sum_inside_a_node_waits_for_gradients() -> None:
+    found = run_ranks(4, lambda comm: trained("int8", comm, enqueued=True, per_node=2, deaf="wait_event"))
+    assert all(races for *_, races in found)
+
+
+def test_the_sum_and_the_means_of_a_node_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradwire.sources.nodes.level.damage", lambda _pending: None)
+    found = run_ranks(4, lambda comm: trained("dense", comm, enqueued=True, per_node=2))
+    assert all(bool((means == 7.0).all()) for means, *_ in found)
+
+
 class Far(Near):
     """A device whose tensors note what reads them."""
 
@@ -187,14 +248,21 @@ class Far(Near):
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")
 
 
-def stepped(recipe: str, comm: ThreadComm) -> tuple[list[str], list[Tensor], list[int]]:
+def stepped(recipe: str, comm: ThreadComm, per_node: int = 1) -> tuple[list[str], list[Tensor], list[int]]:
     """What made the host wait in the steps after the first, their means, and the steps that counted.
 
     In the second step a parameter is idle, in the third a gradient of one rank is not finite.
     """
     means, counted = [], []
+
+    def place(_post: Post) -> Placement:
+        if per_node == 1:
+            return stream(Carrying(comm), comm, Far())
+        inside, between = map(Carrying, parted(comm, per_node))
+        return stream(between, comm, Far(), inside=inside)
+
     with Elsewhere() as elsewhere:
-        rig = Rig(comm, recipe, place=lambda _post: stream(Carrying(comm), comm, Far()))
+        rig = Rig(comm, recipe, place=place)
         for step in range(STEPS):
             found = rig.step({name: There(values) for name, values in graded(comm.rank, step).items()})
             means.append(flat({name: mean.inner for name, mean in found.mean.items()}))
@@ -312,3 +380,11 @@ def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
             # Kernels and references sum in other orders, as in `tests/laws/test_reference_path.py`.
             largest = float(other.abs().nan_to_num(0.0).max())
             assert torch.allclose(mean, other, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd"])
+def test_steps_on_two_levels_never_make_the_host_wait(recipe: str) -> None:
+    for reads, means, counted in run_ranks(4, lambda comm: stepped(recipe, comm, per_node=2)):
+        assert not reads
+        assert counted == [0, 1, 2, 2], "a NaN on one rank of one node counts on none"
+        assert [bool(mean.isnan().all()) for mean in means] == [False, False, True, False]

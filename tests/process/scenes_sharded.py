@@ -25,9 +25,10 @@ import gradwire
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.integrations.dcp import WireState
 from tests.device.scenes_placed import on, watched
+from tests.device.scenes_resumed import PLACES
 from tests.process.sharded_models import Blocks, attached, loss_of, mesh, sharded, train, whole
 from tests.support.ranks import FOLDER
-from tests.support.simulated import DEFAULT, HOST, Simulated
+from tests.support.simulated import DEFAULT, HOST, Near, Simulated
 from tests.support.states import own_state
 
 LOSSY = "topk(ratio=0.1)"
@@ -249,28 +250,36 @@ def _same(left: Any, right: Any) -> bool:
     return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
 
 
-def on_a_device() -> dict[str, Any]:
+def on_a_device(placed: str) -> dict[str, Any]:
     """On a simulated device, on which FSDP has its own streams, and on the CPU."""
-    device, streams = Simulated(), set[str]()
+    (asked, streamed), streams = PLACES[placed], set[str]()
+    device = Simulated() if placed == "host" else Near()
 
     def note(_parameter: Tensor) -> None:
         streams.add(device.current().name)
 
-    found = []
+    found, reports = [], []
     for there in (True, False):
         with ExitStack() as held:
             if there:
                 held.enter_context(device.being(torch.cpu))
-                held.enter_context(on(device))
+                held.enter_context(on(device, streams=streamed))
             model = sharded()
-            optimizer, wire = attached(model, LOSSY)
+            optimizer, wire = attached(model, LOSSY, placement=asked)
             if there:
                 held.enter_context(watched(device, wire))
                 for parameter in model.parameters():
                     parameter.register_post_accumulate_grad_hook(note)
             train(model, optimizer, range(3))
         found.append(whole(model))
-    return {"races": device.races[:5], "streams": list(streams), "same": torch.equal(*found)}
+        reports.append(wire.report())
+    return {
+        "races": device.races[:5],
+        "streams": list(streams),
+        "same": torch.equal(*found),
+        "placement": reports[0].placement,
+        "steps": [each.step for each in reports],
+    }
 
 
 def deaf(call: str) -> int:
@@ -278,7 +287,7 @@ def deaf(call: str) -> int:
     device = Simulated(call)
     with device.being(torch.cpu), on(device):
         model = sharded()
-        optimizer, wire = attached(model, LOSSY)
+        optimizer, wire = attached(model, LOSSY, placement="host")
         ours = next(iter(set(device.streams) - {HOST, DEFAULT}))
         with watched(device, wire):
             train(model, optimizer, range(2))
@@ -393,7 +402,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "moved": moved,
     **{f"dcp, {recipe}": partial(through_dcp, recipe) for recipe in (LOSSY, "powersgd", "onebit")},
     "dropped": dropped,
-    "on a device": on_a_device,
+    **{f"on a device, {placed}": partial(on_a_device, placed) for placed in PLACES},
     **{f"deaf to {call}": partial(deaf, call) for call in DEAF},
     "flushed": flushed,
     "refused": refused,

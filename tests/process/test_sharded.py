@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.device.scenes_resumed import PLACES
 from tests.process.scenes_sharded import DEAF, OF_SHARDS
 from tests.support.ranks import Results, perform, value
 from tests.support.simulated import DEFAULT
@@ -132,10 +133,15 @@ def test_what_is_unsent_lands_in_the_shards(world: Results, ranks: int) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * ranks
 
 
-def test_hooks_of_shards_run_in_the_stream_of_their_reduction_and_nothing_races(world: Results) -> None:
-    for found in value(world, "on a device"):
+@pytest.mark.parametrize("placed", PLACES)
+def test_hooks_of_shards_run_in_the_stream_of_their_reduction_and_nothing_races(
+    world: Results, placed: str
+) -> None:
+    for found in value(world, f"on a device, {placed}"):
         assert found["races"] == []
         assert found["same"], "bit for bit as on the CPU"
+        assert found["placement"] == placed
+        assert found["steps"] == [3, 3]
         [stream] = found["streams"]
         assert stream != DEFAULT
 
