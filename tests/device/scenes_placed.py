@@ -71,16 +71,16 @@ def watched(device: Simulated, wire: gradwire.Wire) -> Iterator[None]:
 
 
 def run(
-    recipe: str, device: Simulated | None, asked: Place = "auto", *, streams: bool = False
+    recipe: str, device: Simulated | None, asked: Place = "auto", *, streams: bool = False, **options: Any
 ) -> dict[str, Any]:
-    """Train; in step `BAD` a gradient is NaN on rank 1, and the scaler skips."""
+    """Train; in step `BAD` a gradient is NaN on rank 1, and the scaler skips. `options` are for `attach`."""
     ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
     optimizer = optimizer_of(ddp, lr=0.1)
     with ExitStack() as held:
         if device is not None:
             held.enter_context(on(device, streams=streams))
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler, placement=asked)
+        wire = gradwire.attach(ddp, optimizer, recipe, scaler=scaler, placement=asked, **options)
         if device is not None:
             held.enter_context(watched(device, wire))
         for step in range(STEPS):
@@ -104,14 +104,16 @@ def run(
         "copied_s": report.copied_s,
         "placement": report.placement,
         "why": report.placement_why,
+        "per node": report.per_node,
+        "sent": (report.metered_bytes_per_step, report.inside_bytes_per_step),
     }
 
 
-def trains(recipe: str, asked: Place = "host", *, streams: bool = False) -> dict[str, Any]:
+def trains(recipe: str, asked: Place = "host", *, streams: bool = False, **options: Any) -> dict[str, Any]:
     """On the device and on the CPU, with what the race finder has found."""
     device = Simulated() if asked == "host" else Near()
-    there = run(recipe, device, asked, streams=streams)
-    here = run(recipe, None)
+    there = run(recipe, device, asked, streams=streams, **options)
+    here = run(recipe, None, **options)
     parameters = sum(p.numel() for p in Branches().parameters())
     return {
         "there": there,

@@ -81,19 +81,19 @@ def _bits(memory: dict[str, Tensor]) -> list[list[float]]:
     return [memory[name].view(-1)[:50].tolist() for name in sorted(memory)]
 
 
-def resumes(recipe: str, placed: str) -> dict[str, Any]:
+def resumes(recipe: str, placed: str, **options: Any) -> dict[str, Any]:
     """Trained through on the CPU; on the device saved in between, and resumed in two ways."""
     folder = Path(os.environ[FOLDER], f"{placed} {recipe}")
-    here = Training(recipe, None, placed)
+    here = Training(recipe, None, placed, **options)
     here.steps(range(SAVED))
-    expected = own_state(here.wire)
+    expected, expected_mean = own_state(here.wire), here.wire.mean_state_dict()["mean"]
     through = here.steps(range(SAVED, STEPS))
 
     device = _device(placed)
-    first = Training(recipe, device, placed)
+    first = Training(recipe, device, placed, **options)
     with first.seen():
         first.steps(range(SAVED))
-        saved = own_state(first.wire)
+        saved, mean = own_state(first.wire), first.wire.mean_state_dict()["mean"]
         numbers = [first.wire.save(folder)]
         model = {name: each.clone() for name, each in first.model.module.state_dict().items()}
         first.steps(range(SAVED, STEPS - 1))
@@ -102,7 +102,7 @@ def resumes(recipe: str, placed: str) -> dict[str, Any]:
         numbers.append(first.wire.load(folder) or 0)
         rewound = first.steps(range(SAVED, STEPS))
 
-    second = Training(recipe, device, placed)
+    second = Training(recipe, device, placed, **options)
     second.model.module.load_state_dict(model)
     with second.seen():
         second.wire.load_state_dict(saved)
@@ -114,6 +114,7 @@ def resumes(recipe: str, placed: str) -> dict[str, Any]:
         "resumed": resumed,
         "numbers": [*numbers, saved["step"], expected["step"]],
         "same memory": _bits(saved["memory"]) == _bits(expected["memory"]),
+        "same mean": _bits(mean["memory"]) == _bits(expected_mean["memory"]),
         "remembers": any(bool(each.any()) for each in saved["memory"].values()),
         "placement": report.placement,
         "step": report.step,

@@ -22,6 +22,7 @@ def test_what_is_saved_before_its_step_is_resolved_resumes_with_the_cpus_bits(
         assert rank["numbers"] == [SAVED - 1] * 4, "the step that was not finite does not count"
         assert rank["remembers"]
         assert rank["same memory"]
+        assert rank["same mean"]
         assert rank["resumed"] == rank["rewound"] == rank["through"]
         assert rank["step"] == STEPS - 1
         assert rank["races"] == []

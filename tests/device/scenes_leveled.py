@@ -1,0 +1,98 @@
+"""Scenes of two levels on a simulated device: two nodes of two ranks over gloo, which passes for NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.device.scenes_placed import on, trains, watched
+from tests.device.scenes_resumed import Training, resumes
+from tests.support.models import batch, digest, optimizer_of, perceptron
+from tests.support.recipes import EVERY_RECIPE
+from tests.support.simulated import Near, Simulated
+from tests.support.states import own_state
+
+NODES = ((0, 1), (2, 3))
+STREAMED = ("dense", "int8", "topk", "powersgd")
+
+
+def _moved(device: Simulated | None) -> dict[str, Any]:
+    """What runs next reads numbers on the host, and what runs after that does not."""
+    training, seen, kept = Training("topk(ratio=0.1)", device, "stream", nodes=NODES), [], []
+    with training.seen():
+        for number, text in enumerate(("topk(ratio=0.1)", "threshold(threshold=0.01)", "topk(ratio=0.2)")):
+            before = own_state(training.wire)["memory"]
+            training.wire.switch(text)
+            after = own_state(training.wire)["memory"]
+            kept.append(all(torch.equal(after[name], values) for name, values in before.items()))
+            training.steps(range(2 * number + 2, 2 * number + 4))
+            seen.append(training.wire.report().placement)
+    return {"digest": digest(training.model), "seen": seen, "kept": kept}
+
+
+def moves() -> dict[str, Any]:
+    """On the device and on the CPU."""
+    device = Near()
+    return {"there": _moved(device), "here": _moved(None), "races": device.races[:5]}
+
+
+def with_groups_apart() -> dict[str, Any]:
+    """As on NCCL, one backend carries tensors of the device, and gloo those on the CPU."""
+    dist.Backend.register_backend("near", _gloo, devices=["cpu"])
+    own = dist.new_group(backend="near")
+    ddp = DistributedDataParallel(perceptron(), process_group=own)
+    device = Near()
+    with (
+        on(device),
+        patch("gradwire.comm.groups.STREAMED", frozenset({"near"})),
+        patch("gradwire.comm.groups.carries_cpu", lambda group: dist.get_backend(group) == "gloo"),
+    ):
+        wire = gradwire.attach(ddp, optimizer_of(ddp), "int8", nodes=NODES)
+        inputs, targets = batch(0)
+        with watched(device, wire):
+            nn.functional.mse_loss(ddp(inputs), targets).backward()
+        placed = wire.attached.backward.engine.around
+        groups = {wire.attached.source.group} | {
+            each.group.group_name
+            for around in (placed.placement, placed.elsewhere)
+            for each in map(_inner, (around.comm, around.inside, around.control, around.everyone))
+        }
+        again = gradwire.attach(DistributedDataParallel(perceptron(), process_group=own), None, "int8")
+    return {
+        "placement": wire.report().placement,
+        "step": wire.report().step,
+        "groups": len(groups) - 1,
+        "flat": again.report().placement,
+        "races": device.races[:5],
+    }
+
+
+def _inner(comm: Any) -> Any:
+    return getattr(comm, "_comm", comm)
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    **{
+        f"streams {name}": partial(trains, EVERY_RECIPE[name], "auto", streams=True, nodes=NODES)
+        for name in STREAMED
+    },
+    "stages topk": partial(trains, EVERY_RECIPE["topk"], "device", nodes=NODES),
+    **{
+        f"resumes {name}": partial(resumes, EVERY_RECIPE[name], "stream", nodes=NODES)
+        for name in ("topk", "powersgd")
+    },
+    "moves": moves,
+    "groups apart": with_groups_apart,
+}

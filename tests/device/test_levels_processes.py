@@ -1,0 +1,59 @@
+"""Two levels on a device, on real ranks: sums inside a node and what is remembered stay there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.device.scenes_leveled import STREAMED
+from tests.device.scenes_placed import STEPS
+from tests.support.ranks import Results, perform, value
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return perform("tests.device.scenes_leveled", 4, tmp_path_factory.mktemp("leveled"))
+
+
+@pytest.mark.parametrize(
+    ("scene", "placement"), [*((f"streams {name}", "stream") for name in STREAMED), ("stages topk", "staged")]
+)
+def test_two_levels_on_the_device_have_the_cpus_bits(results: Results, scene: str, placement: str) -> None:
+    ranks = value(results, scene)
+    assert len({rank["there"]["digest"] for rank in ranks}) == 1
+    for rank in ranks:
+        there, here = rank["there"], rank["here"]
+        assert rank["races"] == []
+        assert there["placement"] == placement
+        assert (there["pinned"], there["copied_s"]) == (0, 0.0), "no gradient comes to the host"
+        same = ("digest", "buffers", "step", "skipped", "per node")
+        assert {key: there[key] for key in same} == {key: here[key] for key in same}
+        assert there["sent"][1] == here["sent"][1] > 0, "inside"
+        assert (there["step"], there["skipped"], there["per node"]) == (STEPS - 1, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["topk", "powersgd"])
+def test_what_is_saved_of_shards_on_the_device_resumes_with_the_cpus_bits(
+    results: Results, name: str
+) -> None:
+    for rank in value(results, f"resumes {name}"):
+        assert rank["placement"] == "stream"
+        assert rank["remembers"]
+        assert rank["same memory"]
+        assert rank["same mean"]
+        assert rank["resumed"] == rank["rewound"] == rank["through"]
+        assert rank["races"] == []
+
+
+def test_a_recipe_that_reads_the_host_takes_sums_and_shards_there_and_back(results: Results) -> None:
+    for rank in value(results, "moves"):
+        assert rank["there"]["seen"] == ["stream", "host", "stream"]
+        assert rank["there"]["kept"] == [True] * 3
+        assert rank["there"]["digest"] == rank["here"]["digest"]
+        assert rank["races"] == []
+
+
+def test_each_backend_has_groups_inside_nodes_and_between_them(results: Results) -> None:
+    for rank in value(results, "groups apart"):
+        assert (rank["placement"], rank["step"], rank["flat"]) == ("stream", 1, "stream")
+        assert rank["groups"] == 6, "three for tensors of the device, three for those on the CPU"
+        assert rank["races"] == []
