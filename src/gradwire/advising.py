@@ -29,6 +29,7 @@ from gradwire.planning.shapes import Layer, Profile, load, ready_of
 from gradwire.quantities import bytes_text, columns, counted, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
 from gradwire.recipes.auto import auto, chosen_by, may_be_within, standing_of
+from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import said_of
 from gradwire.tables import table_text
@@ -292,7 +293,7 @@ def _compared(
                 told(f"{text}: {_ms(rows[-1].step_s)}", len(rows) / work)
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
-    facts = _facts(profile, backward, cluster, dense_s, known, told, len(rows) / work)
+    facts = _facts(profile, backward, cluster, known, told, len(rows) / work)
     standing = standing_of(facts, target, LATE)
     foreseen = standing.foreseen()
     if foreseen is None:
@@ -301,8 +302,8 @@ def _compared(
         chosen, why = foreseen.text, f"CCR {facts.ccr:.2f}; {said_of(standing, foreseen.recipe)}"
     best = _fastest(rows)
     # A user who names candidates asks about those, and not about what `auto` would do instead.
-    if foreseen is not None and tuple(candidates) == CANDIDATES and not best.two_levels:
-        best = _as_cut(foreseen, facts, best)
+    if foreseen is not None and tuple(candidates) == CANDIDATES:
+        best = _as_cut(foreseen, facts, best, two_levels=len(levels) > 1)
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(
         model=profile.model,
@@ -411,40 +412,43 @@ def _facts(
     profile: Profile,
     backward: Backward,
     cluster: Cluster,
-    dense_s: float,
     codecs: Mapping[str, CodecCost],
     told: Told | None,
     done: float,
 ) -> Facts:
-    """The facts that `auto` would measure there before its first trial."""
+    """The facts that `auto` would measure before its first trial; where ranks share nodes, on shards."""
     buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
-    sums = [cluster.seconds(Transfer("all_reduce", 4.0 * numel)) for numel in buckets]
+    levels = 1 < cluster.per_node < cluster.workers
+    ranks, parts = (cluster.nodes, cluster.per_node) if levels else (cluster.workers, 1)
+    timed = cluster.between_s if levels else cluster.seconds
+    sums = [timed(Transfer("all_reduce", 4.0 * numel / parts)) for numel in buckets]
     found = {}
     for text in CHOICES:
         codec = codecs.get(steady(text, "candidate").text)
-        found[text] = forecast_as_cut(text, specs, backward, cluster, codec)
+        found[text] = forecast_as_cut(text, specs, backward, cluster, codec, two_levels=levels)
         if told is not None:
             told(f"auto, {text}", done + (1.0 - done) * len(found) / len(CHOICES))
+    dense_s = forecast(dense(), specs, backward, cluster, two_levels=levels).step_s()
     return Facts(
         backward.total_s,
         sum(sums),
-        cluster.workers,
+        ranks,
         backward,
         cluster.network,
         collectives_s=tuple(sums),
         dense_s=dense_s - backward.before_s,
-        gradient_bytes=4.0 * sum(backward.numel),
+        gradient_bytes=4.0 * sum(backward.numel) / parts,
         buckets=buckets,
         forecasts={text: each for text, (_, each) in found.items()},
         recut={text: each.text for text, (each, _) in found.items()},
     )
 
 
-def _as_cut(chosen: Option, facts: Facts, row: Candidate) -> Candidate:
+def _as_cut(chosen: Option, facts: Facts, row: Candidate, *, two_levels: bool) -> Candidate:
     """`row` for the choice of `auto`, whose cuts may differ from those of all rows."""
     fewer = " in fewer units" if chosen.text.startswith("mergecomp(") else ""
     step_s = facts.forecasts[chosen.recipe].step_s()
-    return replace(row, recipe=f"{chosen.recipe}{fewer}", step_s=step_s)
+    return replace(row, recipe=f"{chosen.recipe}{fewer}", step_s=step_s, two_levels=two_levels)
 
 
 def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:

@@ -10,17 +10,17 @@ It makes the assumptions of `gradwire.plan` (`gradwire.advising`), and two more:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from gradwire.advising import BETWEEN_ROUNDS, DAY_S, Told, at_its_end, backward_of, link_of, profile_of
 from gradwire.arena import ParameterSpec
-from gradwire.engine.forecast import forecast, specs_of_profile
+from gradwire.engine.forecast import forecast, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, slowest
 from gradwire.planning.costs import Backward, CodecCost
 from gradwire.planning.forecast import Forecast
@@ -47,7 +47,8 @@ class Outcome:
     `exposed_s` is what an exchange adds to its step. `wire_bytes` are sent per rank and exchange, `day_bytes`
     per rank in a day. `memory_bytes` come on top of DDP's. There are three `warnings`. A recipe "does not
     fit" into the stated memory, its "bytes grow with workers" where an all-reduce's hardly do, or it "sends
-    more than dense".
+    more than dense". Where ranks share nodes, these two are about `node_bytes`, those over the busiest node's
+    link. With `two_levels`, ranks add up inside their nodes first, as `attach` decides.
     """
 
     recipe: str
@@ -61,6 +62,8 @@ class Outcome:
     at_most: bool
     codec: str
     warnings: tuple[str, ...] = ()
+    node_bytes: float = 0.0
+    two_levels: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,8 @@ def simulate(
 ) -> Simulation:
     """Predict how each recipe scales with the number of workers; a pure function.
 
-    Arguments with the names of those of `gradwire.plan` mean the same.
+    Arguments with the names of those of `gradwire.plan` mean the same. Where ranks share nodes, each recipe
+    is predicted on one level or on two, as `attach` decides by bytes (`docs/nodes.md`).
 
     Args:
         workers: the number of ranks in each world. A world of up to `per_node` ranks is one node.
@@ -206,8 +210,13 @@ def simulate(
     )
 
 
-Foresee = Callable[[str, Cluster], Forecast]
 Worlds = Sequence[tuple[Cluster, Sequence[float]]]
+
+
+class _Foresee(Protocol):
+    """A recipe on a cluster, and whether that is on two levels, which may be given."""
+
+    def __call__(self, text: str, cluster: Cluster, levels: bool | None = None) -> tuple[Forecast, bool]: ...
 
 
 def _forecast(
@@ -216,13 +225,28 @@ def _forecast(
     codecs: Mapping[str, CodecCost],
     text: str,
     cluster: Cluster,
-) -> Forecast:
+    levels: bool | None = None,
+) -> tuple[Forecast, bool]:
     composition = steady(text, "candidate")
-    return forecast(composition, specs, backward, cluster, codecs.get(composition.text))
+    if levels is None:
+        levels = _shares_links(cluster) and gains_by_two_levels(
+            composition, specs, cluster.workers, cluster.per_node
+        )
+    codec = codecs.get(composition.text)
+    return forecast(composition, specs, backward, cluster, codec, two_levels=levels), levels
+
+
+def _shares_links(cluster: Cluster) -> bool:
+    return 1 < cluster.per_node < cluster.workers
+
+
+def _passed_bytes(found: Forecast, cluster: Cluster) -> float:
+    """Bytes over the link that is slow: the busiest node's, or a rank's own."""
+    return found.node_bytes if _shares_links(cluster) else found.wire_bytes
 
 
 def _outcomes(
-    foresee: Foresee,
+    foresee: _Foresee,
     texts: Sequence[str],
     every: int,
     worlds: Worlds,
@@ -231,13 +255,17 @@ def _outcomes(
     told: Told | None,
 ) -> tuple[Outcome, ...]:
     """The outcome of every recipe in every world; `worlds` says how late the slowest rank is in each step."""
-    dense = [foresee("dense", cluster).wire_bytes for cluster, _ in worlds]
+    dense = [_passed_bytes(foresee("dense", cluster)[0], cluster) for cluster, _ in worlds]
     outcomes = []
     for text in texts:
         codec = "stated" if steady(text, "candidate").text in codecs else "free"
-        of_two = foresee(text, Cluster(2, worlds[0][0].link)).wire_bytes
+
+        def of_two_bytes(cluster: Cluster, levels: bool, text: str = text) -> float:
+            two = _two_of(cluster)
+            return _passed_bytes(foresee(text, two, levels)[0], two)
+
         for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
-            found = foresee(text, cluster)
+            found, levels = foresee(text, cluster)
             step_s = fmean(found.mean_step_s(every, slowed) for slowed in late)
             outcome = Outcome(
                 recipe=text,
@@ -250,7 +278,9 @@ def _outcomes(
                 memory_bytes=found.memory_bytes,
                 at_most=found.at_most,
                 codec=codec,
-                warnings=_warnings(found, cluster.workers, of_two, dense_bytes, memory_bytes),
+                warnings=_warnings(found, cluster, of_two_bytes(cluster, levels), dense_bytes, memory_bytes),
+                node_bytes=found.node_bytes,
+                two_levels=levels,
             )
             outcomes.append(outcome)
         if told is not None:
@@ -259,13 +289,22 @@ def _outcomes(
     return tuple(outcomes)
 
 
+def _two_of(cluster: Cluster) -> Cluster:
+    """Two nodes of `cluster`, or two ranks where each has a link of its own, or all share a node."""
+    if not _shares_links(cluster):
+        return Cluster(2, cluster.link)
+    return replace(cluster, workers=2 * cluster.per_node)
+
+
 def _warnings(
-    found: Forecast, world: int, of_two: float, dense: float, memory_bytes: float
+    found: Forecast, cluster: Cluster, of_two: float, dense: float, memory_bytes: float
 ) -> tuple[str, ...]:
-    all_reduce = 2 * (world - 1) / world  # of what it sends on two ranks
+    links = cluster.nodes if _shares_links(cluster) else cluster.workers
+    all_reduce = 2 * (links - 1) / links  # of what it sends over two
+    sent = _passed_bytes(found, cluster)
     told = {
         NO_FIT: found.memory_bytes > memory_bytes,
-        GROWS: found.wire_bytes > TOLERATED * all_reduce * of_two,
-        MORE: found.wire_bytes > TOLERATED * dense,
+        GROWS: sent > TOLERATED * all_reduce * of_two,
+        MORE: sent > TOLERATED * dense,
     }
     return tuple(warning for warning, applies in told.items() if applies)

@@ -89,14 +89,26 @@ def forecast(
     Without a `codec` its cost counts as nothing. With `two_levels` ranks add up inside their nodes first, and
     the layout is that of shards.
     """
+    main, numel = _main_of(composition, specs, backward, cluster, two_levels=two_levels)
+    way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(composition.exchange))
+    return _priced(way, replace(backward, numel=numel), codec)
+
+
+def _main_of(
+    composition: Composition,
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    *,
+    two_levels: bool,
+) -> tuple[MainLane, tuple[int, ...]]:
+    """The main lane of whole parameters, or of their shards, and the elements of each."""
     held = shards_of(specs, cluster.per_node if two_levels else 1)
     between = cluster.nodes if two_levels else cluster.workers
     layout = build(held, composition, None, torch.device("meta"), between)
     numel = tuple(spec.numel for spec in held)
     ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
-    main = main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)])
-    way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(composition.exchange))
-    return _priced(way, replace(backward, numel=numel), codec)
+    return main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)]), numel
 
 
 def gains_by_two_levels(
@@ -108,13 +120,17 @@ def gains_by_two_levels(
 ) -> bool:
     """Whether two levels spare a node's link more time than the bytes inside the node take. By bytes alone.
 
-    Nothing is measured, so that all ranks find the same. `specs` are whole parameters.
+    Nothing is measured, so that all ranks find the same. `specs` are whole parameters. A recipe that will
+    choose among others counts as the one of them that gains most.
 
     >>> from gradwire.recipes import recipe
     >>> [layer] = (ParameterSpec("w", (1000, 1000), torch.float32, 1000_000),)
     >>> [gains_by_two_levels(recipe(text).build(), [layer], 4, 2) for text in ("dense", "topk(ratio=0.001)")]
     [True, False]
     """
+    if composition.next is not None and composition.next.candidates:
+        choices = (steady(text, "candidate") for text in composition.next.candidates)
+        return any(gains_by_two_levels(each, specs, workers, per_node, policy) for each in choices)
     members: dict[str, list[ParameterSpec]] = {}
     choose = chooser(policy)
     for spec in specs:
@@ -191,16 +207,21 @@ def forecast_as_cut(
     backward: Backward,
     cluster: Cluster,
     codec: CodecCost | None = None,
+    *,
+    two_levels: bool = False,
 ) -> tuple[Composition, Forecast]:
     """The recipe `text` as `best_cut` cuts it there, and its `forecast`.
 
     Where no `codec` is given, cuts are compared with a nominal one, because in fewer units less of it hides.
     """
     own = steady(text, "candidate")
-    layout = build(specs, own, None, torch.device("meta"), cluster.workers)
-    main = main_lane(layout, specs, bucket_cuts(backward.numel))
+    main, _numel = _main_of(own, specs, backward, cluster, two_levels=two_levels)
     assumed = codec or NOMINAL_CODEC
-    cut, found = best_cut(text, own, main, lambda each: forecast(each, specs, backward, cluster, assumed))
+
+    def price(each: Composition) -> Forecast:
+        return forecast(each, specs, backward, cluster, assumed, two_levels=two_levels)
+
+    cut, found = best_cut(text, own, main, price)
     return cut, found.coded(codec or FREE)
 
 

@@ -10,7 +10,7 @@ parameters; places take 8 bits, not 12 (`gradwire.codec.indices`); the two-bit v
 of what a small model sends.
 """
 
-from gradwire.codec.select.chunks import chunk_top_k
+from gradwire.codec.select.chunks import ChunkTopK
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
@@ -33,6 +33,6 @@ def sparseloco(
         raise ValueError(
             f"keep={keep} is outside 1 … chunk={chunk}: it is the number of elements kept per chunk"
         )
-    exchange = remember(gather(coded(chunk_top_k(keep / chunk, keep), values)), Residual(decay))
+    exchange = remember(gather(coded(ChunkTopK(chunk, keep), values)), Residual(decay))
     everything = f"sparseloco({keep=}, {chunk=}, {decay=}, {values=})"
     return Composition(exchange, tiny=everything, text=everything)

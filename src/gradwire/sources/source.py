@@ -140,7 +140,7 @@ class Source(ABC):
         return optimizers
 
     def suits(self, layout: Layout, optimizers: Optimizers) -> None:
-        """Raise `ValueError` for a layout that cannot run here, or not with `optimizers` that use the means."""
+        """Raise `ValueError` for a layout that cannot run here, or not with `optimizers` that use means."""
         check_momentum(layout, optimizers)
 
     def facts(self) -> dict[str, str]:

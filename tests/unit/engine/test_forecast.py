@@ -173,6 +173,13 @@ def test_two_levels_gain_where_much_is_sent() -> None:
     assert gain == {text: text not in few for text in FIXED}
 
 
+def test_a_recipe_that_will_choose_counts_as_the_choice_that_gains_most() -> None:
+    """On 16 nodes of eight a ring's dense sums pass a node's link nearly once on one level, too."""
+    built = {text: recipe(text).build() for text in ("dense", "int8", "auto", "covap")}
+    gain = {text: gains_by_two_levels(each, SPECS, 128, 8) for text, each in built.items()}
+    assert gain == {"dense": False, "int8": True, "auto": True, "covap": False}
+
+
 def test_a_policy_counts_in_what_two_levels_spare() -> None:
     dense = recipe("dense").build()
     few, much = {"*": "topk(ratio=0.001)"}, {"stage0.*": "topk(ratio=0.001)"}

@@ -78,8 +78,21 @@ def test_worlds_of_up_to_a_node_stay_inside() -> None:
     nodes = outcomes(workers=(4, 64), per_node=8, inside_bit_per_s=1e13, inside_delay_s=0.0)
     # 0.1 GB at 10 Tbit/s are 0.1 ms of 180: all hidden but a few units' ends.
     assert nodes["dense", 4].efficiency > 0.999
-    assert nodes["dense", 64].efficiency == outcomes()["dense", 64].efficiency
-    assert nodes["int8", 64].efficiency < outcomes()["int8", 64].efficiency
+
+
+def test_where_ranks_share_nodes_the_nodes_link_decides_levels_and_flags() -> None:
+    """Bytes per parameter over a node's link, of eight nodes of eight: `docs/gpu.md` has the same."""
+    inside = {"per_node": 8, "inside_bit_per_s": 1e13, "inside_delay_s": 0.0}
+    found = outcomes(workers=(16, 64, 256), **inside)
+    numel = gradwire.simulate("resnet50", **LINK, workers=[4], candidates=["dense"]).parameters
+    assert found["dense", 64].node_bytes / numel == pytest.approx(4 * 2 * 7 / 8, rel=0.01)
+    # A scale for each block of codes, and small tensors in float32, come on top.
+    assert found["int8", 64].node_bytes / numel == pytest.approx(2 * 7 / 8, rel=0.04)
+    assert [found["dense", world].two_levels for world in (16, 64, 256)] == [True, True, False]
+    assert all(found["int8", world].two_levels for world in (16, 64, 256))
+    assert not any(found[text, world].warnings for text in FEW[:3] for world in (16, 64, 256))
+    assert GROWS in found["topk(ratio=0.01)", 256].warnings
+    assert found["int8", 64].efficiency > outcomes()["int8", 64].efficiency
 
 
 def test_codecs_that_are_stated_count() -> None:

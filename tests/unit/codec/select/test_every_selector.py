@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import Selector, count_kept
+from gradwire.codec.select.chunks import ChunkTopK
 from gradwire.codec.select.rated import rated_top_k
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
@@ -87,6 +88,7 @@ CASES = (
     Case(rated_top_k(3, keep=5), chunked(5, 15), everywhere=False),
     Case(rated_top_k(1, keep=7), chunked(7, 7), everywhere=False),
     Case(rated_top_k(7, {"p[13]": 50, "p*": 10}, keep=2), chunked(2, 100), everywhere=False),
+    *(Case(ChunkTopK(chunk, keep), chunked(keep, chunk), everywhere=False) for chunk, keep in ((100, 1), (64, 7))),
     *(Case(ms_top_k(ratio), bracketed(ratio)) for ratio in (0.001, 0.01, 0.3, 0.99, 1.0)),
     *(Case(ms_top_k(0.05, rounds), bracketed(0.05)) for rounds in (1, 3)),
     *(Case(sampled_top_k(ratio), half(ratio)) for ratio in (0.001, 0.01, 0.3, 1.0)),
