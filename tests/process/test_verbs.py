@@ -19,9 +19,12 @@ def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:
     value(perform("tests.process.scenes_verbs", world, tmp_path), "verbs")
 
 
-def test_after_all_verbs_groups_and_interpreters_end_in_good_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", ["verbs", "exit"])
+def test_after_all_verbs_or_inside_a_callback_interpreters_end_in_good_order(
+    after: str, tmp_path: Path
+) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.process.scenes_verbs"]
+    command = [sys.executable, "-m", f"tests.process.scenes_{after}"]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), "3", str(tmp_path / "meeting")],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,11 +14,53 @@ from torch import Tensor
 
 from gradwire.comm.base import DONE, Pending, Round
 from gradwire.comm.hops import Collective, HoppingComm, add_by_rank, collective_of
-from gradwire.comm.progress import Progress
+from gradwire.comm.progress import STOP_S, Progress
 from gradwire.errors import TransportError
 
 # torch 2.13 renamed the flat all-gather and warns about the old name; 2.11 has only the old one.
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class _Callback:
+    """A function for gloo's thread, which alone refers to it, and lets it go as the last of it."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+
+    def __call__(self, _future: object) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
+
+
+_PAUSE_S = 0.001
+_callbacks: deque[weakref.ref[_Callback]] = deque()
+_callbacks_lock = threading.Lock()
+
+
+def _callback(function: Callable[[], None]) -> _Callback:
+    callback = _Callback(function)
+    with _callbacks_lock:
+        while _callbacks and _callbacks[0]() is None:
+            _callbacks.popleft()
+        _callbacks.append(weakref.ref(callback))
+    return callback
+
+
+def _let_callbacks_end() -> None:
+    """Wait until no thread of gloo is in a callback, or will be: of a step that was given up, for instance.
+
+    Such a thread takes the interpreter's lock. If the interpreter ends meanwhile, Python ends the thread in
+    the middle of C++, which aborts the process.
+    """
+    for _ in range(int(STOP_S / _PAUSE_S)):
+        if all(callback() is None for callback in list(_callbacks)):
+            return
+        threading.Event().wait(_PAUSE_S)
+
+
+# Made before those of threads that issue collectives, and so called after them.
+weakref.finalize(_Callback, _let_callbacks_end)
 
 
 class WorkPending:
@@ -35,7 +80,8 @@ class WorkPending:
     def then(self, callback: Callable[[], None]) -> None:
         """Call back when the last work has ended."""
         [work] = self._works  # messages, of which there are several, have no future
-        work.get_future().then(lambda _future: callback())
+        # Not `then`, whose future would hold what the callback returns until later.
+        work.get_future().add_done_callback(_callback(callback))
 
 
 class SumPending:
