@@ -42,7 +42,7 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange, run
-from gradwire.exchange.leader import leader
+from gradwire.exchange.leader import leader, leader_in_turn
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
@@ -185,7 +185,7 @@ class Bench:
             if name not in ("var", "star fp16", CHUNKS, GATHER):
                 mean = torch.zeros_like(x)
                 step(x.clone(), mean, Moment(number, 0, self.comm.rank, self.comm.world))
-                self.check_choice(x, mean, number % self.comm.world)
+                self.check_choice(x, mean, leader_in_turn(Moment(number, 0, 0, self.comm.world)))
         return {name: self.timed(step, x, number) for name, step in mixed(steps, number)}
 
     def measure(self, numel: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Differences from the paper:
   `keep` it is chunk-wise: the `keep` largest of every keep·rate elements, which lie far apart
   (`gradwire.codec.select.rated`).
 - Indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`), with no parameter server.
+- The order of turns is drawn anew every three cycles (`gradwire.exchange.turns`).
 - Vectors and tiny tensors travel densely.
 - The memory holds gradients as they came, and the optimizer multiplies what is late by its present rate. The
   paper's text speaks of gradients "after scaling by step size", so that its memory would hold what a rate of

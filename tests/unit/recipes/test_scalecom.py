@@ -10,6 +10,8 @@ from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
 from gradwire.engine.decider import surveyed
 from gradwire.engine.surroundings import Surroundings
+from gradwire.exchange.leader import leader_in_turn
+from gradwire.moment import Moment
 from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
@@ -69,7 +71,7 @@ def algorithm_1(
     for step, grad in enumerate(grads):
         x, sent = memory + grad, memory + grad
         if step >= warmup_steps:
-            sent = x * clt_k(x[step % len(x)], rate, keep)
+            sent = x * clt_k(x[leader_in_turn(Moment(step, 0, 0, len(x)))], rate, keep)
         memory = (1 - beta) * memory + beta * (memory + grad - sent)
         means.append(sent.mean(0))
     return means, memory

@@ -1,4 +1,4 @@
-"""The largest of every chunk of neighbours: each part of a unit has its share, each block of values its chunk.
+"""The largest of every chunk of neighbours: each part of a unit has its share, each block of values a chunk.
 
 Sarfi et al. 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv 2508.15706, chooses so.
 Where few of each chunk are kept, neighbours hold little of the top-k, because they are alike: see
