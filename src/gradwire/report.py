@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from gradwire.comm import Round
 from gradwire.engine.engine import Engine
 from gradwire.engine.news import what_runs, why_placed
-from gradwire.engine.predicted import predicted_step_s
 from gradwire.exchange.state import times_led
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
@@ -321,4 +320,8 @@ def _predicted_step_s(engine: Engine) -> float | None:
     chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
     if chosen:
         return chosen[0]
-    return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step)
+    if engine.facts is None:
+        return None
+    from gradwire.engine.forecast import predicted_step_s  # what has no facts predicts nothing
+
+    return predicted_step_s(engine.facts, engine.layout, engine.specs)

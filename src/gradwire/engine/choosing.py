@@ -14,7 +14,7 @@ from gradwire.arena import ParameterSpec
 from gradwire.engine.decider import Measuring
 from gradwire.engine.forecast import best_cut, forecast_by
 from gradwire.engine.layout import Layout
-from gradwire.engine.predicted import main_lane
+from gradwire.engine.main_lane import main_lane
 from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.codec import codec_cost

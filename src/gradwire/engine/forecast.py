@@ -21,7 +21,7 @@ from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
 from gradwire.decide.choice import LEAD
 from gradwire.engine.layout import TINY, Layout, Policy, build, chooser
-from gradwire.engine.predicted import MainLane, Sent, main_lane
+from gradwire.engine.main_lane import MainLane, Sent, main_lane
 from gradwire.engine.shards import shards_of
 from gradwire.exchange.base import STEADY, Exchange, parts
 from gradwire.exchange.compose import Every
@@ -168,6 +168,13 @@ def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) ->
     main = main_lane(layout, specs, facts.bucket_cuts)
     found = _priced(_Flat(cluster, main, _frames(layout.main.exchange)), facts.backward)
     return replace(found, cores=facts.cores)
+
+
+def predicted_step_s(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> float | None:
+    """How long a step of `layout` should take, with the codec's cost where that is a fact; `None` where
+    ready times or links were not measured."""
+    found = forecast_by(facts, layout, specs)
+    return None if found is None else found.coded(facts.codec or FREE).step_s()
 
 
 def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:

@@ -15,12 +15,11 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from gradwire.planning.collectives import Sends, time_of
 from gradwire.planning.costs import Backward, CodecCost, Line, Network
-from gradwire.planning.facts import Facts
 
 FREE = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
 """A codec that takes no time."""
@@ -202,56 +201,3 @@ def ready_of_element(backward: Backward) -> Callable[[int], float]:
         return latest[min(bisect_left(ends, leading), len(latest) - 1)] if leading > 0 and latest else 0.0
 
     return ready_s
-
-
-def units_between(
-    backward: Backward,
-    cuts: Sequence[int],
-    rounds: Callable[[int, int], tuple[Sends, ...]],
-    codec: CodecCost = FREE,
-    decodes: float = 1.0,
-) -> list[UnitWork]:
-    """The units between element cuts, for `predict`: `rounds(index, numel)` names a unit's collectives.
-
-    >>> from gradwire.planning.collectives import Transfer
-    >>> backward = Backward(0.0, (1.0, 3.0), (10, 30), 3.0)
-    >>> rounds = lambda _index, numel: (Transfer("all_reduce", 4.0 * numel),)
-    >>> units = units_between(backward, (10, 25), rounds)
-    >>> [(unit.ready_s, unit.numel) for unit in units]
-    [(1.0, 10), (3.0, 15), (3.0, 15)]
-    """
-    ready_s = ready_of_element(backward)
-    bounds = pairwise((0, *cuts, sum(backward.numel)))
-    return [
-        UnitWork(ready_s(stop), stop - start, rounds(index, stop - start), codec, decodes)
-        for index, (start, stop) in enumerate(bounds)
-    ]
-
-
-def step_from_facts(
-    facts: Facts,
-    places: Sequence[int],
-    cuts: Sequence[int],
-    rounds: Callable[[int, int], tuple[Sends, ...]],
-    tail: Tail | None = None,
-) -> Prediction | None:
-    """A step in which the parameters at `places` of the layout travel in units between element `cuts`.
-
-    `rounds(index, numel)` names a unit's collectives. A codec whose cost is no fact is taken to be free.
-    `None` if ready times or links have not been measured.
-
-    >>> from gradwire.planning.collectives import Transfer
-    >>> from gradwire.planning.costs import Link, Network
-    >>> backward = Backward(1.0, (0.5, 0.75, 2.0), (10, 1, 30), 2.0)
-    >>> facts = Facts(2.0, 0.0, 2, backward, Network(Link(alpha_s=0.5, beta_s=0.0)))
-    >>> found = step_from_facts(facts, (0, 2), (10,), lambda _index, _numel: (Transfer("shift", 1.0),))
-    >>> found.step_s, found.exposed_s
-    (3.5, 0.5)
-    """
-    every = facts.backward
-    if every is None or facts.network is None:
-        return None
-    ready_s, numel = (tuple(column[place] for place in places) for column in (every.ready_s, every.numel))
-    backward = Backward(every.before_s, ready_s, tuple(map(int, numel)), every.total_s)
-    units = units_between(backward, cuts, rounds, facts.codec or FREE, facts.payloads)
-    return predict(units, every.total_s, facts.world, facts.network, before_s=every.before_s, tail=tail)

@@ -7,10 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.engine.forecast import forecast, forecast_as_cut, gains_by_two_levels, specs_of_profile
+from gradwire.engine.forecast import (
+    forecast,
+    forecast_as_cut,
+    gains_by_two_levels,
+    predicted_step_s,
+    specs_of_profile,
+)
 from gradwire.engine.layout import build
-from gradwire.engine.predicted import predicted_step_s
-from gradwire.exchange.base import STEADY
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import NOMINAL_CODEC, CodecCost, Line, Link
 from gradwire.planning.facts import Facts
@@ -43,13 +47,12 @@ def found(text: str, cluster: Cluster = FLAT, codec: CodecCost | None = None, **
     return forecast(recipe(text).build(), SPECS, BACKWARD, cluster, codec, **options)
 
 
-@pytest.mark.parametrize("text", [text for text in FIXED if text != "gcomp"])
+@pytest.mark.parametrize("text", FIXED)
 def test_it_is_what_a_report_predicts_from_the_same_facts(text: str) -> None:
     facts = Facts(BACKWARD.total_s, 0.1, 4, BACKWARD, FLAT.network, buckets=bucketed(BACKWARD.numel))
     layout = build(SPECS, recipe(text).build(), None, torch.device("meta"), FLAT.workers)
-    reported_s = predicted_step_s(facts, layout, SPECS, STEADY)
-    # Rounds that the worker waits for are added up first here: sums of a few, in another order.
-    assert found(text).step_s() == pytest.approx(reported_s, rel=1e-12)
+    reported_s = predicted_step_s(facts, layout, SPECS)
+    assert reported_s == found(text).step_s()
 
 
 FAR = Cluster(4, Link(1e-2, 8e-9))

@@ -12,7 +12,7 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, paper_cuts, shards
-from gradwire.planning.predict import predict, units_between
+from gradwire.planning.predict import UnitWork, predict, ready_of_element
 from tests.support.planning_problems import backward, balanced_cuts, imbalance, step_traffic
 
 WIRE = Line(0.02, 3e-6)
@@ -34,18 +34,21 @@ def cycle(of: Backward, cuts: tuple[int, ...], interval: int) -> list[float]:
     """Seconds of the steps of one interval."""
     network = Network(Link(WIRE.base_s, WIRE.slope_s / 4))
 
-    def rounds(step: int, index: int, numel: int) -> tuple[Transfer, ...]:
-        return (Transfer("shift", 4.0 * numel),) if (index + step) % interval == 0 else ()
+    ready_s, bounds = ready_of_element(of), list(pairwise((0, *cuts, sum(of.numel))))
 
-    return [
-        predict(
-            units_between(of, cuts, lambda index, numel, step=step: rounds(step, index, numel)),
-            of.total_s,
-            2,
-            network,
-        ).step_s
-        for step in range(interval)
-    ]
+    def units(step: int) -> list[UnitWork]:
+        return [
+            UnitWork(
+                ready_s(stop), stop - start, _sends(stop - start) if (index + step) % interval == 0 else ()
+            )
+            for index, (start, stop) in enumerate(bounds)
+        ]
+
+    return [predict(units(step), of.total_s, 2, network).step_s for step in range(interval)]
+
+
+def _sends(numel: int) -> tuple[Transfer, ...]:
+    return (Transfer("shift", 4.0 * numel),)
 
 
 @every_model

@@ -10,8 +10,8 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
+from gradwire.engine.forecast import predicted_step_s
 from gradwire.engine.layout import build
-from gradwire.engine.predicted import predicted_step_s
 from gradwire.engine.verdict import HEADER
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
@@ -37,11 +37,9 @@ FACTS = Facts(
 )
 
 
-def _predicted(text: str, facts: Facts | None = FACTS, step: int = 0) -> float | None:
+def _predicted(text: str, facts: Facts = FACTS) -> float | None:
     composition = recipe(text).build()
-    return predicted_step_s(
-        facts, build(specs(), composition, None, torch.device("cpu"), WORLD), specs(), step
-    )
+    return predicted_step_s(facts, build(specs(), composition, None, torch.device("cpu"), WORLD), specs())
 
 
 def test_a_dense_step_is_ddps_buckets_and_the_verdict() -> None:
@@ -57,9 +55,9 @@ def test_a_dense_step_is_ddps_buckets_and_the_verdict() -> None:
 def test_what_a_codec_costs_is_added_where_it_is_a_fact() -> None:
     codec = CodecCost(Line(0.25, 0.0), Line(0.125, 0.0))
     text = "star_topk(ratio=0.1)"
-    free, dear = _predicted(text), _predicted(text, replace(FACTS, codec=codec, payloads=2.0))
+    free, dear = _predicted(text), _predicted(text, replace(FACTS, codec=codec))
     assert free is not None
-    assert dear == pytest.approx(free + 0.25 + 2 * 0.125, rel=1e-12)
+    assert dear == pytest.approx(free + 0.25 + 0.125, rel=1e-12)
 
 
 def test_units_that_rest_now_and_then_count_as_often_as_they_travel() -> None:
@@ -77,8 +75,8 @@ def test_units_that_rest_now_and_then_count_as_often_as_they_travel() -> None:
     assert _predicted(exchange) == pytest.approx((sent_s + 3 * rested_s) / 4, rel=1e-12)
 
 
-@pytest.mark.parametrize("facts", [None, replace(FACTS, network=None), replace(FACTS, backward=None)])
-def test_without_facts_nothing_is_said(facts: Facts | None) -> None:
+@pytest.mark.parametrize("facts", [replace(FACTS, network=None), replace(FACTS, backward=None)])
+def test_without_facts_nothing_is_said(facts: Facts) -> None:
     assert _predicted("dense", facts) is None
 
 
@@ -90,7 +88,8 @@ def test_whoever_has_decided_from_facts_says_what_to_expect(text: str) -> None:
             assert rig.step(gradients(comm.rank, step)).error is None
             engine = rig.engine
             assert engine.measuring == (engine.facts is None)
-            found.append(predicted_step_s(engine.facts, engine.layout, engine.specs, engine.step))
+            facts = engine.facts
+            found.append(None if facts is None else predicted_step_s(facts, engine.layout, engine.specs))
         return found
 
     ranks = run_ranks(2, rank)

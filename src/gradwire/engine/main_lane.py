@@ -1,9 +1,8 @@
-"""The predicted time of a step of the current layout, by the facts from which it was chosen."""
+"""The lane of a layout's own recipe, as the cost model sees it: its units, and what travels beside them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,38 +14,10 @@ from gradwire.comm.base import shortest_sum
 from gradwire.engine.layout import Layout
 from gradwire.engine.verdict import HEADER, rides
 from gradwire.moment import Moment
-from gradwire.planning.facts import Facts
-from gradwire.planning.predict import Tail, step_from_facts
-
-STEPS = 64
-"""Steps in a row that stand for all, because the traffic may depend on the step."""
+from gradwire.planning.predict import Tail
 
 Sent = tuple[tuple[Round, ...], ...]
 """Every unit's rounds."""
-
-
-def predicted_step_s(
-    facts: Facts | None, layout: Layout, specs: Sequence[ParameterSpec], step: int
-) -> float | None:
-    """Mean over the steps from `step` on; `None` where facts are missing.
-
-    Gradients beside the main lane count as part of the tail, early or not. Without a memory, DDP's buckets
-    travel.
-    """
-    if facts is None or facts.backward is None or facts.network is None:
-        return None
-    main = main_lane(layout, specs, facts.bucket_cuts)
-    patterns = Counter(main.rounds(Moment(number, 0, 0, facts.world)) for number in range(step, step + STEPS))
-    total_s = 0.0
-    for pattern, times in patterns.items():
-        found = step_from_facts(facts, main.places, main.cuts, _named(pattern), main.tail(facts.world))
-        assert found is not None, "ready times and links are there"
-        total_s += times * found.step_s
-    return total_s / STEPS
-
-
-def _named(sent: Sent) -> Callable[[int, int], tuple[Round, ...]]:
-    return lambda index, _numel: sent[index]
 
 
 @dataclass(frozen=True)
