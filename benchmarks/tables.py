@@ -94,10 +94,19 @@ def gains(demo: Document) -> str:
     how = (
         f"Means {spread}; times to a loss count every step, figures per step those from step {first + 1} on, "
         f"after the choice. Measured on {_when(demo)}, on {demo['machine']['processor']}. "
-        + " ".join(note for note in demo["notes"] if "busy" in note)
+        + " ".join([*_choices(both.wire), *(note for note in demo["notes"] if "busy" in note)])
     )
     table = "\n".join([head, "|---|---|---|---|---|", *rows])
     return "\n\n".join([_filled(about), _filled(" ".join(said)), table, _filled(how)])
+
+
+def _choices(runs: Runs) -> list[str]:
+    """A sentence where seeds chose otherwise than the one whose steps are timed."""
+    chosen = [course.chosen for course in runs.courses]
+    words = [
+        f"`{recipe}` with seed {course.seed}" for recipe, course in zip(chosen, runs.courses, strict=True)
+    ]
+    return [f"Choices differ: {', '.join(words)}."] if len(set(chosen)) > 1 else []
 
 
 def _gain(name: str, row: Document, runs: Runs, target: float | None, metric: Any) -> str:

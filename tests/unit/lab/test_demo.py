@@ -325,6 +325,23 @@ def test_what_is_sent_before_the_choice_is_in_no_figure_per_step():
     assert render(document).count("250 B counted") == 1
 
 
+def test_seeds_that_choose_differently_are_said(monkeypatch):
+    choices = iter(["int8(block=256)", "int8(block=128)", "int4"])
+    report = {"settled": True, "wire_bytes": 1.0, "wire_bytes_per_step": 250.0, "why": "w"}
+
+    def steps(self, command):
+        if self.done + command["count"] == 240 and self.stem == "auto":
+            return {"peak_bytes": 1, "report": report | {"recipe": next(choices)}}
+        return {"peak_bytes": 1, "report": report | {"recipe": "dense"} if self.stem == "auto" else None}
+
+    monkeypatch.setattr(FakeSet, "_steps", steps)
+    document, _ = direct(budget_s=1e5)
+    assert (
+        "Not all seeds ended with the same recipe: int8 with seed 0; int8 with seed 1; int4 with seed 2."
+        in (document["notes"])
+    )
+
+
 def test_where_ddp_keeps_up_it_has_a_final_figure(monkeypatch):
     monkeypatch.setitem(STEP_S, "ddp", 1.0)
     document, _ = direct(budget_s=1e5, seeds=1)

@@ -223,9 +223,9 @@ class Director:
                 self._one_more("ddp", contestants.ddp, seed, _FREE)
                 self._one_more("gradwire", contestants.gradwire, seed, self._slow)
 
-        recipes = [course.recipe for course in self._result.courses if course.name == "gradwire"]
-        if len(set(recipes)) > 1:
-            chosen = "; ".join(f"{recipe} with seed {seed}" for seed, recipe in enumerate(recipes))
+        wires = [course for course in self._result.courses if course.name == "gradwire" and course.recipe]
+        if len({course.chosen for course in wires}) > 1:
+            chosen = "; ".join(f"{course.chosen} with seed {course.seed}" for course in wires)
             self._result.notes.append(f"Not all seeds ended with the same recipe: {chosen}.")
 
     def _one_more(self, name: str, setting: Setting, seed: int, link: Link) -> None:

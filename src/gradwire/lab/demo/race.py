@@ -56,6 +56,11 @@ class Course:
         if shaped:
             self.shaped = len(self.step_s)
 
+    @property
+    def chosen(self) -> str:
+        """The name of what ran in the end, without its options."""
+        return (self.recipe or "").partition("(")[0]
+
     def __len__(self) -> int:
         return len(self.step_s)
 
