@@ -458,9 +458,12 @@ def _figures_line(
 ) -> tuple[str, ...]:
     cells = [name]
     for metric, (ddp, wire) in zip(metrics, values, strict=True):
-        known = ddp is not None and wire is not None
         cells += [metric.text(ddp), metric.text(wire)]
-        cells.append(" ".join(metric.gap(wire, ddp)) if known else "-")  # type: ignore[arg-type]
+        if ddp is None or wire is None:
+            cells.append("-")
+        else:
+            size, sign = metric.gap(wire, ddp)
+            cells.append(sign if sign == "equal" else f"{size} {sign}")
     return tuple(cells)
 
 
