@@ -26,13 +26,12 @@ from gradwire.planning.costs import Backward, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
-from gradwire.quantities import bytes_text, columns, counted, wrapped
+from gradwire.quantities import bytes_text, columns, counted, table_text, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
 from gradwire.recipes.auto import auto, chosen_by, may_be_within, standing_of
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import said_of
-from gradwire.tables import table_text
 
 CANDIDATES = (
     "dense",

@@ -1,10 +1,11 @@
-"""Rates, times and sizes as people write and read them."""
+"""Rates, times, sizes and tables as people write and read them."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import textwrap
+from collections.abc import Sequence
 
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?:bit(?:/s|ps)?|bps)")
@@ -95,3 +96,30 @@ def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None)
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """The first column to the left, and folded where the table would be wider; numbers to the right, whole.
+
+    >>> print(table_text(("recipe", "step"), [("int8", "396 ms"), ("topk(ratio=0.01)", "186 ms")], 40))
+    recipe              step
+    int8              396 ms
+    topk(ratio=0.01)  186 ms
+    """
+    # Loaded on demand: who only trains prints no table.
+    from io import StringIO
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="")
+    table.add_column(Text(head[0]), overflow="fold")
+    for title in head[1:]:
+        table.add_column(Text(title), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())

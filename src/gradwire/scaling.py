@@ -25,10 +25,9 @@ from gradwire.planning.cluster import Cluster, slowest
 from gradwire.planning.costs import Backward, CodecCost
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.shapes import Profile
-from gradwire.quantities import columns, wrapped
+from gradwire.quantities import columns, table_text, wrapped
 from gradwire.recipes import entries
 from gradwire.recipes.parse import steady
-from gradwire.tables import table_text
 
 WORKERS = tuple(1 << power for power in range(1, 13))
 """2 to 4096."""
