@@ -266,6 +266,7 @@ class PlainParameters(Source):
 
 @torch.no_grad()
 def spread(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Overwrite `tensors` by those of the group's first rank. Raises `TransportError`."""
     comm = ProcessGroupComm(group)
     for tensor in tensors:
         flat = tensor.contiguous()
