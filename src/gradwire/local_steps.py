@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.attaching import carried
 from gradwire.configuration import Configuration
 from gradwire.engine.layout import Policy
+from gradwire.errors import GradwireError
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes import recipe as parsed
 from gradwire.sources.outer import LocalSteps, OuterFactory
@@ -177,10 +178,14 @@ class OuterWire(Wire):
         yield
         local = self._local
         local.arrive_now()
-        all_finished = False
+        all_finished: bool | None = False
         while not all_finished:
             local.leave(finished=True)
-            all_finished = local.arrive()
+            lands, all_finished = local.receive()
+            if all_finished is None:
+                raise GradwireError("the last round ended without a result, as something was not finite")
+            if lands:
+                local.conclude()
         local.attempts.forget(-(-local.attempts.count // local.every) * local.every)
 
     def drop_step(self) -> None:
@@ -199,6 +204,16 @@ class OuterWire(Wire):
             optimizer.zero_grad()
         """
         self._local.attempts.drop()
+
+    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
+        """As `Wire.state_dict`, with this replica's parameters and optimizers. Waits for a round under way.
+
+        Example::
+
+            torch.save(wire.state_dict(), f"wire-{rank}.pt")
+        """
+        self._backward.rest()
+        return super().state_dict(kind)
 
     def switch(self, recipe: str | Recipe | Composition) -> None:
         """Change the recipe, from the next round on. A collective. What is unsent is kept.

@@ -368,17 +368,18 @@ class LocalSteps(Source):
         lands, all_finished = self.receive()
         if lands:
             self.conclude()
-        return all_finished
+        return bool(all_finished)
 
     def arrive_now(self) -> None:
         """Land what is under way before it is due."""
         if self._lands_at is not None:
             self.arrive()
 
-    def receive(self) -> tuple[bool, bool]:
+    def receive(self) -> tuple[bool, bool | None]:
         """Wait for the round: the mean Δ becomes the gradient of θ₀.
 
-        Returns whether it lands, and whether all replicas have finished. Raises the round's error.
+        Returns whether it lands, and whether all replicas have finished; `None` if that is not known, as
+        something was not finite. Raises the round's error.
         """
         self._lands_at, lands = None, False
         try:
@@ -389,11 +390,12 @@ class LocalSteps(Source):
             self._resumed = None
             if not lands:
                 self._stay()
+                self._left_at = -1  # what was learned is still to be brought
         if not lands:
             _LOG.warning(
                 "a round ended without a result, as something was not finite; the next brings it all"
             )
-            return False, False
+            return False, None
         counted, finished, world = self._said()
         if not counted:
             self._stay()
