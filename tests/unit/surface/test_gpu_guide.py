@@ -53,6 +53,30 @@ def line(model: str, rate_gbit_per_s: int) -> str:
     return f"{about} {' | '.join(cells)} |"
 
 
+SHARED = {"gpt2": "124 M", "gpt2-xl": "1.6 B"}
+COLUMNS = (("dense", False), ("bf16", False), ("int8", False), ("int8", True), ("topk(ratio=0.01)", True))
+INSIDE_BIT_PER_S = 1.6e12
+"""Of a GPU's link to the others of its machine. Assumed."""
+
+
+def shared_lines(model: str, rate_gbit_per_s: int) -> list[str]:
+    """A line of the table of machines with eight GPUs, and the bytes over a machine's link per parameter."""
+    step_s = 6 * load(model).parameters * TOKENS / FLOPS
+    known = costs(ON_DEVICE, LAUNCHES_S, 0.0)
+    plan = gradwire.plan(
+        model, workers=64, per_node=8, inside_bit_per_s=INSIDE_BIT_PER_S, inside_delay_s=20e-6,
+        rate_bit_per_s=rate_gbit_per_s * 1e9, delay_s=20e-6, step_s=step_s,
+        candidates=["dense", "bf16", *known], codecs=known,
+    )  # fmt: skip
+    found = {(each.recipe, each.two_levels): each for each in plan.candidates}
+    shares = " | ".join(f"{found[column].share_of_linear:.0%}" for column in COLUMNS)
+    sent = " | ".join(f"{found[column].node_bytes / plan.parameters:.1f}" for column in COLUMNS)
+    return [
+        f"| 8 machines of 8, {SHARED[model]} | {rate_gbit_per_s} Gbit/s | {shares} |",
+        f"| bytes over a machine's link, per parameter | | {sent} |",
+    ]
+
+
 FEW = os.environ.get("GRADWIRE_LAWS") != "full"
 
 
@@ -63,3 +87,12 @@ def test_the_table_is_what_is_predicted(model: str) -> None:
     assert len(written) == len(MODELS) * len(RATES)
     of_model = [each for each in written if each.startswith(f"| {MODELS[model]}, ")]
     assert of_model == [line(model, rate) for rate in RATES]
+
+
+@pytest.mark.parametrize("model", ["gpt2"] if FEW else list(SHARED))
+def test_the_table_of_machines_with_eight_is_what_is_predicted(model: str) -> None:
+    written = GUIDE.read_text(encoding="utf-8").splitlines()
+    of_model = [each for each in written if each.startswith(f"| 8 machines of 8, {SHARED[model]}")]
+    expected = [shared_lines(model, rate) for rate in RATES]
+    assert of_model == [line for line, _sent in expected]
+    assert {sent for _line, sent in expected} <= set(written)
