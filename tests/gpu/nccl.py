@@ -17,7 +17,7 @@ from gradwire.configuration import Place
 from tests.gpu.outcomes import Skip, Tell, each
 from tests.support.where import WHERE
 
-STEPS, BAD = 6, 3
+STEPS, BAD, WARM = 6, 3, 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Setting:
     own_stream: bool = False
     normalised: bool = False
     no_waits: bool = False
+    from_step: int = 0
+    """The first of `no_waits`. In earlier ones kernels are compiled, and tables copied to the device."""
     place: Place = "device"
 
 
@@ -59,6 +61,12 @@ def run(tell: Tell, match: str | None = None) -> None:
                     same_as_ddp, Setting(no_waits=True, place="host")
                 ),
                 **{text: partial(goes_on, text) for text in ("topk(ratio=0.1)", "int8", "powersgd", "covap")},
+                **{
+                    f"no wait with {text} from step {WARM} on": partial(
+                        goes_on, text, Setting(width=256, no_waits=True, from_step=WARM)
+                    )
+                    for text in ("topk(ratio=0.1)", "int8", "powersgd", "covap(interval=2)")
+                },
                 "torch.compile": partial(same_as_ddp, Setting(compiled=True)),
                 "a captured graph is refused": captured,  # last: what follows an ended capture is torch's
             },
@@ -97,7 +105,7 @@ def trained(setting: Setting, recipe: str | None) -> tuple[list[Tensor], gradwir
                     if not last:
                         held.enter_context(ddp.no_sync())
                     loss = scaler.scale(model(inputs).square().mean())
-                    if setting.no_waits:
+                    if setting.no_waits and step >= setting.from_step:
                         held.callback(torch.cuda.set_sync_debug_mode, 0)
                         torch.cuda.set_sync_debug_mode("error")
                     loss.backward()
@@ -121,9 +129,9 @@ def same_as_ddp(setting: Setting) -> None:
         raise AssertionError(f"{steps} steps counted, of {STEPS} with {skipped} skipped")
 
 
-def goes_on(text: str) -> str:
+def goes_on(text: str, setting: Setting = Setting(width=256)) -> str:
     """Compresses and learns: parameters stay finite, and all steps count."""
-    found, wire = trained(Setting(width=256), text)
+    found, wire = trained(setting, text)
     assert wire is not None
     if not all(bool(each.isfinite().all()) for each in found):
         raise AssertionError("parameters are not finite")
