@@ -9,12 +9,14 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.errors import PeerFailed
+from gradwire.sources.nodes.level import Packing
 from tests.device.scenes_placed import on, trains, watched
-from tests.device.scenes_resumed import Training, resumes
+from tests.device.scenes_resumed import Training, fails, resumes
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Near, Simulated
@@ -40,6 +42,26 @@ def _moved(device: Simulated | None) -> dict[str, Any]:
 def moves() -> dict[str, Any]:
     """On the device and on the CPU."""
     return {"there": _moved(Near()), "here": _moved(None)}
+
+
+def without_room() -> dict[str, Any]:
+    """Rank 1 cannot pack what its neighbour gets, once; `fails` otherwise."""
+    training, honest = Training("int8", Near(), "stream", nodes=NODES), Packing.pack
+    found = []
+    for left in ([], [MemoryError("no room")] * (dist.get_rank() == 1), []):
+
+        def pack(packing: Packing, buffer: Tensor, left: list[Exception] = left) -> Tensor:
+            if left:
+                raise left.pop()
+            return honest(packing, buffer)
+
+        with patch.object(Packing, "pack", pack):
+            try:
+                training.step(2)
+                found.append("")
+            except (MemoryError, PeerFailed) as error:
+                found.append(type(error).__name__)
+    return {"found": found, "digest": digest(training.model), "step": training.wire.report().step}
 
 
 def with_groups_apart() -> dict[str, Any]:
@@ -91,6 +113,8 @@ SCENES: dict[str, Callable[[], Any]] = {
         f"resumes {name}": partial(resumes, EVERY_RECIPE[name], "stream", nodes=NODES)
         for name in ("topk", "powersgd")
     },
+    "fails": partial(fails, EVERY_RECIPE["topk"], "stream", nodes=NODES),
+    "no room": without_room,
     "moves": moves,
     "groups apart": with_groups_apart,
 }

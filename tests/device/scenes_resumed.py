@@ -122,9 +122,9 @@ def resumes(recipe: str, placed: str, **options: Any) -> dict[str, Any]:
     }
 
 
-def _accident(recipe: str, device: Simulated | None, placed: str) -> dict[str, Any]:
+def _accident(recipe: str, device: Simulated | None, placed: str, **options: Any) -> dict[str, Any]:
     """A training in which rank 1 cannot encode once."""
-    training = Training(recipe, device, placed)
+    training = Training(recipe, device, placed, **options)
 
     def broken(*_: Any) -> Any:
         raise MemoryError("out of luck")
@@ -150,10 +150,10 @@ def _accident(recipe: str, device: Simulated | None, placed: str) -> dict[str, A
     }
 
 
-def fails(recipe: str, placed: str) -> dict[str, Any]:
+def fails(recipe: str, placed: str, **options: Any) -> dict[str, Any]:
     """On the device and on the CPU."""
-    there = _accident(recipe, _device(placed), placed)
-    return {"there": there, "here": _accident(recipe, None, placed)}
+    there = _accident(recipe, _device(placed), placed, **options)
+    return {"there": there, "here": _accident(recipe, None, placed, **options)}
 
 
 def guarded(placed: str) -> dict[str, Any]:

@@ -44,6 +44,25 @@ def test_what_is_saved_of_shards_on_the_device_resumes_with_the_cpus_bits(
         assert rank["races"] == []
 
 
+def test_an_encode_that_fails_on_a_shard_is_heard_of_on_all_ranks(results: Results) -> None:
+    ranks = value(results, "fails")
+    assert [rank["there"]["kind"] for rank in ranks] == [
+        "PeerFailed",
+        "MemoryError",
+        "PeerFailed",
+        "PeerFailed",
+    ]
+    for rank in ranks:
+        assert rank["there"]["spoilt"]
+        assert rank["there"] == rank["here"]
+
+
+def test_a_rank_without_memory_for_its_nodes_sum_is_paid_for(results: Results) -> None:
+    for rank, found in enumerate(ranks := value(results, "no room")):
+        assert found["found"] == ["", "MemoryError" if rank == 1 else "PeerFailed", ""]
+        assert (found["step"], found["digest"]) == (2, ranks[0]["digest"])
+
+
 def test_a_recipe_that_reads_the_host_takes_sums_and_shards_there_and_back(results: Results) -> None:
     for rank in value(results, "moves"):
         assert rank["there"]["seen"] == ["stream", "host", "stream"]
