@@ -16,9 +16,11 @@ pytest.importorskip("triton", reason="kernels for devices need Triton")
 
 Facts = Mapping[str, Any]
 FULL = os.environ.get("GRADWIRE_LAWS") == "full"
-# Kernels and calls that need no vectors: addresses are any, or bytes few, such as candidates of a top-k.
+# Kernels and calls that need no vectors: addresses are any, as where rows of an odd number of chunks begin,
+# or bytes few, such as candidates of a top-k.
 WITHOUT_VECTORS = {
     "fold_unaligned",
+    "chunk_maxima",
     "poison",
     "zero_idle",
     "set_levels",
