@@ -154,7 +154,7 @@ def carried(
     with given_back_if_refused(lambda: lines.groups):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(lines.groups[0]), everyone.rank)
         chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
-        using = source.using(optimizers)
+        using = source.applying(optimizers)
         require_agreement(asked.fingerprint(chosen, source, device.where) | source.facts(), everyone)
         require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
         lines = with_streams(asked, lines, source.group, process_group, where)
@@ -334,7 +334,7 @@ def _agreed_recipe(
         check_optimizers(optimizers, source.module)
         chosen = asked.validated(source)
         layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"), comm.world)
-        using = source.using(optimizers)
+        using = source.applying(optimizers)
         source.suits(layout, using)
         warn_without_optimizer(layout, using)
         also()

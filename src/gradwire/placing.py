@@ -81,7 +81,7 @@ def connect(
                 "process_group carries no tensors on the CPU: create one with "
                 "torch.distributed.new_group(backend='gloo'), or leave it out"
             )
-    if where.type == "cpu" or lending.carries_cpu(models):
+    if (device.is_host and where.type == "cpu") or lending.carries_cpu(models):
         return _by_cpu(device, lending.borrow(models))
     try:
         return _by_cpu(device, lending.borrow(models, where, "gloo"))

@@ -67,7 +67,9 @@ def test_dense_loads_no_other_exchange() -> None:
     loaded = found_by(DENSE)
     assert isinstance(loaded, list)
     exchanges = {name for name in loaded if name.startswith("gradwire.exchange.")}
-    assert exchanges == {f"gradwire.exchange.{name}" for name in ("base", "compose", "dense", "state")}
+    assert exchanges == {
+        f"gradwire.exchange.{name}" for name in ("base", "compose", "dense", "state", "turns")
+    }
     assert not {"gradwire.codec.gcomp", "gradwire.metric"} & set(loaded)
 
 

@@ -60,6 +60,11 @@ found = {
 errors = ("GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "WireError")
 found |= {name: issubclass(getattr(gradwire, name), RuntimeError) for name in errors}
 wire.detach()
+model = torch.nn.Linear(3, 2)
+own = torch.optim.SGD(model.parameters(), lr=0.1)
+local = gradwire.outer(model, own, every=2, replicas=dist.group.WORLD)
+found["outer"] = found["OuterWire"] = isinstance(local, gradwire.OuterWire)
+local.detach()
 dist.destroy_process_group()
 found["GradwireWarning"] = issubclass(gradwire.GradwireWarning, UserWarning)
 json.dump({"found": found, "public": gradwire.__all__}, sys.stdout)

@@ -13,9 +13,9 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, interval_for, paper_cuts, shards
-from gradwire.planning.predict import UnitWork, predict, units_between
+from gradwire.planning.predict import UnitWork, predict
 from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_III, TABLE_V, TABLE_VII, Row
-from tests.support.planning_problems import balanced_cuts, imbalance, step_traffic
+from tests.support.planning_problems import balanced_cuts, imbalance, step_traffic, units_between
 
 MILLISECONDS = Network(Link(0.0, 1.0))
 """A shift of n bytes takes n units of time, here ms."""

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from random import Random
 
 import numpy as np
 
+from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, Line
 from gradwire.planning.cuts import Cuts, phased_cuts
 from gradwire.planning.interval import balanced_edges
 from gradwire.planning.merge import GroupCost
+from gradwire.planning.predict import UnitWork, ready_of_element
 from gradwire.planning.ratio import HIGHEST, LOWEST, Candidate, Evaluate, candidate_ratios, knee, pareto_front
+
+
+def units_between(
+    of: Backward, cuts: Sequence[int], rounds: Callable[[int, int], tuple[Transfer, ...]]
+) -> list[UnitWork]:
+    """The units between element cuts, for `predict`: `rounds(index, numel)` names a unit's collectives."""
+    ready_s, bounds = ready_of_element(of), pairwise((0, *cuts, sum(of.numel)))
+    return [
+        UnitWork(ready_s(stop), stop - start, rounds(index, stop - start))
+        for index, (start, stop) in enumerate(bounds)
+    ]
 
 
 def backward(draw: Random, tensors: int) -> Backward:

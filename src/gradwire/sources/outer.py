@@ -165,7 +165,7 @@ class LocalSteps(Source):
             return None
         return dist.get_process_group_ranks(self._shared_by)
 
-    def using(self, optimizers: Optimizers) -> Optimizers:
+    def applying(self, optimizers: Optimizers) -> Optimizers:
         """The outer one."""
         return (self.outer,)
 

@@ -135,7 +135,7 @@ class Source(ABC):
                     "machines"
                 )
 
-    def using(self, optimizers: Optimizers) -> Optimizers:
+    def applying(self, optimizers: Optimizers) -> Optimizers:
         """The optimizers that use the means, where the user's are `optimizers`."""
         return optimizers
 

@@ -49,7 +49,7 @@ def test_text_and_file(tmp_path: Path) -> None:
 
 def test_rounds_of_local_steps() -> None:
     done = CliRunner().invoke(app, [*RESNET, "--workers", "2", "--every", "30"])
-    assert done.stdout.startswith(
+    assert " ".join(done.stdout.split()).startswith(
         "predicted, not measured: resnet50, 25.6 M parameters, 2 replicas, a round after 30 local steps"
     )
     assert "sparseloco" in done.stdout

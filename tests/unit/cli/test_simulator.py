@@ -19,8 +19,8 @@ KEYS = [
     *("source", "stragglers", "workers"),
 ]
 ROW = [
-    *("at_most", "codec", "day_bytes", "efficiency", "exposed_s", "memory_bytes", "recipe", "step_s"),
-    *("warnings", "wire_bytes", "workers"),
+    *("at_most", "codec", "day_bytes", "efficiency", "exposed_s", "memory_bytes", "node_bytes", "recipe"),
+    *("step_s", "two_levels", "warnings", "wire_bytes", "workers"),
 ]
 
 

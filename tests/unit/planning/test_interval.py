@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate, pairwise
 from random import Random
 from statistics import median
@@ -12,8 +13,8 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, paper_cuts, shards
-from gradwire.planning.predict import UnitWork, predict, ready_of_element
-from tests.support.planning_problems import backward, balanced_cuts, imbalance, step_traffic
+from gradwire.planning.predict import predict
+from tests.support.planning_problems import backward, balanced_cuts, imbalance, step_traffic, units_between
 
 WIRE = Line(0.02, 3e-6)
 MODELS = {
@@ -34,21 +35,13 @@ def cycle(of: Backward, cuts: tuple[int, ...], interval: int) -> list[float]:
     """Seconds of the steps of one interval."""
     network = Network(Link(WIRE.base_s, WIRE.slope_s / 4))
 
-    ready_s, bounds = ready_of_element(of), list(pairwise((0, *cuts, sum(of.numel))))
+    def rounds(step: int, index: int, numel: int) -> tuple[Transfer, ...]:
+        return (Transfer("shift", 4.0 * numel),) if (index + step) % interval == 0 else ()
 
-    def units(step: int) -> list[UnitWork]:
-        return [
-            UnitWork(
-                ready_s(stop), stop - start, _sends(stop - start) if (index + step) % interval == 0 else ()
-            )
-            for index, (start, stop) in enumerate(bounds)
-        ]
-
-    return [predict(units(step), of.total_s, 2, network).step_s for step in range(interval)]
-
-
-def _sends(numel: int) -> tuple[Transfer, ...]:
-    return (Transfer("shift", 4.0 * numel),)
+    return [
+        predict(units_between(of, cuts, partial(rounds, step)), of.total_s, 2, network).step_s
+        for step in range(interval)
+    ]
 
 
 @every_model

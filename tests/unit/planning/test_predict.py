@@ -10,7 +10,8 @@ import pytest
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import element_cuts
-from gradwire.planning.predict import Tail, UnitWork, predict, units_between
+from gradwire.planning.predict import Tail, UnitWork, predict
+from tests.support.planning_problems import units_between
 from tests.unit.planning.ticking import Clockwork, Unit
 
 SECONDS = Network(Link(0.0, 1.0))

@@ -303,7 +303,7 @@ def test_calls_that_are_dear_beside_a_training_are_fewer() -> None:
     )
 
 
-@pytest.mark.parametrize(("planned_s", "groups"), [(0.9, "groups"), (1.1, "one group")])
+@pytest.mark.parametrize(("planned_s", "groups"), [(0.9, "groups"), (1.1, "1 group")])
 def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, groups: str) -> None:
     decision = recipe(f"mergecomp(inner={INNER!r})").build().next
     assert decision is not None
