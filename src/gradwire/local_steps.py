@@ -85,10 +85,11 @@ def outer(
 
     Example::
 
-        wire = gradwire.outer(model, optimizer, "diloco", every=30, replicas=dist.group.WORLD)
+        optimizer = torch.optim.AdamW(module.parameters())
+        wire = gradwire.outer(module, optimizer, "diloco", every=30, replicas=dist.group.WORLD)
         for batch in loader:
             optimizer.zero_grad()
-            loss(model(batch)).backward()
+            loss(module(batch)).backward()
             optimizer.step()
         wire.detach()
     """
@@ -196,6 +197,7 @@ class OuterWire(Wire):
 
         Example::
 
+            loss = loss_of(batch)
             loss.backward()
             if loss.isfinite():
                 optimizer.step()

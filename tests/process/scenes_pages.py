@@ -78,6 +78,10 @@ def _stepped(names: Names) -> gradwire.Wire:
     return wire
 
 
+def _rounds(names: Names) -> gradwire.OuterWire:
+    return gradwire.outer(names["model"], names["optimizer"], every=2, replicas=dist.group.WORLD)
+
+
 def _recording(*_: Any, **__: Any) -> None:
     """Takes what a dashboard's function takes."""
 
@@ -126,6 +130,16 @@ GIVEN: dict[str, dict[str, Given]] = {
         "json": lambda _: json,
         "SummaryWriter": lambda _: lambda: _recording,
     },
+    "local steps": DASHBOARDS
+    | {
+        "model": lambda _: Blocks(),
+        "module": lambda _: Blocks(),
+        "batch": lambda names: names["batches"][0],
+        "wire": _rounds,
+        "train_one_step": lambda names: _step(names),
+        "evaluate": lambda names: lambda model: model(names["batches"][0]),
+        "SummaryWriter": lambda _: lambda: _recording,
+    },
     "two optimizers": {
         "optimizer_of_body": lambda names: torch.optim.SGD(names["model"].module.blocks.parameters(), lr=0.1),
         "optimizer_of_head": lambda names: torch.optim.SGD(names["model"].module.head.parameters(), lr=0.1),
@@ -136,7 +150,7 @@ GIVEN: dict[str, dict[str, Given]] = {
 
 def run(block: Block) -> None:
     """Run it, in a folder that both ranks share, and the docstrings of one file: one saves, one loads."""
-    of_its_own = block.given != "docstrings"
+    of_its_own = block.given not in ("docstrings", "local steps")
     folder = Path(os.environ[FOLDER]) / block.page.stem / (str(block.line) if of_its_own else "")
     folder.mkdir(parents=True, exist_ok=True)
     before = Path.cwd()
@@ -146,7 +160,7 @@ def run(block: Block) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Converting a tensor")  # torch's, of a loss with a graph
             exec(compile(block.text, str(block), "exec"), names)  # that is what a reader does with it
-        if isinstance(names.get("wire"), gradwire.Wire):
+        if isinstance(names.get("wire"), gradwire.Wire | gradwire.OuterWire) and "detach" not in block.text:
             names["wire"].detach()
     finally:
         os.chdir(before)

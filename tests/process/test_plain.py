@@ -85,7 +85,7 @@ def test_a_copy_sends_nothing(world: Results) -> None:
 
 REFUSED = {
     "bare": "wrap it in DistributedDataParallel first, or pass replicas=",
-    "twice": "attached already",
+    "twice": "this model is carried already",
     "under ddp": "would exchange its gradients a second time",
     "ddp": "has its own process group",
     "around ddp": "'0' inside this module is wrapped in DistributedDataParallel",
