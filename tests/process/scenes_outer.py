@@ -644,10 +644,11 @@ class Ranked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(32, 63), nn.LayerNorm(63), nn.Linear(63, 8)
+        self.register_buffer("gain", torch.ones(()))
+        self.first, self.norm, self.last = nn.Linear(32, 131), nn.LayerNorm(131), nn.Linear(131, 8)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        out = self.last(torch.tanh(self.norm(self.first(inputs))))
+        out = self.gain * self.last(torch.tanh(self.norm(self.first(inputs))))
         assert isinstance(out, Tensor)
         return out
 
@@ -660,7 +661,7 @@ def ranked() -> nn.Module:
 def whole(model: nn.Module) -> list[Tensor]:
     """The parameters, gathered where they are sharded."""
     return [
-        each.full_tensor() if isinstance(each, DTensor) else each.detach().clone()
+        each.detach().full_tensor() if isinstance(each, DTensor) else each.detach().clone()
         for each in model.parameters()
     ]
 
@@ -742,7 +743,7 @@ def one_shard_not_finite() -> dict[str, Any]:
 
     def spoil(*_: Any) -> None:
         if dist.get_rank() == 3:
-            next(module.parameters()).to_local().fill_(torch.nan)  # type: ignore[attr-defined]
+            next(module.parameters()).detach().to_local().fill_(torch.nan)  # type: ignore[attr-defined]
 
     optimizer.register_step_pre_hook(spoil)
     steps(module, optimizer, range(1))

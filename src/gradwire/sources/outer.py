@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.arena import ParameterSpec, specs_of
 from gradwire.engine.layout import Layout, Policy, chooser
+from gradwire.engine.shards import shards_of
 from gradwire.engine.step import Step
 from gradwire.errors import GradwireError
 from gradwire.kernels import LARGEST_GRADIENT
@@ -97,11 +98,14 @@ class LocalSteps(Source):
         averaged = [
             ParameterSpec(name, tuple(each.shape), each.dtype, each.numel()) for name, each in buffers.items()
         ]
-        weight = ParameterSpec(WEIGHT, (2,), torch.float32, 2)
-        self.specs = (*map(_wide, trained), *map(_wide, averaged), weight)
+        beside = [*averaged, ParameterSpec(WEIGHT, (2,), torch.float32, 2)]
+        if self._shards is not None:
+            beside = [_own_part(spec, self._shards.inside.size()) for spec in beside]
+        self.specs = (*map(_wide, trained), *map(_wide, beside))
         self._rows = {} if self._shards is None else self._shards.rows
+        shapes = {name: each.shape for name, each in buffers.items()}
         self.parameters = {
-            spec.name: nn.Parameter(self._room(spec), requires_grad=spec.name in self._own)
+            spec.name: nn.Parameter(self._room(spec, shapes.get(spec.name)), spec.name in self._own)
             for spec in self.specs
         }
         self._anchors: dict[str, Tensor] = {}
@@ -122,11 +126,12 @@ class LocalSteps(Source):
         self._resumed: bool | None = None
         """Of a round that was under way in a checkpoint: whether it lands. Its means are in the buckets."""
 
-    def _room(self, spec: ParameterSpec) -> Tensor:
-        """Zeros in the shape and order of the part of a parameter that is here."""
+    def _room(self, spec: ParameterSpec, shape: torch.Size | None) -> Tensor:
+        """Zeros in the order of a parameter or of its part that is here, or in the `shape` of a buffer."""
         rows = self._rows.get(spec.name)
-        if rows is not None:
-            return torch.zeros(rows, *spec.shape[1:], dtype=spec.dtype, device=self.device)
+        if rows is not None or shape is not None:
+            shape = shape if rows is None else torch.Size((rows, *spec.shape[1:]))
+            return torch.zeros(shape or (), dtype=spec.dtype, device=self.device)
         return spec.shaped(torch.zeros(spec.numel, dtype=spec.dtype, device=self.device))
 
     # -- who averages with whom
@@ -460,7 +465,8 @@ class LocalSteps(Source):
         for bucket in self._buckets:
             for name, view in bucket.views.items():
                 if name != WEIGHT:
-                    yield name, view
+                    shape = self.parameters[name].shape
+                    yield name, view if view.shape == shape else view.view(shape)
 
     @property
     def _weight(self) -> Tensor:
@@ -622,6 +628,13 @@ def _wide(spec: ParameterSpec) -> ParameterSpec:
     """`spec` in the type in which it is summed."""
     whole = None if spec.shard_of is None else _wide(spec.shard_of)
     return replace(spec, dtype=spec.plane_dtype, shard_of=whole)
+
+
+def _own_part(spec: ParameterSpec, parts: int) -> ParameterSpec:
+    """What a rank holds by itself, as if it were its part of something as many times as long."""
+    shape = (parts * (spec.shape[0] if spec.shape else 1), *spec.shape[1:])
+    (part,) = shards_of([replace(spec, shape=shape, numel=parts * spec.numel)], parts, by_rows=True)
+    return part
 
 
 def _land(own: Tensor, shared: Tensor, anchor: Tensor) -> None:

@@ -1,0 +1,230 @@
+"""Real gloo ranks: local steps between rounds, beside DiLoCo of our own; left out, resumed, dying."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.process.scenes_outer import EVERY, SCENES
+from tests.support.ranks import Results, perform, started, value
+
+pytestmark = pytest.mark.process
+
+IN_FOUR = [name for name in SCENES if "inside" in name or name == "one shard not finite"]
+APART = ["dying before a round", "dying under way", "going on", "going on, delayed", "from two ranks"]
+IN_TWO = [name for name in SCENES if name not in (*IN_FOUR, *APART)]
+
+ROUNDINGS = 2e-6
+"""Of float32, over some twenty steps of AdamW, beside the way that parameters have gone."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """On two ranks."""
+    return perform("tests.process.scenes_outer", 2, tmp_path_factory.mktemp("outer"), IN_TWO)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """On four ranks: two machines of two."""
+    return perform("tests.process.scenes_outer", 4, tmp_path_factory.mktemp("sites"), IN_FOUR)
+
+
+def test_rounds_after_each_step_at_rate_one_are_gradients_averaged_step_by_step(world: Results) -> None:
+    one, other = value(world, "follows attach")
+    assert one["digest"] == other["digest"]
+    # θ₀ − mean(θ₀ − θ): a difference, a sum of two, a product and a difference, each of one rounding.
+    for step, apart in enumerate(one["apart"], start=1):
+        assert apart <= 4 * step * one["rounding"]
+
+
+@pytest.mark.parametrize("scene", ["beside own", "beside own, delayed"])
+def test_diloco_is_the_paper_s(world: Results, scene: str) -> None:
+    for each in value(world, scene):
+        assert each["rounds"] == 5
+        assert each["relative"] < ROUNDINGS
+
+
+def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(world: Results) -> None:
+    one, other = value(world, "every recipe")
+    assert one == other
+    refused = {name for name, found in one.items() if isinstance(found, str)}
+    assert refused == {"auto", "flexible", "mergecomp"}
+    assert all("name a fixed recipe" in one[name] for name in refused)
+    for name in one.keys() - refused:
+        assert one[name] == {"alike": True, "moves": True}, name
+
+
+def test_what_came_is_applied_or_left(world: Results) -> None:
+    for each in value(world, "conservation"):
+        assert each["remembers"] == 2
+        # In each of six rounds Δ, its sums and the step of θ₀ are rounded, at sizes below the parameters'.
+        assert each["error"] <= 6 * 4 * each["unit"]
+
+
+@pytest.mark.parametrize("scene", ["at rest", "at rest, delayed"])
+def test_rounding_at_landing_is_no_part_of_what_was_learned(world: Results, scene: str) -> None:
+    assert value(world, scene) == [{"stays": True, "is rounded": True, "alike": True}] * 2
+
+
+def test_replicas_that_learn_nothing_after_a_round_left_meet(world: Results) -> None:
+    expected = {"before": False, "still": False, "after": True, "shared": True}
+    assert value(world, "meeting") == [expected] * 2
+
+
+def test_statistics_are_averaged_and_what_is_frozen_stays(world: Results) -> None:
+    for rank, each in enumerate(value(world, "buffers")):
+        assert each.pop("error") <= 1e-6
+        assert each.pop("seen") == EVERY * (1 + rank)
+        assert each == {"apart": True, "frozen": True, "mask": True, "alike": True, "rounds": 1}
+
+
+RESUMED = {
+    "resumed": (EVERY + 2, True),
+    "resumed, between rounds": (2 * EVERY, True),
+    "resumed, under way": (EVERY + 1, False),
+}
+"""By scene: steps before the save, and whether replicas are equal at the end."""
+
+
+@pytest.mark.parametrize("scene", RESUMED)
+def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_round(world: Results, scene: str) -> None:
+    begins, alike = RESUMED[scene]
+    expected = {"begins": begins, "own": True, "shared": True, "alike": alike}
+    assert value(world, scene) == [expected] * 2
+
+
+def test_one_rank_s_save_is_enough_between_rounds_and_refused_within(world: Results) -> None:
+    for each in value(world, "from another rank"):
+        assert "in the middle of a round" in each.pop("refused")
+        assert each == {"theta": True, "momentum": True, "at": 2 * EVERY}
+
+
+@pytest.mark.parametrize("scene", ["not finite", "not finite, delayed"])
+def test_a_replica_that_is_not_finite_is_left_out_of_the_mean(world: Results, scene: str) -> None:
+    for rank, each in enumerate(value(world, scene)):
+        assert each.pop("error") <= 2e-8  # a rounding of θ₀ beside half of Δ, which is 1000 times as much
+        assert each == {"alike": True, "memory stays": rank == 1, "finite": True, "rounds": 2}
+
+
+def test_a_replica_that_is_never_finite_raises_and_the_others_hear_of_it(world: Results) -> None:
+    one, other = value(world, "not finite for good")
+    assert one.pop("raised").startswith("2: PeerFailed: rank 1")
+    assert other.pop("raised").startswith("2: GradwireError: rank 1: 0.weight was not finite in 3 rounds")
+    assert one == other == {"alike": True, "rounds": 4}
+
+
+def test_nothing_lands_where_no_replica_is_finite(world: Results) -> None:
+    assert value(world, "nobody left") == [{"stays": True, "back": True}] * 2
+
+
+def test_an_error_on_one_rank_is_named_on_all_and_no_rank_lands(world: Results) -> None:
+    for each, name in zip(value(world, "failing"), ["PeerFailed", "ValueError"], strict=True):
+        assert each == {"raised": name, "stays": True, "alike": True}
+
+
+@pytest.mark.parametrize("scene", [name for name in SCENES if name.startswith("left out")])
+def test_steps_that_are_left_out_count_as_attempted(world: Results, scene: str) -> None:
+    for each in value(world, scene):
+        assert each["counts"][-1] == 3 * EVERY
+        assert (each["alike"], each["rounds"]) == (True, 3)
+
+
+def test_a_step_that_shows_late_to_be_left_out_still_brings_its_round(world: Results) -> None:
+    assert value(world, "cleared late") == [{"attempts": 2 * EVERY, "alike": True, "rounds": 2}] * 2
+
+
+def test_what_an_attempted_step_is(world: Results) -> None:
+    expected = {"micro": 3, "several": 3, "one of several": 5, "grad": 3, "closure": 2, "scaler": 4}
+    assert value(world, "counting") == [expected] * 2
+
+
+def test_replicas_with_less_data_wait_for_the_others(world: Results) -> None:
+    assert value(world, "uneven") == [{"ends": True, "goes on": True, "shared": True}] * 2
+
+
+def test_evaluation_switch_and_the_last_round(world: Results) -> None:
+    flags = dict.fromkeys(["back", "start", "unsent", "alike", "apart again"], True)
+    assert value(world, "at the end") == [flags | {"recipe": "dense"}] * 2
+
+
+REFUSED = {
+    "delay": "ValueError: delay=4 is not a number of steps below every=4",
+    "every": "ValueError: every=0 is not a number of steps",
+    "auto": "ValueError: auto and other recipes that measure",
+    "gcomp": "ValueError: gcomp(mode='near'",
+    "no optimizer": "ValueError: outer() counts an optimizer's steps",
+    "outer": "ValueError: outer= made an optimizer of other parameters",
+    "ranks": "RanksDisagree: ranks disagree on every",
+    "flush": "ValueError: flush() adds to gradients",
+    "switch": "ValueError: auto and other recipes that measure",
+    "attach": "ValueError: this model is carried already, by its local steps, over ranks [0, 1]",
+    "twice": "ValueError: this model is carried already, by its local steps, over ranks [0, 1]",
+    "after attach": "ValueError: this model is carried already, by its DistributedDataParallel",
+    "ddp over all": "ValueError: this model is carried already, by its DistributedDataParallel",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_refused_in_words(world: Results, what: str) -> None:
+    for each in value(world, "refused"):
+        assert each[what].startswith(REFUSED[what])
+
+
+@pytest.mark.parametrize("delayed", ["", ", delayed"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_machines_of_two_ranks_train_as_two_replicas_and_send_the_model_once(
+    sites: Results, kind: str, delayed: str
+) -> None:
+    for each in value(sites, f"{kind} inside{delayed}"):
+        assert each["relative"] < ROUNDINGS
+        assert each["inside alike"]
+        assert each["alike"] == (delayed == "")
+        assert each["rounds"] == 3
+        # Two machines all-reduce each half of the model between two ranks; beside it go rows and paddings.
+        assert 4 * each["elements"] / 2 <= each["bytes"] <= 4 * each["elements"] / 2 + 300
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_machines_compress_between_each_other(sites: Results, kind: str) -> None:
+    for each in value(sites, f"{kind} inside, topk"):
+        assert each["alike"]
+        assert each["bytes"] < 4 * each["elements"] / 4
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_machines_resume_with_a_round_under_way(sites: Results, kind: str) -> None:
+    assert value(sites, f"{kind} inside, resumed") == [{"same": True}] * 4
+
+
+def test_a_machine_is_left_out_for_one_shard(sites: Results) -> None:
+    for each in value(sites, "one shard not finite"):
+        assert each["alike"]
+        assert each["error"] <= 1e-7  # θ₀ − (θ₀ − θ)
+
+
+@pytest.mark.parametrize(
+    ("scene", "after", "heard_at"),
+    [
+        ("dying before a round", "going on", 2 * EVERY - 1),
+        ("dying under way", "going on, delayed", 2 * EVERY + 1),
+    ],
+)
+def test_a_rank_that_dies_ends_the_round_and_a_save_goes_on(
+    tmp_path: Path, scene: str, after: str, heard_at: int
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with started("tests.process.scenes_outer", 2, first, [scene], 40.0) as ranks:
+        ranks[0].wait(120.0)
+    told = json.loads((first / "0.json").read_text())[scene]
+    assert told == {"value": {"heard at": heard_at}}
+    assert value(perform("tests.process.scenes_outer", 2, second, [after]), after) == [{"same": True}] * 2
+    if after == "going on, delayed":
+        alone = tmp_path / "alone"
+        alone.mkdir()
+        [found] = value(perform("tests.process.scenes_outer", 1, alone, ["from two ranks"]), "from two ranks")
+        assert found == {"begins": True, "attempts": EVERY + 3 * EVERY, "finite": True}
