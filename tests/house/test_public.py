@@ -41,6 +41,9 @@ step(torch.ones(4, 3))
 cluster = {"rate_bit_per_s": 1e9, "step_s": 0.2, "candidates": ["dense", "int8"]}
 plan = gradwire.plan("resnet18", workers=4, **cluster)
 simulation = gradwire.simulate("resnet18", workers=(2, 8), **cluster)
+alone = torch.nn.Linear(3, 2)
+own = torch.optim.SGD(alone.parameters(), lr=0.1)
+local = gradwire.outer(alone, own, replicas=dist.group.WORLD)
 found = {
     "attach": isinstance(wire, gradwire.Wire),
     "Wire": wire.report().recipe == "dense",
@@ -55,6 +58,8 @@ found = {
     "Simulation": {each.workers for each in simulation.outcomes} == {2, 8},
     "explore": trial.recipe == "bf16",
     "Trial": isinstance(trial, gradwire.Trial),
+    "outer": isinstance(local, gradwire.OuterWire),
+    "OuterWire": local.attempts == 0,
     "__version__": gradwire.__version__.count(".") == 2,
 }
 errors = ("GradwireError", "PeerFailed", "RanksDisagree", "TransportError", "WireError")

@@ -99,6 +99,14 @@ def test_ranks_of_two_nodes_add_up_inside_first(tmp_path: Path) -> None:
     assert "4 ranks on 2 nodes" in " ".join(printed.split())
 
 
+def test_two_sites_learn_between_rounds(tmp_path: Path) -> None:
+    printed = torchrun(4, "two_sites.py", folder=tmp_path, nodes=2)
+    assert losses(printed)[-1] < losses(printed)[0]
+    # Half of 38,410 parameters in float32 for each of two ranks of a site, and a few rows.
+    [sent] = re.findall(r"3 rounds, (\d+) kB", printed)
+    assert 76 <= int(sent) <= 78
+
+
 def test_accumulation_sends_once_per_optimizer_step(tmp_path: Path) -> None:
     printed = torchrun(2, "accumulation.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
@@ -138,4 +146,5 @@ def test_every_example_is_run() -> None:
         "policy.py",
         "resume.py",
         "two_nodes.py",
+        "two_sites.py",
     ]
