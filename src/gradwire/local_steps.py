@@ -125,7 +125,10 @@ def _method(recipe: str | Recipe | Composition) -> tuple[str | Recipe | Composit
     if isinstance(recipe, str) and recipe.strip() in METHODS:
         method = METHODS[recipe.strip()]
         return method.recipe, method.outer
-    name = parsed(recipe).name
+    try:
+        name = parsed(recipe).name
+    except ValueError:  # which all ranks will hear of
+        name = ""
     return recipe, METHODS[name].outer if name in METHODS else _diloco
 
 

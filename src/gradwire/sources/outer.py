@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.arena import ParameterSpec, specs_of
+from gradwire.checks import check_policy
 from gradwire.engine.layout import Layout, Policy, chooser
 from gradwire.engine.shards import shards_of
 from gradwire.engine.step import Step
@@ -75,6 +76,7 @@ class LocalSteps(Source):
         """Made by `check`."""
         self._given, self._make = optimizers, make
         self._inner: Optimizers = ()
+        self._policy: Policy | None = None
         wrapped = inside(model)
         self._shared_by: dist.ProcessGroup | None = None
         """The ranks that hold this replica together, or alike."""
@@ -175,13 +177,14 @@ class LocalSteps(Source):
         return (self.outer,)
 
     def weighed(self, policy: Policy | None) -> Policy:
-        """`policy`, but buffers and weights travel whole."""
-        choose = chooser(policy)
-        return lambda spec: choose(spec) if spec.name in self._own else "dense"
+        """`policy`, which `check` will look at, but buffers and weights travel whole."""
+        self._policy = policy
+        return lambda spec: chooser(policy)(spec) if spec.name in self._own else "dense"
 
     def check(self) -> None:
         """Check that ranks make up a grid, and that nothing else averages; make the outer optimizer."""
         self.require_unclaimed()
+        check_policy(self._policy, list(self._own))
         if self._shards is not None:
             self._shards.check()
         for name, each in self._own.items():
@@ -355,10 +358,8 @@ class LocalSteps(Source):
                 bucket.buffer.zero_()
         self._weight.copy_(torch.tensor([float(counts), float(finished)], device="cpu"))
         if self.delay:
-            with torch.no_grad():
-                for name, own, _shared, anchor in self._tensors():
-                    if name in self._own:
-                        anchor.copy_(own)
+            for name, own in self._own.items():
+                self._anchors[name].copy_(self._here(own))
         self._left_at, self._lands_at = count, count + self.delay
         for bucket in self._buckets:
             bucket.failure, failure = failure, None
@@ -420,8 +421,8 @@ class LocalSteps(Source):
     def conclude(self) -> None:
         """The outer optimizer steps, and this replica goes on from θ₀′."""
         for name, own, shared, anchor in self._tensors():
-            if name not in self._own:
-                shared.sub_(self.parameters[name].grad)  # type: ignore[arg-type]  # received
+            if name not in self._own and (mean := self.parameters[name].grad) is not None:
+                shared.sub_(mean)
                 _land(own, shared, anchor)
         self.outer.step()
         for name, own, shared, anchor in self._tensors():
