@@ -95,7 +95,6 @@ ALLOWED: dict[str, set[str]] = {
     "configuration": {"arena", "checks", "engine.guard", "engine.layout", "recipes", "sources", "version"},
     "advising": {"arena", "decide", "engine.forecast", "exchange.base", "planning", "quantities", "recipes"},
     "exploring": BELOW | {"wire"},
-    "local_steps": {"attaching", "configuration", "engine.layout", "errors", "recipes", "sources", "wire"},
     "scaling": {"advising", "arena", "engine.forecast", "planning", "quantities", "recipes"},
     "integrations": EVERYTHING,
     "cli": EVERYTHING,
@@ -178,7 +177,6 @@ TALK_TO_PEERS = LAB | {
     "tools",
     "wire",
     "exploring",
-    "local_steps",
     "cli",
     "integrations",
 }
