@@ -159,7 +159,9 @@ def figure(line: dict[str, Any]) -> float:
     """On held-out data: accuracy in per cent, or the loss where there is none."""
     evaluation = line["evaluation"]
     accuracy = evaluation.get("test_accuracy")
-    return float("nan") if not evaluation else 100 * accuracy if accuracy else evaluation["test_loss"]
+    if not evaluation:
+        return float("nan")
+    return evaluation["test_loss"] if accuracy is None else 100 * accuracy
 
 
 def apart(ours: Sequence[float], theirs: Sequence[float]) -> str:

@@ -46,13 +46,13 @@ def test_tensors_on_a_device_are_brought_there(
     name: str, arguments: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = SimpleNamespace(**{name: lambda *_arguments, **_named: "taken"})
-    monkeypatch.setattr(dispatch, "_device_kernels", lambda: taken)
+    monkeypatch.setattr(dispatch, "_device_kernels", lambda _where: taken)
     assert callable(arguments)
     assert getattr(kernels, name)(*arguments(OnDevice(torch.ones(4).double()))) == "taken"
 
 
 def test_without_triton_the_reference_computes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_device_kernels", lambda: None)
+    monkeypatch.setattr(dispatch, "_device_kernels", lambda _where: None)
     x = OnDevice(torch.ones(4).double())
     assert dispatch.on_device("poison")([x], x) is dispatch.DECLINED
 
@@ -60,7 +60,7 @@ def test_without_triton_the_reference_computes_there(monkeypatch: pytest.MonkeyP
 def test_where_triton_can_launch_nothing_the_reference_computes_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_compiler() -> None:
+    def no_compiler(_where: torch.device) -> None:
         raise RuntimeError("Failed to find C compiler")
 
     known = {

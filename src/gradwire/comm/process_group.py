@@ -34,6 +34,9 @@ class _Callback:
 
 
 _PAUSE_S = 0.001
+_LET_GO_S = 0.1
+"""What a thread of gloo may take from the end of a collective until it has let go of its tensors."""
+_has_comms = threading.Event()
 _callbacks: deque[weakref.ref[_Callback]] = deque()
 _callbacks_lock = threading.Lock()
 
@@ -51,12 +54,15 @@ def _let_callbacks_end() -> None:
     """Wait until no thread of gloo is in a callback, or will be: of a step that was given up, for instance.
 
     Such a thread takes the interpreter's lock. If the interpreter ends meanwhile, Python ends the thread in
-    the middle of C++, which aborts the process.
+    the middle of C++, which aborts the process. The lock is also taken by the one that frees a tensor, as
+    such a thread may do just after `wait` has returned, and nothing tells when it has.
     """
     for _ in range(int(STOP_S / _PAUSE_S)):
         if all(callback() is None for callback in list(_callbacks)):
-            return
+            break
         threading.Event().wait(_PAUSE_S)
+    if _has_comms.is_set():
+        threading.Event().wait(_LET_GO_S)
 
 
 # Made before those of threads that issue collectives, and so called after them.
@@ -137,6 +143,7 @@ class ProcessGroupComm(HoppingComm):
         self.world: int = group.size()
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
+        _has_comms.set()
 
     def close(self) -> None:
         """End the helper thread, if there is one. The caller has waited for all that it issued."""

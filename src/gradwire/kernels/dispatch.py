@@ -9,7 +9,7 @@ also computes what a folder lacks. `device/` needs Triton, and is imported with 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import cache, wraps
 from importlib import import_module
@@ -67,19 +67,29 @@ def on_device(name: str) -> Callable[..., Any]:
     """
 
     def call(*arguments: Any, **named: Any) -> Any:
-        kernels = _device_kernels()
+        kernels = _device_kernels(_place_of(arguments))
         return DECLINED if kernels is None else getattr(kernels, name, declines)(*arguments, **named)
 
     return call
 
 
+def _place_of(arguments: Iterable[Any]) -> torch.device | None:
+    """The device of the first tensor of a call: `asks_device` has found one."""
+    for each in arguments:
+        first = each[0] if isinstance(each, list | tuple) and each else each
+        if isinstance(first, Tensor):
+            return first.device
+    return None
+
+
 @cache
-def _device_kernels() -> ModuleType | None:
+def _device_kernels(where: torch.device | None) -> ModuleType | None:
+    """With a trial on that device, because on the thread's current one it could make a context."""
     if find_spec("triton") is None:
         return None
     try:
         kernels = import_module("gradwire.kernels.device")
-        import_module("gradwire.kernels.device.launch").try_out()
+        import_module("gradwire.kernels.device.launch").try_out(where)
     except Exception as error:  # or the first step would fail on all ranks
         _LOG.warning("Triton runs no kernels here, so plain torch computes instead, more slowly: %r", error)
         return None

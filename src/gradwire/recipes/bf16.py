@@ -19,7 +19,7 @@ Sum = Literal["bf16", "fp32"]
 
 
 @register
-def bf16(sum: Sum = "bf16") -> Composition:  # what it is
+def bf16(sum: Sum = "bf16") -> Composition:
     """All-reduce in bfloat16: half the bytes, float32's range, 8 bits of precision.
 
     `sum` is the type in which ranks' values are added: "bf16", by the library's all-reduce, or "fp32" in rank

@@ -29,7 +29,6 @@ from gradwire.sources.observe import leave_out_of_copies, observe, refuse_change
 from gradwire.sources.source import Source
 
 _LOG = logging.getLogger("gradwire")
-_ATTACHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class PlainParameters(Source):
@@ -77,8 +76,6 @@ class PlainParameters(Source):
                     f"{name!r} inside this module is wrapped in DistributedDataParallel, which would "
                     "exchange its gradients a second time: take that wrapper off, or attach it instead"
                 )
-        if self.model in _ATTACHED:
-            raise ValueError("this module is attached already: its gradients would be exchanged twice")
 
     def buffers_text(self) -> str:
         """Shapes and types of the buffers."""
@@ -93,7 +90,6 @@ class PlainParameters(Source):
     ) -> None:
         """Give all ranks rank 0's parameters and buffers; register the hooks on parameters and model."""
         model = self.model
-        _ATTACHED.add(model)
         if self.group.size() == 1:
             _LOG.info("one rank: gradients stay as they are")
         self._spread_first()

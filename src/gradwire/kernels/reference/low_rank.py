@@ -7,6 +7,7 @@ numbers as it has rows (left) or columns (right). Factors are float64 for a unit
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -15,6 +16,9 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import checked
+
+_PRECISION = threading.Lock()
+"""Held while the process's setting is not the script's."""
 
 LOST = 1e-6
 """Where Gram-Schmidt leaves this share of a column of float32, only rounding is left."""
@@ -139,11 +143,12 @@ def _whole_products() -> Iterator[None]:
     GPUs of several kinds in one run would round differently.
     """
     products = torch.backends.cuda.matmul
-    before, products.fp32_precision = products.fp32_precision, "ieee"
-    try:
-        yield
-    finally:
-        products.fp32_precision = before
+    with _PRECISION:  # or two models' threads could put back what the other has set
+        before, products.fp32_precision = products.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            products.fp32_precision = before
 
 
 def _each(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, ...]]:
