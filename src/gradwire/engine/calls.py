@@ -44,9 +44,9 @@ class Calls:
     """The calls of one attached model on this rank, numbered as on all others.
 
     Page n of the board is about what follows n calls: another call, or a step that waits in vain. Each rank
-    that comes to it writes its entry and counts itself, and then counts itself again among those in the same
-    call. A rank that waits compares the two numbers, and reads entries only where they differ: so it asks the
-    store as little as it would among two ranks.
+    that comes to it counts itself among those in the same call, and then writes its entry and counts itself
+    again. A rank that waits compares the two numbers, and reads entries only where they differ: so it asks
+    the store as little as it would among two ranks.
     """
 
     def __init__(self, board: Board | None) -> None:
@@ -75,15 +75,16 @@ class Calls:
             return
         page, self._made = str(self._made), self._made + 1
         mine = Entry(f"{what} at step {step}", self.steps)
-        _put(board, page, mine)
         mark, pause_s, start_s = f"{page}/{mine.what}", _PAUSE_S[0], now_s()
+        # Before its entry, so that a rank on its way does not look like one in another call.
         here, look_s = board.count(mark, 1), _LOOK_S
+        _put(board, page, mine)
         while here < board.world:
             threading.Event().wait(pause_s)
             pause_s = min(2 * pause_s, max(_PAUSE_S[1], _EACH_S * board.world))
             here, waited_s = board.count(mark, 0), now_s() - start_s
             if here < board.world and waited_s > look_s:
-                if board.count(page, 0) > here:
+                if board.count(page, 0) > board.count(mark, 0):
                     self._compare(mine, _entries(board, page), board.rank)
                 look_s = waited_s + _LOOK_S
             if here < board.world and waited_s > board.timeout_s:
