@@ -48,7 +48,7 @@ from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.observed import Observed
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"
 GATHER = "topk, all-gather"

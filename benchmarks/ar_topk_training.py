@@ -35,7 +35,7 @@ from gradwire.lab import emulate
 from gradwire.lab.bench.settings import Task, parse_entry
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.bench.trainer import Trainer, build
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 METHODS = {
     "star_topk": "",

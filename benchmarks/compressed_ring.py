@@ -34,7 +34,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.arena import Lane, specs_of
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import forget
@@ -45,7 +44,8 @@ from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import catalogue
 from gradwire.measure.observed import Observed
 from gradwire.metric import numerators, thresholds
-from gradwire.moment import Moment, Replicated
+from gradwire.step.arena import Lane, specs_of
+from gradwire.step.context import Moment, Replicated
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
 SETTINGS = {"near": Gcomp("near"), "levels": Gcomp("levels"), "lossless": Gcomp("lossless")}

@@ -17,9 +17,9 @@ import torch
 from lockstep import carry
 from torch import Tensor
 
-from gradwire.arena import Lane, ParameterSpec
 from gradwire.comm import run_ranks
 from gradwire.recipes import recipe
+from gradwire.step.arena import Lane, ParameterSpec
 
 UNITS = 64
 INTERVALS = (2, 4, 8)

@@ -35,7 +35,6 @@ from huffman import Zstd
 from torch import Tensor
 
 from gradwire import recipes
-from gradwire.arena import Lane, Unit, specs_of
 from gradwire.codec.gcomp import Key, Table, frame, histogram
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
@@ -45,7 +44,8 @@ from gradwire.kernels import mantissa_levels
 from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
-from gradwire.moment import Moment, Part, Replicated
+from gradwire.step.arena import Lane, Unit, specs_of
+from gradwire.step.context import Moment, Part, Replicated
 
 RENEWS = Gcomp().renews
 MANTISSA = 23

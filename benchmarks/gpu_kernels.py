@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.configuration import Place
+from gradwire._api.configuration import Place
 from gradwire.kernels import BlockKind, Blocks, Grid, Pieces, ScaledBlocks
 
 WORLD = 8
@@ -281,7 +281,7 @@ def trained(recipe: str | None, place: Place = "auto", *, width: int = 2048, lay
 def one_rank() -> Iterator[None]:
     """NCCL with a rank that is alone, and does all that it would do with others."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    with patch("gradwire.attaching.is_alone", lambda _comm: False):
+    with patch("gradwire._api.attach.is_alone", lambda _comm: False):
         yield
     dist.destroy_process_group()
 

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.configuration import Place
+from gradwire._api.configuration import Place
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 

@@ -4,7 +4,7 @@ Four ranks on an emulated network, of which two share a node and its link; what 
 takes the loopback, which is not slowed. A stack of square matrices is trained on random numbers.
 Settings run in mixed order, round by round, in the same processes; a step's time is the slowest rank's. Bytes
 are those that leave a node by its interface, the mean of both nodes, beside what the cost model of
-`gradwire plan` says (`gradwire.engine.forecast`). So are steps: the model gets the link as stated, the link
+`gradwire plan` says (`gradwire.control.forecast`). So are steps: the model gets the link as stated, the link
 inside, the computation and the codecs as measured while all ranks are at it. "spread" is half the range of a
 setting's rounds in parts of their median. Every round checks that replicas are bit-identical.
 
@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.engine.forecast import forecast
+from gradwire.control.forecast import forecast
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed
 from gradwire.measure.codec import measure_codec

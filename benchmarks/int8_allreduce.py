@@ -35,7 +35,7 @@ from gradwire.kernels import LARGEST, BlockKind, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.observed import Observed
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
 KINDS: tuple[BlockKind, ...] = ("int8", "fp8", "int4")

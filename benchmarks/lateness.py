@@ -30,9 +30,9 @@ from gradwire.lab.workloads.images import ImageWorkload, Recipe
 from gradwire.lab.workloads.models import ConvNet, ResNet
 from gradwire.lab.workloads.text import Size, TextWorkload
 from gradwire.memory import UNSENT
-from gradwire.moment import Moment
 from gradwire.planning.cuts import phased_cuts
 from gradwire.recipes import Composition, register
+from gradwire.step.context import Moment
 
 STEPS = {"convnet": 250, "gpt": 200, "resnet": 150}
 """Of the base point: 2 ranks, and each model's usual optimizer."""

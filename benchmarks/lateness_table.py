@@ -14,7 +14,7 @@ from typing import Any
 
 from lateness import partly  # registers a recipe that runs may have  # noqa: F401
 
-from gradwire.decide.lateness import Lateness, Weighed
+from gradwire.control.lateness import Lateness, Weighed
 from gradwire.exchange.compose import cycle_of
 from gradwire.lab.report import svg
 from gradwire.recipes import recipe

@@ -12,16 +12,16 @@ from statistics import fmean, stdev
 import torch
 from torch import Tensor, nn
 
-from gradwire.arena import Lane, specs_of
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine.layout import by_size
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.lab.workloads import catalogue
 from gradwire.lab.workloads.base import Workload
 from gradwire.memory import UNSENT, Gradients
-from gradwire.moment import Moment
 from gradwire.recipes import recipe
+from gradwire.step.arena import Lane, specs_of
+from gradwire.step.context import Moment
+from gradwire.step.layout import by_size
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 
 

@@ -41,7 +41,6 @@ from gradwire.contrib.truncate import upper_bits
 from gradwire.kernels import prepare
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads.profile import backward_of
-from gradwire.moment import Moment
 from gradwire.planning import shapes
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
@@ -49,6 +48,7 @@ from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes.mergecomp import dearer
+from gradwire.step.context import Moment
 
 CODECS: dict[str, Callable[[], Codec]] = {
     "truncate": lambda: upper_bits(16),

@@ -31,8 +31,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.decide.profiler import WarmupProfiler
-from gradwire.engine.decider import Measuring
+from gradwire.control.controller import Measuring
+from gradwire.control.profiler import WarmupProfiler
 from gradwire.lab import emulate
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload

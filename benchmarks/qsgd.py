@@ -36,7 +36,7 @@ from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.kernels import prepare, random_words
 from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 GOAL, STRETCH, BUCKET = 5.0, 10.0, 512
 AT = Moment(step=0, unit=0, rank=0, world=1)

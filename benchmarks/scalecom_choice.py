@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gradwire.codec.select.rated import rated_top_k
 from gradwire.lab.workloads import catalogue
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 AT = Moment(step=0, unit=0, rank=0, world=1)
 POINTS, ADDED, LOOKS = (32, 200), 16, 10

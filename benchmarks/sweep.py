@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gradwire.decide.choice import LATE
+from gradwire.control.choice import LATE
 from gradwire.recipes.auto import CANDIDATES
 
 FIXED = (

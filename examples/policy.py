@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.arena import ParameterSpec
 
 STEPS, WORDS = 20, 1000
 
 by_size = gradwire.by_size(smallest=4096)
 
 
-def policy(parameter: ParameterSpec) -> str | None:
+def policy(parameter: gradwire.ParameterSpec) -> str | None:
     """The recipe of a parameter; `None` stands for the one that `attach` is given."""
     return "int8" if parameter.name == "0.weight" else by_size(parameter)
 

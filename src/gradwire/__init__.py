@@ -13,9 +13,13 @@ from gradwire.version import __version__
 
 if TYPE_CHECKING:
     from gradwire import recipes
-    from gradwire.advising import Plan, plan
-    from gradwire.attaching import attach
-    from gradwire.engine.layout import by_size
+    from gradwire._api.attach import attach
+    from gradwire._api.explore import Trial, explore
+    from gradwire._api.outer import OuterWire, outer
+    from gradwire._api.plan import Plan, plan
+    from gradwire._api.report import Report
+    from gradwire._api.simulate import Simulation, simulate
+    from gradwire._api.wire import Wire
     from gradwire.errors import (
         GradwireError,
         GradwireWarning,
@@ -24,23 +28,21 @@ if TYPE_CHECKING:
         TransportError,
         WireError,
     )
-    from gradwire.exploring import Trial, explore
-    from gradwire.local_steps import OuterWire, outer
     from gradwire.recipes import Recipe, recipe
-    from gradwire.report import Report
-    from gradwire.scaling import Simulation, simulate
-    from gradwire.wire import Wire
+    from gradwire.step.arena import ParameterSpec
+    from gradwire.step.layout import by_size
 else:
     # On first use: torch takes seconds to load, and `gradwire net` needs nothing of it.
     _HOMES = {
-        "gradwire.advising": ["Plan", "plan"],
-        "gradwire.attaching": ["attach"],
-        "gradwire.exploring": ["Trial", "explore"],
-        "gradwire.engine.layout": ["by_size"],
-        "gradwire.local_steps": ["OuterWire", "outer"],
-        "gradwire.report": ["Report"],
-        "gradwire.scaling": ["Simulation", "simulate"],
-        "gradwire.wire": ["Wire"],
+        "gradwire._api.plan": ["Plan", "plan"],
+        "gradwire._api.attach": ["attach"],
+        "gradwire._api.explore": ["Trial", "explore"],
+        "gradwire.step.arena": ["ParameterSpec"],
+        "gradwire.step.layout": ["by_size"],
+        "gradwire._api.outer": ["OuterWire", "outer"],
+        "gradwire._api.report": ["Report"],
+        "gradwire._api.simulate": ["Simulation", "simulate"],
+        "gradwire._api.wire": ["Wire"],
         "gradwire.errors": [
             "GradwireError",
             "GradwireWarning",
@@ -72,6 +74,7 @@ __all__ = [
     "GradwireError",
     "GradwireWarning",
     "OuterWire",
+    "ParameterSpec",
     "PeerFailed",
     "Plan",
     "RanksDisagree",

@@ -32,7 +32,7 @@ from torch import Tensor
 from gradwire.errors import GradwireWarning
 from gradwire.kernels import Terms, numerator_exponents
 from gradwire.kernels import numerators as fill_numerators
-from gradwire.moment import Moment, Part, Replicated, is_dense
+from gradwire.step.context import Moment, Part, Replicated, is_dense
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ TORCHS = (
 OURS = ("using", "landing", "working", "at_work", "follow", "join", "ready")
 """What orders work in streams: methods of torch's, and those of a device or a placement."""
 OTHERS = {
-    ("arena.py", "self.working"),
+    ("step/arena.py", "self.working"),
     ("comm/progress.py", "thread.join"),
     ("comm/threads.py", "thread.join"),
-    ("engine/engine.py", "self.follow"),
-    ("engine/engine.py", "step.landing"),
-    ("engine/runner.py", "step.record"),
-    ("engine/worker.py", "self._thread.join"),
+    ("step/engine.py", "self.follow"),
+    ("step/engine.py", "step.landing"),
+    ("step/runner.py", "step.record"),
+    ("step/worker.py", "self._thread.join"),
     ("kernels/device/bodies/common.py", "tl.join"),
     ("lab/demo/race.py", "live.follow"),
     ("lab/emulate/delayed_group.py", "carrier.join"),

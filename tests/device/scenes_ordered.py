@@ -20,15 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 import gradwire
-from gradwire.attaching import _brought
+from gradwire._api.attach import _brought
+from gradwire._api.configuration import Place
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.configuration import Place
 from gradwire.measure.clock import clock_of, stopwatch_for
-from gradwire.moment import Replicated
 from gradwire.placement import Accelerator, Copies
 from gradwire.placement.device import fetch
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
+from gradwire.step.context import Replicated
 from tests.device.scenes_placed import Branches, on, watched
 from tests.device.test_staging import Transport
 from tests.support.models import batch, optimizer_of, perceptron

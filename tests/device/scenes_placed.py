@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire._api.configuration import Place
+from gradwire.agreement.board import Board
 from gradwire.comm import groups
-from gradwire.comm.board import Board
-from gradwire.configuration import Place
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import TIMEOUT_S
 from tests.support.recipes import EVERY_RECIPE
@@ -51,7 +51,7 @@ def on(device: Simulated, *, streams: bool = False) -> Iterator[None]:
     """Models that are attached here have their gradients on `device`; groups may pass for NCCL's."""
     streamed = frozenset({"gloo"} if streams else ())
     with (
-        patch("gradwire.attaching.device_at", lambda _where: device),
+        patch("gradwire._api.attach.device_at", lambda _where: device),
         patch("gradwire.comm.groups.STREAMED", streamed),
     ):
         yield

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire._api.configuration import Place
 from gradwire.codec.select.topk import TopK
-from gradwire.configuration import Place
 from tests.device.scenes_placed import on, watched
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import FOLDER

@@ -19,7 +19,7 @@ from tests.support.removed import Mention, without
 def _world_of_one() -> Iterator[None]:
     """One rank, which compresses as in company."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("gradwire.attaching.is_alone", lambda _comm: False)
+        patched.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         yield
         dist.destroy_process_group()

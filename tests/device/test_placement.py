@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire._api.transports import Lines, placements
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.engine.worker import Worker
 from gradwire.placement import (
     Accelerator,
     Copies,
@@ -29,10 +29,10 @@ from gradwire.placement import (
     device_at,
     host,
 )
-from gradwire.placing import Lines, placements
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.sources.nodes.members import Table
+from gradwire.step.worker import Worker
 from tests.device.scenes_ordered import accelerators
 from tests.support.rig import parted
 from tests.support.simulated import Near, Simulated
@@ -100,7 +100,7 @@ def test_what_cannot_be_pinned_is_heard_of_by_the_engines_thread() -> None:
 @pytest.fixture
 def ddp(monkeypatch: pytest.MonkeyPatch) -> Iterator[DistributedDataParallel]:
     """A world of one rank, which compresses as in company."""
-    monkeypatch.setattr("gradwire.attaching.is_alone", lambda _comm: False)
+    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield DistributedDataParallel(nn.Linear(64, 64))
     dist.destroy_process_group()
@@ -125,7 +125,7 @@ def on_a_device(
     monkeypatch: pytest.MonkeyPatch, device: Simulated | None = None, *, streams: bool = False
 ) -> Simulated:
     device = Simulated() if device is None else device
-    monkeypatch.setattr("gradwire.attaching.device_at", lambda _where: device)
+    monkeypatch.setattr("gradwire._api.attach.device_at", lambda _where: device)
     monkeypatch.setattr("gradwire.comm.groups.STREAMED", frozenset({"gloo"} if streams else ()))
     return device
 
@@ -200,8 +200,8 @@ def test_bytes_decide_on_two_levels_whoever_carries_them(
         asked.append(table)
         return lines
 
-    monkeypatch.setattr("gradwire.attaching.agreed", lambda *_: Table(((0, 1), (2, 3))))
-    monkeypatch.setattr("gradwire.attaching._on_nodes", on_nodes)
+    monkeypatch.setattr("gradwire._api.attach.agreed", lambda *_: Table(((0, 1), (2, 3))))
+    monkeypatch.setattr("gradwire._api.attach._on_nodes", on_nodes)
     wire = gradwire.attach(ddp, recipe=recipe, placement=placement)
     assert len(asked) == levels
     assert wire.report().placement == ("host" if placement == "host" else "stream")
@@ -317,8 +317,8 @@ def test_once_facts_are_there_codecs_run_where_a_step_is_predicted_to_be_shorter
         measured.append(where)
         return there if where is device else here
 
-    monkeypatch.setattr("gradwire.engine.placed.agreed_cost", cost)
-    monkeypatch.setattr("gradwire.engine.placed.copied_s", lambda _device: copied_s)
+    monkeypatch.setattr("gradwire.control.placement_choice.agreed_cost", cost)
+    monkeypatch.setattr("gradwire.control.placement_choice.copied_s", lambda _device: copied_s)
     caplog.set_level("INFO", "gradwire")
     wire = gradwire.attach(ddp, recipe="int8", placement=asked)
     backward = wire.attached.backward

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.arena import Lane
+from gradwire._api.prepare import prepare_for, rehearse
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
-from gradwire.engine.preparing import prepare_for, rehearse
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import Remember
 from gradwire.kernels import Folded
@@ -22,11 +21,12 @@ from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.observed import Observed
 from gradwire.memory import Gradients
-from gradwire.moment import Moment
 from gradwire.placement import Inline, InPlace, Placement, Post, StreamComm, stream
 from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
+from gradwire.step.arena import Lane
+from gradwire.step.context import Moment
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
 from tests.support.rig import Rig, flat, gradients, parted
 from tests.support.simulated import Clock, Near
@@ -170,7 +170,7 @@ def test_what_a_late_step_took_is_the_devices_time_and_ends_before_it_is_resolve
     ticks = count()
     monkeypatch.setattr("tests.support.simulated.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     # All that the host would say: a step is resolved when the next one begins, after an evaluation perhaps.
-    monkeypatch.setattr("gradwire.engine.step.now_s", lambda: 1e9)
+    monkeypatch.setattr("gradwire.step.step.now_s", lambda: 1e9)
     took: list[float] = []
 
     def body(comm: ThreadComm) -> None:

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 from tests.support.ranks import ROOT
 
-ENGINE = "src/gradwire/engine"
-
 
 class Change(NamedTuple):
     """What is made wrong: `old` becomes `new` in `path`, and `test` has to fail.
@@ -43,7 +41,13 @@ RANKS, VERDICT, CALLS, MODULES = (
     f"tests/faults/test_{name}.py::test_" for name in ("ranks", "verdict", "calls", "modules")
 )
 SAVING, AGREE, DAMAGED, SWITCHING = (
-    f"tests/unit/engine/test_{name}.py::test_" for name in ("saving", "agree", "damaged_states", "switching")
+    f"tests/unit/{path}.py::test_"
+    for path in (
+        "checkpoint/test_file_set",
+        "agreement/test_agree",
+        "checkpoint/test_damaged_states",
+        "api/test_switch",
+    )
 )
 STEP, ACCIDENT = "tests/laws/test_step.py::test_", "tests/laws/test_step_faults.py::test_"
 SOAK, ORDER = "tests/soak/test_soak.py::test_", "tests/laws/test_order.py::test_"
@@ -53,7 +57,7 @@ CHANGES = (
     Change(
         1,
         "The error of a lost peer does not say where it was.",
-        f"{ENGINE}/engine.py",
+        "src/gradwire/step/engine.py",
         "raise self.runner.broken",
         'raise TransportError("lost")',
         RANKS + "survivors_of_a_killed_rank_raise_long_before_the_timeout",
@@ -69,7 +73,7 @@ CHANGES = (
     Change(
         2,
         "The wait for a verdict never wakes up, and another thread gets the signal.",
-        f"{ENGINE}/worker.py",
+        "src/gradwire/step/worker.py",
         "    while not event.wait(_AWAKE_S):",
         "    __import__('signal').pthread_sigmask(0, {2})\n    while not event.wait():",
         RANKS + "ctrl_c_ends_a_rank_that_waits_for_a_stopped_one",
@@ -77,15 +81,15 @@ CHANGES = (
     Change(
         2,
         "Every rank says its own time for all.",
-        f"{ENGINE}/engine.py",
+        "src/gradwire/step/engine.py",
         "tuple(row.computing_s for row in verdict.rows)",
         "tuple(step.computing_s for row in verdict.rows)",
-        "tests/unit/engine/test_step.py::test_every_rank_hears_how_long_each_of_them_computed",
+        "tests/unit/step/test_step.py::test_every_rank_hears_how_long_each_of_them_computed",
     ),
     Change(
         3,
         "A rank that fails pays no rounds.",
-        f"{ENGINE}/runner.py",
+        "src/gradwire/step/runner.py",
         "owe_zeros(task.comm, task.agreed[len(task.comm.rounds) :], task.x.device)",
         "pass",
         ACCIDENT + "an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace",
@@ -93,7 +97,7 @@ CHANGES = (
     Change(
         3,
         "A failure is not told to the others.",
-        f"{ENGINE}/verdict.py",
+        "src/gradwire/step/verdict.py",
         "if row.failed]",
         "if False]",
         VERDICT + "backward_raises_on_the_other_ranks_and_names_the_one",
@@ -101,7 +105,7 @@ CHANGES = (
     Change(
         3,
         "`SystemExit` ends the engine's thread.",
-        f"{ENGINE}/runner.py",
+        "src/gradwire/step/runner.py",
         """        except BaseException as error:
             step.fail(error, f"encode of {task.label}", self._rank)""",
         """        except Exception as error:
@@ -119,7 +123,7 @@ CHANGES = (
     Change(
         5,
         "Ranks compare only what a message shows.",
-        f"{ENGINE}/agree.py",
+        "src/gradwire/agreement/agree.py",
         "digest = hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()",
         "digest = bytes(_HASH_BYTES)",
         AGREE + "a_difference_beyond_what_is_shown_is_found",
@@ -127,7 +131,7 @@ CHANGES = (
     Change(
         6,
         "What a file of state says of its own bytes is not compared.",
-        f"{ENGINE}/saving.py",
+        "src/gradwire/checkpoint/file_set.py",
         "    if damaged is not None:",
         "    if False:",
         FUZZ + "[files]",
@@ -161,7 +165,7 @@ CHANGES = (
     Change(
         10,
         "A rank in a call does not look at what others do.",
-        f"{ENGINE}/calls.py",
+        "src/gradwire/agreement/calls.py",
         "if board.count(page, 0) > board.count(mark, 0):",
         "if False:",
         CALLS + "different_calls_are_named_on_all_ranks_and_training_goes_on",
@@ -169,7 +173,7 @@ CHANGES = (
     Change(
         10,
         "A rank in a step does not look at calls.",
-        f"{ENGINE}/calls.py",
+        "src/gradwire/agreement/calls.py",
         "        self._compare(mine, entries, self._board.rank)",
         "        pass",
         CALLS + "a_call_on_one_rank_while_another_trains_is_named_on_both",
@@ -177,15 +181,15 @@ CHANGES = (
     Change(
         10,
         "A rank that waits in a call reads what every other wrote.",
-        f"{ENGINE}/calls.py",
+        "src/gradwire/agreement/calls.py",
         "if board.count(page, 0) > board.count(mark, 0):",
         "if True:",
-        "tests/unit/engine/test_calls.py::test_however_many_ranks_wait_for_one_no_entry_is_read",
+        "tests/unit/agreement/test_calls.py::test_however_many_ranks_wait_for_one_no_entry_is_read",
     ),
     Change(
         10,
         "A rank that fails between a call's collectives is not told of.",
-        f"{ENGINE}/agree.py",
+        "src/gradwire/agreement/agree.py",
         "    require_success(failure, what, comm)\n    return found",
         "    if failure is not None:\n        raise failure\n    return found",
         SWITCHING + "a_rank_without_memory_for_what_is_switched_to_is_named_on_all",
@@ -193,7 +197,7 @@ CHANGES = (
     Change(
         10,
         "What is unsent is forgotten while a rank cannot add it to its gradients.",
-        "src/gradwire/wire.py",
+        "src/gradwire/_api/wire.py",
         'prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.around.control)',
         "prepared = ready()",
         CALLS + "a_call_that_fails_on_one_rank_fails_on_all_and_changes_nothing",
@@ -201,7 +205,7 @@ CHANGES = (
     Change(
         11,
         "Memory is committed in steps that do not count.",
-        f"{ENGINE}/engine.py",
+        "src/gradwire/step/engine.py",
         """        if finite:
             for lane in self.layout.lanes:""",
         """        if True:
@@ -211,7 +215,7 @@ CHANGES = (
     Change(
         11,
         "After a NaN the mean stays as it is.",
-        f"{ENGINE}/engine.py",
+        "src/gradwire/step/engine.py",
         "elif self.around.sharded or not self.layout.is_plain:",
         "elif False:",
         STEP + "what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace",
@@ -235,23 +239,23 @@ CHANGES = (
     Change(
         14,
         "The guard hears, and says nothing.",
-        f"{ENGINE}/guard.py",
+        "src/gradwire/agreement/guard.py",
         "if len(told) == 1 or (_NOT_DUE,) in told:",
         "if told:",
-        "tests/unit/engine/test_guard.py::test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due",
+        "tests/unit/agreement/test_guard.py::test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due",
     ),
     Change(
         15,
         "A rank alone compresses what it sends to nobody.",
-        f"{ENGINE}/engine.py",
+        "src/gradwire/step/engine.py",
         "if self.around.alone and only_compresses(aim):",
         "if False:",
-        "tests/unit/engine/test_alone.py::test_gradients_are_what_they_are",
+        "tests/unit/step/test_alone.py::test_gradients_are_what_they_are",
     ),
     Change(
         16,
         "Buffers are exchanged as they arrive.",
-        f"{ENGINE}/step.py",
+        "src/gradwire/step/step.py",
         """        while self._turn in self._waiting:
             arrival = self._waiting.pop(self._turn)""",
         """        while self._waiting:
@@ -261,7 +265,7 @@ CHANGES = (
     Change(
         17,
         "Chosen values of a model in 16 bits travel in 32.",
-        "src/gradwire/arena.py",
+        "src/gradwire/step/arena.py",
         "return self.dtype if is_shorter and not memory.whole else None",
         "return None",
         "tests/laws/test_sixteen_bits.py::test_no_recipe_sends_more_than_plain_ddp",
@@ -277,7 +281,7 @@ CHANGES = (
     Change(
         19,
         "A step counts without the gradients of parameters that were frozen later.",
-        f"{ENGINE}/step.py",
+        "src/gradwire/step/step.py",
         "if self._waiting or complete != sum(len(lane.units) for lane in lanes):",
         "if False:",
         ORDER + "a_buffer_that_never_comes_fails_the_step",
@@ -309,15 +313,15 @@ CHANGES = (
     Change(
         20,
         "The module inside Lightning Fabric's wrapper is not looked for.",
-        "src/gradwire/unwrapping.py",
+        "src/gradwire/_api/unwrap.py",
         '_INSIDE = ("_orig_mod", "_forward_module")',
         '_INSIDE = ("_orig_mod",)',
-        "tests/unit/surface/test_unwrapping.py::test_ddp_is_found_inside_the_wrappers",
+        "tests/unit/api/test_unwrap.py::test_ddp_is_found_inside_the_wrappers",
     ),
     Change(
         21,
         "A damaged state is refused by its own rank alone.",
-        f"{ENGINE}/state.py",
+        "src/gradwire/checkpoint/state.py",
         "        require_agreement(facts | mine, engine.around.control)",
         "        require_agreement(mine if refusal is None else absent, engine.around.control)",
         DAMAGED + "a_damaged_state_on_one_rank_is_refused_on_all",
@@ -325,7 +329,7 @@ CHANGES = (
     Change(
         21,
         "NaN in a loaded memory is taken.",
-        f"{ENGINE}/vetting.py",
+        "src/gradwire/checkpoint/validate.py",
         'raise ValueError(f"{what} has NaN, Inf or numbers that are too large to be remembered")',
         "return",
         DAMAGED + "a_damaged_state_is_refused_by_a_rank_alone_and_in_a_list",
@@ -333,7 +337,7 @@ CHANGES = (
     Change(
         21,
         "Another number of ranks starts with the sum of what was unsent, not the mean.",
-        f"{ENGINE}/state.py",
+        "src/gradwire/checkpoint/state.py",
         "torch.stack([m[name] for m in memories]).mean(0)",
         "torch.stack([m[name] for m in memories]).sum(0)",
         SAVING + "another_world_starts_with_the_mean_and_leaves_its_own_set_alone",
@@ -341,7 +345,7 @@ CHANGES = (
     Change(
         22,
         "A rank does not wait until all have written their files.",
-        f"{ENGINE}/saving.py",
+        "src/gradwire/checkpoint/file_set.py",
         'require_success(failure, "save its state, and what was saved before is still there", control)',
         "pass",
         SAVING + "a_rank_that_dies_at_any_act_leaves_the_old_set_or_the_new_one",
@@ -349,7 +353,7 @@ CHANGES = (
     Change(
         22,
         "A file of state gets its last name before all ranks have written theirs.",
-        f"{ENGINE}/saving.py",
+        "src/gradwire/checkpoint/file_set.py",
         "prepared = fresh.path(folder, rank, _PREPARED)",
         "prepared = fresh.path(folder, rank, _COMMITTED)",
         SAVING + "a_first_save_that_was_cut_off_is_none_and_the_next_one_goes_through",
@@ -365,7 +369,7 @@ CHANGES = (
     Change(
         24,
         "The history of steps has no end.",
-        f"{ENGINE}/history.py",
+        "src/gradwire/telemetry/history.py",
         "deque(maxlen=WINDOW)",
         "deque()",
         SOAK + "what_a_process_holds_stays_as_it_is",
@@ -373,7 +377,7 @@ CHANGES = (
     Change(
         25,
         "A resumed run forgets what was unsent.",
-        f"{ENGINE}/state.py",
+        "src/gradwire/checkpoint/state.py",
         "spec.shaped(layout.memory(name, plane)).copy_(memory.detach())",
         "pass",
         SOAK + "a_run_with_faults_ends_as_one_without",
@@ -381,7 +385,7 @@ CHANGES = (
     Change(
         25,
         "What was not sent is forgotten.",
-        f"{ENGINE}/engine.py",
+        "src/gradwire/step/engine.py",
         "lane.commit(slot for owner, slots in step.idle if owner is lane for slot in slots())",
         "pass",
         SOAK + "a_run_with_faults_ends_as_one_without",

@@ -21,9 +21,9 @@ from unittest.mock import patch
 
 import torch
 
+from gradwire.checkpoint import file_set, state
 from gradwire.cli.stated import codecs_of
 from gradwire.comm import run_ranks
-from gradwire.engine import saving, state
 from gradwire.integrations.safetensors import flat, nested
 from gradwire.measure import cache
 from gradwire.planning.shapes import read
@@ -100,13 +100,13 @@ def of_saved_files(count: int, seed: int) -> Counter[str]:
     before = rig.planes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        saving.save(rig.engine, folder)
+        file_set.save(rig.engine, folder)
         [path] = [each for each in folder.iterdir() if each.is_file()]
         whole = path.read_bytes()
         for _ in range(count):
             path.write_bytes(_mutated(whole, random))
             try:
-                saving.load(rig.engine, folder, "refuse")
+                file_set.load(rig.engine, folder, "refuse")
                 found["file: taken"] += 1
                 assert all(torch.equal(tensor, before[key]) for key, tensor in rig.planes.items())
             except ValueError:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.engine.step import Step, Task
+from gradwire.step.step import Step, Task
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Outcome, Rig, gradients
 

@@ -14,10 +14,10 @@ import pytest
 import typer
 from torch import Tensor
 
+from gradwire._api.report import Report
+from gradwire.checkpoint import state
 from gradwire.cli.main import app
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine import state
-from gradwire.report import Report
 from tests.golden import steps
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig, gradients

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine import state
 from tests.support.rig import Rig
 
 SHAPES = {"weight": (9, 7), "bias": (7,)}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.configuration import Place
+from gradwire._api.configuration import Place
 from tests.gpu.outcomes import Skip, Tell, each
 from tests.support.where import WHERE
 
@@ -41,7 +41,7 @@ def run(tell: Tell, match: str | None = None) -> None:
     """Every setting beside DDP without gradwire, and some recipes."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device())
     # A rank that is alone sends nothing and would compress nothing.
-    with patch("gradwire.attaching.is_alone", lambda _comm: False):
+    with patch("gradwire._api.attach.is_alone", lambda _comm: False):
         each(
             tell,
             {

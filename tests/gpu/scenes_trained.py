@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.configuration import Place
+from gradwire._api.configuration import Place
 from gradwire.recipes import recipe
 from tests.support.models import digest
 from tests.support.recipes import EVERY_RECIPE

@@ -24,7 +24,7 @@ json.dump({"modules": modules, "recipe": str(sys.modules["gradwire"].recipe("den
 
 DENSE = """
 import json, sys
-import gradwire.attaching
+import gradwire._api.attach
 gradwire.recipe("dense").build()
 json.dump(sorted(sys.modules), sys.stdout)
 """

@@ -52,6 +52,7 @@ found = {
     "Recipe": isinstance(gradwire.recipe("dense"), gradwire.Recipe),
     "recipes": "dense" in gradwire.recipes.names(),
     "by_size": callable(gradwire.by_size(smallest=10)),
+    "ParameterSpec": isinstance(wire.attached.backward.engine.specs[0], gradwire.ParameterSpec),
     "plan": isinstance(plan, gradwire.Plan),
     "Plan": plan.fastest.recipe == "int8",
     "simulate": isinstance(simulation, gradwire.Simulation),

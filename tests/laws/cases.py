@@ -43,9 +43,9 @@ from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual
-from gradwire.moment import Moment
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
+from gradwire.step.context import Moment
 from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
 from tests.support.whole import Raw, everything
 

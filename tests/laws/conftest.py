@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.engine import layout
+from gradwire.step import layout
 from tests.support.rig import SHAPES
 
 

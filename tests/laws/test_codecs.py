@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
 from tests.support.bits import bits, global_generators
 from tests.support.gradients import KINDS, Kind, coded, generator

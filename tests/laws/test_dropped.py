@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine import state
 from gradwire.memory import UNSENT
-from gradwire.moment import Fates
 from gradwire.recipes import recipe
+from gradwire.step.context import Fates
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import NAMES, Rig, gradients
 

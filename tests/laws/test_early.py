@@ -7,9 +7,9 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import shortest_sum
-from gradwire.engine import layout
-from gradwire.engine.decider import TOLD
-from gradwire.engine.verdict import HEADER
+from gradwire.control.controller import TOLD
+from gradwire.step import layout
+from gradwire.step.verdict import HEADER
 from tests.support.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
 
 TEXT = "topk(ratio=0.1)"

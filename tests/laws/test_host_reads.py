@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm import Comm, Round, ThreadComm, run_ranks
-from gradwire.engine.step import Step
 from gradwire.errors import WireError
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish, parts, run
 from gradwire.exchange.dense import dense
-from gradwire.moment import ExchangeState, Moment
+from gradwire.step.context import ExchangeState, Moment
+from gradwire.step.step import Step
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Row, perform
 from tests.support.bits import bits

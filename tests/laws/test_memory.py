@@ -26,7 +26,7 @@ from gradwire.exchange.leader import leader
 from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.memory import Memory, Residual
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
 from tests.support.folding import Folding
 from tests.support.gradients import generator

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gradwire import recipes
+from gradwire.checkpoint import state
+from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.checked import CheckedComm, Watchman
-from gradwire.engine import state
-from gradwire.engine.shards import shards_of
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
 from gradwire.comm.base import shortest_sum
-from gradwire.engine.decider import TOLD
-from gradwire.moment import Replicas, Replicated
+from gradwire.control.controller import TOLD
+from gradwire.step.context import Replicas, Replicated
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig
 

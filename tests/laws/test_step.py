@@ -14,12 +14,12 @@ from torch import Tensor
 from gradwire import recipes
 from gradwire.codec.cast import cast
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine.history import History
 from gradwire.exchange.compose import Remember, remember
 from gradwire.exchange.payloads import reduce
 from gradwire.kernels import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
+from gradwire.telemetry.history import History
 from tests.laws.pairwise import FULL, all_pairs
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
 from tests.support.rig import BUCKETS, NAMES, REVERSED, Outcome, Rig, flat, gradients

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
-from gradwire.engine.arrival import Entry
-from gradwire.engine.layout import Layout
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels import Folded
 from gradwire.memory import Gradients, Memory, Planes
-from gradwire.moment import Moment
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
+from gradwire.step.arrival import Entry
+from gradwire.step.context import Moment
+from gradwire.step.layout import Layout
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import Outcome, Rig, gradients
 

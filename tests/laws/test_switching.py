@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire._api.switch import switch
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine.layout import Layout
-from gradwire.engine.switching import switch
 from gradwire.memory import UNSENT
 from gradwire.recipes import recipe
+from gradwire.step.layout import Layout
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import NAMES, Rig, flat, gradients
 

@@ -15,7 +15,7 @@ from gradwire.exchange.compose import Every, every
 from gradwire.exchange.dense import dense
 from gradwire.exchange.leader import leader_in_turn
 from gradwire.exchange.turns import BLOCK
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.rig import Rig, gradients
 
 INTERVALS = range(2, 9)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gradwire.codec.indices import index_words
-from gradwire.moment import Moment
 from gradwire.planning.collectives import Transfer, fastest, levels, time_of, total_time
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.ratio import ALL_GATHER, HIGHEST, LOWEST, RING, TREE, ways
 from gradwire.recipes import recipe
+from gradwire.step.context import Moment
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 from tests.papers.nsga2 import POPULATION, genetic_ratio
 from tests.support.planning_problems import best_ratio, fine_ratios, typical

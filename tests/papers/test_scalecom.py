@@ -14,9 +14,9 @@ from gradwire.exchange.base import run
 from gradwire.exchange.leader import leader
 from gradwire.kernels import topk_indices
 from gradwire.memory import LowPass
-from gradwire.moment import Moment
 from gradwire.planning import shapes
 from gradwire.planning.rates import RateRule
+from gradwire.step.context import Moment
 from tests.support.folding import Folding
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}

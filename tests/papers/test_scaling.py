@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 import gradwire
-from gradwire.engine import forecast
+from gradwire._api.simulate import Outcome
+from gradwire.control import forecast
 from gradwire.planning.shapes import load
-from gradwire.scaling import Outcome
 from tests.papers.covap_tables import TABLE_I, TABLE_VII
 
 LED, OWN = "leader_topk(ratio=0.01)", "topk(ratio=0.01)"  # 100 times fewer elements

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import gcomp
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.ring_order import ring_sum
 
 NUMEL = 100_003

@@ -276,7 +276,7 @@ def _attach_with(optimizer: Callable[..., torch.optim.Optimizer] | None) -> Any:
 
 
 def _attach_as(version: str) -> Any:
-    module = importlib.import_module("gradwire.configuration")
+    module = importlib.import_module("gradwire._api.configuration")
     honest = module.__version__
     module.__version__ = version
     try:

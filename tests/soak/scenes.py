@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.comm.checked import Sealed
-from gradwire.engine.engine import Engine
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Finish
 from gradwire.memory import UNSENT, Residual
+from gradwire.step.engine import Engine
 from tests.faults import scenes_ranks
 from tests.faults.scenes_ranks import Made
 from tests.soak.plans import Plan

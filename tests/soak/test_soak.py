@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine.verdict import Verdict
 from gradwire.errors import GradwireError, TransportError
+from gradwire.step.verdict import Verdict
 from tests.soak.chaos import LATE_S, Attempt, carried_out, judged
 from tests.soak.endurance import Samples, endured, grown
 from tests.soak.plans import FATAL, INNER, RECIPES, SOURCES, WORLD, Fault, Plan, drawn

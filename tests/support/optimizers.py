@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.moment import Moment, Replicated
+from gradwire.step.context import Moment, Replicated
 
 N = 400
 Optimizer = torch.optim.Optimizer

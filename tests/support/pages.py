@@ -85,7 +85,7 @@ def literals_of(module: Module) -> Iterator[Block]:
             line = node.body[0].lineno + found.string.count("\n", 0, found.start(2)) - 1
             text = textwrap.dedent(found[2])
             not_run = _NOT_RUN.get(module.name, "")
-            given = "local steps" if module.name == "gradwire.local_steps" else "docstrings"
+            given = "local steps" if module.name == "gradwire._api.outer" else "docstrings"
             yield Block(module.path, line, "python", text, "" if not_run else given, not_run)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from gradwire import kernels, recipes
 
-import_module("gradwire.attaching")
+import_module("gradwire._api.attach")
 recipes.entries()
 import_module("torch._dynamo")  # the first DDP, or optimizer, of a process drags it in
 torch.set_num_threads(1)

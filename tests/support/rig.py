@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, ThreadComm
-from gradwire.engine.arrival import Arrival, Entry
-from gradwire.engine.engine import Engine
-from gradwire.engine.step import Step
-from gradwire.engine.surroundings import Surroundings
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement, Post, Resolve, device_at
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeLevel
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.engine import Engine
+from gradwire.step.environment import Surroundings
+from gradwire.step.step import Step
 from tests.support.where import WHERE
 
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.select.base import SelectorLaws
-from gradwire.moment import Moment, Part
+from gradwire.step.context import Moment, Part
 
 
 @dataclass(frozen=True)

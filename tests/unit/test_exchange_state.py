@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.arena import ParameterSpec, slots_of, units_of
 from gradwire.exchange.base import WHOLE
-from gradwire.moment import ExchangeState, Moment, Part
+from gradwire.step.arena import ParameterSpec, slots_of, units_of
+from gradwire.step.context import ExchangeState, Moment, Part
 
 
 def test_what_was_put_is_seen_after_the_commit_only() -> None:

@@ -15,7 +15,7 @@ from gradwire.contrib.dgc import MomentumCorrection
 from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, LowPass, Memory, Residual
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.folding import Folding
 
 COVAP_SMALL = Residual(start=0.5, rise=0.1, every=50)

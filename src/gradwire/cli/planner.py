@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire import advising
+from gradwire._api import plan as plans
 from gradwire.cli.beforehand import check_folder
 from gradwire.cli.stated import codecs_of, links, model_of, places, show, texts_of
 from gradwire.cli.waiting import waiting
@@ -72,7 +72,7 @@ def plan(
     """
     try:
         check_folder(json_path)
-        texts = texts_of(recipes, advising.CANDIDATES if every == 1 else advising.BETWEEN_ROUNDS)
+        texts = texts_of(recipes, plans.CANDIDATES if every == 1 else plans.BETWEEN_ROUNDS)
         found = _planned(
             model_of(model, shapes, params, hf_config),
             places(workers, nodes, per_node),
@@ -98,9 +98,9 @@ def _planned(
     times_s: tuple[float, float | None],
     texts: list[str],
     codec: str,
-) -> advising.Plan:
+) -> plans.Plan:
     with waiting() as told:
-        return advising.plan(
+        return plans.plan(
             model,
             workers=ranks[0],
             per_node=ranks[1],

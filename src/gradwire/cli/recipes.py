@@ -14,9 +14,9 @@ from rich.table import Table
 from gradwire.cli.beforehand import FORMAT, STDOUT, check_folder, write_json
 from gradwire.exchange.base import CYCLE, STEADY, Exchange
 from gradwire.memory import UNSENT
-from gradwire.moment import Moment
 from gradwire.recipes import Entry, entries, recipe
 from gradwire.recipes.catalogue import GROUPS
+from gradwire.step.context import Moment
 
 NUMEL = 1 << 20
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gradwire import advising, scaling
+from gradwire._api import plan as plans
+from gradwire._api import simulate as simulations
+from gradwire._api.simulate import Outcome, Simulation
 from gradwire.cli.beforehand import check_extra, check_folder
 from gradwire.cli.planner import (
     Backward,
@@ -30,7 +32,6 @@ from gradwire.cli.planner import (
 from gradwire.cli.stated import codecs_of, links, model_of, show, texts_of
 from gradwire.cli.waiting import waiting
 from gradwire.quantities import time_s
-from gradwire.scaling import Outcome, Simulation
 
 MARKS = "o+x*#@%&"
 WIDTH, HEIGHT = 64, 13
@@ -69,9 +70,9 @@ def simulate(
         check_extra("matplotlib", "a picture")
     try:
         check_folder(picture, json_path)
-        texts = texts_of(recipes, scaling.fixed_recipes() if every == 1 else advising.BETWEEN_ROUNDS)
+        texts = texts_of(recipes, simulations.fixed_recipes() if every == 1 else plans.BETWEEN_ROUNDS)
         with waiting() as told:
-            found = scaling.simulate(
+            found = simulations.simulate(
                 model_of(model, shapes, params, hf_config),
                 workers=worlds(workers),
                 per_node=per_node or 1,

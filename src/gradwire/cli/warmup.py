@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from gradwire import kernels
-from gradwire.engine.preparing import kernels_of
+from gradwire._api.prepare import kernels_of
 from gradwire.kernels.cpu.cache import places, writable
 from gradwire.recipes import recipe as named
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

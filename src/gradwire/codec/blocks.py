@@ -22,7 +22,7 @@ from torch import Tensor
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.scaled import ScaledPayload
 from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

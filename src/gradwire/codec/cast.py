@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def cast(dtype: torch.dtype) -> Cast:
     """Send float16 or bfloat16 instead of the gradient's own type.
 
     >>> import torch
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.step.context import Moment
     >>> cast(torch.bfloat16).payload(10, torch.float32, Moment(step=0, unit=0, rank=0, world=1))
     (10, torch.bfloat16)
     """

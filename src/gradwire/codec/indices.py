@@ -30,7 +30,7 @@ from gradwire.kernels import (
     unpack_elias_fano,
 )
 from gradwire.kernels.payload import BLOCK, GROUP, MOST_LOW_BITS
-from gradwire.moment import See, refuse
+from gradwire.step.context import See, refuse
 
 
 def _sizes(count: int, numel: int) -> dict[Form, int]:

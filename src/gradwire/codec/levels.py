@@ -24,7 +24,7 @@ from gradwire.codec.base import CodecLaws
 from gradwire.codec.scaled import ScaledPayload
 from gradwire.kernels import Blocks, add_levels, encode_levels, scale_type
 from gradwire.kernels.layouts import packed_bytes
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

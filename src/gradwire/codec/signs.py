@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.kernels import Blocks, add_signs, pack_signs
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def sign(block: int | None = None) -> Sign:
     Smaller blocks follow the gradient more closely, and cost 32/`block` bits more per element.
 
     >>> import torch
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.step.context import Moment
     >>> x, at = torch.tensor([1.0, -2.0, 6.0]), Moment(step=0, unit=0, rank=0, world=1)
     >>> payload = sign().take(x, at)
     >>> payload.numel(), x
@@ -130,7 +130,7 @@ def one_bit(block: int | None = None) -> OneBit:
     """Send signs, with two means per parameter, or per `block` elements of one: a multiple of 8.
 
     >>> import torch
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.step.context import Moment
     >>> x, at = torch.tensor([1.0, -2.0, 6.0]), Moment(step=0, unit=0, rank=0, world=1)
     >>> payload = one_bit().take(x, at)
     >>> payload.numel(), x

@@ -26,7 +26,7 @@ from gradwire.codec.indices import (
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels import Shape, add_at, add_chosen, take, take_chosen
-from gradwire.moment import Moment, See, refuse
+from gradwire.step.context import Moment, See, refuse
 
 
 @dataclass(frozen=True)

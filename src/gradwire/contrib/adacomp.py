@@ -30,9 +30,9 @@ from gradwire.codec.select.threshold import largest_of
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.compose import remember
 from gradwire.kernels import indices_near_maxima
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

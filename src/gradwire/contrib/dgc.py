@@ -45,9 +45,9 @@ from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import Folded, fold_momentum, mask_zeros
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.units import fused_cutter
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
 from gradwire.exchange.leader import spread_indices, spread_round
 from gradwire.kernels import put, take, topk_indices
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _merged(places: Tensor, values: Tensor, others: Tensor, theirs: Tensor) -> t
 def gtop_k(ratio: float) -> GTopK:
     """A tree of merged top-k elects the share `ratio` of places; all ranks send their values there.
 
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.step.context import Moment
     >>> [round_.by for round_ in gtop_k(0.01).rounds(1000, torch.float32, Moment(0, 0, 0, world=5))[:3]]
     [-1, -2, -4]
     """

@@ -22,10 +22,10 @@ from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import topk_indices
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import layer_cutter
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def layer_top_k(ratio: float) -> LayerTopK:
     """Keep the share `ratio` of each parameter, that with the largest magnitudes.
 
     >>> x = torch.tensor([9.0, 8.0, 7.0, 0.1, 0.2])
-    >>> from gradwire.moment import Part
+    >>> from gradwire.step.context import Part
     >>> parts = Part("weight", (3,), 0, 3), Part("bias", (2,), 0, 2)
     >>> layer_top_k(0.4).select(x, Moment(step=0, unit=0, rank=0, world=1, parts=parts))
     tensor([0, 4])

@@ -31,10 +31,10 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import indices_reaching, moments_reaching, topk_indices
 from gradwire.kernels.dispatch import rounded
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
+from gradwire.step.context import Moment
 
 _SAMPLE = 16384
 """Elements drawn to guess where the candidates begin."""

@@ -34,8 +34,8 @@ from gradwire.errors import WireError
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels import put, topk_indices
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

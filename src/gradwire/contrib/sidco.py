@@ -29,10 +29,10 @@ from gradwire.codec.select.threshold import exactly
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import moments_reaching, topk_indices
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
+from gradwire.step.context import Moment
 
 Fit = Literal["exponential", "gamma", "pareto"]
 """SIDCo-E, SIDCo-GP (gamma first, then generalised Pareto) and SIDCo-P of the paper."""

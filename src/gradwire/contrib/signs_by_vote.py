@@ -37,8 +37,8 @@ from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import forget
 from gradwire.kernels import Folded, apply_votes, ballot_words, cast_votes, count_groups, fold, tally
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
+from gradwire.step.context import Moment
 
 Scale = Literal["none", "l1"]
 WORD = torch.int64
@@ -147,7 +147,7 @@ def majority_vote(scale: Scale = "none") -> MajorityVote:
     Nothing is remembered of what a rank wanted and did not get: wrap it in `forget`.
 
     >>> from gradwire.exchange.compose import forget
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.step.context import Moment
     >>> rounds = forget(majority_vote()).rounds(2**20, torch.float32, Moment(0, 0, 0, world=8))
     >>> [(round_.verb, round_.payload_bytes) for round_ in rounds]
     [('all_to_all', 133120), ('all_gather', 32768)]

@@ -44,8 +44,8 @@ from gradwire.codec.scaled import ScaledPayload
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import Grid, Norm, add_quantized, quantize, step_type
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def qsgd_codec(bits: int = 8, bucket: int = 512, norm: Norm = "l2") -> Qsgd:
 
     A zero bucket stays zero; NaN or Inf make their bucket NaN. `norm="max"` errs less and is not sparse.
 
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.step.context import Moment
     >>> at = Moment(step=0, unit=0, rank=0, world=1)
     >>> qsgd_codec(bits=4).payload(1024, torch.float32, at)
     (520, torch.uint8)
@@ -190,7 +190,7 @@ class TernGrad:
 def tern_grad(clip: float | None = None) -> TernGrad:
     """Ternary numbers with a scale per parameter; `clip` is in standard deviations, in the paper 2.5.
 
-    >>> from gradwire.moment import Moment
+    >>> from gradwire.step.context import Moment
     >>> at = Moment(step=0, unit=0, rank=0, world=1)
     >>> codec, out = tern_grad(), torch.zeros(3)
     >>> codec.add_decoded(codec.encode(torch.tensor([5.0, 0.0, -5.0]), at), out, 1.0, at)

@@ -22,9 +22,9 @@ from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.compose import remember
 from gradwire.kernels import indices_reaching, topk_indices
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.kernels import add_upper, pack_upper, upper_words
-from gradwire.moment import Moment
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.rounded import rounded
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

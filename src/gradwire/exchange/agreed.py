@@ -18,7 +18,7 @@ from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

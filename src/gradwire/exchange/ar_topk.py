@@ -44,7 +44,7 @@ from gradwire.exchange.leader import (
 )
 from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels import put
-from gradwire.moment import Moment, sent_to
+from gradwire.step.context import Moment, sent_to
 
 Election = Literal["round_robin", "variance", "auto"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.memory import Memory
-from gradwire.moment import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeState, Moment, Part
 
 WHOLE = 0
 """The `grain` of an exchange whose units must hold whole parameters."""

@@ -13,7 +13,7 @@ from gradwire.exchange.base import Exchange, ExchangeLaws, Finish, parts
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.memory import UNSENT, Forgetful, Memory, Residual
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.codec.cast import cast_for_sum, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

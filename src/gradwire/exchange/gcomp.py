@@ -50,7 +50,7 @@ from gradwire.exchange.ring import RingAllReduce, RingSchedule
 from gradwire.exchange.state import COUNTED
 from gradwire.kernels import mantissa_levels
 from gradwire.metric import numerators, thresholds
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]

@@ -21,7 +21,7 @@ from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels import put, scatter, take
-from gradwire.moment import Moment, See
+from gradwire.step.context import Moment, See
 
 
 def leader_in_turn(at: Moment) -> int:

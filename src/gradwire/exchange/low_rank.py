@@ -48,7 +48,7 @@ from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
-from gradwire.moment import Moment, Part, sent_to
+from gradwire.step.context import Moment, Part, sent_to
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
 
@@ -256,7 +256,7 @@ def power_sgd(rank: int = 1) -> PowerSgd:
     """The mean's approximation of `rank`, by one step of power iteration from the last step's factors.
 
     >>> import torch
-    >>> from gradwire.moment import Moment, Part, sent_to
+    >>> from gradwire.step.context import Moment, Part, sent_to
     >>> at = Moment(0, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in power_sgd(2).rounds(64 * 128, torch.float32, at)]
     [128, 256]
@@ -312,7 +312,7 @@ def acp_sgd(rank: int = 1, order: Order = "random") -> AcpSgd:
     """The mean's approximation of `rank`, one factor per step.
 
     >>> import torch
-    >>> from gradwire.moment import Moment, Part, sent_to
+    >>> from gradwire.step.context import Moment, Part, sent_to
     >>> at = Moment(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in acp_sgd(2, "paper").rounds(64 * 128, torch.float32, at)]
     [256]

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.moment import Moment, Part
+from gradwire.step.context import Moment, Part
 
 SEGMENT = 1 << 20
 """Elements of a segment: one is encoded, and summed, while another is on the wire. Half of it would double

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import is_finite
-from gradwire.moment import ExchangeState
+from gradwire.step.context import ExchangeState
 
 LEFT, RIGHT = "P", "Q"
 """Low-rank factors of a matrix: (rank, rows) and (rank, columns)."""

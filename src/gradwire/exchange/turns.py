@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, get_args
 
-from gradwire.moment import Moment, number_from
+from gradwire.step.context import Moment, number_from
 
 Order = Literal["random", "paper"]
 

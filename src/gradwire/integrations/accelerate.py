@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from gradwire._api.wire import Wire
 from gradwire.integrations.rank_files import NAME, load, save
-from gradwire.wire import Wire
 
 _NAMES: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 

@@ -32,12 +32,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as Cut
 
-from gradwire.arena import ParameterSpec, layout_hash
+from gradwire._api.wire import Wire
+from gradwire.agreement.agree import on_all_ranks
+from gradwire.checkpoint.shards import Shard
+from gradwire.checkpoint.state import Missing, single
 from gradwire.comm import gathered
-from gradwire.engine.agree import on_all_ranks
-from gradwire.engine.shards import Shard
-from gradwire.engine.state import Missing, single
-from gradwire.wire import Wire
+from gradwire.step.arena import ParameterSpec, layout_hash
 
 T = TypeVar("T")
 _Stored: TypeAlias = Mapping[tuple[Any, ...], Any]

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradwire._api.wire import Wire
 from gradwire.integrations.absent import base
 from gradwire.integrations.training import attached
 from gradwire.recipes import Composition, Recipe
-from gradwire.wire import Wire
 
 _BASE: Any = base("Callback", "lightning.pytorch", "pytorch_lightning")
 

@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire._api.prepare import kernels_of, prepare
 from gradwire.comm.base import Pending
 from gradwire.comm.carried import Carried
-from gradwire.engine.preparing import kernels_of, prepare
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.exchange.gcomp import Frames, gcomp
 from gradwire.exchange.ring import RingAllReduce
-from gradwire.moment import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeState, Moment, Part
 
 NAME = "gradwire"
 SMALLEST_BYTES = 1 << 16

@@ -10,8 +10,8 @@ import os
 import warnings
 from pathlib import Path
 
+from gradwire._api.wire import Wire
 from gradwire.errors import GradwireWarning
-from gradwire.wire import Wire
 
 NAME = "gradwire"
 

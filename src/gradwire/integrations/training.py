@@ -9,9 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from gradwire.attaching import attach
-from gradwire.unwrapping import inside
-from gradwire.wire import Wire
+from gradwire._api.attach import attach
+from gradwire._api.unwrap import inside
+from gradwire._api.wire import Wire
 
 
 def attached(before: Wire | None, world: int, model: nn.Module, *arguments: Any, **options: Any) -> Wire:

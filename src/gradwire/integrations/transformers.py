@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gradwire._api.wire import Wire
 from gradwire.integrations.absent import base
 from gradwire.integrations.rank_files import load, save
 from gradwire.integrations.training import attached
 from gradwire.recipes import Composition, Recipe
-from gradwire.wire import Wire
 
 
 class GradwireCallback(base("TrainerCallback", "transformers")):  # type: ignore[misc]  # not known here

@@ -22,8 +22,8 @@ from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import HOST, Timed, clock_of, now_s
 from gradwire.measure.probe import Fit, straight_line
 from gradwire.memory import UNSENT, Gradients
-from gradwire.moment import ExchangeState
 from gradwire.planning.costs import CodecCost, Line
+from gradwire.step.context import ExchangeState
 
 
 class EchoComm(Comm):

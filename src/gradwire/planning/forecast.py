@@ -1,6 +1,6 @@
 """Predicts how long a step of one recipe takes, from its units of work and their costs.
 
-The engine prices the rounds that a recipe announces (`gradwire.engine.forecast`); all else is numbers.
+The engine prices the rounds that a recipe announces (`gradwire.control.forecast`); all else is numbers.
 """
 
 from __future__ import annotations

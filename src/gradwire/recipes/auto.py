@@ -3,14 +3,14 @@
 First, dense steps are timed as a whole, then in parts. The cost model predicts a step of every candidate,
 which says what is worth a trial. A trial is training: it measures what a step takes here, and how much of the
 gradient is late (`gradwire.recipes.trial`). The choice is a pure function of numbers that all ranks have
-agreed on (`gradwire.decide.choice`).
+agreed on (`gradwire.control.choice`).
 """
 
 from dataclasses import replace
 from functools import partial
 
-from gradwire.decide.choice import ASSUMED_OFF, LATE, Option, Standing
-from gradwire.decide.profiler import ORDINARY
+from gradwire.control.choice import ASSUMED_OFF, LATE, Option, Standing
+from gradwire.control.profiler import ORDINARY
 from gradwire.planning.facts import Facts
 from gradwire.planning.spread import error_of
 from gradwire.recipes.base import Composition, Decision, register

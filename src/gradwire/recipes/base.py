@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
-from gradwire.arena import ParameterSpec, slots_of, units_of
 from gradwire.comm.base import Round
 from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
 from gradwire.memory import Forgetful
-from gradwire.moment import Moment
 from gradwire.planning.cuts import fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.spread import THRESHOLD
 from gradwire.recipes.catalogue import MODULES
+from gradwire.step.arena import ParameterSpec, slots_of, units_of
+from gradwire.step.context import Moment
 
 if TYPE_CHECKING:  # loaded by what chooses
-    from gradwire.decide.choice import Considered
+    from gradwire.control.choice import Considered
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
 """A function from the sizes of a lane's parameters, in order, to its inner cut points, ascending."""

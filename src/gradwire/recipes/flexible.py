@@ -9,7 +9,7 @@ sections III-C to III-E. Differences from the paper:
 - The gain is that of the exact choice, whatever is chosen by `inner`, from a histogram of the live gradient.
 - The link is told from the steps' own collectives, and every way to send is tried for a few steps.
 - What is unsent moves on to the next choice whole; the ring is the library's. More in
-  `gradwire.decide.flexible`.
+  `gradwire.control.flexible`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.arena import ParameterSpec
 from gradwire.codec.select.base import Selector
 from gradwire.codec.sparse import sparse
 from gradwire.comm.base import Round
-from gradwire.decide.flexible import WAYS, Choice, Flexible, Rounds, Rule, Trigger
+from gradwire.control.flexible import WAYS, Choice, Flexible, Rounds, Rule, Trigger
 from gradwire.exchange.ar_topk import Election, ar_topk
 from gradwire.exchange.base import Exchange, parts
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import magnitude_edges, magnitude_histogram
-from gradwire.moment import Moment
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 from gradwire.recipes.parse import Recipe, recipe
 from gradwire.recipes.units import fused_cutter
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.context import Moment
 
 
 @register

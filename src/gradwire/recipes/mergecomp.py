@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
-from gradwire.decide.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
+from gradwire.control.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
 from gradwire.exchange.base import Exchange, parts, steady_rounds
 from gradwire.exchange.compose import Every, forget
 from gradwire.planning.collectives import total_time

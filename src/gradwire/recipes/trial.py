@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from gradwire.decide.choice import Standing
+from gradwire.control.choice import Standing
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.spread import middle_of
 from gradwire.recipes.base import Composition, Judge, Watch
@@ -150,7 +150,7 @@ def _watching(
 ) -> Judge:
     """Decides anew once the link or the steps have changed, but not within `KEPT` or `KEPT_DENSE` steps.
 
-    Lateness waits for nothing. Where training suffers (`gradwire.decide.health`), dense follows at once, and
+    Lateness waits for nothing. Where training suffers (`gradwire.control.health`), dense follows at once, and
     stays.
     """
     kept = KEPT_DENSE if text == dense().text else KEPT

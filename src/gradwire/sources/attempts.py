@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from gradwire._api.unwrap import Optimizers
 from gradwire.sources.observe import Once, leave_out_of_copies, tensors_in, untraced
 from gradwire.sources.steps import are_zero
-from gradwire.unwrapping import Optimizers
 
 _Marks: TypeAlias = list[tuple[int, int]]
 

@@ -10,20 +10,20 @@ from typing import NoReturn, TypeAlias, TypeVar
 
 from torch.autograd import Variable, profiler
 
-from gradwire.engine.arrival import Arrival
-from gradwire.engine.calls import Calls
-from gradwire.engine.engine import Engine
-from gradwire.engine.history import History
-from gradwire.engine.news import News
-from gradwire.engine.step import Step
-from gradwire.engine.worker import Job, Worker
+from gradwire.agreement.calls import Calls
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
-from gradwire.moment import Fates
 from gradwire.placement import Brought, HostDevice, Placement
 from gradwire.sources.nodes.level import NodeLevel
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
+from gradwire.step.arrival import Arrival
+from gradwire.step.context import Fates
+from gradwire.step.engine import Engine
+from gradwire.step.step import Step
+from gradwire.step.worker import Job, Worker
+from gradwire.telemetry.event_log import News
+from gradwire.telemetry.history import History
 
 _LEFT_OUT = "a backward pass after a step that was left out"
 _BEFORE_THE_STEP = "another backward pass before the optimizer's step"

@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gradwire.arena import ParameterSpec
-from gradwire.engine.arrival import Arrival, Entry
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.arrival import Arrival, Entry
 
 CAP_BYTES = 25 * 2**20
 """DDP's own default."""
@@ -35,7 +35,7 @@ def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[Param
     A parameter that is larger has a bucket of its own. Buckets are in the order of their last parameters,
     in which they are likely to be full.
 
-    >>> from gradwire.arena import specs_of
+    >>> from gradwire.step.arena import specs_of
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double())
     >>> [[spec.name for spec in bucket] for bucket in assigned(specs_of(model), cap_bytes=80)]
     [['1.bias'], ['1.weight'], ['0.bias', '0.weight']]

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.arena import ParameterSpec, specs_of
-from gradwire.checks import check_policy
-from gradwire.engine.layout import Layout, Policy, chooser
-from gradwire.engine.shards import shards_of
-from gradwire.engine.step import Step
+from gradwire._api.checks import check_policy
+from gradwire._api.unwrap import Optimizers, inside, optimizers_of, replicated_in
+from gradwire.checkpoint.shards import shards_of
 from gradwire.errors import GradwireError
 from gradwire.kernels import LARGEST_GRADIENT
 from gradwire.sources.attempts import Attempts
@@ -34,7 +32,9 @@ from gradwire.sources.plain import group_in, spread
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
 from gradwire.sources.steps import local
-from gradwire.unwrapping import Optimizers, inside, optimizers_of, replicated_in
+from gradwire.step.arena import ParameterSpec, specs_of
+from gradwire.step.layout import Layout, Policy, chooser
+from gradwire.step.step import Step
 
 _LOG = logging.getLogger("gradwire")
 

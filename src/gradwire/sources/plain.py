@@ -19,14 +19,14 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.arena import specs_of
 from gradwire.comm import ProcessGroupComm
-from gradwire.engine.step import Passenger, Step
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import leave_out_of_copies, observe, refuse_changed, tensors_in, untraced
 from gradwire.sources.source import Source
+from gradwire.step.arena import specs_of
+from gradwire.step.step import Passenger, Step
 
 _LOG = logging.getLogger("gradwire")
 

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.arena import ParameterSpec
-from gradwire.checks import check_momentum
-from gradwire.engine.layout import Layout
-from gradwire.engine.step import Passenger, Step
-from gradwire.engine.surroundings import Beside
-from gradwire.moment import Replicas, Replicated
+from gradwire._api.checks import check_momentum
+from gradwire._api.unwrap import Optimizers
 from gradwire.sources.known import Known
-from gradwire.unwrapping import Optimizers
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.context import Replicas, Replicated
+from gradwire.step.environment import Beside
+from gradwire.step.layout import Layout
+from gradwire.step.step import Passenger, Step
 
 if TYPE_CHECKING:
     from gradwire.sources.backward import Backward

@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gradwire._api.unwrap import Optimizers
 from gradwire.errors import GradwireError, GradwireWarning
-from gradwire.moment import Fates
 from gradwire.placement import Device, fetch
-from gradwire.unwrapping import Optimizers
+from gradwire.step.context import Fates
 
 Skipped = Literal["drop", "keep"]
 """Whether a step without an optimizer step leaves no trace in the memory, or its unsent part is kept."""

@@ -8,13 +8,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from gradwire.arena import Lane
 from gradwire.comm import Round
-from gradwire.engine.engine import Engine
-from gradwire.engine.history import History
 from gradwire.memory import UNSENT
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
+from gradwire.step.arena import Lane
+from gradwire.step.engine import Engine
+from gradwire.telemetry.history import History
 
 BOTH = {
     "bytes_sent": "metered_bytes",

@@ -20,8 +20,8 @@ from gradwire.comm.base import Algorithm, Broadcasting, Comm
 from gradwire.exchange.base import Exchange, first_busy_step, run, steady_moment
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import table_of
-from gradwire.moment import ExchangeState
 from gradwire.recipes import entries
+from gradwire.step.context import ExchangeState
 
 CPU = torch.device("cpu")
 SIZES = (1, 10_007)

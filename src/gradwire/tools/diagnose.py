@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.arena import Lane, Unit
+from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, require_undamaged
 from gradwire.codec.select.base import Selector
 from gradwire.comm import Comm
-from gradwire.engine.agree import damage, on_all_ranks, require_agreement, require_undamaged
 from gradwire.exchange.base import Exchange, parts
 from gradwire.kernels import topk_indices
 from gradwire.memory import UNSENT
-from gradwire.moment import Moment
+from gradwire.step.arena import Lane, Unit
+from gradwire.step.context import Moment
 
 BINS_PER_OCTAVE = 4
 SAMPLE = 1 << 20

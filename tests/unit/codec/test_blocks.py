@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codec.blocks import blocks
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.whole import parts_of
 
 AT = Moment(step=0, unit=0, rank=0, world=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codec.cast import cast
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 AT = Moment(0, 0, 0, 1)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codec.levels import four_levels
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.laws.cases import left_by_halves
 from tests.support.whole import parts_of
 

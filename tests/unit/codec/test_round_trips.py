@@ -16,7 +16,7 @@ from gradwire.contrib.oktopk import Slots
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits
 from gradwire.kernels import Blocks
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.whole import parts_of
 
 SIZES = st.lists(st.integers(0, 70), min_size=1, max_size=4)

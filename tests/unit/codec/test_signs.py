@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.codec.signs import one_bit, sign
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.whole import parts_of
 
 F32, F64 = torch.float32, torch.float64

@@ -8,7 +8,7 @@ import torch
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
 from gradwire.contrib.randomk import random_k
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.whole import everything
 
 AT = Moment(step=4, unit=1, rank=0, world=3)

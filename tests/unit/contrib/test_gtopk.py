@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.codec.indices import index_words
 from gradwire.comm import Round
 from gradwire.contrib.gtopk import gtop_k
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.contrib import mstopk
 from gradwire.contrib.mstopk import Bracket, bisect, ms_top_k
 from gradwire.kernels import topk_indices
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.inputs import FINITE, normal
 
 AT = Moment(step=4, unit=1, rank=0, world=3)

@@ -15,7 +15,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.comm import Round
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.contrib.randomk import random_k
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)

@@ -14,7 +14,7 @@ from gradwire.contrib.dgc import MomentumCorrection, ramp
 from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.folding import Folding
 
 AT = Moment(step=0, unit=0, rank=0, world=1)

@@ -15,7 +15,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.leader import leader
 from gradwire.memory import Forgetful, Residual
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.whole import parts_of
 
 SIZES = (100, 3, 1000, 64)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.comm import Round
 from gradwire.contrib.sketchsgd import sketch
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)

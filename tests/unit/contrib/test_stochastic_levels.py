@@ -12,8 +12,8 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.kernels import Norm
-from gradwire.moment import Moment
 from gradwire.recipes import recipe
+from gradwire.step.context import Moment
 from tests.support.steps import step
 from tests.support.whole import parts_of
 

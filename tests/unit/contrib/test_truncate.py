@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.contrib.truncate import upper_bits
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 AT = Moment(step=0, unit=0, rank=0, world=1)
 

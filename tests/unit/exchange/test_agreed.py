@@ -16,7 +16,7 @@ from gradwire.errors import WireError
 from gradwire.exchange.agreed import agreed
 from gradwire.exchange.base import run
 from gradwire.measure.observed import Observed
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 VALUES = [
     torch.tensor([9.0, 1.0, 1.0, -8.0, 1.0, 0.0]),

@@ -17,7 +17,7 @@ from gradwire.exchange.leader import leader_in_turn, leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.observed import Observed
-from gradwire.moment import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeState, Moment, Part
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)

@@ -11,7 +11,7 @@ from gradwire.exchange.compose import every, remember, warm
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.steps import step
 
 TOPK = gather(sparse(top_k(0.25)))

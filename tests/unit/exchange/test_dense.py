@@ -9,7 +9,7 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
 from gradwire.measure.observed import Observed
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.steps import step
 
 

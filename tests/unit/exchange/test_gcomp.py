@@ -17,7 +17,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.measure.observed import Observed
 from gradwire.metric import SHARE, numerators, thresholds
-from gradwire.moment import ExchangeState, Moment, Part, Replicated
+from gradwire.step.context import ExchangeState, Moment, Part, Replicated
 from tests.support.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
 from tests.support.ring_order import ring_sum
 from tests.unit.metric.test_bound import half_a_step, ulp

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine import state
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, turn_of
-from gradwire.moment import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeState, Moment, Part
 from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (
     acp_sgd_by_the_paper,

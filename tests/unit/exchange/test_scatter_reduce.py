@@ -16,7 +16,7 @@ from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
 from gradwire.measure.observed import Observed
-from gradwire.moment import Moment, Part
+from gradwire.step.context import Moment, Part
 from tests.support.gradients import generator
 from tests.support.steps import step
 from tests.support.whole import Raw, parts_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine import state
 from gradwire.integrations.safetensors import flat, nested
 from tests.support.rig import Rig, gradients
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from gradwire.arena import ParameterSpec
-from gradwire.engine.layout import build
 from gradwire.lab.bench.runner import check
 from gradwire.lab.bench.settings import Network, Schedule, Settings, Task
 from gradwire.lab.bench.table import title
 from gradwire.lab.bench.trainer import policy_of
 from gradwire.recipes import recipe
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.layout import build
 
 SPECS = tuple(
     ParameterSpec(name, shape, torch.float32, torch.Size(shape).numel())

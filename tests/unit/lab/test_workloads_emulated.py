@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.arena import ParameterSpec
-from gradwire.engine.layout import build
 from gradwire.lab.bench.settings import Task
 from gradwire.lab.bench.trainer import policy_for
 from gradwire.lab.workloads.catalogue import workload
@@ -20,6 +18,8 @@ from gradwire.lab.workloads.emulated import EmulatedWorkload
 from gradwire.lab.workloads.profile import shrunk, timing
 from gradwire.planning.shapes import PROFILES, load, models
 from gradwire.recipes import recipe
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.layout import build
 
 PUBLISHED = {
     "alexnet": 61_100_840,

@@ -15,9 +15,9 @@ from gradwire.exchange.base import Finish
 from gradwire.measure import cache
 from gradwire.measure.codec import SIZES, EchoComm, codec_cost, measure_codec, payloads
 from gradwire.memory import Memory, Residual
-from gradwire.moment import Moment
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import entries, recipe
+from gradwire.step.context import Moment
 
 ENCODE, DECODE = Line(3e-5, 2e-9), Line(1e-5, 5e-10)
 CYCLE_STEPS = 3

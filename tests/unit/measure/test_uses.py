@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from gradwire.codec.select.rated import rated_top_k
 from gradwire.lab.workloads.models import resnet_demo
 from gradwire.measure.uses import FirstForward, layer_rates, multiply_adds
-from gradwire.moment import Moment, Part
 from gradwire.recipes import recipe
+from gradwire.step.context import Moment, Part
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, float]]] = [
     (lambda: nn.Linear(3, 5), (4, 3), {"weight": 4}),

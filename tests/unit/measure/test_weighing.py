@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.arena import Lane, ParameterSpec
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.measure.weighing import Weighing
 from gradwire.memory import UNSENT, Gradients, LowPass, Memory, Residual
+from gradwire.step.arena import Lane, ParameterSpec
 
 CPU = torch.device("cpu")
 SIZES = (5, 3, 9)

@@ -12,7 +12,7 @@ from torch import nn
 
 from gradwire.errors import GradwireWarning
 from gradwire.metric import numerator_of, numerators, thresholds
-from gradwire.moment import Moment, Part, Replicated
+from gradwire.step.context import Moment, Part, Replicated
 from tests.support.optimizers import CASES, N, draw, moment_of, trained
 
 SGD = {

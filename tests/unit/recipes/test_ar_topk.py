@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradwire import recipes
-from gradwire.arena import ParameterSpec
-from gradwire.moment import Moment
 from gradwire.recipes import Composition
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.context import Moment
 
 NAMES = ("star_topk", "var_topk", "ar_topk")
 

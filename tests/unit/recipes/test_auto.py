@@ -8,10 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from gradwire.arena import ParameterSpec, specs_of
-from gradwire.decide.choice import ASSUMED_OFF, LATE, LEAD
-from gradwire.engine.forecast import forecast_by
-from gradwire.engine.layout import build
+from gradwire.control.choice import ASSUMED_OFF, LATE, LEAD
+from gradwire.control.forecast import forecast_by
 from gradwire.lab.workloads import catalogue
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, Observed, Watched
@@ -21,6 +19,8 @@ from gradwire.recipes import Composition, Decision, recipe
 from gradwire.recipes.auto import CANDIDATES
 from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import DECIDED, FEWEST, SKIPPED
+from gradwire.step.arena import ParameterSpec, specs_of
+from gradwire.step.layout import build
 
 CODEC = CodecCost(Line(1e-4, 3e-9), Line(1e-4, 1e-9))
 """Of one core: 3 ns an element to encode, and 1 ns to decode."""

@@ -8,13 +8,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradwire.arena import Lane, ParameterSpec
 from gradwire.memory import Forgetful, Residual
 from gradwire.planning.costs import Backward, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.facts import Facts
 from gradwire.planning.predict import ready_of_element
 from gradwire.recipes import Composition, recipe
+from gradwire.step.arena import Lane, ParameterSpec
 from tests.support.planning_problems import imbalance
 
 # VGG-19's six buckets in the paper (table V), in the order in which they become ready.

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.decide.flexible import Choice
+from gradwire.control.flexible import Choice
 from gradwire.exchange.ar_topk import Election
 from gradwire.exchange.base import run
-from gradwire.moment import Moment
 from gradwire.planning.costs import Link
 from gradwire.planning.cuts import one_unit
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import candidate_ratios
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.flexible import energies, rounds_of
+from gradwire.step.context import Moment
 
 RATIOS = candidate_ratios()
 NUMEL, WORLD = 1_000_000, 4

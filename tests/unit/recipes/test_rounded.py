@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
 from gradwire.memory import Forgetful, Residual
-from gradwire.moment import Moment
 from gradwire.recipes import recipe
+from gradwire.step.context import Moment
 
 
 def _rounds(text: str, world: int) -> tuple[Round, ...]:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.arena import ParameterSpec
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine.decider import surveyed
-from gradwire.engine.surroundings import Surroundings
+from gradwire.control.controller import surveyed
 from gradwire.exchange.leader import leader_in_turn
-from gradwire.moment import Moment
 from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.context import Moment
+from gradwire.step.environment import Surroundings
 from tests.support.rig import Outcome, Rig, gradients
 
 AUTO = "scalecom(rates='auto', warmup_steps=3)"

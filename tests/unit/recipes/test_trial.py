@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire._api.prepare import kernels_for
+from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.decide.choice import Option, Standing
-from gradwire.decide.lateness import LEAST
-from gradwire.decide.profiler import DISCARDED, MEASURED, ORDINARY
-from gradwire.engine import state
-from gradwire.engine.layout import build
-from gradwire.engine.preparing import kernels_for
-from gradwire.engine.step import Step
+from gradwire.control.choice import Option, Standing
+from gradwire.control.lateness import LEAST
+from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.spread import noise_of
@@ -42,6 +40,8 @@ from gradwire.recipes.trial import (
     on_trial,
     watched,
 )
+from gradwire.step.layout import build
+from gradwire.step.step import Step
 from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
@@ -260,8 +260,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return CodecCost(Line(1e-5, 0.0), Line(0.0, 0.0))
 
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
-    monkeypatch.setattr("gradwire.engine.decider.surveyed", surveyed)
-    monkeypatch.setattr("gradwire.engine.choosing.codec_cost", coded)
+    monkeypatch.setattr("gradwire.control.controller.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.control.auto.codec_cost", coded)
     monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {FIRST: 0.01})
     return takes
 
@@ -468,7 +468,7 @@ def test_a_candidate_whose_codec_cannot_be_timed_on_some_rank_is_left_out_on_all
             raise MemoryError("no room")
         return CodecCost(Line(1e-5, 0.0), Line(0.0, 0.0))
 
-    monkeypatch.setattr("gradwire.engine.choosing.codec_cost", fails_once)
+    monkeypatch.setattr("gradwire.control.auto.codec_cost", fails_once)
     monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", BOTH)
     clock["topk"] = 0.01
     ranks = _run(2, steps=MEASURING + 1)

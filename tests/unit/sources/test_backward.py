@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine import worker as waiting
-from gradwire.engine.arrival import Arrival, Entry
-from gradwire.engine.engine import Engine
-from gradwire.engine.step import Step
-from gradwire.engine.surroundings import Surroundings
-from gradwire.engine.worker import Worker
 from gradwire.errors import GradwireError, TransportError
-from gradwire.moment import Fates
 from gradwire.placement import HostDevice, Resolve, host
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
+from gradwire.step import worker as waiting
+from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.context import Fates
+from gradwire.step.engine import Engine
+from gradwire.step.environment import Surroundings
+from gradwire.step.step import Step
+from gradwire.step.worker import Worker
 from tests.support.rig import gradients, specs
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.arena import specs_of
-from gradwire.engine.arrival import Entry
 from gradwire.sources.ddp.source import BucketMap
+from gradwire.step.arena import specs_of
+from gradwire.step.arrival import Entry
 
 
 @dataclass

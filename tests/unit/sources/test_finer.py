@@ -100,7 +100,7 @@ def test_nothing_is_rebuilt_where_nothing_was_refined() -> None:
 
 
 def test_under_an_adaptive_recipe_dense_travels_in_ddps_own_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradwire.attaching.is_alone", lambda _comm: False)
+    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
     ddp = DistributedDataParallel(model())
     own, wire = caps_of(ddp), gradwire.attach(ddp, recipe="auto")
     engine, caps = wire.attached.backward.engine, []

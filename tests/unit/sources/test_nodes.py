@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 
+from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Comm, run_ranks
-from gradwire.engine.arrival import Entry
-from gradwire.engine.shards import shards_of
 from gradwire.sources.nodes.level import Packing
 from gradwire.sources.nodes.members import Members, Table, agreed, neighbours
+from gradwire.step.arrival import Entry
 from tests.support.rig import specs
 
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradwire
-from gradwire.arena import ParameterSpec
 from gradwire.sources.buckets import Bucket, assigned
+from gradwire.step.arena import ParameterSpec
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import gradwire
 from gradwire.comm import run_ranks
-from gradwire.engine.news import account
 from gradwire.recipes import recipe
+from gradwire.telemetry.event_log import account
 from tests.support.rig import Rig
 from tests.support.states import own_state
 
@@ -28,7 +28,7 @@ from tests.support.states import own_state
 @pytest.fixture(autouse=True)
 def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A rank that compresses as in company."""
-    monkeypatch.setattr("gradwire.attaching.is_alone", lambda _comm: False)
+    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

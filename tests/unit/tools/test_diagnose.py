@@ -140,7 +140,7 @@ def world_of_one() -> Iterator[None]:
 
 @pytest.mark.usefixtures("world_of_one")
 def test_the_handle_watches_when_asked_to_and_the_report_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradwire.attaching.is_alone", lambda _comm: False)
+    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
     wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)")

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws
 from gradwire.kernels import chunk_topk_indices, topk_indices
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws
 from gradwire.kernels import chunk_topk_count, chunk_topk_indices, topk_indices
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def rated_top_k(rate: int, rates: Mapping[str, int] | None = None, keep: int | N
 
     `rates` are by patterns over parameter names.
 
-    >>> from gradwire.moment import Part
+    >>> from gradwire.step.context import Part
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0, 1.0, 4.0])
     >>> parts = Part("conv.weight", (4,), 0, 4), Part("fc.weight", (3,), 0, 3)
     >>> at = Moment(step=0, unit=0, rank=0, world=1, parts=parts)

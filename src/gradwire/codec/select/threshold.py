@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import indices_reaching, stratified_indices, topk_indices
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 def fill_up_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:

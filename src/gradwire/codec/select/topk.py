@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import topk_indices
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gradwire import kernels, recipes
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 torch.set_num_threads(1)
 import_module("gradwire.lab.bench.worker")
-import_module("gradwire.attaching")
+import_module("gradwire._api.attach")
 recipes.entries()
 # The first optimizer imports a compiler, which nothing here uses.
 torch.optim.SGD(nn.Linear(1, 1).parameters())

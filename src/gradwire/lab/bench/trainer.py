@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import kernels
-from gradwire.engine.layout import TINY, TINY_ELEMENTS, Policy, by_size
 from gradwire.lab.bench import peers
 from gradwire.lab.bench.settings import Entry, Task, parse_entry
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.workloads.base import Shards, Workload
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.recipes.parse import steady
+from gradwire.step.layout import TINY, TINY_ELEMENTS, Policy, by_size
 
 
 class GradientClock:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.engine.layout import TINY_ELEMENTS
 from gradwire.lab.workloads.base import Batch, Parameters, check_rank, seeded
 from gradwire.lab.workloads.profile import Timing, shrunk
 from gradwire.planning.shapes import Profile
+from gradwire.step.layout import TINY_ELEMENTS
 
 _LENGTH = 1 << 22
 _WINDOW = 1 << 18

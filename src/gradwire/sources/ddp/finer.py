@@ -15,8 +15,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.engine.engine import Engine
 from gradwire.sources.ddp.buffers import joins
+from gradwire.step.engine import Engine
 
 BUCKETS = 32
 SMALLEST_BYTES = 1 << 20

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.arena import ParameterSpec, specs_of
-from gradwire.engine.arrival import Arrival, Entry
-from gradwire.engine.step import Passenger, Step
 from gradwire.sources.backward import Backward
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import leave_out_of_copies, observe, untraced
 from gradwire.sources.source import Source
+from gradwire.step.arena import ParameterSpec, specs_of
+from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.step import Passenger, Step
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
 _Promise: TypeAlias = tuple[_Future, Tensor]

@@ -19,16 +19,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gradwire.arena import ParameterSpec
+from gradwire.agreement.agree import damage, require_undamaged
+from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Pending
-from gradwire.engine.agree import damage, require_undamaged
-from gradwire.engine.arrival import Arrival, Entry
-from gradwire.engine.engine import Engine
-from gradwire.engine.shards import shards_of
-from gradwire.engine.step import Failed, Step
 from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.observed import Observed
 from gradwire.placement import Placement
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.engine import Engine
+from gradwire.step.step import Failed, Step
 
 _LOG = logging.getLogger("gradwire")
 _ATTEMPTS = 3

@@ -18,7 +18,7 @@ from gradwire.contrib.mstopk import ms_top_k
 from gradwire.contrib.sidco import sidco_top_k
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.exchange.leader import leader
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.whole import parts_of
 
 AT = Moment(step=4, unit=1, rank=0, world=3)

@@ -14,7 +14,7 @@ from gradwire.codec.select.threshold import threshold_of_sample
 from gradwire.contrib.dgc import sampled_top_k
 from gradwire.contrib.sidco import Sidco, mean_logarithm, pareto_threshold, sidco_top_k, stage_ratios
 from gradwire.kernels import topk_indices
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.inputs import generator, normal
 
 AT = Moment(step=4, unit=1, rank=0, world=3)

@@ -23,7 +23,7 @@ from gradwire.contrib.mstopk import ms_top_k
 from gradwire.contrib.randomk import random_k
 from gradwire.contrib.sidco import sidco_top_k
 from gradwire.contrib.threshold import fixed_threshold
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 from tests.support.bits import bits, global_generators
 from tests.support.gradients import KINDS as LAW_KINDS
 from tests.support.gradients import generator

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.kernels import topk_indices
-from gradwire.moment import Moment
+from gradwire.step.context import Moment
 
 AT = Moment(step=3, unit=0, rank=0, world=1)
 SIZE, K = 20_000, 200

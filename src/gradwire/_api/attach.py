@@ -1,0 +1,352 @@
+"""`attach`: check the arguments, agree on them over all ranks, register the hook."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from gradwire._api.checks import check_optimizers, warn_without_optimizer
+from gradwire._api.configuration import TARGET, Configuration, Place
+from gradwire._api.prepare import prepare_for
+from gradwire._api.transports import Lines, connect, placements, with_parts, with_streams
+from gradwire._api.unwrap import Optimizers, optimizers_of, scaler_of
+from gradwire._api.wire import Attached, Wire
+from gradwire.agreement.agree import OptimizerText, require_agreement, require_same_optimizer
+from gradwire.agreement.board import Board
+from gradwire.agreement.calls import Calls
+from gradwire.agreement.guard import Guard
+from gradwire.checkpoint.shards import Shard
+from gradwire.comm import Comm, ProcessGroupComm, gathered
+from gradwire.comm.groups import give_back, given_back_if_refused
+from gradwire.errors import RanksDisagree
+from gradwire.placement import Bringing, device_at
+from gradwire.planning.costs import Link
+from gradwire.recipes import Composition, Recipe
+from gradwire.sources import source_of
+from gradwire.sources.backward import Backward, Hear
+from gradwire.sources.nodes.level import NodeLevel
+from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighbours
+from gradwire.sources.observe import LossScale
+from gradwire.sources.source import Source
+from gradwire.sources.steps import Skipped, Steps
+from gradwire.step.context import Replicas, Replicated, read_by
+from gradwire.step.engine import Engine
+from gradwire.step.environment import Surroundings
+from gradwire.step.layout import Policy, build, is_alone
+from gradwire.step.worker import Worker
+from gradwire.tools.diagnose import Watch
+
+_LOG = logging.getLogger("gradwire")
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    recipe: str | Recipe | Composition = "auto",
+    *,
+    policy: Policy | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    target: float = TARGET,
+    seed: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+    replicas: dist.ProcessGroup | DeviceMesh | None = None,
+    nodes: Nodes = "auto",
+    memory_dtype: torch.dtype | None = None,
+    placement: Place = "auto",
+    checksums: bool = False,
+    guard_every: int = 0,
+    skipped: Skipped = "drop",
+) -> Wire:
+    """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
+
+    `model` is a `DistributedDataParallel`, or a wrapper around one: `torch.compile`'s, or Fabric's. With
+    `replicas=` it is a module without a wrapper (`docs/sources.md`).
+
+    gradwire also sends rank 0's buffers (BatchNorm's statistics), unless DDP has `broadcast_buffers=False`.
+    They travel during the backward pass. DDP would broadcast them before the next forward pass
+    (`docs/training.md`).
+
+    - `optimizer`: one or several, plain or as frameworks wrap them. Its steps are what gradwire counts: a
+      gradient that it never uses leaves no trace. `gcomp` reads its state, and recipes that apply momentum
+      (`dgc`, `signum`) check it.
+    - `recipe`: `name`, `name(key=value, …)`, or a `Composition` with a text; see `gradwire.recipes.names()`.
+      On a single rank nothing is sent, so nothing is compressed. `dgc`, `signum` and `signsgd(scale="none")`
+      run all the same, because they do more than compress.
+    - `policy`: other recipes for some parameters, by glob patterns over names or by a function of the
+      parameter. The default is `gradwire.by_size()`: beside a lossy recipe, vectors and tiny tensors travel
+      densely. `gradwire.by_size(smallest=16384)` spares larger tensors, too.
+    - `scaler`: your `GradScaler`. Required with float16 autocast: unsent gradient is stored unscaled.
+      Accelerate's is found.
+    - `target`: for "auto" only. It compresses no further once it expects this share of the no-communication
+      speed.
+    - `seed`: the seed of all random choices. It must be equal on all ranks.
+    - `process_group`: the group over which gradwire sends. By default it makes one over the same ranks, and
+      uses it for one model at a time.
+    - `replicas`: for a plain module, the ranks over which gradients are averaged: a process group, such as
+      `torch.distributed.group.WORLD`, or a mesh dimension. All ranks begin with the parameters and buffers of
+      rank 0. A single rank can leave it out.
+    - `nodes`: which ranks share a node: a list of each node's ranks or process group, or a `DeviceMesh` of
+      nodes by ranks. The ranks of a node add up their gradients first. Then shards of the sums travel between
+      nodes by the recipe (`docs/nodes.md`). "auto" reads `LOCAL_WORLD_SIZE`, which torchrun sets. It changes
+      nothing with one node, one rank per node, or nodes that differ in size. It also changes nothing if the
+      recipe sends so little that adding up first would cost more. `None` ignores nodes.
+    - `memory_dtype`: `torch.bfloat16` keeps unsent gradient in half the space; the rounding errors are lost.
+    - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies gradients to
+      pinned memory and means back, and sends over gloo, whatever the model's own group is. "device" leaves
+      them on the device: over NCCL nothing comes to the host, over gloo only payloads do. A recipe that reads
+      numbers on the host still runs there, and a warning says so. "auto" begins as "device". Once dense steps
+      have been measured, a recipe's codecs run where its step is predicted to be shorter. Gradients on the
+      CPU are never copied.
+    - `checksums`: every message that gradwire sends carries a checksum (`docs/reliability.md`). If bytes
+      arrive damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then run
+      as gradwire's own messages, hop by hop. It cannot be used with `placement="device"` on NCCL.
+    - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 means
+      never. If they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks. If the
+      optimizer steps with gradients that were never exchanged, that raises `GradwireError`.
+    - `skipped`: the meaning of gradients that are cleared before their optimizer has stepped. "drop": the
+      step is left out, and the memory goes back to what it was before. "keep": the gradients were used in a
+      way that gradwire does not see, such as a sum in buffers of your own. Nothing is dropped before the
+      optimizer's first step, inside `step(closure)`, and under `join()`.
+
+    Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in
+    recipe, policy, seed, version, device, buffers, the names, shapes and dtypes of parameters, or the
+    optimizers' types, groups and options. Options that are tensors are not compared, and neither is the
+    optimizers' state.
+
+    Example::
+
+        model = DistributedDataParallel(module)
+        wire = gradwire.attach(model, optimizer)
+    """
+    if not dist.is_initialized():
+        raise ValueError("no process group: call torch.distributed.init_process_group first")
+    source = source_of(model, replicas)
+    scaler = scaler or scaler_of(optimizer)
+    nodes = list(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else nodes
+    asked = Configuration(
+        recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every, checksums, skipped
+    )
+    return Wire(carried(asked, source, optimizer, process_group, source.device))
+
+
+def carried(
+    asked: Configuration,
+    source: Source,
+    optimizer: object,
+    process_group: dist.ProcessGroup | None,
+    where: torch.device,
+) -> Attached:
+    """`source` with an engine of its own, on which all ranks agree. A collective.
+
+    `where` are the tensors that the model's own process group carries. Raises as `attach` does.
+    """
+    device, nodes = device_at(source.device), asked.nodes
+    lines = connect(asked, source.group, process_group, device, where)
+    everyone = lines.everyone
+    with given_back_if_refused(lambda: lines.groups):
+        mine = partial(neighbours, nodes, dist.get_process_group_ranks(lines.groups[0]), everyone.rank)
+        chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
+        using = source.applying(optimizers)
+        require_agreement(asked.fingerprint(chosen, source, device.where) | source.facts(), everyone)
+        require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
+        lines = with_streams(asked, lines, source.group, process_group, where)
+        if source.members is not None:
+            _check_shards(source.members, everyone)
+            lines = with_parts(lines, source.members, where)
+        elif nodes is not None:
+            table = agreed(kind_of(nodes), mine(), everyone)
+            if table is not None and (
+                kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
+            ):
+                lines = _on_nodes(nodes, table, lines, where)
+    return _assemble(asked, chosen, source, using, lines)
+
+
+def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
+    """Whether two levels spare more than they cost. All ranks compute the same answer, from agreed numbers.
+
+    It counts bytes through a node's link, whoever carries them.
+    """
+    from gradwire.control.forecast import gains_by_two_levels
+
+    workers = len(table.nodes) * table.per_node
+    composition = chosen.build()
+    if gains_by_two_levels(composition, source.specs, workers, table.per_node, policy):
+        return True
+    if dist.get_rank() == 0:
+        _LOG.info(
+            "ranks share nodes, but gradients are not added up inside a node first: what %s sends is little "
+            "beside the sum inside a node. To add them up, pass nodes= with the ranks of every node",
+            composition.text,
+        )
+    return False
+
+
+def _on_nodes(nodes: Nodes, table: Table, lines: Lines, where: torch.device) -> Lines:
+    """`lines` with groups inside this rank's node and between nodes; without, if torch cannot make them."""
+    try:
+        rank = lines.everyone.rank
+        return with_parts(lines, (table.inside(rank), table.between(rank)), where)
+    except ValueError as error:
+        if kind_of(nodes) == "given":
+            raise
+        _LOG.warning("%s: gradients are not added up inside nodes first", error)
+        return lines
+
+
+def _check_shards(members: tuple[Sequence[int], Sequence[int]], everyone: Comm) -> None:
+    """Raise `ValueError`, on all ranks, if ranks of one shard do not agree on which shard it is.
+
+    `members` are the ranks of this rank's replica, and those with the same shard. A collective.
+    """
+    inside, between = members
+    shape = f"{len(inside)} ranks in each of {len(between)} replicas"
+    require_agreement({"shards": shape}, everyone)
+    mine = torch.tensor([list(inside).index(everyone.rank), *between], device="cpu")
+    table = gathered(everyone, mine)
+    if any(len(set(table[row[1:], 0].tolist())) > 1 for row in table):
+        raise ValueError(
+            "replicas= joins ranks with different shards: it must hold the ranks that have the same place in "
+            "fully_shard's meshes"
+        )
+
+
+def _assemble(
+    asked: Configuration,
+    chosen: Recipe,
+    source: Source,
+    optimizers: Optimizers,
+    lines: Lines,
+) -> Attached:
+    def ended() -> None:
+        for each in lines.comms:
+            each.close()
+            if backward.is_sound and worker.is_connected:
+                give_back(each.group)
+
+    worker = Worker(lambda error: backward.engine.crash(error), ended, begun=lines.device.stay)
+    uses: dict[str, float] = {}
+    level, replicas = None, source.replicas_of(optimizers)
+    carry: Sequence[Comm] = (lines.everyone,)
+    if lines.cpu is not None:
+        carry = _carriers(lines.cpu, *lines.parts, checksums=asked.checksums)
+    placement, elsewhere = placements(asked.placement, lines, carry, worker)
+    if placement.inside is not None and source.members is None:
+        shard = Shard(placement.inside)
+        level = NodeLevel(source.specs, shard.parts)
+        replicas = shard.replicas(replicas, source.specs)
+    scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device, source.device)
+    around = Surroundings(
+        placement,
+        elsewhere=elsewhere,
+        places={} if asked.placement == "auto" else None,
+        policy=asked.policy,
+        seed=asked.seed,
+        memory_dtype=asked.memory_dtype,
+        alone=is_alone(carry[-1]),
+        loss_scale=(lambda: 1.0) if scale is None else scale,
+        begun=(lambda: None) if scale is None else scale.begun,
+        replicas=_brought(replicas, lambda: backward.placement.bringing),
+        uses=lambda: uses,
+        replica=lines.parts[0].group if lines.parts else None,
+        buffers=source.passenger,
+        check=partial(source.suits, optimizers=optimizers),
+        beside=source.beside,
+        prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
+        link_seen=partial(_expect, lines.parts[1] if lines.parts else lines.cpu),
+        guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),
+        inspect=(watch := Watch()),
+    )
+
+    def engine(concluded: Hear, resolved: Hear) -> Engine:
+        specs = source.specs if level is None else level.specs
+        return Engine(specs, chosen, replace(around, concluded=concluded, resolved=resolved))
+
+    calls = Calls(Board.of(lines.groups[0]) if lines.everyone.world > 1 else None)
+    trained = {spec.name: source.parameters[spec.name] for spec in source.specs}
+    steps = Steps(
+        trained,
+        optimizers,
+        lines.device,
+        skipped=asked.skipped,
+        alone=lines.everyone.world == 1,
+        raises=asked.guard_every > 0,
+        may_differ=source.is_uneven,
+    )
+    backward = Backward(source, worker, engine, calls, level, steps)
+    # At exit too: the thread must not outlive the interpreter's C++ side.
+    weakref.finalize(source.model, worker.stop)
+    decision = chosen.build().next
+    counted = uses if decision is not None and decision.uses else None
+    source.begin(backward, counted, scaled=asked.scaler is not None)
+    backward.news.attached()
+    source.claim()
+    return Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker)
+
+
+def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
+    """The comms that carry the messages of `comms`, with checksums if asked for; the first has all ranks."""
+    if not checksums:
+        return comms
+    from gradwire.comm.checked import CheckedComm
+
+    everyone, *_ = members = [dist.get_process_group_ranks(each.group) for each in comms]
+    named = [[everyone.index(rank) for rank in each] for each in members]
+    return [CheckedComm(each, names) for each, names in zip(comms, named, strict=True)]
+
+
+def _brought(replicas: Replicas, bringing: Callable[[], Bringing]) -> Replicas:
+    """`replicas` where the engine reads. Cuts and padding are made in the stream of those reads."""
+
+    def landing(name: str) -> Replicated | None:
+        with bringing().landing():
+            return replicas(name)
+
+    return read_by(lambda tensor: bringing().read(tensor), landing)
+
+
+def _expect(carrier: ProcessGroupComm | None, link: Link | None) -> None:
+    """Suit messages on the CPU to the link between the ranks that exchange gradients."""
+    if carrier is not None and link is not None:
+        carrier.expect(link.beta_s)
+
+
+def _agreed_recipe(
+    asked: Configuration,
+    source: Source,
+    optimizer: object,
+    comm: Comm,
+    also: Callable[[], object],
+) -> tuple[Recipe, Optimizers]:
+    """Parse and check everything. A rank that must refuse tells the others first: they would wait for it."""
+    refusal: Exception | None = None
+    try:
+        source.check()
+        optimizers = optimizers_of(optimizer)
+        check_optimizers(optimizers, source.module)
+        chosen = asked.validated(source)
+        layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"), comm.world)
+        using = source.applying(optimizers)
+        source.suits(layout, using)
+        warn_without_optimizer(layout, using)
+        also()
+        OptimizerText.of(optimizers)  # which may raise, so not first where all ranks go on
+    except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
+        refusal = error
+    fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
+    try:
+        require_agreement(fields, comm)
+    except RanksDisagree:
+        if refusal is None:
+            raise
+    if refusal is not None:
+        raise refusal
+    return chosen, optimizers

@@ -1,0 +1,99 @@
+"""The arguments of `attach` as one value, which is validated here and compared over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from gradwire._api.checks import check_policy
+from gradwire.agreement.guard import check_guard
+from gradwire.recipes import Composition, Recipe, recipe
+from gradwire.sources.nodes.members import Nodes, kind_of
+from gradwire.sources.source import Source
+from gradwire.sources.steps import Skipped
+from gradwire.step.arena import layout_hash
+from gradwire.step.layout import Policy, chooser
+from gradwire.version import __version__
+
+TARGET = 0.95
+Place = Literal["auto", "host", "device"]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The arguments of `attach` that all ranks must give alike; they are documented there.
+
+    A new argument is a field here, with its check in `validated` and its text in `fingerprint`.
+    """
+
+    recipe: str | Recipe | Composition
+    target: float = TARGET
+    policy: Policy | None = None
+    scaler: torch.amp.GradScaler | None = None
+    seed: int = 0
+    memory_dtype: torch.dtype | None = None
+    placement: Place = "auto"
+    nodes: Nodes = "auto"
+    guard_every: int = 0
+    checksums: bool = False
+    skipped: Skipped = "drop"
+
+    def validated(self, source: Source) -> Recipe:
+        """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`."""
+        if not isinstance(self.checksums, bool):
+            raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
+        if self.placement not in get_args(Place):
+            raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
+        if self.skipped not in get_args(Skipped):
+            raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
+        if source.members is not None and kind_of(self.nodes) == "given":
+            raise ValueError(
+                "nodes= is for whole parameters; fully_shard shares them within a node already: leave it out"
+            )
+        check_policy(self.policy, list(source.parameters))
+        if self.memory_dtype not in (None, torch.bfloat16):
+            raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
+        check_guard(self.guard_every, is_replicated=source.is_replicated)
+        return self._chosen()
+
+    def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
+        """The values that must be the same on all ranks, by name."""
+        choose, specs = chooser(self.policy), source.specs
+        lanes = ",".join(choose(spec.whole) or "-" for spec in specs)
+        # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.
+        shapes = ";".join(f"{spec.shape}{spec.stride or ''}" for spec in specs)
+        dtypes = ";".join(str(spec.dtype) for spec in specs)
+        return {
+            "memory_dtype": str(self.memory_dtype),
+            "buffers": source.buffers_text(),
+            "device": device.type,
+            "placement": self.placement,
+            "nodes": kind_of(self.nodes),
+            "guard_every": str(self.guard_every),
+            "checksums": str(self.checksums),
+            "skipped": self.skipped,
+            "gradwire version": __version__,
+            "source of gradients": source.kind,
+            "recipe": str(chosen),
+            "seed": str(self.seed),
+            "policy": "default" if self.policy is None else lanes,
+            "scaler": "none" if self.scaler is None else "given",
+            "parameter names": " ".join(spec.name for spec in specs),
+            "parameter shapes": shapes,
+            "parameter dtypes": dtypes,
+            "layout": layout_hash(specs),
+        }
+
+    def _chosen(self) -> Recipe:
+        chosen, target = recipe(self.recipe), self.target
+        if not 0.0 < target <= 1.0:
+            raise ValueError(
+                f"target={target} is outside (0, 1]; 0.95 means 95 % of the no-communication speed"
+            )
+        if chosen.name == "auto" and "target" not in chosen.options:
+            return recipe(Recipe("auto", {"target": target, **chosen.options}))
+        if target not in (TARGET, chosen.options.get("target")):
+            raise ValueError(f"target={target} is for the recipe auto; {chosen} would ignore it")
+        return chosen

@@ -1,0 +1,483 @@
+"""Predict which recipe is worth using on a cluster, from numbers that the user states.
+
+Nothing is measured, and the same arguments always give the same plan. Assumptions:
+
+- Ranks are alike, links are full-duplex, and collectives are those that gloo runs (`docs/costs.md`).
+- Gradients are float32. They are ready when the arithmetic of their layers is done.
+- Messages and calls take no processor time, and neither does a codec without a stated cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+from torch import nn
+
+from gradwire.control.choice import LATE, LEAD, Option
+from gradwire.control.forecast import forecast, forecast_as_cut, specs_of_profile
+from gradwire.planning.cluster import Cluster
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import Backward, CodecCost, Link
+from gradwire.planning.facts import Facts
+from gradwire.planning.interval import bucketed
+from gradwire.planning.shapes import Layer, Profile, load, ready_of
+from gradwire.quantities import bytes_text, columns, counted, table_text, wrapped
+from gradwire.recipes.auto import CANDIDATES as CHOICES
+from gradwire.recipes.auto import auto, chosen_by, may_be_within, standing_of
+from gradwire.recipes.dense import dense
+from gradwire.recipes.parse import steady
+from gradwire.recipes.trial import said_of
+from gradwire.step.arena import ParameterSpec
+
+CANDIDATES = (
+    "dense",
+    "gcomp",
+    "fp16",
+    "bf16",
+    "bf16(sum='fp32')",
+    "int8",
+    "fp8",
+    "int4",
+    "efsignsgd",
+    "topk(ratio=0.1)",
+    "topk(ratio=0.01)",
+    "topk(ratio=0.001)",
+    "leader_topk(ratio=0.1)",
+    "leader_topk(ratio=0.01)",
+    "leader_topk(ratio=0.001)",
+    "covap(interval=2)",
+    "covap(interval=3)",
+    "covap(interval=4)",
+    "powersgd(rank=1)",
+    "powersgd(rank=2)",
+    "powersgd(rank=4)",
+    "acpsgd(rank=4)",
+)
+"""The recipes that `plan` compares: of every kind a mild and a strong one."""
+
+BETWEEN_ROUNDS = ("dense", "bf16", "int8", "int4", "topk(ratio=0.01)", "sparseloco")
+"""Those that it compares for rounds of local steps."""
+
+TRIED = ("dense", *(text for text, assumed in CHOICES.items() if may_be_within(LATE, assumed)))
+"""Those that `auto` would try by default."""
+
+DAY_S = 86400.0
+
+BACKWARD_SHARE = 2 / 3
+"""The share of backward in a step: gradients by inputs and weights take twice the arithmetic of forward."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The prediction for one recipe.
+
+    `step_s` is the mean time of a step. `share_of_linear` is the speed as a share of that without
+    communication. `exposed_s` is what an exchange adds to its step. `wire_bytes` are the bytes per rank and
+    exchange, and `day_bytes` those per rank in a day of training. `node_bytes` are those over the busiest
+    node's link and exchange, 0 with a single node. `memory_bytes` come on top of DDP's memory. With
+    `at_most`, a part of the bytes is assumed (`gradwire.control.forecast`). `codec` is "stated" if the user
+    gave the codec's cost, else "free". With `two_levels`, the ranks of a node add up first
+    (`attach(nodes=…)`). `auto` would have `tried` it by default, because little of the gradient is assumed to
+    be late under it.
+    """
+
+    recipe: str
+    step_s: float
+    share_of_linear: float
+    exposed_s: float
+    wire_bytes: float
+    node_bytes: float
+    day_bytes: float
+    memory_bytes: float
+    at_most: bool
+    codec: str
+    two_levels: bool = False
+    tried: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The candidates, the fastest first, with a recommendation. All of it is predicted.
+
+    With `every` above 1, candidates exchange what as many local steps have changed; `dense_s`, `ccr` and
+    `auto` are about an exchange in each step, to compare. `ccr` is the time of a dense all-reduce divided by
+    that of the backward pass. `auto` is the choice that the recipe of that name should make, and `why` its
+    reason. `worthwhile` is false if compression should gain nothing measurable. `advice` says that in a
+    sentence.
+    """
+
+    model: str
+    source: str
+    parameters: int
+    workers: int
+    nodes: int
+    every: int
+    compute_s: float
+    dense_s: float
+    ccr: float
+    target: float
+    auto: str
+    why: str
+    worthwhile: bool
+    advice: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def fastest(self) -> Candidate:
+        """The one of least time of those that `auto` would try by default; of all, if it tries none of them
+        but dense."""
+        return _fastest(self.candidates)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        rows = [dict(vars(each)) for each in self.candidates]
+        return {**vars(self), "fastest": self.fastest.recipe, "predicted": True, "candidates": rows}
+
+    def __str__(self) -> str:
+        nodes = "" if self.nodes == self.workers else f" on {counted(self.nodes, 'node')}"
+        if self.every > 1:
+            return self._of_rounds()
+        width = columns()
+        told = [
+            f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
+            f"{counted(self.workers, 'rank')}{nodes}",
+            self.advice,
+            self.source,
+            f"without communication {_ms(self.compute_s)}, dense {_ms(self.dense_s)}, CCR {self.ccr:.2f}",
+            f"auto is expected to choose {self.auto}, because of {self.why}",
+            "assumed, from trainings of other models: how late each recipe leaves the gradient, and so which "
+            "of them auto tries",
+        ]
+        if all(each.codec == "free" for each in self.candidates):
+            told.append(
+                "encoding and decoding are taken as free: no costs are known, which gradwire probe --codecs "
+                "measures"
+            )
+        lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
+        for two_levels, title in ((False, ""), (True, LEVELS)):
+            if found := [each for each in self.candidates if each.two_levels == two_levels]:
+                lines += ["", *([wrapped(title, width)] if title else []), _table_of(found, width)]
+        if any(each.at_most for each in self.candidates):
+            frames = "* near-lossless frames depend on the values; their length is assumed"
+            lines += ["", wrapped(frames, width)]
+        return "\n".join(lines)
+
+    def _of_rounds(self) -> str:
+        width = columns()
+        told = [
+            f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
+            f"{counted(self.workers, 'replica')}, a round after {self.every} local steps",
+            self.advice,
+            self.source,
+            f"step without communication {_ms(self.compute_s)}; an exchange in each step: dense "
+            f"{_ms(self.dense_s)}, CCR {self.ccr:.2f}",
+        ]
+        lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
+        rows = []
+        for each in self.candidates:
+            steps = math.ceil(each.exposed_s / self.compute_s)
+            hidden = f"delay={steps}" if steps < self.every else "-"
+            sent = bytes_text(each.wire_bytes), bytes_text(each.day_bytes)
+            linear = f"{each.share_of_linear:.0%}"
+            rows.append(
+                (each.recipe, _ms(each.step_s), linear, _ms(each.exposed_s), hidden, *sent, each.codec)
+            )
+        head = ("recipe", "step", "linear", "round", "hidden by", "sent", "a day", "codec")
+        marks = (
+            "round: what it adds to its step; sent: per replica and round; a day: per replica",
+            "local steps are another algorithm, whose loss is not predicted",
+        )
+        return "\n".join(
+            [*lines, "", table_text(head, rows, width), "", *(wrapped(text, width) for text in marks)]
+        )
+
+
+LEVELS = "added up inside nodes first, attach(nodes=…) (sent over a node's link):"
+
+Told = Callable[[str, float], None]
+"""Takes a finished row in words, and the share of the work that is done."""
+
+
+def plan(
+    model: str | Profile | nn.Module,
+    *,
+    workers: int,
+    rate_bit_per_s: float,
+    step_s: float,
+    delay_s: float = 0.0,
+    backward_s: float | None = None,
+    per_node: int = 1,
+    inside_bit_per_s: float | None = None,
+    inside_delay_s: float = 0.0,
+    overlap: bool = True,
+    target: float = 0.95,
+    every: int = 1,
+    candidates: Sequence[str] | None = None,
+    codecs: Mapping[str, CodecCost] | None = None,
+    told: Told | None = None,
+) -> Plan:
+    """Predict how long a step takes with each candidate recipe on a cluster; a pure function.
+
+    Args:
+        model: a profile's name (`gradwire.planning.shapes.models`), a profile, or a module, of which only the
+            parameters' shapes are read.
+        workers: the number of ranks.
+        rate_bit_per_s: rate of a rank's link, or with `per_node` above 1 of a node's link, which its ranks
+            share.
+        step_s: time of a step on one rank without communication.
+        delay_s: one-way delay between two ranks, or nodes.
+        backward_s: time of the backward pass within `step_s`; two thirds of it by default.
+        per_node: the number of ranks on each node.
+        inside_bit_per_s: rate of a rank's link to the others of its node.
+        inside_delay_s: one-way delay inside a node.
+        overlap: whether gradients travel during the backward pass. Without overlap, all are ready at its end.
+        target: the share of linear that `auto` aims at.
+        every: local steps from one exchange to the next. Above 1, each worker is a whole replica, and its
+            step includes all that its own ranks exchange. Nothing of a round is hidden.
+        candidates: recipes with fixed options.
+        codecs: the costs of encoding and decoding, by recipe.
+        told: called with each finished row in words, and the share of the work that is done.
+
+    Raises `ValueError` for an impossible number, an unknown model, and a recipe that must measure.
+
+    >>> cheap = plan("resnet50", workers=32, rate_bit_per_s=100e9, step_s=0.18)
+    >>> cheap.worthwhile, cheap.auto
+    (False, 'dense')
+    >>> slow = plan("resnet50", workers=4, rate_bit_per_s=1e9, step_s=0.18)
+    >>> slow.worthwhile, round(slow.ccr, 1)
+    (True, 10.2)
+    >>> rounds = plan("gpt2", workers=2, rate_bit_per_s=1e8, delay_s=0.05, step_s=0.5, every=30)
+    >>> [f"{each.recipe}: {each.step_s:.2f} s" for each in rounds.candidates[::5]]
+    ['sparseloco: 0.55 s', 'dense: 1.87 s']
+    """
+    candidates = (CANDIDATES if every == 1 else BETWEEN_ROUNDS) if candidates is None else candidates
+    if workers < 2:
+        raise ValueError(f"workers={workers}: on a single rank nothing is sent")
+    if not 0.0 < target <= 1.0:
+        raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
+    if every < 1 or (every > 1 and per_node > 1):
+        raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
+    if not candidates:
+        raise ValueError("candidates=[]: there is nothing to compare")
+    inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
+    cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, inside)
+    profile = profile_of(model)
+    backward = backward_of(profile, step_s, backward_s, overlap)
+    return _compared(profile, backward, cluster, target, every, candidates, codecs or {}, told)
+
+
+def _compared(
+    profile: Profile,
+    backward: Backward,
+    cluster: Cluster,
+    target: float,
+    every: int,
+    candidates: Sequence[str],
+    codecs: Mapping[str, CodecCost],
+    told: Told | None,
+) -> Plan:
+    known = {steady(text, "codecs").text: cost for text, cost in codecs.items()}
+    foresee = partial(_candidate, specs_of_profile(profile), backward, cluster, known)
+    levels = (False, True) if 1 < cluster.per_node < cluster.workers else (False,)
+    work = len(levels) * len(candidates) + len(CHOICES)
+    rows: list[Candidate] = []
+    for two_levels in levels:
+        for text in candidates:
+            rows.append(foresee(text, two_levels=two_levels, every=1 if two_levels else every))
+            if told is not None:
+                told(f"{text}: {_ms(rows[-1].step_s)}", len(rows) / work)
+    rows.sort(key=lambda row: row.step_s)
+    dense_s = foresee("dense").step_s
+    facts = _facts(profile, backward, cluster, known, told, len(rows) / work)
+    standing = standing_of(facts, target, LATE)
+    foreseen = standing.foreseen()
+    if foreseen is None:
+        chosen, why = "dense", chosen_by(facts, standing, partial(auto, target)).why
+    else:
+        chosen, why = foreseen.text, f"CCR {facts.ccr:.2f}; {said_of(standing, foreseen.recipe)}"
+    best = _fastest(rows)
+    # A user who names candidates asks about those, and not about what `auto` would do instead.
+    if foreseen is not None and tuple(candidates) == CANDIDATES:
+        best = _as_cut(foreseen, facts, best, two_levels=len(levels) > 1)
+    worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
+    return Plan(
+        model=profile.model,
+        source=profile.source,
+        parameters=profile.parameters,
+        workers=cluster.workers,
+        nodes=cluster.nodes,
+        every=every,
+        compute_s=backward.before_s + backward.total_s,
+        dense_s=dense_s,
+        ccr=facts.ccr,
+        target=target,
+        auto=chosen,
+        why=why,
+        worthwhile=worthwhile,
+        advice=_advice(worthwhile, facts, best, dense_s),
+        candidates=tuple(rows),
+    )
+
+
+def profile_of(model: str | Profile | nn.Module) -> Profile:
+    """A profile by its name, as it is, or of a module's trainable parameters: a layer for each submodule.
+
+    >>> profile_of(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))).layers[0]
+    Layer(name='0', macs=0, shapes=((2, 3), (2,)))
+    """
+    if isinstance(model, str):
+        return load(model)
+    if isinstance(model, Profile):
+        return model
+    layers: dict[str, list[tuple[int, ...]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            layers.setdefault(name.rpartition(".")[0], []).append(tuple(parameter.shape))
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter")
+    found = tuple(Layer(name, 0, tuple(shapes)) for name, shapes in layers.items())
+    return Profile(type(model).__name__, "a module", found)
+
+
+def backward_of(profile: Profile, step_s: float, backward_s: float | None, overlap: bool) -> Backward:
+    """The ready time of each parameter. Raises `ValueError` if backward does not fit into the step."""
+    backward_s = BACKWARD_SHARE * step_s if backward_s is None else backward_s
+    if not 0.0 < backward_s <= step_s < float("inf"):
+        raise ValueError(f"backward_s={backward_s} must be positive and within step_s={step_s}")
+    return ready_of(profile, step_s - backward_s, backward_s, overlap)
+
+
+def at_its_end(backward: Backward) -> Backward:
+    """The same pass with everything ready at its end, as what local steps have changed."""
+    return replace(backward, ready_s=(backward.total_s,) * len(backward.numel))
+
+
+def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
+    """A link by its rate and its one-way delay."""
+    if not rate_bit_per_s > 0.0 or not 0.0 <= delay_s < float("inf"):
+        raise ValueError(f"rate_bit_per_s={rate_bit_per_s}, delay_s={delay_s}: a link has a positive rate")
+    return Link(delay_s, 8.0 / rate_bit_per_s)
+
+
+def _candidate(
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    codecs: Mapping[str, CodecCost],
+    text: str,
+    *,
+    every: int = 1,
+    two_levels: bool = False,
+) -> Candidate:
+    composition = steady(text, "candidate")
+    codec = codecs.get(composition.text)
+    ready = backward if every == 1 else at_its_end(backward)
+    found = forecast(composition, specs, ready, cluster, codec, two_levels=two_levels)
+    step_s = found.mean_step_s(every)
+    return Candidate(
+        recipe=text,
+        step_s=step_s,
+        share_of_linear=found.compute_s / step_s,
+        exposed_s=found.exposed_s,
+        wire_bytes=found.wire_bytes,
+        node_bytes=found.node_bytes,
+        day_bytes=DAY_S / (every * step_s) * found.wire_bytes,
+        memory_bytes=found.memory_bytes,
+        at_most=found.at_most,
+        codec="free" if codec is None else "stated",
+        two_levels=two_levels,
+        tried=composition.text in _tried(),
+    )
+
+
+@cache
+def _tried() -> frozenset[str]:
+    """With all options."""
+    return frozenset(steady(text, "candidate").text for text in TRIED)
+
+
+def _fastest(rows: Sequence[Candidate]) -> Candidate:
+    """See `Plan.fastest`."""
+    tried = [row for row in rows if row.tried and row.recipe != "dense"]
+    dense = [row for row in rows if row.recipe == "dense"]
+    return min([*tried, *dense] if tried else rows, key=lambda row: row.step_s)
+
+
+def _facts(
+    profile: Profile,
+    backward: Backward,
+    cluster: Cluster,
+    codecs: Mapping[str, CodecCost],
+    told: Told | None,
+    done: float,
+) -> Facts:
+    """The facts that `auto` would measure before its first trial; where ranks share nodes, on shards."""
+    buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
+    levels = 1 < cluster.per_node < cluster.workers
+    ranks, parts = (cluster.nodes, cluster.per_node) if levels else (cluster.workers, 1)
+    timed = cluster.between_s if levels else cluster.seconds
+    sums = [timed(Transfer("all_reduce", 4.0 * numel / parts)) for numel in buckets]
+    found = {}
+    for text in CHOICES:
+        codec = codecs.get(steady(text, "candidate").text)
+        found[text] = forecast_as_cut(text, specs, backward, cluster, codec, two_levels=levels)
+        if told is not None:
+            told(f"auto, {text}", done + (1.0 - done) * len(found) / len(CHOICES))
+    dense_s = forecast(dense(), specs, backward, cluster, two_levels=levels).step_s()
+    return Facts(
+        backward.total_s,
+        sum(sums),
+        ranks,
+        backward,
+        cluster.network,
+        collectives_s=tuple(sums),
+        dense_s=dense_s - backward.before_s,
+        gradient_bytes=4.0 * sum(backward.numel) / parts,
+        buckets=buckets,
+        forecasts={text: each for text, (_, each) in found.items()},
+        recut={text: each.text for text, (each, _) in found.items()},
+    )
+
+
+def _as_cut(chosen: Option, facts: Facts, row: Candidate, *, two_levels: bool) -> Candidate:
+    """`row` for the choice of `auto`, whose cuts may differ from those of all rows."""
+    fewer = " in fewer units" if chosen.text.startswith("mergecomp(") else ""
+    step_s = facts.forecasts[chosen.recipe].step_s()
+    return replace(row, recipe=f"{chosen.recipe}{fewer}", step_s=step_s, two_levels=two_levels)
+
+
+def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:
+    if facts.ccr < 1.0:
+        left = f"{best.recipe} would save {max(1.0 - best.step_s / dense_s, 0.0):.0%} of a dense step"
+        return f"do not bother: CCR {facts.ccr:.2f}, all of dense takes less than the backward pass; {left}"
+    dense, fast = _ms(dense_s), f"{_ms(best.step_s)} with {best.recipe}"
+    fast += " on two levels" if best.two_levels else ""
+    if best.recipe == "dense":
+        return f"auto should stay with dense, {dense} a step: it tries nothing that is predicted to be faster"
+    if not worthwhile:
+        said = f"nothing that auto tries is predicted to be faster than dense by {LEAD:.0%}"
+        return f"do not bother: {said}: a step takes {fast}, and {dense} with dense"
+    gain = f"{dense_s / best.step_s:.1f} times as fast as dense"
+    return f"worth trying: CCR {facts.ccr:.1f}; steps of {dense} fall to {fast}, {gain}"
+
+
+def _table_of(found: Sequence[Candidate], width: int) -> str:
+    """The cost of the codec has a column only where some are known."""
+    head = ("recipe", "step", "linear", "sent", "memory", "auto", "codec")
+    last = None if any(each.codec != "free" for each in found) else -1
+    return table_text(head[:last], [_cells(each)[:last] for each in found], width)
+
+
+def _cells(each: Candidate) -> tuple[str, ...]:
+    sent = bytes_text(each.node_bytes if each.two_levels else each.wire_bytes) + "*" * each.at_most
+    linear, memory = f"{each.share_of_linear:.0%}", bytes_text(each.memory_bytes)
+    tried = "tries" if each.tried else ""
+    return (each.recipe, _ms(each.step_s), linear, sent, memory, tried, each.codec)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"

@@ -1,0 +1,327 @@
+"""The report: an account of what was chosen, why, and what it costs. It can be printed and written as
+JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from gradwire.comm import Round
+from gradwire.exchange.state import times_led
+from gradwire.measure.link import Change
+from gradwire.planning.costs import Link
+from gradwire.quantities import bytes_text, columns, counted, wrapped
+from gradwire.sources.backward import Backward
+from gradwire.step.engine import Engine
+from gradwire.telemetry.event_log import what_runs, why_placed
+from gradwire.tools.diagnose import Diagnosis
+
+if TYPE_CHECKING:  # loaded by what chooses
+    from gradwire.control.choice import Considered
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
+
+    Means are over the last 50 steps under the current recipe.
+
+    - `wire_bytes`: the bytes of all steps since the model was attached, under all recipes.
+    - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need.
+    - `skipped_steps`: steps that were not finite on some rank. `dropped_steps`: steps that were left out,
+      because no optimizer stepped before the gradients were cleared.
+    - `late`: how many steps' worth of gradient wait in memory, as measured under the current recipe; `None`
+      before enough steps were looked at.
+    - `facts`: the numbers from which an adaptive recipe has decided. `collectives_s` in them says how long
+      each collective of a dense step took.
+    - `timeline`: the spans of the last step.
+    - `diagnosis`: the result of the last `wire.diagnose()`.
+    - `times_led`: by rank, how often it chose for all, for recipes in which one rank does (`ar_topk`).
+    - `link`: latency and bandwidth as seen by gradwire's own traffic under the current recipe, once there
+      were enough steps. `link_changes` are the last changes noticed, each with its step.
+    - `health`: signs that training suffers from unsent gradient, each with its step.
+    - `predicted_step_s`: how long a whole step should take by the facts; `None` without facts. `step_s` is
+      the median of the measured times. Both include all that precedes the backward pass.
+    - `compile_s`: how long this rank compiled kernels within steps. `gradwire warmup` does that beforehand.
+    - `placement`: where memory and codecs are. `placement_why` says why, if there is more to say.
+    - `pinned_bytes`: host memory for copies, if gradients are on a device. `copied_s` is how long the device
+      copied in the last step, both ways, beside its computation.
+    - `per_node`: how many ranks add up inside their node first. `inside_bytes_per_step` are the bytes inside
+      nodes; all other bytes travel between nodes.
+    - `checksum_bytes`: the bytes that `attach(checksums=True)` has added so far.
+    - `computing_by_rank_s`: the median seconds that each rank took from the end of a step to its last
+      gradient of the next one. All wait for the slowest.
+    - `choices`: the recipes among which `auto` chose, the fastest first.
+    """
+
+    recipe: str
+    why: str
+    step: int
+    world: int
+    skipped_steps: int
+    dropped_steps: int
+    late: float | None
+    wire_bytes_per_step: float
+    metered_bytes_per_step: float
+    dense_bytes_per_step: float
+    compress_s: float
+    backward_s: float
+    exposed_comm_s: float
+    memory_bytes: int
+    units: int
+    facts: dict[str, Any] | None
+    timeline: list[dict[str, object]]
+    diagnosis: Diagnosis | None = None
+    times_led: list[int] | None = None
+    link: Link | None = None
+    link_changes: tuple[tuple[int, Change], ...] = ()
+    health: tuple[tuple[int, str], ...] = ()
+    predicted_step_s: float | None = None
+    step_s: float = 0.0
+    compile_s: float = 0.0
+    placement: str = "host"
+    placement_why: str = ""
+    pinned_bytes: int = 0
+    copied_s: float = 0.0
+    per_node: int = 1
+    inside_bytes_per_step: float = 0.0
+    checksum_bytes: float = 0.0
+    computing_by_rank_s: tuple[float, ...] = ()
+    wire_bytes: float = 0.0
+    choices: tuple[Considered, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Bytes on the wire as a share of those of plain all-reduce."""
+        return self.wire_bytes_per_step / self.dense_bytes_per_step if self.dense_bytes_per_step else 1.0
+
+    @property
+    def slowest_rank(self) -> int | None:
+        """The rank that takes longest to compute a step; `None` for a single rank, or if nothing is known."""
+        times_s = self.computing_by_rank_s
+        return times_s.index(max(times_s)) if len(times_s) > 1 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain numbers, strings, lists and dictionaries."""
+        return {**asdict(self), "ratio": self.ratio}
+
+    def __str__(self) -> str:
+        """The report in lines, as wide as the terminal, or 100 columns where there is none."""
+        width, lines = columns(), [wrapped(self._title, columns(), hanging="  ")]
+        before, after = self._rows
+        lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in before]
+        lines += [f"  {line}" for line in table_of(self.choices)]
+        lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in after]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Tables, in a notebook."""
+        before, after = self._rows
+        rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in before)
+        rows += "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in after)
+        return f"<table><caption>{escape(self._title)}</caption>{rows}</table>{_html_of(self.choices)}"
+
+    @property
+    def _title(self) -> str:
+        nodes = f" on {counted(self.world // self.per_node, 'node')}" if self.per_node > 1 else ""
+        return f"gradwire: {self.recipe}, step {self.step}, {counted(self.world, 'rank')}{nodes}"
+
+    @property
+    def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Labels and texts: those before the table of choices, and those after it."""
+        sent, metered = bytes_text(self.wire_bytes_per_step), bytes_text(self.metered_bytes_per_step)
+        rows = [
+            ("why", self.why),
+            (
+                "on the wire",
+                f"{sent} per rank and step, {self.ratio:.1%} of plain all-reduce (metered {metered})",
+            ),
+        ]
+        if self.per_node > 1 and self.inside_bytes_per_step:
+            inside = bytes_text(self.inside_bytes_per_step)
+            rows.append(("in nodes", f"{inside} per rank and step, beside that"))
+        codec, exposed = _ms(self.compress_s), _ms(self.exposed_comm_s)
+        spent = f"backward {_ms(self.backward_s)}, encode and decode {codec}, exposed communication {exposed}"
+        rows.append(("per step", spent))
+        if self.slowest_rank is not None:
+            slowest_s, middle_s = max(self.computing_by_rank_s), median(self.computing_by_rank_s)
+            slowest = f"{_ms(slowest_s)} on rank {self.slowest_rank}"
+            rows.append(("by rank", f"{_ms(middle_s)} of computing per step in the median, {slowest}"))
+        memory = f"{bytes_text(self.memory_bytes)} in {counted(self.units, 'unit')}"
+        rows.append(("memory", memory if self.units else "none"))
+        if self.pinned_bytes or self.placement != "host":
+            copies = (
+                f"{bytes_text(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
+            )
+            said = copies if self.pinned_bytes else "gradients stay on their device"
+            why = f"; {self.placement_why}" if self.placement_why else ""
+            rows.append(("placement", f"{self.placement}: {said}{why}"))
+        if self.predicted_step_s is not None:
+            took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
+            rows.append(("whole step", took))
+        return rows, self._events
+
+    @property
+    def _events(self) -> list[tuple[str, str]]:
+        rows = []
+        if self.diagnosis is not None:
+            rows.append(("ranks", str(self.diagnosis)))
+        if self.times_led is not None:
+            rows.append(("led", f"{', '.join(map(str, self.times_led))} times by rank"))
+        if self.link_changes:
+            step, change = self.link_changes[-1]
+            told = f"{_link(change.before)}, then {_link(change.after)}"
+            rows.append(("link", f"changed in step {step}: {told}"))
+        if self.health:
+            step, sign = self.health[-1]
+            rows.append(("health", f"step {step}: {sign}"))
+        if self.compile_s > 0.0:
+            rows.append(("kernels", f"compiled for {self.compile_s:.1f} s within steps"))
+        if self.late:
+            rows.append(("late", f"{self.late:.2g} steps' worth of gradient waits in memory"))
+        if self.skipped_steps:
+            steps = counted(self.skipped_steps, "step")
+            rows.append(("skipped", f"{steps} with NaN, Inf or gradients too large to remember"))
+        if self.dropped_steps:
+            steps = counted(self.dropped_steps, "step")
+            rows.append(("left out", f"{steps}, without a trace in the memory"))
+        return rows
+
+
+LABEL = 12
+"""Columns of a label."""
+SHOWN = 8
+"""Recipes in the printed table; `choices` has all."""
+
+
+def table_of(choices: tuple[Considered, ...]) -> list[str]:
+    """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
+
+    >>> from gradwire.control.choice import Considered
+    >>> row = Considered("int4", 0.1, 0.8, 1.05e6, 0.17, 0.104, "runs")
+    >>> print(*table_of((row,)), sep="\\n")
+    recipe  predicted  measured  linear     sent  late
+    int4     100.0 ms  104.0 ms     80%  1.05 MB  0.17  runs
+    """
+    if not choices:
+        return []
+    rows = _cells_of(choices)
+    wide = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    return ["  ".join(map(_padded, row, wide, range(len(row)))).rstrip() for row in rows]
+
+
+HEAD = ("recipe", "predicted", "measured", "linear", "sent", "late", "")
+
+
+def _padded(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column in (0, len(HEAD) - 1) else cell.rjust(width)
+
+
+def _cells_of(choices: tuple[Considered, ...]) -> list[tuple[str, ...]]:
+    """`HEAD`, and a row for each recipe that is shown."""
+    must = [each for each in choices if each.verdict == "runs" or each.recipe == "dense"]
+    others = [each for each in choices if each not in must][: SHOWN - len(must)]
+    return [HEAD, *(_cells(each) for each in choices if each in must or each in others)]
+
+
+def _cells(each: Considered) -> tuple[str, ...]:
+    return (
+        each.recipe,
+        _ms(each.predicted_step_s),
+        "-" if each.measured_step_s is None else _ms(each.measured_step_s),
+        f"{each.share_of_linear:.0%}",
+        bytes_text(each.wire_bytes),
+        "not run" if each.late is None else f"{each.late:.2g}",
+        each.verdict,
+    )
+
+
+def _html_of(choices: tuple[Considered, ...]) -> str:
+    if not choices:
+        return ""
+    head, *rows = _cells_of(choices)
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"
+
+
+def _link(link: Link) -> str:
+    """A link in words. Messages of one size, or times that do not rise, leave one of the two numbers open."""
+    latency = f"{_number(link.alpha_s * 1e3)} ms" if link.alpha_s > 0.0 else "latency not resolved"
+    rate = f"{_number(8e-6 / link.beta_s)} Mbit/s" if link.beta_s > 0.0 else "bandwidth not resolved"
+    return f"{latency}, {rate}"
+
+
+def _number(positive: float) -> str:
+    """A whole number from 10 on, else two digits, so that nothing is rounded to 0."""
+    return f"{positive:.0f}" if positive >= 10.0 else f"{positive:.2g}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
+    """`Wire.report`; `diagnosis` is the last one that was asked for."""
+    backward.up_to_date()
+    engine, history = backward.engine, backward.history
+    dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
+    facts = None
+    if engine.facts is not None:
+        # The forecasts are in the table of choices, and too much to print.
+        facts = {**asdict(replace(engine.facts, forecasts={})), "ccr": engine.facts.ccr}
+    recipe, why = what_runs(engine)
+    return Report(
+        recipe=recipe,
+        why=why,
+        choices=engine.layout.main.table,
+        step=engine.step,
+        world=engine.around.control.world,
+        per_node=1 if engine.around.shard is None else engine.around.shard.parts,
+        inside_bytes_per_step=history.mean("inside_bytes"),
+        skipped_steps=history.skipped,
+        dropped_steps=backward.steps.dropped,
+        late=engine.late,
+        wire_bytes_per_step=history.mean("predicted_bytes"),
+        metered_bytes_per_step=history.mean("metered_bytes"),
+        dense_bytes_per_step=dense,
+        compress_s=history.mean("compress_s"),
+        backward_s=history.mean("backward_s"),
+        exposed_comm_s=history.mean("exposed_comm_s"),
+        memory_bytes=engine.layout.memory_bytes,
+        units=sum(len(lane.units) for lane in engine.layout.lanes),
+        facts=facts,
+        link=engine.traffic.link,
+        link_changes=tuple(engine.link_changes),
+        health=tuple(engine.health.complaints),
+        timeline=history.timeline(),
+        diagnosis=diagnosis,
+        times_led=times_led(lane.kept for lane in engine.layout.lanes),
+        predicted_step_s=_predicted_step_s(engine),
+        step_s=history.median("step_s"),
+        compile_s=history.compile_s,
+        placement=engine.around.placement.name,
+        placement_why=why_placed(engine),
+        pinned_bytes=engine.around.placement.bringing.pinned_bytes,
+        copied_s=engine.around.placement.bringing.copied_s(),
+        checksum_bytes=engine.around.checksum_bytes,
+        computing_by_rank_s=history.computing_by_rank_s(),
+        wire_bytes=history.predicted_bytes,
+    )
+
+
+def _predicted_step_s(engine: Engine) -> float | None:
+    """The predicted step for which the recipe was chosen, codec included; else the one that the facts
+    predict."""
+    chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
+    if chosen:
+        return chosen[0]
+    if engine.facts is None:
+        return None
+    from gradwire.control.forecast import predicted_step_s  # what has no facts predicts nothing
+
+    return predicted_step_s(engine.facts, engine.layout, engine.specs)

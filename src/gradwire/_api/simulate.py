@@ -1,0 +1,309 @@
+"""Predict how recipes scale from two ranks to thousands, from numbers that the user states.
+
+It makes the assumptions of `gradwire.plan` (`gradwire._api.plan`), and two more:
+
+- Each rank's computing time varies independently from step to step, log-normally. A step waits for the
+  slowest rank.
+- All of a step's all-gathers may be received before the first is decoded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Any, Protocol
+
+from torch import nn
+
+from gradwire._api.plan import BETWEEN_ROUNDS, DAY_S, Told, at_its_end, backward_of, link_of, profile_of
+from gradwire.control.forecast import forecast, gains_by_two_levels, specs_of_profile
+from gradwire.planning.cluster import Cluster, slowest
+from gradwire.planning.costs import Backward, CodecCost
+from gradwire.planning.forecast import Forecast
+from gradwire.planning.shapes import Profile
+from gradwire.quantities import columns, table_text, wrapped
+from gradwire.recipes import entries
+from gradwire.recipes.parse import steady
+from gradwire.step.arena import ParameterSpec
+
+WORKERS = tuple(1 << power for power in range(1, 13))
+"""2 to 4096."""
+STEPS = 32
+"""Steps whose slowest ranks are drawn."""
+MEMORY_BYTES = 16 << 30
+TOLERATED = 1.05
+"""Bytes may grow this much faster than an all-reduce's without a flag: units are padded to whole blocks."""
+NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more than dense"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One recipe on `workers` workers: the mean step, and the speed per rank against a rank alone.
+
+    `exposed_s` is what an exchange adds to its step. `wire_bytes` are sent per rank and exchange, `day_bytes`
+    per rank in a day. `memory_bytes` come on top of DDP's. There are three `warnings`. A recipe "does not
+    fit" into the stated memory, its "bytes grow with workers" where an all-reduce's hardly do, or it "sends
+    more than dense". Where ranks share nodes, these two are about `node_bytes`, those over the busiest node's
+    link. With `two_levels`, ranks add up inside their nodes first, as `attach` decides.
+    """
+
+    recipe: str
+    workers: int
+    step_s: float
+    efficiency: float
+    exposed_s: float
+    wire_bytes: float
+    day_bytes: float
+    memory_bytes: float
+    at_most: bool
+    codec: str
+    warnings: tuple[str, ...] = ()
+    node_bytes: float = 0.0
+    two_levels: bool = False
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Outcomes by recipe, then by workers. All of it is predicted.
+
+    `alone` has, by workers, the efficiency with free communication: late ranks alone reduce it.
+    """
+
+    model: str
+    source: str
+    parameters: int
+    every: int
+    compute_s: float
+    stragglers: float
+    seed: int
+    workers: tuple[int, ...]
+    alone: tuple[float, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def curves(self) -> dict[str, list[Outcome]]:
+        """The outcomes of each recipe, by workers; the most efficient on most workers first."""
+        found: dict[str, list[Outcome]] = {}
+        for each in self.outcomes:
+            found.setdefault(each.recipe, []).append(each)
+        return dict(sorted(found.items(), key=lambda item: -item[1][-1].efficiency))
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        rows = [{**vars(each), "warnings": list(each.warnings)} for each in self.outcomes]
+        lists = {"workers": list(self.workers), "alone": list(self.alone), "outcomes": rows}
+        return {**vars(self), **lists, "predicted": True}
+
+    def __str__(self) -> str:
+        width = columns()
+        rounds = f", a round after {self.every} local steps" if self.every > 1 else ""
+        late = f"{rounds}, stragglers {self.stragglers:g} (seed {self.seed})" if self.stragglers else rounds
+        title = (
+            f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
+            f"{self.compute_s * 1e3:.0f} ms without communication{late}"
+        )
+        rows = [("no communication", *(f"{100 * each:.0f} " for each in self.alone))]
+        rows += [(recipe, *map(_cell, outcomes)) for recipe, outcomes in self.curves.items()]
+        names = max(len(row[0]) for row in rows)
+        at_once = max(1, (width - names) // (2 + max(5, len(str(self.workers[-1])))))
+        lines = [wrapped(title, width, hanging="  "), "efficiency, % of a rank alone, by workers"]
+        for first in range(0, len(self.workers), at_once):
+            these = slice(first, first + at_once)
+            head = ("", *(f"{world} " for world in self.workers[these]))
+            lines += [table_text(head, [(row[0], *row[1:][these]) for row in rows], width), ""]
+        marks = "! does not fit into memory; ^ bytes grow with workers; + sends more than dense, too"
+        return "\n".join([*lines[:-1], wrapped(marks, width)])
+
+
+def _cell(each: Outcome) -> str:
+    return f"{100 * each.efficiency:.0f}{_mark(each)}"
+
+
+def _mark(each: Outcome) -> str:
+    marks = {NO_FIT: "!", MORE: "+", GROWS: "^"}
+    return next((mark for warning, mark in marks.items() if warning in each.warnings), " ")
+
+
+def fixed_recipes() -> tuple[str, ...]:
+    """All recipes that need not measure first, with default options; `covap` at an interval of 4."""
+    built = {entry.name: entry.build() for entry in entries()}
+    fixed = [name for name, each in built.items() if each.next is None and each.watch is None]
+    return (*fixed, "covap(interval=4)")
+
+
+def simulate(
+    model: str | Profile | nn.Module,
+    *,
+    rate_bit_per_s: float,
+    step_s: float,
+    workers: Sequence[int] = WORKERS,
+    delay_s: float = 0.0,
+    backward_s: float | None = None,
+    per_node: int = 1,
+    inside_bit_per_s: float | None = None,
+    inside_delay_s: float = 0.0,
+    overlap: bool = True,
+    every: int = 1,
+    stragglers: float = 0.0,
+    seed: int = 0,
+    memory_bytes: float = MEMORY_BYTES,
+    candidates: Sequence[str] | None = None,
+    codecs: Mapping[str, CodecCost] | None = None,
+    told: Told | None = None,
+) -> Simulation:
+    """Predict how each recipe scales with the number of workers; a pure function.
+
+    Arguments with the names of those of `gradwire.plan` mean the same. Where ranks share nodes, each recipe
+    is predicted on one level or on two, as `attach` decides by bytes (`docs/nodes.md`).
+
+    Args:
+        workers: the number of ranks in each world. A world of up to `per_node` ranks is one node.
+        stragglers: standard deviation of the logarithm of a rank's computing time, drawn anew in each step.
+            Over `every` local steps such times add up, and their sum varies √every times less.
+        seed: the seed of the draws.
+        memory_bytes: the memory that a rank has on top of what DDP takes.
+        candidates: recipes with fixed options. All by default, or with `every` above 1 those that `plan`
+            compares.
+
+    Raises `ValueError` in the same cases as `plan`.
+
+    >>> found = simulate(
+    ...     "resnet50", rate_bit_per_s=1e10, step_s=0.18, workers=(2, 64), candidates=["dense", "efsignsgd"]
+    ... )
+    >>> [(each.recipe, each.workers, round(each.efficiency, 2)) for each in found.outcomes]
+    [('dense', 2, 0.96), ('dense', 64, 0.81), ('efsignsgd', 2, 1.0), ('efsignsgd', 64, 0.8)]
+    """
+    worlds = tuple(sorted(set(workers)))
+    known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
+    if every < 1 or (every > 1 and per_node > 1):
+        raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
+    if min(worlds, default=0) < 2:
+        raise ValueError(f"workers={list(workers)}: give numbers of ranks from 2 on")
+    inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
+    link = link_of(rate_bit_per_s, delay_s)
+    clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]
+    spread = stragglers / math.sqrt(every)
+    late = [slowest(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
+    profile = profile_of(model)
+    backward = backward_of(profile, step_s, backward_s, overlap)
+    ready = backward if every == 1 else at_its_end(backward)
+    foresee = partial(_forecast, specs_of_profile(profile), ready, known)
+    usual = fixed_recipes() if every == 1 else BETWEEN_ROUNDS
+    texts = usual if candidates is None else candidates
+    return Simulation(
+        model=profile.model,
+        source=profile.source,
+        parameters=profile.parameters,
+        every=every,
+        compute_s=step_s,
+        stragglers=stragglers,
+        seed=seed,
+        workers=worlds,
+        alone=tuple(1.0 / fmean(factors) for factors in late),
+        outcomes=_outcomes(
+            foresee, texts, every, list(zip(clusters, late, strict=True)), memory_bytes, known, told
+        ),
+    )
+
+
+Worlds = Sequence[tuple[Cluster, Sequence[float]]]
+
+
+class _Foresee(Protocol):
+    """A recipe on a cluster, and whether that is on two levels, which may be given."""
+
+    def __call__(self, text: str, cluster: Cluster, levels: bool | None = None) -> tuple[Forecast, bool]: ...
+
+
+def _forecast(
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    codecs: Mapping[str, CodecCost],
+    text: str,
+    cluster: Cluster,
+    levels: bool | None = None,
+) -> tuple[Forecast, bool]:
+    composition = steady(text, "candidate")
+    if levels is None:
+        levels = _shares_links(cluster) and gains_by_two_levels(
+            composition, specs, cluster.workers, cluster.per_node
+        )
+    codec = codecs.get(composition.text)
+    return forecast(composition, specs, backward, cluster, codec, two_levels=levels), levels
+
+
+def _shares_links(cluster: Cluster) -> bool:
+    return 1 < cluster.per_node < cluster.workers
+
+
+def _passed_bytes(found: Forecast, cluster: Cluster) -> float:
+    """Bytes over the link that is slow: the busiest node's, or a rank's own."""
+    return found.node_bytes if _shares_links(cluster) else found.wire_bytes
+
+
+def _outcomes(
+    foresee: _Foresee,
+    texts: Sequence[str],
+    every: int,
+    worlds: Worlds,
+    memory_bytes: float,
+    codecs: Mapping[str, CodecCost],
+    told: Told | None,
+) -> tuple[Outcome, ...]:
+    """The outcome of every recipe in every world; `worlds` says how late the slowest rank is in each step."""
+    dense = [_passed_bytes(foresee("dense", cluster)[0], cluster) for cluster, _ in worlds]
+    outcomes = []
+    for text in texts:
+        codec = "stated" if steady(text, "candidate").text in codecs else "free"
+
+        def of_two_bytes(cluster: Cluster, levels: bool, text: str = text) -> float:
+            two = _two_of(cluster)
+            return _passed_bytes(foresee(text, two, levels)[0], two)
+
+        for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
+            found, levels = foresee(text, cluster)
+            step_s = fmean(found.mean_step_s(every, slowed) for slowed in late)
+            outcome = Outcome(
+                recipe=text,
+                workers=cluster.workers,
+                step_s=step_s,
+                efficiency=found.compute_s / step_s,
+                exposed_s=found.exposed_s,
+                wire_bytes=found.wire_bytes,
+                day_bytes=DAY_S / (every * step_s) * found.wire_bytes,
+                memory_bytes=found.memory_bytes,
+                at_most=found.at_most,
+                codec=codec,
+                warnings=_warnings(found, cluster, of_two_bytes(cluster, levels), dense_bytes, memory_bytes),
+                node_bytes=found.node_bytes,
+                two_levels=levels,
+            )
+            outcomes.append(outcome)
+        if told is not None:
+            cells = " ".join(f"{_cell(each):>4}" for each in outcomes[-len(worlds) :])
+            told(f"{text}: {cells}", len(outcomes) / (len(texts) * len(worlds)))
+    return tuple(outcomes)
+
+
+def _two_of(cluster: Cluster) -> Cluster:
+    """Two nodes of `cluster`, or two ranks where each has a link of its own, or all share a node."""
+    if not _shares_links(cluster):
+        return Cluster(2, cluster.link)
+    return replace(cluster, workers=2 * cluster.per_node)
+
+
+def _warnings(
+    found: Forecast, cluster: Cluster, of_two: float, dense: float, memory_bytes: float
+) -> tuple[str, ...]:
+    links = cluster.nodes if _shares_links(cluster) else cluster.workers
+    all_reduce = 2 * (links - 1) / links  # of what it sends over two
+    sent = _passed_bytes(found, cluster)
+    told = {
+        NO_FIT: found.memory_bytes > memory_bytes,
+        GROWS: sent > TOLERATED * all_reduce * of_two,
+        MORE: sent > TOLERATED * dense,
+    }
+    return tuple(warning for warning, applies in told.items() if applies)

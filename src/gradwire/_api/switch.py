@@ -1,0 +1,84 @@
+"""The requests that a user may make between two steps: another recipe, or all unsent gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, require_undamaged
+from gradwire.memory import UNSENT
+from gradwire.recipes import Composition, Recipe, recipe
+from gradwire.step.arena import Lane, ParameterSpec
+from gradwire.step.engine import META, Engine, Snapshot
+from gradwire.step.layout import Layout
+
+
+def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[Layout], None]) -> None:
+    """Run `asked` from the next step on, with all that is unsent. A collective.
+
+    `check` raises for a layout that does not suit the optimizer. Raises `ValueError`, or what `check` or a
+    policy raises, where the recipe cannot run; `PeerFailed` on the other ranks; and `RanksDisagree` where
+    ranks ask for different ones. Then everything goes on as it was, on all of them.
+    """
+    control = engine.around.control
+
+    def built() -> tuple[Recipe, Composition]:
+        chosen = recipe(asked)
+        first = chosen.build()
+        layout = engine.layout_of(first, META)
+        check(layout)  # a warning made an error, for instance
+        engine.around.compile_for(layout)
+        return chosen, first
+
+    chosen, first = on_all_ranks(built, "switch", control)
+    require_agreement({"recipe": str(chosen)}, control)
+    runs = engine.first_of(replace(first, why=f"switched to at step {engine.step}"))
+
+    def successor() -> Snapshot:
+        return engine.snapshot() if runs is None else engine.successor(runs)
+
+    ready = on_all_ranks(successor, "switch", control)
+    engine.recipe = chosen
+    engine.restore(ready)
+
+
+def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Tensor]]:
+    """The mean over ranks of the unsent gradient, by parameter, flat. A collective. `forget_unsent` follows.
+
+    Tensors are valid until the next step. Where ranks hold shards and `whole` is true, they are gathered.
+    """
+    found = []
+    damaged: list[Exception | None] = []
+    shard = engine.around.shard if whole else None
+    lanes = _remembering(engine)
+    rooms = {}
+    if shard is not None:
+        parts = {slot.spec.name: lane.x[slot.start : slot.stop] for lane in lanes for slot in lane.slots}
+        rooms = on_all_ranks(
+            lambda: {name: shard.room(part) for name, part in parts.items()},
+            "make room for what is unsent",
+            engine.around.control,
+        )
+    for lane in lanes:
+        lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
+        damaged.append(damage(engine.comm.all_reduce(lane.x)))
+        for slot in lane.slots:
+            spec, late = slot.spec, lane.x[slot.start : slot.stop]
+            if shard is not None:
+                late = shard.gathered(spec, late, rooms[spec.name], damaged)
+                spec = spec.whole
+            found.append((spec, late))
+    require_undamaged(damaged, engine.around.control)
+    return found
+
+
+def forget_unsent(engine: Engine) -> None:
+    """What is unsent has been sent: nothing is left of it."""
+    for lane in _remembering(engine):
+        lane.forget_unsent()
+
+
+def _remembering(engine: Engine) -> list[Lane]:
+    return [lane for lane in engine.layout.lanes if UNSENT in lane.committed]

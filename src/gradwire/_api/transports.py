@@ -1,0 +1,193 @@
+"""Where an attached model's gradients, memory and bytes may be: what process groups and the user allow."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from gradwire._api.configuration import Configuration, Place
+from gradwire.agreement.agree import require_agreement
+from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm import groups as lending
+from gradwire.errors import TransportError
+from gradwire.placement import Device, Placement, ThroughComm, host, staged, stream
+from gradwire.step.worker import Worker
+
+_LOG = logging.getLogger("gradwire")
+_NO_GLOO = (
+    "%s. So what ranks agree on travels over the model's own backend, for which the host waits in every "
+    "step, and gradients cannot be carried on the host"
+)
+_CPU = torch.device("cpu")
+_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The process groups of one attached model, over the ranks of its own.
+
+    `everyone` carries tensors on the CPU. `streamed` carries those of the model's device, as work in streams;
+    `None` where nothing does, or nothing shall. Where there is no `cpu` group, `everyone` goes through the
+    device.
+
+    Where ranks hold shards, there are `parts`: the comm over those that hold the other shards of a replica,
+    and the comm over those that hold the same, for tensors on the CPU. `streamed_parts` are the same for
+    `streamed`.
+    """
+
+    device: Device
+    everyone: Comm
+    cpu: ProcessGroupComm | None
+    streamed: ProcessGroupComm | None = None
+    parts: tuple[ProcessGroupComm, ...] = ()
+    streamed_parts: tuple[ProcessGroupComm, ...] = ()
+
+    @property
+    def comms(self) -> tuple[ProcessGroupComm, ...]:
+        """One for each group; the first is over all ranks."""
+        known = (self.cpu, self.streamed, *self.parts, *self.streamed_parts)
+        return tuple({each.group: each for each in known if each is not None}.values())
+
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """At least one."""
+        return tuple(each.group for each in self.comms)
+
+
+def connect(
+    asked: Configuration,
+    models: dist.ProcessGroup,
+    own: dist.ProcessGroup | None,
+    device: Device,
+    where: torch.device,
+) -> Lines:
+    """The group over which ranks can agree: the user's `own`, or one like the model's. A collective.
+
+    Where the model's group carries no tensors on the CPU, a gloo group is made beside it. Without that, on
+    all ranks, a warning says what is slower, or `TransportError` is raised if nothing else carries what is
+    `asked` for.
+    """
+    if own is not None:
+        _check_ranks(own, models)
+        if device.is_host or lending.carries_cpu(own):
+            return _by_cpu(device, own)
+        if not _streams(own, where):
+            raise ValueError(
+                "process_group carries no tensors on the CPU: create one with "
+                "torch.distributed.new_group(backend='gloo'), or leave it out"
+            )
+    if (device.is_host and where.type == "cpu") or lending.carries_cpu(models):
+        return _by_cpu(device, lending.borrow(models))
+    try:
+        return _by_cpu(device, lending.borrow(models, where, "gloo"))
+    except TransportError as error:
+        if not _streams(models, where):
+            raise
+        needs_gloo = asked.placement == "host" or asked.checksums
+        require_agreement({"needs gloo": str(needs_gloo)}, ThroughComm(ProcessGroupComm(models), where))
+        if needs_gloo:
+            raise
+        if models.rank() == 0:
+            _LOG.warning(_NO_GLOO, error)
+    streamed = ProcessGroupComm(own or lending.borrow(models, where))
+    return Lines(device, ThroughComm(streamed, where), None, streamed)
+
+
+def with_streams(
+    asked: Configuration,
+    lines: Lines,
+    models: dist.ProcessGroup,
+    own: dist.ProcessGroup | None,
+    where: torch.device,
+) -> Lines:
+    """`lines` with a group whose collectives are work in streams, where there can be one. A collective.
+
+    Raises `ValueError`, on all ranks, for checksums of what a device sends.
+    """
+    if lines.device.is_host or asked.placement == "host" or lines.cpu is None:
+        return lines
+    if not _streams(models if own is None else own, where):
+        return lines
+    if asked.checksums:
+        if asked.placement == "device":
+            raise ValueError(
+                "checksums=True checks messages that the host sends, but with placement='device' NCCL sends "
+                "from the device: leave one of the two out"
+            )
+        return lines
+    if _streams(lines.cpu.group, where):
+        return replace(lines, streamed=lines.cpu)
+    return replace(lines, streamed=ProcessGroupComm(lending.borrow(models, where) if own is None else own))
+
+
+def with_parts(lines: Lines, members: Sequence[Sequence[int]], where: torch.device) -> Lines:
+    """`lines` with groups over each of `members`: first those with other shards, then those with the same.
+
+    A collective. Raises `ValueError`, on all ranks, if torch cannot make the groups.
+    """
+    if lines.cpu is None:
+        raise ValueError("nodes and shards need process groups for tensors on the CPU, and there are none")
+    is_apart = lines.streamed is not None and lines.streamed is not lines.cpu
+    like = [(lines.cpu.group, _CPU)]
+    if lines.streamed is not None and is_apart:
+        like.append((lines.streamed.group, where))
+    groups = lending.borrow_parts(lines.cpu.group, *((each, *of) for of in like for each in members))
+    if groups is None:
+        raise ValueError(
+            "ranks are in different numbers of process groups, so torch cannot make one per node; create "
+            "groups of some ranks only after attaching"
+        )
+    parts = tuple(ProcessGroupComm(each) for each in groups)
+    streamed = () if lines.streamed is None else parts[-len(members) :]
+    return replace(lines, parts=parts[: len(members)], streamed_parts=streamed)
+
+
+def placements(
+    asked: Place, lines: Lines, carriers: Sequence[Comm], worker: Worker
+) -> tuple[Placement, Placement | None]:
+    """The placement of what stays on the device, and the one of what does not.
+
+    On the CPU, the first of `carriers` is over all ranks. Where ranks hold shards, two more stand for the
+    `parts` of `lines`. There is only one placement on the CPU, and where "host" is `asked` for.
+    """
+    device, control, comm = lines.device, carriers[0], carriers[-1]
+    inside = carriers[1] if lines.parts else None
+    by_host = host(comm, worker.post, device, control, inside)
+    if device.is_host or asked == "host":
+        return by_host, None
+    if lines.streamed is None:
+        return staged(comm, worker.post, device, control, inside), by_host
+    if os.environ.get(_BLOCKING, "0") not in ("", "0") and control.rank == 0:
+        _LOG.warning(
+            "%s is set: the host waits for each collective of NCCL, so that none of it is hidden behind the "
+            "backward pass. Unset it if nothing else needs it",
+            _BLOCKING,
+        )
+    within, between = lines.streamed_parts or (None, lines.streamed)
+    on_device = stream(between, control, device, worker.crashed, within, lines.streamed)
+    return on_device, None if lines.cpu is None else by_host
+
+
+def _by_cpu(device: Device, group: dist.ProcessGroup) -> Lines:
+    comm = ProcessGroupComm(group)
+    return Lines(device, comm, comm)
+
+
+def _streams(group: dist.ProcessGroup, where: torch.device) -> bool:
+    return lending.backend_at(group, where) in lending.STREAMED
+
+
+def _check_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> None:
+    mine, theirs = dist.get_process_group_ranks(group), dist.get_process_group_ranks(models)
+    if mine != theirs:
+        raise ValueError(f"process_group has ranks {mine}, the model's has {theirs}; they must be the same")
+    if group is models:
+        raise ValueError(
+            "process_group is the model's own: its collectives and gradwire's would mix. Create another "
+            "with torch.distributed.new_group, or leave it out"
+        )

@@ -1,0 +1,467 @@
+"""`Wire`, which `attach` returns: the handle on one attached model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gradwire._api.checks import warn_without_optimizer
+from gradwire._api.report import Report, report_of
+from gradwire._api.switch import forget_unsent, mean_unsent, switch
+from gradwire._api.unwrap import Optimizers
+from gradwire.agreement.agree import on_all_ranks
+from gradwire.checkpoint import file_set, state
+from gradwire.checkpoint.state import Missing, Saved
+from gradwire.errors import GradwireWarning
+from gradwire.recipes import Composition, Recipe
+from gradwire.sources.backward import Backward
+from gradwire.sources.source import Source
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.engine import Engine
+from gradwire.step.layout import Layout
+from gradwire.step.worker import Worker
+from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The parts of an attached model."""
+
+    model: nn.Module  # the source refers to it weakly
+    source: Source
+    backward: Backward
+    optimizers: Optimizers
+    scaler: torch.amp.GradScaler | None
+    watch: Watch
+    """`Wire.watching` turns it on."""
+    # The worker ends with the model, and a wire without its worker could only hang.
+    worker: Worker
+
+
+def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+class Wire:
+    """The handle on one attached model. Its methods are for the training thread, between steps.
+
+    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `switch`, `flush` and `detach` are
+    collectives: call them on all ranks, between the same steps. If some ranks make another call, or are in a
+    step, all those ranks raise `RanksDisagree`, which names ranks and calls. If some ranks make no call, the
+    others raise `TransportError` at the process group's timeout, with the same names.
+    """
+
+    def __init__(self, attached: Attached) -> None:
+        self.attached = attached
+        self._source, self._backward = attached.source, attached.backward
+        self._watch = attached.watch
+        self._diagnosis: Diagnosis | None = None
+
+    def __repr__(self) -> str:
+        engine, report = self._engine, self.report()
+        name = report.recipe.split("(")[0].strip()
+        runs = (
+            f"{name}, measuring" if engine.measuring else "dense, one rank" if engine.layout.alone else name
+        )
+        # Where dense runs, the mean of recent steps may still be that of what ran before.
+        is_known = report.wire_bytes_per_step > 0.0 and not engine.layout.is_dense
+        sends = f", {report.ratio:.0%} of dense".replace("%", " %") if is_known else ""
+        return f"Wire({runs}, step {engine.step}{sends})"
+
+    def _repr_html_(self) -> str:
+        """The report, in a notebook."""
+        return self.report()._repr_html_()
+
+    @property
+    def _engine(self) -> Engine:
+        return self._backward.engine
+
+    @property
+    def overlap(self) -> bool:
+        """Whether exchanges run during the backward pass (the default) or all after it."""
+        return self._backward.overlap
+
+    @overlap.setter
+    def overlap(self, value: bool) -> None:
+        """Takes effect from the next backward pass."""
+        self._backward.overlap = value
+
+    @property
+    def settled(self) -> bool:
+        """Whether the recipe is decided; `False` while an adaptive one still measures or tries things out."""
+        watch = self._engine.layout.main.watch
+        return not self._engine.measuring and (watch is None or not watch.ends)
+
+    @property
+    def watching(self) -> bool:
+        """Whether every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
+        return self._watch.is_on
+
+    @watching.setter
+    def watching(self, value: bool) -> None:
+        """Takes effect from the next backward pass. It costs memory and a pass over the memory of unsent
+        gradient."""
+        self._watch.turn(value)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within it, backward passes add to `p.grad` on this rank and send nothing, for accumulation.
+
+        With DDP it is `ddp.no_sync()`, which must contain the forward passes, too.
+
+        Example::
+
+            with wire.no_sync():
+                loss_of(first_half).backward()
+            loss_of(second_half).backward()  # sends the sum
+        """
+        return self._source.no_sync()
+
+    def diagnose(self) -> Diagnosis:
+        """Compare the ranks' gradients of the last step: is one rank's choice good for all? A collective.
+
+        It takes two all-reduces of the gradient's size. Raises `ValueError` if nothing was watched. Raises
+        `RanksDisagree` on all ranks if they watched different steps. Later reports show the result.
+
+        Example::
+
+            wire.watching = True
+            train_one_step()
+            print(wire.diagnose())
+        """
+        watch, engine = self._watch, self._engine
+        self._diagnosis = self._backward.together(
+            "diagnose()",
+            lambda: diagnose(watch.seen, engine.layout.lanes, engine.comm, engine.around.control),
+        )
+        return self._diagnosis
+
+    def report(self) -> Report:
+        """An account of the recipe that runs, why it runs, and what it costs.
+
+        Example::
+
+            print(wire.report())
+            json.dump(wire.report().as_dict(), file)
+        """
+        return report_of(self._backward, self._diagnosis)
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for dashboards: this rank's last step, and the mean of the last 50 under its recipe.
+
+        Names begin with "gradwire/" and say the unit: `docs/telemetry.md` has the list. Unknown numbers are
+        left out. It sends nothing, so one rank alone may call it.
+
+        `gradwire/residual_to_gradient` takes a pass over memory and gradients. They must be as backward left
+        them, so call this before unscaling, clipping, and `zero_grad`.
+
+        Example::
+
+            wandb.log(wire.metrics())
+        """
+        # Loaded on demand, so that attaching stays fast.
+        from gradwire.telemetry.metrics import metrics_of
+
+        return metrics_of(self._backward, self._source, _loss_scale(self.attached.scaler))
+
+    def note_loss(self, loss: float | Tensor) -> None:
+        """Note this rank's loss of a step, so that gradwire notices if losses rise. It sends nothing by
+        itself.
+
+        Every 32 steps the ranks compare the mean of the noted losses with the lowest mean of 32 steps so far.
+        If it has risen twice in a row by more than losses of single steps vary, the log warns once, and the
+        report shows it. `auto` then goes back to dense; any other recipe stays. The call reads `loss`, so
+        with a tensor on a GPU it waits for the GPU.
+
+        Example::
+
+            loss = loss_of(batch)
+            loss.backward()
+            optimizer.step()
+            wire.note_loss(loss)
+        """
+        self._engine.health.note(float(loss.detach() if isinstance(loss, Tensor) else loss))
+
+    def log_to(self, target: Any, *, every: int = 50) -> None:
+        """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.
+
+        `target` is a TensorBoard `SummaryWriter`; "prometheus", or a registry of `prometheus_client`; the
+        `Path` of a file for the node exporter's textfile collector; a `logging.Logger`, at level INFO;
+        `wandb.log`; an `Accelerator`, whose trackers get them on the main process; or a function, called as
+        `target(metrics, step=step)`. W&B plots the metrics over "gradwire/step", and keeps its own count of
+        steps. A target that raises is dropped with a line in the log, and training goes on.
+
+        Raises `TypeError` for another target, `ValueError` unless `every` is at least 1, and `ImportError`
+        without `prometheus_client`.
+
+        Example::
+
+            wire = gradwire.attach(model, optimizer)
+            if dist.get_rank() == 0:
+                wire.log_to(SummaryWriter(), every=10)
+        """
+        from gradwire.telemetry.metrics import metrics_of
+        from gradwire.telemetry.targets import Listener, write_to
+
+        backward, source, scaler = self._backward, self._source, self.attached.scaler
+        write = write_to(target, self._engine.around.control.rank)
+        # It must not refer to the wire, which holds the model: the engine's thread ends with that.
+        listener = Listener(lambda: metrics_of(backward, source, _loss_scale(scaler)), write, every)
+        backward.listeners.append(listener)
+
+    def trace(self, path: str | Path) -> None:
+        """Write this rank's last step as a trace that chrome://tracing and ui.perfetto.dev open.
+
+        Example::
+
+            wire.trace("step.json")
+        """
+        from gradwire.telemetry.chrome import chrome_trace, write_trace
+
+        self._backward.resolve()
+        history, rank = self._backward.history, self._engine.around.control.rank
+        write_trace(path, chrome_trace(history.spans, history.started_s, rank))
+
+    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
+        """This rank's state as plain tensors, under a key that names the rank: "rank0", "rank1", …
+
+        For an exact resume, save the state of every rank. Dictionaries of several ranks may be merged into
+        one. `kind="mean"` is deprecated: call `mean_state_dict()`. Raises `ValueError` for any other kind.
+
+        Example::
+
+            torch.save(wire.state_dict(), f"wire-{rank}.pt")
+        """
+        if kind not in ("rank", "mean"):
+            raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
+        if kind == "mean":
+            warnings.warn(
+                "state_dict('mean') will go: call mean_state_dict()", DeprecationWarning, stacklevel=2
+            )
+            return self.mean_state_dict()
+        self._backward.up_to_date()
+        return state.keyed(self._backward.call(lambda: state.save(self._engine)))
+
+    def mean_state_dict(self) -> dict[str, Any]:
+        """The mean of all ranks' states, the same on all ranks, under the key "mean". A collective.
+
+        It is for code that saves from one rank only. All ranks of any world can load it. It takes one
+        all-reduce per parameter.
+
+        Example::
+
+            mean = wire.mean_state_dict()
+            if rank == 0:
+                torch.save(mean, "wire.pt")
+        """
+        return state.keyed(
+            self._backward.together("mean_state_dict()", lambda: state.save_mean(self._engine))
+        )
+
+    def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
+        """Resume from this rank's state, from a mean, or from the states of all ranks of any world. A
+        collective.
+
+        Pass the states of several ranks as a list or in one dictionary. If they come from another world, all
+        ranks start with their mean. With `missing="drop"` some states may be missing: all ranks start with
+        the mean of the others, and the unsent gradient of the missing ranks is lost. The model may then have
+        other parameters, as after freezing or thawing some: those that fit by name and shape are taken up,
+        and a warning names the others.
+
+        Raises `ValueError` when a state belongs to another rank, world or model, and `RanksDisagree`
+        when ranks load different steps or plans.
+
+        Example::
+
+            wire.load_state_dict(torch.load(f"wire-{rank}.pt"))
+        """
+        self._source.may_differ()  # a model is loaded beside its state
+        self._backward.together(
+            f"load_state_dict(missing={missing!r})", lambda: state.load(self._engine, saved, missing)
+        )
+        self._backward.steps.forget()
+
+    def save(self, folder: str | os.PathLike[str]) -> int:
+        """Save every rank's state in `folder`, one file per rank, and return their step. A collective.
+
+        The ranks may share the folder, or each may have its own. It belongs to this attached model alone. If
+        the run is killed, at whatever moment, `load` finds either this save or the one before it, complete.
+        Older ones are removed. Save the model first, under the step's name (`wire.report().step`). The step
+        that `load` returns then says which file of the model belongs to it.
+
+        If a rank cannot write, raises `OSError` on that rank and `PeerFailed` on the others.
+
+        Example::
+
+            if rank == 0:
+                torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
+            wire.save("wire")
+        """
+        return self._backward.together("save()", lambda: file_set.save(self._engine, Path(folder)))
+
+    def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
+        """Resume from the newest complete set of files that `save` left in `folder`. A collective.
+
+        Returns the step of that save, or `None` if nothing has been saved. On the same number of ranks, each
+        resumes bit for bit with its own state. On another number, all start with the mean, and each rank must
+        see all files. `missing` is as for `load_state_dict`.
+
+        Raises `FileNotFoundError` on all ranks when files of the set have been lost. For a damaged file,
+        raises `ValueError` on the rank that reads it and `PeerFailed` on the others. Raises what
+        `load_state_dict` raises, too.
+
+        Example::
+
+            if (step := wire.load("wire")) is not None:
+                model.load_state_dict(torch.load(f"model-{step}.pt"))
+        """
+        self._source.may_differ()
+        step = self._backward.together(
+            f"load(missing={missing!r})", lambda: file_set.load(self._engine, Path(folder), missing)
+        )
+        if step is not None:
+            self._backward.steps.forget()
+        return step
+
+    def switch(self, recipe: str | Recipe | Composition) -> None:
+        """Change the recipe, from the next step on. A collective. Unsent gradient is kept.
+
+        `recipe` is as for `attach`; the policy stays. If the new recipe has no memory, like `dense`, the next
+        step sends all unsent gradient. If the old recipe applied momentum, that momentum is dropped with a
+        warning: the optimizer must apply it from then on. On a single rank nothing is compressed, before or
+        after.
+
+        Raises `ValueError` for a recipe that `attach` would refuse, and `PeerFailed` on the other ranks.
+        Raises `RanksDisagree` if ranks name different recipes. In these cases nothing has changed on any
+        rank.
+
+        Example, to compress more once the first thousand steps are done::
+
+            if step == 1000:
+                wire.switch("topk(0.01)")
+        """
+        optimizers = self.attached.optimizers
+
+        def check(layout: Layout) -> None:
+            self._source.suits(layout, optimizers)
+            warn_without_optimizer(layout, optimizers)
+
+        covered = self._covers_momentum
+        self._backward.together("switch()", lambda: switch(self._engine, recipe, check))
+        self._backward.news.changed()
+        if covered and not self._covers_momentum:
+            self._warn_of_momentum()
+
+    @property
+    def _covers_momentum(self) -> bool:
+        return any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
+
+    def _warn_of_momentum(self) -> None:
+        warnings.warn(
+            "momentum is no longer applied: set it in the optimizer if training goes on",
+            GradwireWarning,
+            stacklevel=3,
+        )
+
+    def drop_step(self) -> None:
+        """Leave this step out: call it after `backward()`, instead of `optimizer.step()`, on all ranks.
+
+        The memory goes back to what it was before the step, when the next one begins. A step is recognised as
+        left out by itself if its gradients are cleared before the optimizer has stepped (`docs/training.md`),
+        so this is for code in which that cannot be seen: without an optimizer given to `attach`, or before
+        its first step. It sends nothing. If some ranks do not call it, the next backward pass raises
+        `RanksDisagree` on all of them.
+
+        Raises `ValueError` if no gradient waits for an optimizer.
+
+        Example::
+
+            loss = loss_of(batch)
+            loss.backward()
+            if float(loss.detach()) > 1e6:  # the same answer on all ranks
+                wire.drop_step()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+        """
+        self._backward.steps.drop()
+
+    def flush(self) -> None:
+        """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
+
+        If no optimizer steps before the gradients are cleared, the memory gets back what it had. Call
+        `optimizer.step()` next, or `scaler.step(optimizer)`: with a scaler, the added gradient carries
+        the loss scale, as every gradient does. It takes one all-reduce of the memory.
+
+        Example, at the end of training::
+
+            optimizer.zero_grad()
+            wire.flush()
+            optimizer.step()
+        """
+        self._flush("flush()", lambda: None)
+
+    def _flush(self, call: str, prepare: Callable[[], T]) -> T:
+        """Flush, once that cannot fail on any rank, nor `prepare`, which the engine's thread runs."""
+        engine, source = self._engine, self._source
+        # Where the source brings shards itself, a shard is what its optimizer steps.
+        whole = source.members is None
+        late = self._backward.together(call, lambda: mean_unsent(engine, whole=whole))
+        # Gradients belong to the thread that trains, whose stream the optimizer uses.
+        additions, failure = self._additions(late)
+
+        def ready() -> T:
+            if failure is not None:
+                raise failure
+            return prepare()
+
+        def conclude() -> T:
+            prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.around.control)
+            forget_unsent(engine)
+            return prepared
+
+        prepared = self._backward.call(conclude)
+        for add in additions:
+            add()
+        self._backward.steps.exchange_begins(None, compresses=False)
+        self._backward.steps.exchange_ended()
+        return prepared
+
+    def _additions(
+        self, late: list[tuple[ParameterSpec, Tensor]]
+    ) -> tuple[list[Callable[[], object]], BaseException | None]:
+        """What adds to gradients, or why it could not be made: peers wait to hear of it."""
+        source, give = self._source, self._engine.around.placement.bringing.give
+        try:
+            scale = _loss_scale(self.attached.scaler)
+            return [source.adding(spec, give(flat * scale, source.device)) for spec, flat in late], None
+        except BaseException as error:
+            return [], error
+
+    def detach(self) -> None:
+        """Flush, and then run plain all-reduce, because wrappers cannot unregister hooks. A collective.
+
+        Call `optimizer.step()` next, as after `flush`. Warns if the recipe has applied momentum: the
+        optimizer must apply it from then on.
+
+        Example::
+
+            optimizer.zero_grad()
+            wire.detach()
+            optimizer.step()
+        """
+        covered = self._covers_momentum
+        retired = self._flush("detach()", self._engine.retired)
+        self._backward.call(lambda: self._engine.restore(retired))
+        self._source.retire()
+        if covered:
+            self._warn_of_momentum()

@@ -1,0 +1,99 @@
+"""Do all ranks still hold the same parameters? Asked every few steps, in the row of the verdict."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.agreement.agree import require_agreement
+from gradwire.comm import Comm, gathered
+from gradwire.errors import RanksDisagree
+
+_BITS = 24
+"""Bits of a checksum: as many as float32, the type of the verdict's table, holds exactly."""
+_NAMED = 3
+_NOT_DUE = -1.0
+
+
+def check_guard(every: int, *, is_replicated: bool) -> None:
+    """Raise `ValueError` if `every` is not a number of steps, or if ranks hold shards, not replicas."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+        raise ValueError(f"guard_every={every!r} is not a number of steps; 0 means never")
+    if every and not is_replicated:
+        raise ValueError("guard_every compares replicas, and these ranks hold shards of the parameters")
+
+
+class Guard:
+    """Checksums of the parameters with which gradients are computed, in one step out of `every`.
+
+    CRC-32 of their bytes: a pass over all parameters on the engine's thread, early in the backward pass. All
+    of them together make one number in the verdict. Only where that differs do ranks compare parameters one
+    by one.
+    """
+
+    def __init__(
+        self,
+        parameters: Callable[[], Mapping[str, Tensor]],
+        every: int,
+        uneven: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`parameters()` by name are those of the step that is running.
+
+        `every` is 0 for never; while `uneven()`, replicas differ on purpose, and nothing is compared.
+        """
+        self._parameters, self._every, self._uneven = parameters, every, uneven
+        self._sums: dict[str, int] = {}
+
+    def numbers(self, step: int, read: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
+        """This rank's number for its row of `step`: 24 bits of a checksum if the check is due.
+
+        `read` makes a parameter readable, as it was in the forward pass.
+
+        A guard has its number in every row: ranks that are at different steps can then tell each other so.
+        """
+        if self._every == 0:
+            return ()
+        if step % self._every or self._uneven():
+            return (_NOT_DUE,)
+        self._sums = {name: _checksum(read(each.detach())) for name, each in self._parameters().items()}
+        return (float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS),)
+
+    def error(self, said: Sequence[Sequence[float]], step: int, control: Comm) -> RanksDisagree | None:
+        """Why the replicas of `step` are not equal, by what all ranks have said; the same on all of them.
+
+        Where they differ, one all-gather of 128 bytes, and one of eight bytes per parameter.
+        """
+        told = {tuple(numbers) for numbers in said}
+        if len(told) == 1 or (_NOT_DUE,) in told:
+            return None
+        names = f"{len(self._sums)}: {', '.join(self._sums)}"
+        try:
+            require_agreement({"the parameters that guard_every compares": names}, control)
+        except RanksDisagree as error:
+            return error
+        mine = torch.tensor(list(self._sums.values()), dtype=torch.int64, device="cpu")
+        sums = gathered(control, mine)
+        named = []
+        for name, column in zip(self._sums, sums.unbind(1), strict=True):
+            ranks = [rank for rank, differs in enumerate((column != _most(column)).tolist()) if differs]
+            if ranks:
+                named.append(f"{name!r} on rank {', '.join(map(str, ranks))}")
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        return RanksDisagree(
+            f"parameters differ between ranks before step {step}: {', '.join(named[:_NAMED])}{more} (from "
+            "what most ranks hold, or else the first). Go on from an earlier save"
+        )
+
+
+def _checksum(parameter: Tensor) -> int:
+    plain = parameter.cpu().contiguous().view(-1)
+    return zlib.crc32(plain.view(torch.uint8).numpy().data)
+
+
+def _most(column: Tensor) -> Tensor:
+    """The checksum of most ranks; among equally frequent ones the first rank's."""
+    votes = (column.view(-1, 1) == column.view(1, -1)).sum(1)
+    return column[votes.argmax()]

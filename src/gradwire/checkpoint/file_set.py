@@ -1,0 +1,293 @@
+"""A folder with one file of state per rank, of which a whole set is always there.
+
+A save makes a *set*: as many files as there are ranks, whose names begin alike. Every rank writes its file
+under a temporary name, makes it durable, and gives it the suffix of a *prepared* one. Once all ranks have
+said so, they rename their files to *committed* ones and remove those of older sets. So a set that lacks a
+file and has a committed one was damaged later. One without was cut off, and is none.
+
+A set is found by what all ranks see together: the folder may be shared, or each rank's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+from zipfile import ZIP_STORED, ZipFile
+
+import torch
+
+from gradwire.agreement.agree import require_success
+from gradwire.checkpoint import state
+from gradwire.checkpoint.state import Missing, Saved
+from gradwire.comm import Comm, gathered
+from gradwire.errors import GradwireWarning, PeerFailed
+from gradwire.step.engine import Engine
+
+_PREPARED, _COMMITTED, _PART = ".prepared", ".pt", ".part"
+_NAME = re.compile(r"wire-(\d{8,})-([0-9a-f]{8})-rank-(\d+)-of-(\d+)(\.prepared|\.pt|\.part)")
+_LARGEST = 2**62
+"""Of numbers in names: ranks tell them to each other in 64 bits."""
+_OFFERS = 16
+"""A rank tells the others of as many sets at most, the newest ones: messages have one length."""
+
+
+class _Set(NamedTuple):
+    """One save, which its files name. `number` counts saves, `token` is drawn for each."""
+
+    number: int
+    token: int
+    world: int
+
+    def path(self, folder: Path, rank: int, suffix: str) -> Path:
+        return folder / f"wire-{self.number:08d}-{self.token:08x}-rank-{rank}-of-{self.world}{suffix}"
+
+
+class _File(NamedTuple):
+    set: _Set
+    rank: int
+    suffix: str
+    path: Path
+
+
+_WAYS: dict[Missing, str] = {
+    "refuse": "Every rank needs its own, or in another world all of them. Restore them, or decide that what "
+    "their ranks had not sent is lost: missing='drop' goes on with what is left, if all ranks see the same "
+    "files",
+    "drop": "missing='drop' goes on with what is left only where all ranks see the same files. Where nodes "
+    "have folders of their own, copy what is left on each of them to all, and load again",
+}
+"""What to do about a set that is not whole."""
+
+
+def save(engine: Engine, folder: Path) -> int:
+    """Save all ranks' states, keep no older ones, and return their step. On all ranks together.
+
+    Where a rank cannot write, no rank keeps what it wrote, and the older set stays: that rank raises its
+    `OSError`, the others `PeerFailed`, which tells why.
+    """
+    control, rank = engine.around.control, engine.rank
+    largest = 0
+    failure: Exception | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        largest = max((each.set.number for each in _files(folder)), default=0)
+    except OSError as error:
+        failure = error
+    told = gathered(control, torch.tensor([largest, secrets.randbits(32)], device="cpu"))
+    fresh = _Set(1 + int(told[:, 0].max()), int(told[0, 1]), control.world)
+    prepared = fresh.path(folder, rank, _PREPARED)
+    try:
+        if failure is None:
+            _write(state.keyed(state.save(engine)), fresh.path(folder, rank, _PART), prepared)
+    except Exception as error:  # memory may run out, too: the others wait to hear of it
+        failure = error
+    try:
+        require_success(failure, "save its state, and what was saved before is still there", control)
+    except Exception as error:
+        # Otherwise a rank may have heard that all is well, and have removed its older file.
+        if error is failure or isinstance(error, PeerFailed):
+            _remove([fresh.path(folder, rank, _PART), prepared])
+        raise
+    _rename(prepared, fresh.path(folder, rank, _COMMITTED))
+    _remove(
+        each.path
+        for each in _files(folder)
+        if each.set.number < fresh.number and each.rank % control.world == rank
+    )
+    return engine.step
+
+
+def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
+    """Go on from the newest whole set in `folder`, on all ranks together; its step, `None` without a set.
+
+    A set of another world must be visible as a whole to every rank. Raises `FileNotFoundError` on all ranks
+    for a set that has lost files, unless `missing="drop"`; as `state.load` for what is in the files.
+    """
+    control, files = engine.around.control, list[_File]()
+    failure: Exception | None = None
+    try:
+        files = _files(folder) if folder.exists() else []
+    except OSError as error:
+        failure = error
+    require_success(failure, f"look into {folder}", control)
+    files = [each for each in files if each.suffix != _PART]
+    chosen = _chosen(_told(files, control), control.world, missing)
+    if chosen is None:
+        return None
+    mine = {each.rank: each.path for each in files if each.set == chosen.set}
+    saved: Saved = []
+    try:
+        ranks = [control.rank] if chosen.each_its_own else sorted(mine)
+        found = [_read(mine[rank]) for rank in ranks]
+        saved = found[0] if chosen.each_its_own else found
+    except Exception as error:  # of many types, by what is damaged
+        failure = ValueError(f"a file of {folder} cannot be read: {error}").with_traceback(
+            error.__traceback__
+        )
+    require_success(failure, "read its state", control)
+    others = chosen.each_its_own and not state.all_fit(engine, saved)
+    state.load(engine, _of_all(folder, mine, control) if others else saved, missing, mean=others)
+    return engine.step
+
+
+def _files(folder: Path) -> list[_File]:
+    """The files that gradwire has written there."""
+    found = []
+    for path in folder.iterdir():
+        if name := _NAME.fullmatch(path.name):
+            number, token, rank, world, suffix = name.groups()
+            of = _Set(int(number), int(token, 16), int(world))
+            if of.number < _LARGEST and int(rank) < of.world < _LARGEST:
+                found.append(_File(of, int(rank), suffix, path))
+    return found
+
+
+class _Chosen(NamedTuple):
+    set: _Set
+    each_its_own: bool
+    """Whether a rank reads its own file; else every rank reads all that are there."""
+
+
+class _Sight(NamedTuple):
+    """The files of a set that one rank sees."""
+
+    set: _Set
+    own: bool
+    """Whether this rank's file is there."""
+    ranks: int
+    """How many ranks' files are there, and which: a hash."""
+    which: int
+    committed: bool
+
+
+def _told(files: list[_File], control: Comm) -> list[dict[_Set, _Sight]]:
+    """The newest sets, as each rank sees them. One all-gather."""
+    table = torch.zeros(_OFFERS, 7, dtype=torch.int64, device="cpu")
+    for row, each in zip(table, sorted({each.set for each in files}, reverse=True), strict=False):
+        here = {file.rank for file in files if file.set == each}
+        committed = any(file.suffix == _COMMITTED for file in files if file.set == each)
+        which = hash(tuple(sorted(here))) & (2**62 - 1)  # of whole numbers: the same in all processes
+        own = each.world == control.world and control.rank in here
+        row.copy_(torch.tensor([*each, own, len(here), which, committed], device="cpu"))
+    rows = gathered(control, table.view(-1)).view(control.world, _OFFERS, 7).tolist()
+    seen = [[_Sight(_Set(*row[:3]), bool(row[3]), row[4], row[5], bool(row[6])) for row in r] for r in rows]
+    return [{sight.set: sight for sight in each if sight.ranks} for each in seen]
+
+
+def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Chosen | None:
+    """The newest set that all ranks can load; the same answer on all of them."""
+    known = sorted({each for sights in told for each in sights}, reverse=True)
+    everywhere = {each: [sights[each] for sights in told if each in sights] for each in known}
+    for each, sights in everywhere.items():
+        if len(sights) < world:
+            continue
+        if all(sight.own for sight in sights):
+            return _Chosen(each, each_its_own=True)
+        if all(sight.ranks == each.world for sight in sights):
+            return _Chosen(each, each_its_own=False)
+    if missing == "drop":
+        for each, sights in everywhere.items():
+            if len(sights) == world and len({sight.which for sight in sights}) == 1:
+                return _Chosen(each, each_its_own=False)
+    for each, sights in everywhere.items():
+        if any(sight.committed for sight in sights):
+            seen = ", ".join(str(sights[each].ranks if each in sights else 0) for sights in told)
+            raise FileNotFoundError(
+                f"the set of files wire-{each.number:08d} of {each.world} ranks is not whole: ranks see "
+                f"{seen} of its files. {_WAYS[missing]}"
+            )
+    if known:
+        warnings.warn(
+            "the first save was cut off, so there is nothing to load", GradwireWarning, stacklevel=2
+        )
+    return None
+
+
+def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
+    """The states of all ranks, for others than they were saved of. Raises on all ranks together."""
+    failure: Exception | None = None
+    found: list[Any] = []
+    try:
+        if len(mine) < control.world:
+            raise FileNotFoundError(
+                f"{folder} was written with other nodes, so every rank needs all files of the set; it sees "
+                f"those of ranks {sorted(mine)}"
+            )
+        found = [_read(mine[rank]) for rank in sorted(mine)]
+    except FileNotFoundError as error:
+        failure = error
+    except Exception as error:  # of many types, by what is damaged
+        failure = ValueError(f"a file of {folder} cannot be read: {error}")
+    require_success(failure, "read all states", control)
+    return found
+
+
+def _read(path: Path) -> Any:
+    """The state that `_write` wrote. torch writes a CRC-32 of every tensor and compares none.
+
+    It compresses nothing either; what inflates could be larger than memory.
+    """
+    with ZipFile(path) as file:
+        entries = file.infolist()
+        is_compressed = any(each.compress_type != ZIP_STORED for each in entries)
+        if is_compressed or sum(each.file_size for each in entries) > path.stat().st_size:
+            raise ValueError(f"{path.name} is compressed, which no state is")
+        damaged = file.testzip()
+    if damaged is not None:
+        raise ValueError(f"{path.name}: {damaged} is damaged")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class _Written:
+    """A file whose first error stays known: torch's writer may raise one of its own in its place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.flush = file, file.flush
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
+def _write(saved: Mapping[str, Any], part: Path, path: Path) -> None:
+    """All of `saved` is in `path`, on the disk, or nothing of it; an `OSError` names the folder."""
+    written: _Written | None = None
+    try:
+        with part.open("wb") as file:
+            written = _Written(file)
+            torch.save(saved, written)  # type: ignore[arg-type]  # all that it calls
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(part, path)
+    except Exception as error:
+        cause = error if written is None else written.failure or error
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, cause.strerror, str(part.parent)) from error
+        raise
+
+
+def _rename(old: Path, new: Path) -> None:
+    """Durably."""
+    os.replace(old, new)
+    folder = os.open(new.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Delete `paths` where possible. A file that stays only takes space: its set is older or incomplete."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()

@@ -1,0 +1,452 @@
+"""Exact checkpoints: plain tensors, per rank, keyed by parameter name, versioned.
+
+The engine's own state is one dictionary for a rank. Outside it stands under a key that names the rank, or
+"mean" (`keyed`), so that a saver which merges the dictionaries of all ranks keeps every one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, require_undamaged
+from gradwire.checkpoint.shards import cut, joined
+from gradwire.checkpoint.validate import FORMAT, State, all_planes, composition_of, described, fitted, vetted
+from gradwire.comm import Comm, gathered
+from gradwire.errors import GradwireWarning, RanksDisagree
+from gradwire.memory import UNSENT
+from gradwire.step.arena import layout_hash
+from gradwire.step.engine import Engine, Snapshot
+from gradwire.step.layout import Layout
+
+Saved: TypeAlias = State | Sequence[State]
+"""A state, or those of all ranks of some world."""
+
+Missing = Literal["refuse", "drop"]
+"""Whether to refuse, or to drop, what is missing: states of old ranks, parameters that only one side has."""
+
+
+BESIDE = "source"
+"""The key of what the source has beside the engine's state (`Beside`), where it has something."""
+
+
+def keyed(state: State) -> dict[str, Any]:
+    """`state` under a key that no other rank's has: "rank0", "rank1", …, or "mean".
+
+    >>> keyed({"rank": 1, "world": 2})
+    {'rank1': {'rank': 1, 'world': 2}}
+    """
+    return {"mean" if state["rank"] is None else f"rank{state['rank']}": state}
+
+
+def single(saved: Saved) -> list[State]:
+    """The states in `saved`, one for each rank: without their keys, whether they came in a list or in one.
+
+    >>> single([{"rank0": {"rank": 0}}, {"rank1": {"rank": 1}}])
+    [{'rank': 0}, {'rank': 1}]
+    """
+    if not isinstance(saved, Mapping):
+        return [state for each in saved for state in (single(each) if isinstance(each, Mapping) else [each])]
+    if "format" not in saved and saved and all(isinstance(each, Mapping) for each in saved.values()):
+        return list(saved.values())
+    return [saved]
+
+
+def save(engine: Engine) -> dict[str, Any]:
+    """This rank's state; the tensors are copies on the CPU, wherever the memory is.
+
+    Gradients that no optimizer has used yet have left no trace in it, because a run that resumes has not got
+    them.
+    """
+    beside = engine.around.beside
+    return _on_host(_copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save())}))
+
+
+def _on_host(state: dict[str, Any]) -> dict[str, Any]:
+    def moved(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {key: moved(value) for key, value in each.items()}
+        if isinstance(each, list):
+            return [moved(value) for value in each]
+        return each.cpu() if isinstance(each, Tensor) else each
+
+    found: dict[str, Any] = moved(state)
+    return found
+
+
+def _copied(engine: Engine) -> dict[str, Any]:
+    """The same where the memory is."""
+    engine.resolve()
+    layout = engine.layout
+    if layout.alone:
+        # As it would be in company, where the run may go on.
+        layout = engine.layout_of(layout.main)
+        layout.take_over(engine.layout)
+    planes: dict[str, dict[str, Tensor]] = {UNSENT: {}}
+    for spec in engine.specs:
+        for plane in layout.planes_of(spec.name):
+            # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
+            memory = layout.final(spec.name, plane).to(engine.around.device, spec.plane_dtype, copy=True)
+            planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
+    shard = engine.around.shard
+    return {
+        "format": FORMAT,
+        "shard": None if shard is None else (shard.number, shard.parts),
+        "rank": engine.around.control.rank,
+        "world": engine.around.control.world,
+        "layout": layout_hash(engine.specs),
+        "plan": engine.plan,
+        "why": layout.main.why,
+        "step": engine.step,
+        "memory": planes.pop(UNSENT),
+        "planes": planes,
+        "kept": _kept(layout),
+    }
+
+
+def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
+    """Copies, by kind and parameter name, of what exchanges keep beside the planes; equal on all ranks."""
+    kept: dict[str, dict[str, Tensor]] = {}
+    for lane in layout.lanes:
+        for kind, tensors in lane.kept.final().items():
+            kept.setdefault(kind, {}).update({name: tensor.clone() for name, tensor in tensors.items()})
+    return kept
+
+
+def save_mean(engine: Engine) -> dict[str, Any]:
+    """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter.
+
+    Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
+    Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
+    """
+    shard, beside = engine.around.shard, engine.around.beside
+
+    def copied() -> tuple[dict[str, Any], list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+        state = _copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save_mean())})
+        planes = [state["memory"], *state["planes"].values()]
+        return (
+            state,
+            planes,
+            [
+                {name: shard.room(each) for name, each in plane.items()} if shard is not None else {}
+                for plane in planes
+            ],
+        )
+
+    state, planes, rooms = on_all_ranks(copied, "copy its memory", engine.around.control)
+    specs = {spec.name: spec for spec in engine.specs}
+    found: list[Exception | None] = []
+    for plane, room in zip(planes, rooms, strict=True):
+        for name, memory in plane.items():
+            memory.mul_(1.0 / engine.comm.world)
+            found.append(damage(engine.comm.all_reduce(memory.view(-1))))
+            if shard is not None:
+                spec = specs[name]
+                whole = shard.gathered(spec, spec.flat(memory), room[name], found)
+                plane[name] = spec.whole.shaped(whole).contiguous()
+    require_undamaged(found, engine.around.control)
+    if shard is not None:
+        state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
+    return _on_host({**state, "rank": None, "world": None})
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A state made into what runs; nothing can fail any more. `facts` are for all ranks to compare."""
+
+    runs: Snapshot
+    facts: Mapping[str, str]
+    take: Callable[[], None] = lambda: None
+    """Takes up what the source has beside it."""
+    dropped: tuple[int, ...] = ()
+    """Old ranks whose unsent gradient is lost."""
+    changed: frozenset[str] = frozenset()
+    """Parameters that only the state or only this model has."""
+
+
+def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
+    """Take up a state, on all ranks together, or leave everything as it was on all of them.
+
+    One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
+    world every rank takes its own, of another all start with the mean, so that what was unsent in
+    total stays the same; also of the same world, where nodes are put together otherwise, or parameters cut
+    otherwise. With `missing="drop"` a list may lack ranks, whose unsent gradient is lost: all
+    start with the mean of the others; and parameters may be others (`fitted`). With `mean` no rank takes its
+    own. Raises `ValueError` when a state does not belong here or is damaged, and `RanksDisagree` on the ranks
+    whose state would do when another rank's does not.
+    """
+    engine.resolve()
+    mean = not all_fit(engine, saved) or mean
+    ready, refusal = _prepared(engine, saved, missing, mean)
+    facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
+    named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters", BESIDE
+    absent = dict.fromkeys(named, "none")
+    try:
+        mine = absent if ready is None else {**ready.facts, "changed parameters": str(sorted(ready.changed))}
+        if engine.around.sharded:
+            mine["what exchanges keep"] = _compared(mine["what exchanges keep"], engine.comm)
+        require_agreement(facts | mine, engine.around.control)
+    except RanksDisagree:
+        if refusal is None:
+            raise
+    if refusal is not None:
+        raise refusal
+    assert ready is not None, "or there would be a refusal"
+    engine.restore(ready.runs)
+    engine.begin_anew()
+    ready.take()
+    # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
+    _warn_of_another_recipe(engine)
+    _warn_of_dropped_ranks(ready)
+    _warn_of_changed_parameters(ready)
+
+
+def _compared(text: str, comm: Comm) -> str:
+    """Other shards keep other things; ranks with the same one must not."""
+    try:
+        require_agreement({"what exchanges keep": text}, comm)
+    except RanksDisagree as error:
+        return str(error)
+    return "the same"
+
+
+def _prepared(
+    engine: Engine, saved: Saved, missing: Missing, mean: bool
+) -> tuple[_Ready | None, Exception | None]:
+    """The composition to run, or why this state cannot; changes nothing. Other ranks hear of all errors."""
+    try:
+        if missing not in get_args(Missing):
+            raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
+        states, changed = single(saved), frozenset[str]()
+        alone = isinstance(saved, Mapping) and len(states) == 1
+        if missing == "drop":
+            fits = [fitted(engine, each) for each in states]
+            states, changed = [each for each, _ in fits], changed.union(*(names for _, names in fits))
+        for each in states:
+            vetted(engine, each)
+        chosen, dropped = _choose(engine, states, alone=alone, missing=missing, mean=mean)
+        text, take = _prepared_beside(engine, chosen, states)
+        made = _made(engine, chosen, dropped)
+        return replace(made, facts={**made.facts, BESIDE: text}, take=take, changed=changed), None
+    except ValueError as error:
+        return None, error
+    except Exception as error:  # memory that runs out, a plan that no parser can read, ...
+        refusal = ValueError(f"this is not a state of gradwire, or it cannot be loaded: {error!r}")
+        refusal.__cause__ = error
+        return None, refusal
+
+
+def _prepared_beside(
+    engine: Engine, chosen: State, states: Sequence[State]
+) -> tuple[str, Callable[[], None]]:
+    """What takes up the source's part of the `chosen` state, which may be one of `states` or their mean."""
+    beside, here = engine.around.beside, engine.around.shard
+    held = [each for each in states if BESIDE in each]
+    if beside is None and not held:
+        return "none", lambda: None
+    if beside is None:
+        raise ValueError("state was saved with gradwire.outer, and this model is carried by attach")
+    if len(held) < len(states):
+        raise ValueError("state was saved with gradwire.attach, and this model is carried by outer")
+    own = any(chosen is each for each in states)
+    if own:
+        return beside.prepared(chosen[BESIDE], own=chosen["rank"] is not None)
+    # Ranks with other shards have other parameters of their own.
+    mine = [each for each in states if here is None or (each.get("shard") or (None,))[0] == here.number]
+    return beside.prepared((mine or states)[0][BESIDE], own=False)
+
+
+def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
+    composition = composition_of(engine, state)
+    if state["plan"] is not None:
+        composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
+    layout, shard = engine.layout_of(composition), engine.around.shard
+    specs = {spec.name: spec for spec in engine.specs}
+    for plane, memories in all_planes(state).items():
+        for name, memory in memories.items():
+            spec = specs[name]
+            if shard is not None and state.get("shard") is None:
+                whole = spec.whole.flat(memory.detach())
+                layout.memory(name, plane).copy_(cut(spec, shard.number, whole))
+            else:
+                spec.shaped(layout.memory(name, plane)).copy_(memory.detach())
+    for kind, tensors in state["kept"].items():
+        for name, tensor in tensors.items():
+            lane = layout.slots[name][0]
+            lane.kept.put(kind, name, tensor.detach().to(lane.x.device, copy=True))
+    for lane in layout.lanes:
+        lane.kept.commit()
+    owing = any(lane.committed[UNSENT].any() for lane in layout.lanes if UNSENT in lane.committed)
+    here = engine.here(layout, owing=owing)
+    if here is not layout:
+        here.take_over(layout)
+    facts = {
+        "step": str(state["step"]),
+        "plan": str(state["plan"]),
+        "kind of state": _kind(state, dropped)
+        + ("" if is_of_our_shard(engine, state) else ", of other shards"),
+        "what exchanges keep": _digest(state["kept"]),
+    }
+    return _Ready(engine.prepared(here, state["step"]), facts, dropped=tuple(dropped))
+
+
+def _kind(state: State, dropped: Sequence[int]) -> str:
+    if state["rank"] is None:
+        return "a mean"
+    return f"of {state['world']} ranks" + (f" without {list(dropped)}" if dropped else "")
+
+
+def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """Of everything kept: ranks that went on from different numbers would part."""
+    found = hashlib.blake2b(digest_size=8)
+    for kind, tensors in sorted(kept.items()):
+        for name, tensor in sorted(tensors.items()):
+            found.update(f"{kind} {name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _warn_of_another_recipe(engine: Engine) -> None:
+    asked = engine.recipe.build()
+    if asked.next is None and engine.plan not in (None, asked.text):
+        warnings.warn(
+            f"the loaded state goes on with {engine.plan}, not with the recipe {asked.text} given to attach",
+            GradwireWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_dropped_ranks(ready: _Ready) -> None:
+    if ready.dropped:
+        ranks = ", ".join(map(str, ready.dropped))
+        warnings.warn(
+            f"what old rank {ranks} had not sent is lost, as missing='drop' allows; all ranks start with the "
+            "mean of the others",
+            GradwireWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_changed_parameters(ready: _Ready) -> None:
+    if names := sorted(ready.changed):
+        warnings.warn(
+            f"parameters have changed since the state was saved: {', '.join(names[:3])} ({len(names)} in "
+            "all) begin with nothing unsent, or are gone, as missing='drop' allows",
+            GradwireWarning,
+            stacklevel=2,
+        )
+
+
+def _choose(
+    engine: Engine, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
+) -> tuple[State, Sequence[int]]:
+    """The state that was given alone, or what a list makes of it; and the old ranks dropped."""
+    here = engine.around.control
+    if alone:
+        (state,) = states
+        if state["world"] is None:
+            return (state if engine.around.shard is None else _for_other_shards(state)), ()
+        if (state["world"], state["rank"]) != (here.world, here.rank):
+            raise ValueError(
+                f"state is rank {state['rank']}'s of {state['world']}, this is rank {here.rank} of "
+                f"{here.world}; load its own, a list of all ranks', or a mean_state_dict()"
+            )
+        if not is_of_our_shard(engine, state):
+            raise ValueError(
+                "state was saved with other nodes; load a list of all ranks', or a mean_state_dict()"
+            )
+        return state, ()
+    if any(each["rank"] is None for each in states):
+        raise ValueError("load a mean alone: a list must hold the state of every rank")
+    states = sorted(states, key=lambda each: int(each["rank"]))
+    if not states:
+        raise ValueError("the list of states is empty: it must hold the state of every old rank")
+    if len({each["world"] for each in states}) > 1:
+        raise ValueError(f"the states are of different worlds: {[each['world'] for each in states]}")
+    world, ranks = states[0]["world"], [each["rank"] for each in states]
+    dropped = sorted(set(range(world)) - set(ranks))
+    if len(states) != len(set(ranks)) or (dropped and missing == "refuse"):
+        raise ValueError(
+            f"need the states of all {world} old ranks, got ranks {ranks}. Find the others, or decide that "
+            "what their ranks had not sent is lost: missing='drop' goes on without it"
+        )
+    if world == here.world and not (dropped or mean) and is_of_our_shard(engine, states[here.rank]):
+        return states[here.rank], ()
+    if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
+        raise ValueError("the states are of different steps, plans or models")
+    if states[0].get("shard") is None and engine.around.shard is None:
+        return _mean_state(states), dropped
+    return _for_other_shards(_whole(engine, states)), dropped
+
+
+def all_fit(engine: Engine, saved: Saved) -> bool:
+    """Whether every rank was given a state of the shard that it holds, alone or in a list.
+
+    A collective, with the same answer on all ranks: where nodes are put together otherwise, a list has the
+    right state for some ranks and not for others.
+    """
+    control = engine.around.control
+    try:
+        states = single(saved)
+        own = [each for each in states if len(states) == 1 or each["rank"] == control.rank]
+        mine = all(is_of_our_shard(engine, each) for each in own)
+    except Exception:  # what is no state is refused later, with the reason
+        mine = False
+    return bool(gathered(control, torch.tensor([mine], device="cpu")).all())
+
+
+def is_of_our_shard(engine: Engine, state: State) -> bool:
+    """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those.
+
+    FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
+    """
+    shard, theirs = engine.around.shard, state.get("shard")
+    if shard is None or theirs is None:
+        return shard is theirs is None
+    same = tuple(theirs) == (shard.number, shard.parts)
+    return same and state.get("layout") == layout_hash(engine.specs)
+
+
+def _for_other_shards(state: State) -> State:
+    """The state of exchanges belongs to the shards with which it was computed; it starts anew."""
+    return {**state, "kept": {}}
+
+
+def _whole(engine: Engine, states: Sequence[State]) -> State:
+    """The mean state, of whole parameters, of the ranks that had shards or none."""
+    if states[0].get("shard") is None:
+        return _mean_state(states)
+    specs, parts = {spec.name: spec for spec in described(engine, states[0])}, states[0]["shard"][1]
+    by_shard = [[each for each in states if each["shard"][0] == number] for number in range(parts)]
+    if not all(by_shard):
+        raise ValueError("for some shard no state is left, so its unsent gradient cannot be replaced")
+    if len(states) == states[0]["world"] and len({len(each) for each in by_shard}) > 1:
+        raise ValueError("the states are of nodes that differ in size")
+    means = [_mean_state(each) for each in by_shard]
+
+    def whole(plane: str) -> dict[str, Tensor]:
+        found = {}
+        for name in all_planes(means[0])[plane]:
+            spec = specs[name]
+            flat = joined(spec, [spec.flat(all_planes(mean)[plane][name]) for mean in means])
+            found[name] = spec.whole.shaped(flat)
+        return found
+
+    planes = {plane: whole(plane) for plane in means[0]["planes"]}
+    return {**states[0], "shard": None, "memory": whole(UNSENT), "planes": planes}
+
+
+def _mean_state(states: Sequence[State]) -> State:
+    planes = {plane: _mean([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
+    return {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
+
+
+def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([m[name] for m in memories]).mean(0) for name in memories[0]}

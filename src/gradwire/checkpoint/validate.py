@@ -1,0 +1,214 @@
+"""Is this a state that can be taken up here, whole and undamaged? All of it is asked before any is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.checkpoint.shards import shards_of
+from gradwire.exchange.state import complaint
+from gradwire.kernels import LARGEST_SUM
+from gradwire.memory import UNSENT
+from gradwire.recipes import Composition, recipe
+from gradwire.recipes.dense import dense
+from gradwire.step.arena import ParameterSpec, layout_hash
+from gradwire.step.engine import META, Engine
+from gradwire.step.layout import Layout
+
+FORMAT = 6
+READABLE = (5, FORMAT)
+"""Formats 5 and 6 hold the same things of a rank; since 6 they stand under a key that names the rank."""
+State = Mapping[str, Any]
+
+_KEYS = {"rank", "world", "layout", "plan", "why", "step", "memory", "planes", "kept"}
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
+    """Tensors by plane and parameter name; the unsent gradient is one of the planes."""
+    return {UNSENT: state["memory"], **state["planes"]}
+
+
+def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
+    """The parameters, or shards of them, that a state holds memory for."""
+    shard = state.get("shard")
+    parts = 1 if shard is None else shard[1]
+    if shard is not None and not (_is_count(shard[0]) and _is_count(parts) and 0 <= shard[0] < parts):
+        raise ValueError(f"state names the shard {shard!r}, which is not a shard")
+    whole = [spec.whole for spec in engine.specs]
+    held = shards_of(whole, parts)
+    return held if layout_hash(held) == state["layout"] else shards_of(whole, parts, by_rows=True)
+
+
+def composition_of(engine: Engine, state: State) -> Composition:
+    """The composition that a state resumes; the engine's own if nothing was decided yet."""
+    if state["plan"] is None:
+        return engine.recipe.build()
+    asked = engine.recipe.build()
+    if asked.next is None and asked.text == state["plan"]:  # a user's own has no other place to be found
+        return asked
+    composition = recipe(state["plan"]).build()
+    if composition.next is not None:
+        raise ValueError(f"the state's plan {state['plan']!r} is not the text of a decision")
+    if asked.next is None or composition.watch is not None:
+        return composition
+    return asked.next.resume(composition)
+
+
+def vetted(engine: Engine, state: State) -> None:
+    """Raise `ValueError` unless `state` is whole, undamaged, and has a place here; changes nothing.
+
+    Whatever else is raised, by objects that are not what they should be, means the same.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"this is not a state of gradwire, but a {type(state).__name__}")
+    if state.get("format") not in READABLE or isinstance(state["format"], bool):
+        raise ValueError(_unreadable(state.get("format")))
+    held = described(engine, state)
+    if state["layout"] != layout_hash(held):
+        raise ValueError(_different_model(engine, state))
+    if lacking := sorted(_KEYS - set(state)):
+        raise ValueError(f"state lacks {', '.join(lacking)}")
+    _check_numbers(state)
+    layout = engine.layout_of(composition_of(engine, state), META)
+    engine.around.check(layout)
+    _check_places(layout, _remembering(engine, state), state)
+    specs = {spec.name: spec for spec in held}
+    for plane, memories in all_planes(state).items():
+        for name, memory in memories.items():
+            _check_memory(f"{plane} memory of {name!r}", memory, specs[name].shape, specs[name].plane_dtype)
+    for kind, tensors in state["kept"].items():
+        for name, tensor in tensors.items():
+            _check_plain(f"{kind} of {name!r}", tensor)
+            if (wrong := complaint(kind, tensor, specs[name].shape)) is not None:
+                raise ValueError(f"{kind} of {name!r} {wrong}")
+
+
+def _remembering(engine: Engine, state: State) -> Layout:
+    """The layout with which this model would have saved such a state.
+
+    Dense steps that measure remember what a policy asks for, and nothing else.
+    """
+    return engine.layout_of(dense() if state["plan"] is None else composition_of(engine, state), META)
+
+
+def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
+    """The planes of every parameter that has some."""
+    return {name: planes for name in layout.slots if (planes := tuple(layout.planes_of(name)))}
+
+
+def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
+    """What `state` holds of parameters of this model, and the names of those that only one of the two has.
+
+    Parameters are the same if names and shapes are. One that the state lacks has nothing unsent. Shards do
+    not say of which parameters they are, so a state of shards stays as it is.
+    """
+    if state.get("shard") is not None or state["layout"] == layout_hash(described(engine, state)):
+        return state, frozenset()
+    specs, found = {spec.name: spec.whole for spec in engine.specs}, all_planes(state)
+    wanted = _remembered(_remembering(engine, state))
+    own: dict[str, dict[str, Tensor]] = {
+        plane: {name: each for name, each in of.items() if name in specs and each.shape == specs[name].shape}
+        for plane, of in found.items()
+    }
+    fits = {name for name, planes in wanted.items() if all(name in own.get(each, ()) for each in planes)}
+    made: dict[str, dict[str, Tensor]] = {plane: {} for plane in found}
+    for name, planes in wanted.items():
+        for plane in planes:
+            empty = torch.zeros(specs[name].shape, dtype=specs[name].plane_dtype, device="cpu")
+            made.setdefault(plane, {})[name] = own[plane][name] if name in fits else empty
+    changed = set(wanted).union(*found.values()) - fits
+    kept = {
+        kind: {name: each for name, each in tensors.items() if name in fits}
+        for kind, tensors in state["kept"].items()
+    }
+    fresh = {"layout": layout_hash(list(specs.values())), "memory": made.pop(UNSENT), "planes": made}
+    return {**state, **fresh, "kept": kept}, frozenset(changed)
+
+
+def _check_numbers(state: State) -> None:
+    rank, world = state["rank"], state["world"]
+    known = _is_count(rank) and _is_count(world) and rank < world
+    if not (known or (rank is None and world is None)):
+        raise ValueError(f"state names rank {rank!r} of {world!r}, which is not a rank")
+    if not _is_count(state["step"]):
+        raise ValueError(f"state names step {state['step']!r}, which is not a step")
+    if not isinstance(state["plan"], str | None) or not isinstance(state["why"], str):
+        raise ValueError(f"state has the plan {state['plan']!r} because of {state['why']!r}: not texts")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _check_places(layout: Layout, saved: Layout, state: State) -> None:
+    """Whether `layout` has a place for all of the state, and the state all that `saved` remembered."""
+    planes = all_planes(state)
+    for plane, memories in planes.items():
+        for name in memories:
+            if plane not in layout.planes_of(name):
+                raise ValueError(
+                    f"state has {plane} memory for {name!r}, sent otherwise now; keep the policy"
+                )
+    lacking = [
+        f"{plane} memory of {name!r}"
+        for name in saved.slots
+        for plane in saved.planes_of(name)
+        if name not in planes.get(plane, ())
+    ]
+    if lacking:
+        raise ValueError(f"state lacks {', '.join(lacking[:3])} ({len(lacking)} in all); keep the policy")
+    for kind, tensors in state["kept"].items():
+        for name in tensors:
+            if name not in layout.slots:
+                raise ValueError(f"state has {kind} for {name!r}, sent otherwise now; keep the policy")
+
+
+def _check_memory(what: str, memory: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    _check_plain(what, memory)
+    if memory.dtype not in _TYPES:
+        raise ValueError(f"{what} is of {memory.dtype}, not a floating type")
+    if tuple(memory.shape) != shape:
+        raise ValueError(f"{what} has shape {tuple(memory.shape)}, not {shape}")
+    # After conversion: what float64 holds may be too large for float32.
+    extremes = memory.detach().to(dtype).aminmax() if memory.numel() else ()
+    if not all(abs(float(extreme)) < LARGEST_SUM for extreme in extremes):
+        raise ValueError(f"{what} has NaN, Inf or numbers that are too large to be remembered")
+
+
+def _check_plain(what: str, tensor: object) -> None:
+    """Numbers in rows, here: no sparse, quantized or meta tensors, from which nothing could be copied."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{what} is a {type(tensor).__name__}, not a tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "quantized" if tensor.is_quantized else "on no device" if tensor.is_meta else tensor.layout
+        raise ValueError(f"{what} is no dense tensor with values: {kind}")
+
+
+def _unreadable(found: object) -> str:
+    says = f"state has format {found!r}; this version reads {' and '.join(map(str, READABLE))}"
+    if isinstance(found, int) and 0 < found < READABLE[0]:
+        says += (
+            ". An older gradwire has written it: load and save it with one that reads it, or start without"
+        )
+    return says
+
+
+def _different_model(engine: Engine, state: State) -> str:
+    says = "state belongs to a model with other parameter names, shapes, dtypes or order"
+    theirs, mine = set(state["memory"]), set(_remembered(_remembering(engine, state)))
+    if unknown := theirs - {spec.name for spec in engine.specs}:
+        says += f"; it has {_some(unknown)}, which this model has not"
+    if lacking := mine - theirs:
+        says += f"; this model has {_some(lacking)}, which it has not"
+    return (
+        f"{says}. If parameters were frozen or thawed, missing='drop' takes up what fits; or call "
+        "wire.flush() before the model is wrapped anew, and load nothing"
+    )
+
+
+def _some(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (f" ({len(names)} in all)" if len(names) > 3 else "")

@@ -1,0 +1,1 @@
+"""Controllers: they measure, predict, and decide which composition runs next. All ranks decide alike."""

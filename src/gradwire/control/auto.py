@@ -1,0 +1,116 @@
+"""Dense steps before a choice among recipes: all candidates are made ready, and predicted in the end."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from gradwire.control.controller import Measuring
+from gradwire.control.forecast import best_cut, forecast_by
+from gradwire.control.main_lane import main_lane
+from gradwire.measure.clock import BackwardWatch
+from gradwire.measure.codec import codec_cost
+from gradwire.measure.probe import slowest
+from gradwire.planning.costs import NOMINAL_CODEC, CodecCost, Line
+from gradwire.planning.facts import Facts
+from gradwire.planning.forecast import Forecast
+from gradwire.planning.predict import FREE
+from gradwire.recipes import Composition, Decision
+from gradwire.recipes.parse import steady
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.environment import Surroundings
+from gradwire.step.layout import Layout
+
+_LOG = logging.getLogger("gradwire")
+_BUDGET_S = 0.1
+"""Seconds that the codec of a candidate is timed for, once per machine."""
+_UNKNOWN = 4 * (math.inf,)
+
+
+class Choosing(Measuring):
+    """Decides among `decision.candidates`, whose kernels are compiled and whose codecs are timed beforehand.
+
+    `layout_of` says how parameters would travel under a composition.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        specs: Sequence[ParameterSpec],
+        around: Surroundings,
+        watch: BackwardWatch,
+        layout_of: Callable[[Composition, torch.device], Layout],
+    ) -> None:
+        super().__init__(decision, specs, around, watch)
+        self._layout_of = partial(_imagined, layout_of)
+        # Now, and not in a step that is timed, or for which others wait.
+        built = _built(decision.candidates)
+        self.may_follow = tuple(built.values())
+        self._codecs = {text: self._made_ready(composition) for text, composition in built.items()}
+
+    def _made_ready(self, composition: Composition) -> tuple[float, ...]:
+        """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
+        layout = self._layout_of(composition)
+        self.around.compile_for(layout)
+        memory = self.around.suited(stays=layout.stays_on_device).placement.memory
+        try:
+            cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
+        except Exception as error:
+            # It is left out. Not a warning, which a user may have made an error.
+            _LOG.warning("%s is left out, as its codec could not be timed: %r", composition.text, error)
+            return _UNKNOWN
+        return cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s
+
+    def decide(self, facts: Facts) -> Composition | None:
+        """Forecast all candidates, by the slowest rank's codecs, and decide. A collective."""
+        texts = list(self._codecs)
+        numbers = slowest(self.around.control, [each for text in texts for each in self._codecs[text]])
+        costs = {text: _cost(numbers[4 * place :]) for place, text in enumerate(texts)}
+        known = {text: cost for text, cost in costs.items() if cost is not None}
+        recut: dict[str, str] = {}
+        forecasts: dict[str, Forecast] = {}
+        if facts.backward is not None and facts.network is not None:
+            for text, own in _built((*known, *self.decision.foreseen)).items():
+                composition, found = self._forecast(facts, text, own)
+                recut[text], forecasts[text] = composition.text, found.coded(known.get(text, FREE))
+        return super().decide(replace(facts, forecasts=forecasts, recut=recut))
+
+    def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:
+        """The cuts of `text`, and the predicted time of a step of it.
+
+        Cuts are compared with a nominal codec, because in fewer units less of its work hides.
+        """
+
+        def price(composition: Composition) -> Forecast:
+            found = forecast_by(facts, self._layout_of(composition), self.specs)
+            assert found is not None, "ready times and links are known"
+            return found.coded(NOMINAL_CODEC)
+
+        return best_cut(text, own, main_lane(self._layout_of(own), self.specs, facts.bucket_cuts), price)
+
+
+def _cost(numbers: Sequence[float]) -> CodecCost | None:
+    base_s, slope_s, decode_base_s, decode_slope_s = numbers[:4]
+    if math.inf in (base_s, slope_s, decode_base_s, decode_slope_s):
+        return None
+    return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))
+
+
+def _built(texts: Sequence[str]) -> dict[str, Composition]:
+    """The candidates that can be built: a user's recipe may have taken the name of one of ours."""
+    found = {}
+    for text in texts:
+        try:
+            found[text] = steady(text, "candidate")
+        except ValueError as error:
+            _LOG.warning("not considered: %s", error)
+    return found
+
+
+def _imagined(layout_of: Callable[[Composition, torch.device], Layout], composition: Composition) -> Layout:
+    return layout_of(composition, torch.device("meta"))

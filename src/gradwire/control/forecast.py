@@ -1,0 +1,377 @@
+"""Predicts how long a step of a recipe takes: on a cluster before anything is measured, or by measured facts.
+
+The layout is the one that the engine would build, the rounds are those that the recipe announces after every
+warm-up, and the step is the cost model's (`gradwire.planning.predict`). Each collective is first turned into
+its seconds on the network, so that measured links, clusters, nodes and late workers differ in nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from gradwire.checkpoint.shards import shards_of
+from gradwire.comm import Round
+from gradwire.comm.base import shortest_sum
+from gradwire.control.choice import LEAD
+from gradwire.control.main_lane import MainLane, Sent, main_lane
+from gradwire.exchange.base import STEADY, Exchange, parts
+from gradwire.exchange.compose import Every
+from gradwire.exchange.gcomp import Gcomp
+from gradwire.measure.codec import payloads
+from gradwire.planning.cluster import Cluster, once
+from gradwire.planning.collectives import Transfer
+from gradwire.planning.costs import NOMINAL_CODEC, Backward, CodecCost, Link
+from gradwire.planning.facts import Facts
+from gradwire.planning.forecast import Forecast
+from gradwire.planning.interval import bucketed
+from gradwire.planning.predict import FREE, Tail, UnitWork, ready_of_element
+from gradwire.planning.shapes import Profile
+from gradwire.recipes import Composition
+from gradwire.recipes.mergecomp import in_fewer_units
+from gradwire.recipes.parse import steady
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.context import Moment
+from gradwire.step.layout import TINY, Layout, Policy, build, chooser
+
+NEAR_LOSSLESS_SHARE = 0.45
+"""The share that travels of what near-lossless frames announce at most. It depends on the values: 0.37 to
+0.45 was seen in a small transformer, 0.33 and 0.37 are the paper's."""
+
+LOSSLESS_SHARE = 0.88
+"""The share that travels of lossless frames, as seen in the same places."""
+
+
+_BYTES = 4
+"""Bytes of an element while the ranks of a node add it up."""
+
+INSIDE = 16.0
+"""How many times as fast as its node's link a rank's link inside the node is taken to be, where nobody has
+measured it: PCIe 4.0 with 16 lanes is 20 times 10 Gbit/s."""
+
+Rounds = tuple[Round, ...]
+
+
+def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
+    """The parameters in layout order, as float32.
+
+    >>> from gradwire.planning.shapes import load
+    >>> specs_of_profile(load("vgg16"))[-1]
+    ParameterSpec(name='stage0.conv0.0', shape=(64, 3, 3, 3), dtype=torch.float32, numel=1728, stride=None)
+    """
+    named = [
+        (f"{layer.name}.{number}", shape)
+        for layer in profile.layers
+        for number, shape in enumerate(layer.shapes)
+    ]
+    return tuple(
+        ParameterSpec(name, shape, torch.float32, torch.Size(shape).numel()) for name, shape in named[::-1]
+    )
+
+
+def forecast(
+    composition: Composition,
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    codec: CodecCost | None = None,
+    *,
+    two_levels: bool = False,
+) -> Forecast:
+    """`composition` on a model of `specs` whose gradients are ready as `backward` says, in the same order.
+
+    Without a `codec` its cost counts as nothing. With `two_levels` ranks add up inside their nodes first, and
+    the layout is that of shards.
+    """
+    main, numel = _main_of(composition, specs, backward, cluster, two_levels=two_levels)
+    way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(composition.exchange))
+    return _priced(way, replace(backward, numel=numel), codec)
+
+
+def _main_of(
+    composition: Composition,
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    *,
+    two_levels: bool,
+) -> tuple[MainLane, tuple[int, ...]]:
+    """The main lane of whole parameters, or of their shards, and the elements of each."""
+    held = shards_of(specs, cluster.per_node if two_levels else 1)
+    between = cluster.nodes if two_levels else cluster.workers
+    layout = build(held, composition, None, torch.device("meta"), between)
+    numel = tuple(spec.numel for spec in held)
+    ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
+    return main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)]), numel
+
+
+def gains_by_two_levels(
+    composition: Composition,
+    specs: Sequence[ParameterSpec],
+    workers: int,
+    per_node: int,
+    policy: Policy | None = None,
+) -> bool:
+    """Whether two levels spare a node's link more time than the bytes inside the node take. By bytes alone.
+
+    Nothing is measured, so that all ranks find the same. `specs` are whole parameters. A recipe that will
+    choose among others counts as the one of them that gains most.
+
+    >>> from gradwire.recipes import recipe
+    >>> [layer] = (ParameterSpec("w", (1000, 1000), torch.float32, 1000_000),)
+    >>> [gains_by_two_levels(recipe(text).build(), [layer], 4, 2) for text in ("dense", "topk(ratio=0.001)")]
+    [True, False]
+    """
+    if composition.next is not None and composition.next.candidates:
+        choices = (steady(text, "candidate") for text in composition.next.candidates)
+        return any(gains_by_two_levels(each, specs, workers, per_node, policy) for each in choices)
+    members: dict[str, list[ParameterSpec]] = {}
+    choose = chooser(policy)
+    for spec in specs:
+        text = choose(spec)
+        members.setdefault(composition.text if text in (None, TINY) else text, []).append(spec)
+    spared = 0.0
+    for text, held in members.items():
+        each = composition if text == composition.text else steady(text, "policy")
+        spared += _spared_bytes(each, held, workers, per_node)
+    inside = 2 * (per_node - 1) / per_node * sum(spec.numel * spec.dtype.itemsize for spec in specs)
+    return spared > inside / INSIDE
+
+
+def _spared_bytes(
+    composition: Composition, specs: Sequence[ParameterSpec], workers: int, per_node: int
+) -> float:
+    """Bytes over a node's link that two levels spare."""
+    numel = tuple(spec.numel for spec in specs)
+    at_once, unknown = Backward(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
+    cluster = Cluster(workers, unknown, per_node, unknown)
+    flat, levels = (
+        forecast(composition, specs, at_once, cluster, two_levels=each).node_bytes for each in (False, True)
+    )
+    return flat - levels
+
+
+def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> Forecast | None:
+    """`layout` by measured ready times and links; `None` where these were not measured.
+
+    The cost of the codec counts as nothing until it is known (`Forecast.coded`).
+    """
+    if facts.backward is None or facts.network is None:
+        return None
+    cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
+    main = main_lane(layout, specs, facts.bucket_cuts)
+    found = _priced(_Flat(cluster, main, _frames(layout.main.exchange)), facts.backward)
+    return replace(found, cores=facts.cores)
+
+
+def predicted_step_s(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> float | None:
+    """How long a step of `layout` should take, with the codec's cost where that is a fact; `None` where
+    ready times or links were not measured."""
+    found = forecast_by(facts, layout, specs)
+    return None if found is None else found.coded(facts.codec or FREE).step_s()
+
+
+def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:
+    main, exchange = way.main, way.main.layout.main.exchange
+    tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
+    cycle_steps = _cycle(exchange)
+    first = STEADY - STEADY % cycle_steps
+    sent = [way.rounds(step) for step in range(first, first + cycle_steps)]
+    decodes = payloads(exchange, max(way.sizes), way.world)
+    ready_s = ready_of_element(_at(backward, main.places))
+    ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
+    prices = [[way.unit(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in sent]
+    cycle = tuple(
+        tuple(
+            UnitWork(at_s, size, tuple(map(_known, once(seconds))), codec or FREE, decodes)
+            for at_s, size, (seconds, _) in zip(ready, way.sizes, step, strict=True)
+        )
+        for step in prices
+    )
+    steps = [_added(price for _, price in step) for step in prices]
+    _, riding = way.unit(main.beside, (beside,))
+    return Forecast(
+        backward,
+        cycle,
+        way.end(tail, beside),
+        wire_bytes=fmean(step.wire_bytes for step in steps) + riding.wire_bytes,
+        node_bytes=fmean(step.node_bytes for step in steps) + riding.node_bytes,
+        memory_bytes=main.layout.memory_bytes + max(step.gathered_bytes for step in steps),
+        at_most=any(each.at_most for step in sent for rounds in step for each in rounds),
+        calls=fmean(sum(map(len, step)) for step in sent) + 1.0,
+    )
+
+
+def forecast_as_cut(
+    text: str,
+    specs: Sequence[ParameterSpec],
+    backward: Backward,
+    cluster: Cluster,
+    codec: CodecCost | None = None,
+    *,
+    two_levels: bool = False,
+) -> tuple[Composition, Forecast]:
+    """The recipe `text` as `best_cut` cuts it there, and its `forecast`.
+
+    Where no `codec` is given, cuts are compared with a nominal one, because in fewer units less of it hides.
+    """
+    own = steady(text, "candidate")
+    main, _numel = _main_of(own, specs, backward, cluster, two_levels=two_levels)
+    assumed = codec or NOMINAL_CODEC
+
+    def price(each: Composition) -> Forecast:
+        return forecast(each, specs, backward, cluster, assumed, two_levels=two_levels)
+
+    cut, found = best_cut(text, own, main, price)
+    return cut, found.coded(codec or FREE)
+
+
+def best_cut(
+    text: str, composition: Composition, main: MainLane, price: Callable[[Composition], Forecast]
+) -> tuple[Composition, Forecast]:
+    """`composition`, which `text` builds, or the same in fewer units where that is faster by `LEAD`.
+
+    How a recipe cuts by itself depends on no measured link. Where the delay of a message outweighs its bytes,
+    each further unit costs its rounds. `main` is the recipe's lane; `price` forecasts a composition.
+    """
+    own = price(composition)
+    if main.lane is None or own.step_s() <= (1.0 + LEAD) * own.compute_s:
+        return composition, own
+    others = [(each, price(each)) for each in in_fewer_units(text, main.numel, len(main.cuts) + 1)]
+    best, found = min(others, key=lambda pair: pair[1].step_s(), default=(composition, own))
+    return (best, found) if found.step_s() < (1.0 - LEAD) * own.step_s() else (composition, own)
+
+
+def bucket_cuts(numel: Sequence[int]) -> tuple[int, ...]:
+    """After how many elements DDP's buckets end: 1 MB for the first, 25 MB for each other.
+
+    >>> bucket_cuts([1 << 18, 1 << 18, 7 << 20, 5])
+    (262144, 7864320)
+    """
+    return tuple(accumulate(bucketed(numel)))[:-1]
+
+
+def _at(backward: Backward, places: Sequence[int]) -> Backward:
+    ready_s = tuple(backward.ready_s[place] for place in places)
+    return replace(backward, ready_s=ready_s, numel=tuple(backward.numel[place] for place in places))
+
+
+def _cycle(exchange: Exchange) -> int:
+    """In how many steps, from a multiple of them on, every unit sends once."""
+    return next((part.interval for part in parts(exchange) if isinstance(part, Every)), 1)
+
+
+def _frames(exchange: Exchange) -> float:
+    """The share of the announced bytes that near-lossless and lossless frames have."""
+    modes = [part.mode for part in parts(exchange) if isinstance(part, Gcomp)]
+    return LOSSLESS_SHARE if "lossless" in modes else NEAR_LOSSLESS_SHARE
+
+
+class _Price(NamedTuple):
+    """Seconds and bytes per rank: sent, over the busiest node's link, and received in all-gathers."""
+
+    seconds: float
+    wire_bytes: float
+    node_bytes: float
+    gathered_bytes: float
+
+
+def _added(prices: Iterable[_Price]) -> _Price:
+    return _Price(*map(sum, zip(_Price(0.0, 0.0, 0.0, 0.0), *prices, strict=True)))
+
+
+def _known(seconds: float) -> Transfer:
+    return Transfer("shift", seconds)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """All ranks take part in every collective; frames are `frames` as long as announced."""
+
+    cluster: Cluster
+    main: MainLane
+    frames: float
+    prices: dict[Round, _Price] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def world(self) -> int:
+        return self.cluster.workers
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of the units."""
+        return [stop - start for start, stop in pairwise((0, *self.main.cuts, self.main.numel))]
+
+    def rounds(self, step: int) -> Sent:
+        return self.main.rounds(Moment(step, 0, 0, self.world))
+
+    def unit(self, _numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
+        """Seconds of the rounds that the worker waits for together, and of the last; and what all cost."""
+        found = [self._together(each) for each in (rounds[:-1], rounds[-1:]) if each]
+        return [each.seconds for each in found], _added(found)
+
+    def _together(self, rounds: Rounds) -> _Price:
+        """Rounds that are one object are priced once, and equal ones of other units: there are thousands."""
+        found = []
+        different = dict(zip(map(id, rounds), rounds, strict=True))
+        for key, times in Counter(map(id, rounds)).items():
+            sent = different[key]
+            price = self.prices.get(sent) or self.prices.setdefault(sent, self.price(sent))
+            found.append(price if times == 1 else _Price(*(times * each for each in price)))
+        return found[0] if len(found) == 1 else _added(found)
+
+    def price(self, sent: Round) -> _Price:
+        carried, gathered = self._carried(sent), sent.verb == "all_gather"
+        return _Price(
+            self.cluster.seconds(carried),
+            self._travelling(sent) * sent.wire_bytes(self.world),
+            self.cluster.node_bytes(carried),
+            self.world * sent.payload_bytes if gathered else 0.0,
+        )
+
+    def end(self, tail: Tail, _beside: Round) -> Tail:
+        """What follows the units, in seconds: `tail` carries `beside`, small gradients, and the verdict."""
+        apart = None if tail.beside is None else _known(self.cluster.seconds(tail.beside))
+        return replace(tail, round=_known(self.cluster.seconds(tail.round)), beside=apart)
+
+    def _travelling(self, sent: Round) -> float:
+        return self.frames if sent.at_most and sent.verb == "shift" else 1.0
+
+    def _carried(self, sent: Round) -> Transfer:
+        algorithm = None if sent.algorithm == "library" else sent.algorithm
+        return Transfer(sent.verb, self._travelling(sent) * sent.payload_bytes, algorithm)
+
+
+class _TwoLevels(_Flat):
+    """Ranks add up inside nodes, exchange shards between nodes, and gather the means after the verdict."""
+
+    @property
+    def world(self) -> int:
+        return self.cluster.nodes
+
+    def unit(self, numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
+        between_s, price = super().unit(numel, rounds)
+        inside_bytes = 2 * (self.cluster.per_node - 1) * _BYTES * numel
+        inside_s = self.cluster.inside_s(_BYTES * numel)
+        return [inside_s, *between_s], price._replace(wire_bytes=inside_bytes + price.wire_bytes)
+
+    def price(self, sent: Round) -> _Price:
+        carried = self._carried(sent)
+        between_s, between_bytes = self.cluster.between_s(carried), self.cluster.between_bytes(carried)
+        return super().price(sent)._replace(seconds=between_s, node_bytes=between_bytes)
+
+    def end(self, tail: Tail, beside: Round) -> Tail:
+        """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""
+        small_s = self.cluster.inside_s(beside.payload_bytes) + self.cluster.between_s(beside)
+        riding_bytes = beside.payload_bytes if tail.beside is None else 0
+        verdict = Transfer(
+            "all_reduce", tail.round.payload_bytes - riding_bytes, shortest_sum(self.cluster.workers)
+        )
+        gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
+        return Tail(_known(small_s + self.cluster.seconds(verdict) + gathered_s), tail.waits)

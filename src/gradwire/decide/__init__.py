@@ -1,1 +1,0 @@
-"""Controllers: when to measure again, when to change the plan. They see only agreed numbers."""

@@ -1,0 +1,351 @@
+"""Flat memory in which unsent gradient lives, keyed by parameter and never by bucket.
+
+Vocabulary: a *slot* is where one parameter lies; a *lane* is a run of slots that share an exchange; a
+*cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time. The layout is
+a pure function of the module (reverse registration order, roughly the order in which backward delivers)
+so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.exchange.base import WHOLE, Exchange
+from gradwire.kernels import Folded, Pieces
+from gradwire.memory import UNSENT, Gradients, Memory
+from gradwire.step.context import ExchangeState, Fates, Part, is_dense
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """Name, shape and type of a parameter, for the layout; equal on all ranks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    numel: int
+    stride: tuple[int, ...] | None = None
+    """Where it is dense in another order than rows (`channels_last`, transposed), as buckets then are."""
+    shard_of: ParameterSpec | None = field(default=None, repr=False)
+    """The parameter of which this is a shard (`gradwire.checkpoint.shards`)."""
+
+    @property
+    def whole(self) -> ParameterSpec:
+        """The parameter itself, by which policies go."""
+        return self.shard_of or self
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """A view of flat elements (numel,) of a bucket or plane, in the parameter's shape.
+
+        >>> transposed = ParameterSpec("w", (2, 3), torch.float32, 6, (1, 2))
+        >>> transposed.shaped(torch.arange(6))
+        tensor([[0, 2, 4],
+                [1, 3, 5]])
+        """
+        if self.stride is None:
+            return flat.view(self.shape)
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset())
+
+    def flat(self, shaped: Tensor) -> Tensor:
+        """The inverse of `shaped`: a copy (numel,) in the order of memory."""
+        flat = torch.empty(self.numel, dtype=shaped.dtype, device=shaped.device)
+        self.shaped(flat).copy_(shaped)
+        return flat
+
+    @property
+    def plane_dtype(self) -> torch.dtype:
+        """The type in which its gradient accumulates: float32, or float64 for float64."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def type_for(self, memory: Memory) -> torch.dtype:
+        """The type of its planes."""
+        return self.dtype if memory.as_arrived else self.plane_dtype
+
+    def narrow_for(self, memory: Memory) -> torch.dtype | None:
+        """Its own type if values may travel in it and it is shorter than the planes'."""
+        is_shorter = self.dtype.itemsize < self.type_for(memory).itemsize
+        return self.dtype if is_shorter and not memory.whole else None
+
+
+def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterSpec, ...]:
+    """The trainable parameters of `module` in reverse registration order."""
+    skip = set(ignored)
+    specs = [
+        ParameterSpec(name, tuple(p.shape), p.dtype, p.numel(), _stride_of(p))
+        for name, p in module.named_parameters()
+        if p.requires_grad and name not in skip
+    ]
+    return tuple(reversed(specs))
+
+
+def _stride_of(parameter: Tensor) -> tuple[int, ...] | None:
+    """The strides that DDP gives the gradient: those of a dense parameter; else `None`, for rows."""
+    if parameter.is_contiguous() or not is_dense(parameter):
+        return None
+    return tuple(parameter.stride())
+
+
+def layout_hash(specs: Sequence[ParameterSpec]) -> str:
+    """16 hexadecimal digits over names, shapes and dtypes in layout order."""
+    text = "\n".join(f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a parameter in its lane: elements [start, stop)."""
+
+    spec: ParameterSpec
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + self.spec.numel
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part [start, stop) of a slot's parameter that lies in a unit."""
+
+    slot: Slot
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Elements [start, stop) of a lane, exchanged together."""
+
+    lane: int
+    index: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Its pieces as an exchange may know them."""
+        return tuple(
+            Part(piece.slot.spec.name, piece.slot.spec.shape, piece.start, piece.stop)
+            for piece in self.pieces
+        )
+
+    def __str__(self) -> str:
+        return f"lane {self.lane} unit {self.index}"
+
+
+class Lane:
+    """The slots of one exchange with the planes of its memory, by name.
+
+    `cuts` are the inner cut points in elements; an exchange may move them to its grain. `committed` is what
+    the last good exchange left, in `memory_dtype` (that of the planes by default); `working` belongs to the
+    current one, which needs the plane `UNSENT` even if nothing is remembered of it. `kept` is what the
+    exchange keeps by parameter.
+
+    A commit can be undone until the next fold, because the planes that it replaced still exist. Slots that
+    stay open longer have copies of what they had before: `settle`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        specs: Sequence[ParameterSpec],
+        exchange: Exchange,
+        cuts: Sequence[int],
+        device: torch.device,
+        memory_dtype: torch.dtype | None = None,
+    ) -> None:
+        assert exchange.memory is not None, "only exchanges with a memory live in the arena"
+        self.number = number
+        self.exchange, self.memory = exchange, exchange.memory
+        self.slots = slots_of(specs)
+        self.numel = sum(spec.numel for spec in specs)
+        self.dtype = specs[0].type_for(self.memory)
+        self.units = units_of(self.slots, cuts, exchange.laws.grain, number)
+        self.units_of: dict[str, tuple[Unit, ...]] = {slot.spec.name: () for slot in self.slots}
+        for unit in self.units:
+            for piece in unit.pieces:
+                self.units_of[piece.slot.spec.name] += (unit,)
+        names = self.memory.planes
+        kept = memory_dtype or self.dtype
+        self.committed = {name: torch.zeros(self.numel, dtype=kept, device=device) for name in names}
+        self.working = {
+            name: torch.zeros(self.numel, dtype=self.dtype, device=device)
+            for name in dict.fromkeys((UNSENT, *names))
+        }
+        self.kept = ExchangeState()
+        self._replaced: dict[str, Tensor] = {}
+        """Planes as they were before the last commit."""
+        self._held: dict[str, dict[str, Tensor]] = {}
+        """By open parameter: its planes as they were before its first exchange that is still open."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all planes, and of what the exchange keeps."""
+        groups = (self.committed, self.working, *self.kept.committed.values())
+        return sum(tensor.nbytes for group in groups for tensor in group.values())
+
+    @property
+    def x(self) -> Tensor:
+        """The error-fed gradient (numel,) of the current step; after its exchange, the unsent part."""
+        return self.working[UNSENT]
+
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The type of its parameters if values may travel in it and it is shorter than the planes'."""
+        return self.slots[0].spec.narrow_for(self.memory)
+
+    def scale(self, loss_scale: float) -> float:
+        """How many times too large the gradients are that its exchange gets."""
+        return loss_scale if self.memory.as_arrived else 1.0
+
+    def fold(self, grads: Gradients, step: int, world: int) -> Folded:
+        """Memory plus gradients, into the working planes; pieces begin as slots do."""
+        return self.memory.fold(self.working, self.committed, grads, step, world)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """All slots, for gradients that lie as they do."""
+        return Pieces((slot.start, slot.start, slot.spec.numel) for slot in self.slots)
+
+    def commit(self, idle: Iterable[Slot]) -> None:
+        """Make what this exchange leaves the memory; `idle` slots keep what they had, and what is left of
+        them.
+
+        They have brought zeros. The rest in them was sent in this rank's name all the same: the owner of a
+        shard keeps the rounding error of the mean (`exchange.scatter_reduce`).
+        """
+        rests = [(slot, self.x[slot.start : slot.stop].clone()) for slot in idle]
+        self.kept.commit()
+        self.memory.settle(self.working, self.committed)
+        for name, old in self.committed.items():
+            new = self.working[name]
+            for slot, rest in rests:
+                new[slot.start : slot.stop] = old[slot.start : slot.stop]
+                if name == UNSENT:
+                    new[slot.start : slot.stop].add_(rest, alpha=1.0 / self.memory.weight)
+            if new.dtype == old.dtype:
+                self.committed[name], self.working[name] = new, old
+                self._replaced[name] = old
+            else:
+                self._replaced[name] = _exchanged(old, new)
+
+    def forget_unsent(self) -> None:
+        """All unsent gradient has been handed over: nothing is left of it. `settle` can undo that, too."""
+        self._replaced = {UNSENT: self.committed[UNSENT].clone()}
+        self.committed[UNSENT].zero_()
+
+    def begin(self) -> None:
+        """The next folds write where the replaced planes are: from now on the last commit is final."""
+        self._replaced = {}
+        self.kept.begin()
+
+    def settle(self, fates: Fates) -> None:
+        """Undo the last commit and earlier open ones for what was dropped; keep a way back for what is open.
+
+        Only slots that were dropped or are open are copied.
+        """
+        for slot in self.slots:
+            name, here = slot.spec.name, slice(slot.start, slot.stop)
+            if name in fates.dropped:
+                replaced = {plane: old[here] for plane, old in self._replaced.items()}
+                for plane, old in (replaced | self._held.pop(name, {})).items():
+                    self.committed[plane][here] = old
+            elif name in fates.open:
+                held = self._held.setdefault(name, {})
+                for plane, old in self._replaced.items():
+                    held.setdefault(plane, old[here].clone())
+            else:
+                self._held.pop(name, None)
+        self._replaced = {}
+        self.kept.settle(fates)
+
+    @property
+    def held(self) -> Set[str]:
+        """The open parameters: an optimizer has still to use gradients of earlier exchanges."""
+        return self._held.keys()
+
+    def final(self, slot: Slot, plane: str) -> Tensor:
+        """A committed plane of a slot, flat, without what is still open; a view."""
+        held = self._held.get(slot.spec.name, {})
+        return held[plane] if plane in held else self.committed[plane][slot.start : slot.stop]
+
+    def hold(self, slot: Slot, planes: Mapping[str, Tensor]) -> None:
+        """The slot is open; before that, it had these `planes`."""
+        self._held[slot.spec.name] = dict(planes)
+
+
+_BLOCK = 1 << 20
+"""Elements that `_exchanged` copies at a time."""
+
+
+def _exchanged(narrow: Tensor, wide: Tensor) -> Tensor:
+    """Write `wide` (numel,) to `narrow`; returns what `narrow` had, in the memory of `wide`.
+
+    Going up, an element of the shorter type is written where the wider ones have been read already.
+
+    >>> _exchanged(torch.ones(3, dtype=torch.bfloat16), torch.tensor([2.0, 3.0, 4.0]))
+    tensor([1., 1., 1.], dtype=torch.bfloat16)
+    """
+    room = wide.view(narrow.dtype)[: narrow.numel()]
+    for start in range(0, narrow.numel(), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        old = narrow[block].clone()
+        narrow[block] = wide[block]
+        room[block] = old
+    return room
+
+
+def slots_of(specs: Sequence[ParameterSpec]) -> tuple[Slot, ...]:
+    """Where parameters lie in a lane: one after the other."""
+    starts = accumulate((spec.numel for spec in specs), initial=0)
+    return tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
+
+
+def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int = 0) -> tuple[Unit, ...]:
+    """The units between `cuts`, which move to where the `grain` of an exchange allows one.
+
+    Down to a multiple of it, or to the nearest end of a parameter.
+    """
+    ends = [0, *(slot.stop for slot in slots)]
+    numel = ends[-1]
+    inner = {cut for cut in cuts if 0 < cut < numel}
+    if grain == WHOLE:
+        inner = {_nearest(ends, cut) for cut in inner}
+    else:
+        inner = {cut // grain * grain for cut in inner}
+    bounds, starts = sorted({0, numel} | inner), [slot.start for slot in slots]
+    return tuple(
+        Unit(lane, index, start, stop, _pieces(slots, starts, ends[1:], start, stop))
+        for index, (start, stop) in enumerate(pairwise(bounds))
+    )
+
+
+def _nearest(ends: Sequence[int], cut: int) -> int:
+    """The nearest of ascending `ends`; of two that are as near the lower. 0 < cut < the last."""
+    above = bisect_left(ends, cut)
+    return min(ends[above - 1], ends[above], key=lambda end: abs(end - cut))
+
+
+def _pieces(
+    slots: Sequence[Slot], starts: Sequence[int], stops: Sequence[int], start: int, stop: int
+) -> tuple[Piece, ...]:
+    overlapping = slots[bisect_right(stops, start) : bisect_left(starts, stop)]
+    return tuple(
+        Piece(slot, max(start, slot.start) - slot.start, min(stop, slot.stop) - slot.start)
+        for slot in overlapping
+    )

@@ -1,0 +1,135 @@
+"""Gradients that arrive in a flat buffer, and where everything in it goes.
+
+The latter is worked out once, because the same buffers come in every step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+
+from torch import Tensor
+
+from gradwire.exchange.base import Exchange
+from gradwire.kernels import Pieces
+from gradwire.measure.clock import now_s
+from gradwire.step.arena import Lane, Slot, Unit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter's place in a bucket's buffer: elements [offset, offset + numel)."""
+
+    name: str
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Gradients that are ready since `at_s`, in a flat buffer, which receives their mean in place.
+
+    The buffers of a step are numbered from 0; `index` is the same on all ranks, whatever the order in which
+    they arrive. The time is that of the source, and the engine may get to the buffer later.
+    """
+
+    buffer: Tensor
+    entries: tuple[Entry, ...]
+    index: int
+    at_s: float = field(default_factory=now_s)
+    failure: BaseException | None = None
+    """Why there is nothing worth reading. Peers wait, so it is exchanged nevertheless; the step fails."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbours in a bucket that bypass the arena with the same exchange."""
+
+    exchange: Exchange
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def label(self) -> str:
+        """For timelines and notes of errors."""
+        return labelled(self.names)
+
+    @cached_property
+    def region(self) -> slice:
+        """The elements of the bucket that they take."""
+        last = self.entries[-1]
+        return slice(self.entries[0].offset, last.offset + last.numel)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        return tuple(entry.name for entry in self.entries)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each parameter."""
+        return tuple(entry.numel for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a bucket that belongs to a lane: piece number i is the gradient of slot number i."""
+
+    lane: Lane
+    slots: tuple[Slot, ...]
+    pieces: Pieces
+
+    @cached_property
+    def label(self) -> str:
+        """For timelines and notes of errors."""
+        return labelled([slot.spec.name for slot in self.slots])
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The destination of everything in a bucket. `units` come with how many of their parameters are in it."""
+
+    entries: tuple[Entry, ...]
+    runs: tuple[Run, ...]
+    shares: tuple[Share, ...]
+    units: tuple[tuple[Unit, int], ...]
+
+
+def intake(
+    entries: tuple[Entry, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
+) -> Intake:
+    """Sort the entries of one bucket: by lane, in the order of the bucket, or into runs."""
+    lanes: defaultdict[Lane, list[tuple[Entry, Slot]]] = defaultdict(list)
+    # By lane and number: a unit's own hash goes through all of its pieces.
+    units: Counter[tuple[Lane, int]] = Counter()
+    for entry in entries:
+        if entry.name in slots:
+            lane, slot = slots[entry.name]
+            lanes[lane].append((entry, slot))
+            units.update((lane, unit.index) for unit in lane.units_of[entry.name])
+    shares = (_share(lane, members) for lane, members in lanes.items())
+    counted = [(lane.units[index], count) for (lane, index), count in units.items()]
+    counted.sort(key=lambda item: (item[0].lane, item[0].index))
+    return Intake(entries, tuple(_runs(entries, direct)), tuple(shares), tuple(counted))
+
+
+def _share(lane: Lane, members: Sequence[tuple[Entry, Slot]]) -> Share:
+    pieces = Pieces((slot.start, entry.offset, entry.numel) for entry, slot in members)
+    return Share(lane, tuple(slot for _entry, slot in members), pieces)
+
+
+def _runs(entries: Sequence[Entry], direct: Mapping[str, Exchange]) -> list[Run]:
+    together = groupby(entries, key=lambda entry: id(direct.get(entry.name)))
+    groups = [tuple(group) for _exchange, group in together]
+    return [Run(direct[group[0].name], group) for group in groups if group[0].name in direct]
+
+
+def labelled(names: Sequence[str]) -> str:
+    """The first of several names.
+
+    >>> labelled(["a"]), labelled(["a", "b"])
+    ('a', 'a …')
+    """
+    return f"{names[0]} …" if len(names) > 1 else names[0]

@@ -1,0 +1,508 @@
+"""From arriving gradients to committed means: the agreed order, the exchanges, the verdict.
+
+Everything here runs on one thread (the ordered worker, or a test's own), so that every rank issues the
+same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradwire.control.controller import Decider, Heard, Rows, decider, handed_over, traffic_for
+from gradwire.control.health import Health
+from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
+from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
+from gradwire.measure.link import Change
+from gradwire.measure.observed import Observed
+from gradwire.memory import UNSENT, Gradients
+from gradwire.planning.facts import Facts
+from gradwire.recipes import Composition, Recipe
+from gradwire.recipes.dense import dense
+from gradwire.step.arena import ParameterSpec, Unit
+from gradwire.step.arrival import Arrival, Run, Share
+from gradwire.step.context import Fates, Moment
+from gradwire.step.environment import Surroundings
+from gradwire.step.layout import Layout, build, only_compresses, uncompressed
+from gradwire.step.runner import Runner
+from gradwire.step.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
+from gradwire.step.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number, rides
+
+META = torch.device("meta")
+
+_MOMENTUM_TWICE = (
+    "several backward passes are exchanged before one optimizer step, and the recipe applies momentum: the "
+    "first pass would enter the momentum twice. Wrap all passes but the last in wire.no_sync()"
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What an engine runs, or could run, from a step on: for `restore`."""
+
+    layout: Layout
+    step: int
+    plan: str | None
+    decider: Decider
+    around: Surroundings
+    facts: Facts | None
+
+
+class Engine:
+    """The state of one attached model on one rank; `around` is all that it needs from outside.
+
+    A `Decider` changes what runs, in the same step on all ranks, because it sees only numbers from verdicts.
+    `plan` is the text of what runs, `None` while dense steps are measured.
+    """
+
+    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, around: Surroundings) -> None:
+        self.specs, self.recipe, self.around = tuple(specs), recipe, around
+        self.rank = around.control.rank
+        """The number that names this rank in messages."""
+        device, self.health = around.placement.device, Health()
+        self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
+        self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
+        self.runner = Runner(
+            lambda job: self.around.placement.post(job), self._progress, lambda: self.apart, self.rank
+        )
+        self._now: Step | None = None
+        self._unresolved: Step | None = None
+        self._following: Composition | None = None
+        self.begin_anew()
+        self.restore(self.prepared(self.here(self.layout_of(recipe.build())), step=0))
+
+    # -- plans: changed between steps only, on all ranks in the same one
+
+    def prepared(self, layout: Layout, step: int | None = None) -> Snapshot:
+        """What to `restore` to run `layout`, with the memory that it has; from `step` on, or else as now.
+
+        All that can fail is done here, and nothing changes: ranks can agree before any of them goes on.
+        """
+        decision, around = layout.main.next, self.around.suited(stays=layout.stays_on_device)
+        around.compile_for(layout)
+        if decision is not None and decision.about is not None:
+            # Whatever the facts will be, its codec is timed and then used.
+            around.compile_for(self.layout_of(decision.about, META))
+        decides = decider(layout, around, self.watch, self._hear, self.layout_of, self.health)
+        plan = layout.main.text if decision is None else None
+        step, facts = (self.step, self.facts) if step is None else (step, None)
+        return Snapshot(layout, step, plan, decides, around, facts)
+
+    def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
+        """The layout of parameters under another composition, by default where that would run."""
+        around = self.around
+        if device is None:
+            stays = around.elsewhere is None or self.layout_of(composition, META).stays_on_device
+            device = around.suited(stays=stays).device
+        world, memory_dtype = around.comm.world, around.memory_dtype
+        return build(self.specs, composition, around.policy, device, world, memory_dtype)
+
+    def here(self, asked: Layout, *, owing: bool = False) -> Layout:
+        """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
+
+        Of dense steps that measure, what their decision is about counts.
+        """
+        following = asked.main.next
+        aim = asked if following is None or following.about is None else self.layout_of(following.about, META)
+        if self.around.alone and only_compresses(aim):
+            device = self.around.suited(stays=True).device
+            return uncompressed(asked, device, self.around.memory_dtype, owing=owing)
+        return asked
+
+    def install(self, composition: Composition) -> None:
+        """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
+        self.restore(self.successor(composition))
+
+    def follow(self, following: Composition) -> None:
+        """Change what runs, to `first_of` it (a collective)."""
+        self._following, first = None, self.first_of(following)
+        self.install(first) if first is not None else None
+
+    def first_of(self, following: Composition) -> Composition | None:
+        """What runs first where `following` shall, by `handed_over`. A collective."""
+        from gradwire.control.placement_choice import placed  # few runs change what runs
+
+        asked = placed(following, self.facts, self.layout_of, self.around)
+        return handed_over(self.layout, self.layout_of(asked, META), self.around.control)
+
+    def successor(self, composition: Composition) -> Snapshot:
+        """`composition`, `prepared` with the memory of what runs now."""
+        layout = self.here(self.layout_of(composition))
+        layout.take_over(self.layout)
+        return self.prepared(layout)
+
+    def retired(self) -> Snapshot:
+        """Plain all-reduce, whatever the policy, `prepared` without any memory."""
+        device, world = self.around.suited(stays=True).device, self.around.comm.world
+        made = self.prepared(build(self.specs, dense(), None, device, world, self.around.memory_dtype))
+        return replace(made, around=replace(made.around, policy=None))
+
+    def snapshot(self) -> Snapshot:
+        """The present state, for `restore`. A layout that is installed in between has planes of its own."""
+        return Snapshot(self.layout, self.step, self.plan, self._decider, self.around, self.facts)
+
+    def restore(self, saved: Snapshot) -> None:
+        """Run what was `prepared`, or go on as if nothing had run since `snapshot`."""
+        self._following = None
+        self.layout, self.step, self.plan, self.facts = saved.layout, saved.step, saved.plan, saved.facts
+        self._decider, self.around, self.comm = saved.decider, saved.around, saved.around.comm
+        self.traffic = traffic_for(self.layout, self.around)
+
+    # -- what becomes of a step, once optimizers have stepped or not
+
+    def begin_anew(self) -> None:
+        """No exchange waits for an optimizer."""
+        self._is_counted = self._is_open = False
+
+    def settle(self, fates: Fates) -> bool:
+        """Make final, undo, or keep open what exchanges have committed; whether a whole step was undone.
+
+        `step` counts optimizer steps. An exchange is taken to make one until this says that it has not.
+        Several exchanges before an optimizer steps have one number, and go back together.
+        """
+        for lane in self.layout.lanes:
+            lane.settle(fates)
+        is_dropped = not (fates.made or fates.open) and (self._is_counted or self._is_open)
+        if fates.made:
+            self.step += self._is_open and not self._is_counted
+        else:
+            self.step -= self._is_counted
+        self._is_open = not fates.made and bool(fates.open) and (self._is_counted or self._is_open)
+        self._is_counted = False
+        return is_dropped
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether an exchange has been counted as a step for which no optimizer has answered yet."""
+        return self._is_counted
+
+    @property
+    def late(self) -> float | None:
+        """Steps' worth of gradient that wait in memory under what runs; `None` before that is known."""
+        return self._decider.late
+
+    @property
+    def measuring(self) -> bool:
+        """Whether dense steps still find out what to do."""
+        return self._decider.measuring
+
+    @property
+    def apart(self) -> bool:
+        """Whether this step measures computation and communication apart, so that they do not overlap."""
+        return self._decider.apart
+
+    @property
+    def plan_number(self) -> int:
+        """Fingerprint of all that must agree between ranks before a step counts."""
+        return plan_number(self.step, self.layout.main.text, self.layout.cuts, self.measuring)
+
+    # -- arrival: fold, and start what is complete
+
+    def open(self, at_s: float) -> None:
+        """Begin a step whose first gradients are there since `at_s`.
+
+        Neither this nor the two below raise for what goes wrong in a step: `concluded` delivers it.
+        """
+        self.catch_up()
+        self._is_counted = False
+        for lane in self.layout.lanes:
+            lane.begin()
+        is_late = self.around.resolves_late and not self.measuring
+        step = self._now = Step.begun(self.step, self.layout.main.text, self.watch, at_s, is_late=is_late)
+        step.trace.exact = clock_of(self.around.placement.memory) if self.apart else None
+        if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
+            step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
+        step.scale = self.around.loss_scale()
+        step.guard = self.around.guard.numbers(step.number, self.around.placement.bringing.read)
+        step.buffers = carried = self.around.buffers()
+        if carried is not None:
+            # What passes over other ranks than gradients do says nothing of their link.
+            apart = Observed(self.around.everyone) if self.around.sharded else None
+            to = apart or step.observed(self.comm, "buffers")
+            self.runner.issue(lambda: carried.send(to))
+            if carried.failure is not None:
+                step.fail(carried.failure, "pack of buffers", self.rank)
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Take in a flat buffer of the open step.
+
+        Buffers have their turn by index, and one that comes too early waits: so all ranks issue the same
+        collectives in the same order, whatever the order of arrival on each of them.
+        """
+        step = self._now
+        assert step is not None, "open the step first"
+        if arrival.failure is not None:
+            step.fail(arrival.failure, f"bringing of buffer {arrival.index}", self.rank)
+        step.arrive(arrival)
+        for each in step.next_turns():
+            self._take(step, each)
+
+    def close(self) -> None:
+        """All gradients of the open step have come."""
+        step = self._now
+        assert step is not None, "open the step first"
+        step.all_arrived = True
+        if self._tells_means(step) or not rides(step.left_bytes, self.comm.world):
+            self._send_small(step, step.tail_regions.keys())
+        self._progress(step)
+
+    def _take(self, step: Step, arrival: Arrival) -> None:
+        self._decider.take(step, arrival)
+        intake = self.layout.intake(arrival.entries)
+        for run in intake.runs:
+            self._launch_direct(step, arrival, run)
+        for share in intake.shares:
+            self._fold(step, arrival, share)
+        for unit in step.completed(intake.units):
+            self._launch_unit(step, unit)
+        self._send_early(step)
+
+    def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
+        lane, scale = share.lane, share.lane.scale(step.scale) / step.scale
+        grads = Gradients(arrival.buffer, share.pieces, scale)
+        try:
+            with step.trace.compressing("encode", share.label):
+                seen = lane.fold(grads, step.number, self.comm.world)
+        except BaseException as error:
+            step.fail(error, f"fold of {share.label}", self.rank)
+            return
+        step.note(share, seen, self.around.placement.fetch)
+
+    def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
+        region = arrival.buffer[run.region]
+        wide = region.dtype == torch.float64 or region.nbytes >= SMALL_BYTES
+        if not wide and not self.layout.is_plain:
+            step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
+            return
+        self.runner.launch(step, self.direct(step, arrival, run))
+
+    def direct(self, step: Step, arrival: Arrival, run: Run) -> Task:
+        """The exchange of neighbours in a bucket, in place."""
+        region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
+        at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self.around.seed, lane=-1)
+        step.direct.append(region.numel())
+        comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, at)
+        return Task(label, exchange, region, region, at, comm, agreed)
+
+    def _launch_unit(self, step: Step, unit: Unit) -> None:
+        lane = self.layout.lanes[unit.lane]
+        x = lane.x[unit.start : unit.stop]
+        where = (unit.index, self.comm.rank, self.comm.world, self.around.seed, unit.lane, unit.parts)
+        at = Moment(
+            step.number,
+            *where,
+            lane.scale(step.scale),
+            lane.narrow,
+            unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
+            kept=lane.kept,
+            replicas=self.around.replicas,
+            see=step.hear,
+        )
+        self.around.inspect(lane, unit, x, at)
+        if self._decider.looks(step.number) and lane.exchange is self.layout.main.exchange:
+            self._look(step, unit, x, at.unsent)
+        if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
+            step.rest(unit)
+            return
+        factor = step.scale / at.scale
+        mean = step.landing(unit, x, factor)
+        task = Task(str(unit), lane.exchange, x, mean, at, step.observed(self.comm, str(unit)), agreed)
+        task.land = lambda: step.land(unit, mean, factor)
+        self.runner.launch(step, task)
+
+    def _look(self, step: Step, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
+        try:
+            with step.trace.compressing("encode", f"look at {unit}"):
+                self._decider.look(step.number, unit, x, unsent)
+        except BaseException as error:
+            step.fail(error, f"look at {unit}", self.rank)
+
+    # -- verdict: agree, then commit or leave everything as it was
+
+    def _progress(self, step: Step) -> None:
+        """Issue the tail when it may go, judge when it has come back, give up when nothing can."""
+        if step.is_over or not step.all_arrived:
+            return
+        try:
+            if self.runner.broken is not None:
+                raise self.runner.broken
+            # Where nothing is left to decode, nothing can fail, and the verdict goes with the last payload.
+            left = step.outstanding if self.apart or self._tells_means(step) else step.decoding
+            if isinstance(step.outcome, Running) and left == 0:
+                self._send_tail(step)
+            match step.outcome:
+                case Pending(tail, has_come=True) if step.outstanding == 0:
+                    self._judge(step, tail.verdict())
+        except TransportError as error:
+            self.runner.broken = error
+            self._close(step, Failed(error))
+        except DAMAGED as error:  # in the verdict itself or beside it, on all ranks
+            self._close(step, Failed(error))
+
+    def _tells_means(self, step: Step) -> bool:
+        """Whether the verdict has to tell if means are finite: ranks with other shards see other means.
+
+        Of a late step they ask each other on the device, at its end.
+        """
+        return self.around.sharded and not step.is_late
+
+    def _send_early(self, step: Step) -> None:
+        """Small gradients that can be under way beside units, once all of them are here."""
+        early = self.layout.early
+        if early and step.places.keys() >= early:
+            self._send_small(step, early)
+
+    def _send_small(self, step: Step, names: Set[str]) -> None:
+        if regions := step.take_small(self.specs, names):
+            step.small.append(small := SmallReduce(regions, step.observed(self.comm, "small"), step.device))
+            self.runner.issue(small.send)
+
+    def _send_tail(self, step: Step) -> None:
+        facts = (*step.guard, *self._decider.row(step, self.traffic.row))
+        step.require_all_units(self.layout.lanes, self.rank)
+        stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
+        sound = step.is_late or step.is_finite()
+        if self._tells_means(step):
+            sound = step.small_are_finite(self.rank) and sound
+        finite = step.finite() if step.is_late else None
+        row = Row(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
+        comm = step.observed(self.comm, "tail")
+        regions = step.take_small(self.specs, step.tail_regions.keys())
+        control = self.around.control
+        apart = None if control is self.comm else Observed(control, step.trace, "tail")
+        tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
+        step.small.append(tail)
+        step.outcome = Pending(tail, failure=step.failure)
+
+        def came() -> None:
+            if not step.is_over:
+                step.outcome = Pending(tail, has_come=True, failure=step.failure)
+            self._progress(step)
+
+        tail.send(lambda: self.around.placement.post(came))
+
+    def _judge(self, step: Step, verdict: Verdict) -> None:
+        step.receive_buffers(verdict.stale)
+        step.receive_small(self.rank)
+        step.computing_by_rank_s = tuple(row.computing_s for row in verdict.rows)
+        for small in step.small:
+            step.record_small(small)
+        error: BaseException | None = verdict.error()
+        if error is None and step.guard:
+            said = [row.facts[: len(step.guard)] for row in verdict.rows]
+            error = self.around.guard.error(said, step.number, self.around.control)
+        if step.failure is not None and not isinstance(error, RanksDisagree):
+            error = step.failure  # a rank that disagrees may well fail, but that is not why
+        if error is not None:
+            self._close(step, Failed(error))
+        elif step.is_late:
+            self._land(step, verdict)
+        else:
+            finite = verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+            if finite:
+                for small in step.small:
+                    small.land()
+            elif self.around.sharded or not self.layout.is_plain:
+                # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
+                step.poison()
+            self._close(step, self._outcome(step, verdict, finite))
+
+    def _outcome(self, step: Step, verdict: Verdict, finite: bool) -> Committed | Poisoned:
+        """Make what the step leaves the memory, if it was `finite`.
+
+        That is the same answer on all ranks: reduced values are, and all else is in the verdict.
+        """
+        if finite:
+            for lane in self.layout.lanes:
+                lane.commit(slot for owner, slots in step.idle if owner is lane for slot in slots())
+            self.step += 1
+            self._is_counted = True
+        self._observe(step, verdict, committed=finite)
+        return Committed() if finite else Poisoned()
+
+    def _land(self, step: Step, verdict: Verdict) -> None:
+        """End the step for the model; whether it counts is asked of the device, and not waited for."""
+        finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
+        if (shard := self.around.shard) is not None:
+            finite = shard.all(finite)
+        for small in step.small:
+            small.land()
+        if shard is not None or not self.layout.is_plain:
+            step.poison_unless(finite)
+        step.measured_s = self.watch.mark_end()
+        step.outcome = Landed(verdict, self.around.placement.fetch(finite))
+        self._now, self._unresolved = None, step
+        self.around.concluded(step)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether `resolve` has nothing to do."""
+        return self._unresolved is None and self._following is None
+
+    def resolve(self) -> None:
+        """Commit the last step, or forget it; needs no other rank, and may wait for the device."""
+        step, self._unresolved = self._unresolved, None
+        if step is not None and isinstance(step.outcome, Landed):
+            finite = bool(step.outcome.finite())
+            self._settle(step, self._outcome(step, step.outcome.verdict, finite))
+
+    def catch_up(self, fates: Fates | None = None) -> bool:
+        """`resolve`, `settle`, and change what runs, on all ranks. An error ends all steps from now on.
+
+        Without `fates` all is final, as after most steps. Returns whether a step was dropped.
+        """
+        is_dropped = False
+        try:
+            self.resolve()
+            is_dropped = fates is not None and self.settle(fates)
+            self.follow(self._following) if self._following is not None else None
+        except BaseException as error:  # of the device, for instance
+            self.crash(error)
+        return is_dropped
+
+    def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
+        """Let the decider see the facts of a step, and run what it wants to follow."""
+        rows = [row.facts[len(step.guard) :] for row in verdict.rows]
+        following = self._following = self._decider.observe(step, rows, committed=committed)
+        self.facts = self._decider.facts or self.facts
+        # A late step may be asked for by one rank, for its report; and a memory has to be settled first.
+        if following is not None and self.layout.is_plain and not step.is_late:
+            self.follow(following)
+
+    def _hear(self, step: int, rows: Rows) -> Heard:
+        """Take what all ranks said of the link; what it is taken to be, and its change."""
+        changes = self.traffic.hear(rows)
+        self.link_changes.extend((step, change) for change in changes)
+        self.around.link_seen(link := self.traffic.link)
+        return link, next(((change.before, change.after) for change in changes), None)
+
+    def crash(self, error: BaseException) -> None:
+        """An error of our own outside any exchange: the order is lost, so nothing can go on."""
+        broken = error if isinstance(error, TransportError) else TransportError(f"internal error: {error!r}")
+        broken.__cause__ = error.__cause__ if broken is error else error
+        self.lose(broken)
+
+    def lose(self, error: TransportError) -> None:
+        """The transport broke: this step, once all of it has come, and all later ones end with `error`."""
+        self.runner.broken = self.runner.broken or error
+        if self._now is not None:
+            self._progress(self._now)
+
+    def _close(self, step: Step, outcome: Outcome) -> None:
+        self._now = None
+        self._settle(step, outcome)
+        self.around.concluded(step)
+
+    def _settle(self, step: Step, outcome: Outcome) -> None:
+        """Give the step its final outcome."""
+        failed = isinstance(outcome, Failed)
+        step.end(outcome, self.rank)
+        self.traffic.forget() if failed else self.traffic.note(step.trace.rounds)
+        for lane in self.layout.lanes:
+            lane.kept.discard()
+        if not failed:
+            self.around.resolved(step)

@@ -1,0 +1,146 @@
+"""The values that an engine is built with: placement, the model's optimizer and buffers, reporting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.agreement.guard import Guard
+from gradwire.checkpoint.shards import Shard
+from gradwire.comm import Comm
+from gradwire.placement import Device, Placement
+from gradwire.planning.costs import Link
+from gradwire.step.arena import Lane, Unit
+from gradwire.step.context import Moment, Replicas
+from gradwire.step.layout import Layout, Policy
+from gradwire.step.step import Passenger, Step
+
+Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
+
+
+class Beside(Protocol):
+    """State that checkpoints hold beside the engine's. Called between steps, on the engine's thread."""
+
+    def save(self) -> dict[str, Any]:
+        """This rank's state: tensors and plain values, which the caller copies."""
+
+    def save_mean(self) -> dict[str, Any]:
+        """What is the same on all ranks. Raises `ValueError` when that is not enough to go on from."""
+
+    def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
+        """What takes `saved` up, and a text about it that must be the same on all ranks; changes nothing.
+
+        `own` says whether it is this rank's, and not another one's or a mean. Raises `ValueError` where it
+        has no place here.
+        """
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Built before the engine and passed to its constructor. The functions are called on the engine's thread.
+
+    `placement` says where things are, and by what they travel: gradients over `comm`, and the verdict, with
+    all else that ranks agree on, over `control` in tensors on the CPU. The two may be the same comm, or one
+    over the same ranks. Where several ranks share a replica, each with a shard of it, `comm` is over the
+    ranks with the same shard, and `control` over all.
+
+    `alone` is for a single rank, which has nothing to send: it compresses nothing (`uncompressed`).
+    """
+
+    placement: Placement
+    concluded: Callable[[Step], None] = lambda _step: None
+    """Called once per step, when its means are on their way into the buffers, or with its error."""
+    resolved: Callable[[Step], None] = lambda _step: None
+    """Called once per step that has no error, when it is known whether it counts: at most one step later."""
+    elsewhere: Placement | None = None
+    """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
+    places: dict[tuple[str, float, float], tuple[bool, str]] | None = None
+    """The choices of `gradwire.control.placement_choice` so far; `None` if there is nothing to choose."""
+    policy: Policy | None = None
+    seed: int = 0
+    memory_dtype: torch.dtype | None = None
+    alone: bool = False
+    loss_scale: Callable[[], float] = lambda: 1.0
+    """Of the current step; read in the stream in which means land."""
+    begun: Callable[[], None] = lambda: None
+    """Called on the thread that trains when a backward pass begins. More than once: the last call counts."""
+    replicas: Replicas = lambda _name: None
+    """Parameters and optimizer state that all ranks hold alike, by name."""
+    uses: Callable[[], Mapping[str, float]] = dict
+    """Multiply-adds per weight, by parameter name, as far as they have been counted."""
+    buffers: Callable[[], Passenger | None] = lambda: None
+    """The model's buffers that the current step broadcasts."""
+    check: Callable[[Layout], None] = lambda _layout: None
+    """Raises `ValueError` for a layout that does not suit the optimizer."""
+    prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None
+    """Compiles the kernels of a layout that will run with its memory on that device."""
+    link_seen: Callable[[Link | None], None] = lambda _link: None
+    """Hears after each step what the link is taken to be."""
+    guard: Guard = Guard(dict, 0)  # noqa: RUF009  # of nothing, never: it has no state
+    """Compares the parameters of all ranks."""
+    inspect: Inspect = lambda _lane, _unit, _x, _at: None
+    """Sees every unit before its exchange."""
+    beside: Beside | None = None
+    """State of the source, for checkpoints."""
+    replica: dist.ProcessGroup | None = None
+    """That of the ranks that hold the shards of a replica, where they are processes and hold shards."""
+
+    def suited(self, *, stays: bool) -> Surroundings:
+        """These, with the placement for a layout that stays on a device, or does not.
+
+        It follows from the layout alone, and so is the same on all ranks.
+        """
+        if self.elsewhere is None or stays != self.placement.memory.is_host:
+            return self
+        return replace(self, placement=self.elsewhere, elsewhere=self.placement)
+
+    def compile_for(self, layout: Layout) -> None:
+        """Compile the kernels of a layout that will run, for where that will be."""
+        self.prepare(layout, self.suited(stays=layout.stays_on_device).placement.memory)
+
+    @property
+    def comm(self) -> Comm:
+        """The comm of gradients."""
+        return self.placement.comm
+
+    @property
+    def control(self) -> Comm:
+        """The comm of the verdict, and of everything else that ranks agree on."""
+        return self.placement.control
+
+    @property
+    def checksum_bytes(self) -> float:
+        """The bytes of checksums among all bytes sent so far."""
+        comms = {self.comm, self.control, self.placement.inside} - {None}
+        return sum(each.overhead_bytes for each in comms if each is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is, and what the engine is handed of the gradients."""
+        return self.placement.memory.where
+
+    @property
+    def resolves_late(self) -> bool:
+        """Whether a step is resolved when the next one begins."""
+        return self.placement.resolve == "late"
+
+    @property
+    def shard(self) -> Shard | None:
+        """This rank's share of every parameter; `None` where parameters are whole."""
+        inside = self.placement.inside
+        return None if inside is None else Shard(inside, self.replica)
+
+    @property
+    def everyone(self) -> Comm:
+        """The comm of all ranks, for tensors that are where the memory is."""
+        return self.placement.everyone or self.control
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a step is agreed on by more ranks than exchange gradients."""
+        return self.control.world > self.comm.world

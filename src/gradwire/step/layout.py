@@ -1,0 +1,282 @@
+"""The way of each parameter: lanes from recipe and policy, and the parameters that bypass the arena.
+
+A rank alone has nothing to send, so it compresses nothing: its gradients are dense, whatever the recipe.
+Recipes that do more than compress go on as they are: where the optimizer would miss the momentum that is
+applied before gradients are sent (`dgc`, `signum`), or is tuned to signs (`signsgd(scale="none")`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm
+from gradwire.exchange.base import Exchange
+from gradwire.exchange.compose import remember
+from gradwire.exchange.dense import Dense, dense
+from gradwire.memory import UNSENT, Residual
+from gradwire.recipes import Composition
+from gradwire.recipes.dense import dense as plain
+from gradwire.recipes.parse import steady
+from gradwire.step.arena import Lane, ParameterSpec, Slot
+from gradwire.step.arrival import Entry, Intake, intake
+from gradwire.step.verdict import EARLY_BYTES, SMALL_BYTES
+
+Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
+"""Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
+"tiny" as the recipe in use sends its tiny tensors."""
+
+TINY_ELEMENTS = 2048
+TINY = "tiny"
+
+
+def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[ParameterSpec], str | None]:
+    """Vectors (norm scales, biases) and tensors of fewer than `smallest` elements travel by `recipe`.
+
+    With recipe="tiny" that is as the recipe in use sends its tiny tensors: most send them densely, and what
+    remembers nothing as all others. The default policy is `by_size(recipe="tiny")`.
+
+    In one report exempting 0.29 % of the elements cut the mean relative error of an fp8 all-reduce
+    from 10.9 % to 2.1 %.
+
+    >>> import gradwire
+    >>> from torch import nn
+    >>> from gradwire.step.arena import specs_of
+    >>> choose = gradwire.by_size(smallest=16384)  # for gradwire.attach(…, policy=choose)
+    >>> model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 200))
+    >>> {spec.name: choose(spec) for spec in specs_of(model)}
+    {'1.bias': 'dense', '1.weight': None, '0.bias': 'dense', '0.weight': 'dense'}
+    """
+
+    def choose(spec: ParameterSpec) -> str | None:
+        return recipe if len(spec.shape) < 2 or spec.numel < smallest else None
+
+    return choose
+
+
+def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
+    """Turn any form of policy into a function of the parameter. Raises `TypeError` for anything else."""
+    if policy is None:
+        return by_size(recipe=TINY)
+    if callable(policy):
+        return policy
+    if not isinstance(policy, Mapping):
+        raise TypeError(
+            f"policy={policy!r} is neither a mapping of name patterns to recipes, such as "
+            '{"*.bias": "dense"}, nor a function of a parameter, such as gradwire.by_size()'
+        )
+    patterns = dict(policy)
+
+    def choose(spec: ParameterSpec) -> str | None:
+        for pattern, text in patterns.items():
+            if fnmatch.fnmatchcase(spec.name, pattern):
+                return text
+        return None
+
+    return choose
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which exchange runs for which parameter: lanes with memory in the arena, and exchanges without.
+
+    On a rank `alone` everything is dense, whatever `main` says. A layout `does_more` than compress if
+    something in it hands the optimizer other things than gradients (`Composition.alone`).
+    """
+
+    specs: tuple[ParameterSpec, ...]
+    main: Composition
+    lanes: tuple[Lane, ...]
+    slots: Mapping[str, tuple[Lane, Slot]]
+    direct: Mapping[str, Exchange]
+    alone: bool = False
+    does_more: bool = False
+    _intakes: dict[str, Intake] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is remembered: whole buckets travel in place."""
+        return not self.lanes
+
+    @property
+    def is_dense(self) -> bool:
+        """Plain, and every exchange is DDP's own."""
+        return self.is_plain and all(isinstance(exchange, Dense) for exchange in self.direct.values())
+
+    @property
+    def stays_on_device(self) -> bool:
+        """Whether it runs where gradients are: nothing in it makes the host wait, and nothing is faster."""
+        exchanges = {
+            id(each): each for each in (*(lane.exchange for lane in self.lanes), *self.direct.values())
+        }
+        looks = self.main.watch is not None and self.main.watch.look is not None
+        return not (looks or self.main.by_host) and all(
+            each.laws.stays_on_device for each in exchanges.values()
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all planes."""
+        return sum(lane.memory_bytes for lane in self.lanes)
+
+    def memory(self, name: str, plane: str = UNSENT) -> Tensor:
+        """A committed plane of a parameter, flat; a view."""
+        lane, slot = self.slots[name]
+        return lane.committed[plane][slot.start : slot.stop]
+
+    def intake(self, entries: tuple[Entry, ...]) -> Intake:
+        """The lanes and units of a bucket's gradients; computed anew only if the bucket has changed."""
+        first = entries[0].name if entries else ""
+        known = self._intakes.get(first)
+        if known is None or known.entries is not entries:
+            known = self._intakes[first] = intake(entries, self.slots, self.direct)
+        return known
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The elements at which the units of all lanes begin."""
+        return tuple(unit.start for lane in self.lanes for unit in lane.units)
+
+    @cached_property
+    def early(self) -> frozenset[str]:
+        """Small dense parameters that are there before the last unit can be: those ahead of all of its own.
+
+        None where they are too few to be worth an all-reduce. Chosen by the model alone, because a ring adds
+        in an order that depends on the position; which of them are neighbours in a bucket and, together, wide
+        enough for a collective of their own is left to DDP's buckets, as it is for the tail.
+        """
+        units = [unit for lane in self.lanes for unit in lane.units]
+        if len(units) < 2:
+            return frozenset()
+        place = {spec.name: number for number, spec in enumerate(self.specs)}
+        last = max(units, key=lambda unit: place[unit.pieces[-1].slot.spec.name])
+        first = place[last.pieces[0].slot.spec.name]
+        ahead = [spec for spec in self.specs[:first] if spec.name in self.direct and _is_small(spec)]
+        large_enough = 4 * sum(spec.numel for spec in ahead) >= EARLY_BYTES
+        return frozenset(spec.name for spec in ahead if large_enough)
+
+    def take_over(self, old: Layout) -> None:
+        """Fill the memory from another layout's, by parameter name; what is unsent may not be dropped.
+
+        The other may have its memory on another device.
+        """
+        for name, (lane, slot) in old.slots.items():
+            planes = self.planes_of(name)
+            for plane in planes:
+                if plane in lane.memory.planes:
+                    self.memory(name, plane).copy_(old.memory(name, plane))
+            if UNSENT in planes:
+                self.memory(name).mul_(lane.memory.weight / self.slots[name][0].memory.weight)
+            elif UNSENT in lane.memory.planes:
+                assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
+            if name in self.slots:
+                here, place = self.slots[name]
+                here.kept.adopt(name, lane.kept, here.x.device)
+                if name in lane.held:
+                    here.hold(place, self._held_from(lane, slot))
+
+    def _held_from(self, lane: Lane, slot: Slot) -> dict[str, Tensor]:
+        """The planes of an open slot of another layout's `lane` before it was open, for this layout."""
+        name = slot.spec.name
+        here = self.slots[name][0]
+        held = {plane: self.memory(name, plane).clone() for plane in self.planes_of(name)}
+        for plane in held.keys() & set(lane.memory.planes):
+            held[plane].copy_(lane.final(slot, plane))
+        if UNSENT in held and UNSENT in lane.memory.planes:
+            held[UNSENT].mul_(lane.memory.weight / here.memory.weight)
+        return held
+
+    def final(self, name: str, plane: str = UNSENT) -> Tensor:
+        """A committed plane of a parameter without what is still open, flat; a view."""
+        lane, slot = self.slots[name]
+        return lane.final(slot, plane)
+
+    def planes_of(self, name: str) -> tuple[str, ...]:
+        """Which planes a parameter has; none when nothing is remembered of it."""
+        return self.slots[name][0].memory.planes if name in self.slots else ()
+
+    def homeless_in(self, other: Layout) -> tuple[str, ...]:
+        """The parameters whose unsent gradient is remembered here, and would not be in `other`."""
+        return tuple(
+            name
+            for name in self.slots
+            if UNSENT in self.planes_of(name) and UNSENT not in other.planes_of(name)
+        )
+
+
+def build(
+    specs: Sequence[ParameterSpec],
+    main: Composition,
+    policy: Policy | None,
+    device: torch.device,
+    world: int,
+    memory_dtype: torch.dtype | None = None,
+) -> Layout:
+    """Assign every parameter to a lane of its recipe and type, whose committed planes are of `memory_dtype`.
+
+    Where lanes are cut depends on the `world`, the number of ranks. A recipe without memory takes its tiny
+    tensors along: whole buckets travel in place.
+    """
+    choose = chooser(policy)
+    tiny = main.tiny if main.exchange.memory is not None else None
+    compositions: dict[str, Composition] = {}
+    members: dict[tuple[str, torch.dtype], list[ParameterSpec]] = {}
+    direct: dict[str, Exchange] = {}
+    does_more = False
+    for spec in specs:
+        text = choose(spec.whole)
+        text = tiny if text == TINY else text
+        if text in (None, main.text):
+            composition = main
+        else:
+            if text not in compositions:
+                compositions[text] = steady(text, "policy")
+            composition = compositions[text]
+        does_more |= composition.alone
+        if composition.exchange.memory is not None:
+            members.setdefault((composition.text, spec.dtype), []).append(spec)
+            compositions.setdefault(composition.text, composition)
+        elif composition.exchange.laws.in_place:
+            direct[spec.name] = composition.exchange
+        else:
+            raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")
+    lanes = tuple(
+        Lane(number, group, each.exchange, each.cuts(group, world), device, memory_dtype)
+        for number, (each, group) in enumerate(
+            (compositions[text], group) for (text, _dtype), group in members.items()
+        )
+    )
+    slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
+    return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more)
+
+
+def is_alone(comm: Comm) -> bool:
+    """Whether there is no other rank, so that nothing is sent."""
+    return comm.world == 1
+
+
+def only_compresses(layout: Layout) -> bool:
+    """Whether dense gradients can stand for what `layout` hands to the optimizer."""
+    return not (layout.does_more or any(lane.memory.covers_momentum for lane in layout.lanes))
+
+
+def uncompressed(
+    asked: Layout, device: torch.device, memory_dtype: torch.dtype | None, *, owing: bool
+) -> Layout:
+    """The recipe that a single rank runs instead of `asked`: dense gradients.
+
+    With `owing` there is a memory for all, of which the first gradient of a parameter takes everything along;
+    nothing is left in it.
+    """
+    dense_ = replace(plain(), exchange=remember(dense(), Residual(whole=True)) if owing else dense())
+    ran = build(asked.specs, dense_, lambda _: None, device, 1, memory_dtype)
+    return replace(ran, main=replace(asked.main, watch=None), alone=True)
+
+
+def _is_small(spec: ParameterSpec) -> bool:
+    return spec.dtype != torch.float64 and spec.numel * spec.dtype.itemsize < SMALL_BYTES

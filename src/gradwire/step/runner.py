@@ -1,0 +1,79 @@
+"""Runs exchanges in the agreed order, whatever goes wrong inside them.
+
+An exception in encode or decode must not change which collectives this rank issues, or its peers would
+hang: it pays the rest of the agreed rounds with zeros, and the verdict tells all ranks. A broken
+transport is different: nothing can be issued any more, and every later task is dropped. `SystemExit` is an
+exception like any other here: on this thread it would end nothing but the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gradwire.comm import owe_zeros
+from gradwire.errors import TransportError
+from gradwire.placement import Post
+from gradwire.step.step import Step, Task
+
+
+class Runner:
+    """Starts and finishes tasks on the engine's thread. `landed` is called after each one that ended.
+
+    While `one_by_one()`, each task ends before the next begins, so that the duration of its collective is the
+    wire's own.
+    """
+
+    def __init__(
+        self, post: Post, landed: Callable[[Step], None], one_by_one: Callable[[], bool], rank: int
+    ) -> None:
+        """`rank` is what errors call this one."""
+        self._post, self._landed, self._one_by_one, self._rank = post, landed, one_by_one, rank
+        self.broken: TransportError | None = None
+        """Why nothing can be issued any more; it ends this step and all later ones."""
+
+    def issue(self, send: Callable[[], None]) -> None:
+        """Run `send`, which issues what needs no decoding, unless the transport is broken."""
+        if self.broken is None:
+            try:
+                send()
+            except TransportError as error:
+                self.broken = error
+
+    def launch(self, step: Step, task: Task) -> None:
+        """Encode and issue `task`; its last round stays in flight."""
+        self.issue(partial(self._start, step, task))
+
+    def _start(self, step: Step, task: Task) -> None:
+        step.outstanding += 1
+        step.decoding += task.decodes
+        try:
+            with step.trace.compressing("encode", task.label):
+                task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
+        except TransportError:
+            raise
+        except BaseException as error:
+            step.fail(error, f"encode of {task.label}", self._rank)
+            owe_zeros(task.comm, task.agreed[len(task.comm.rounds) :], task.x.device)
+        if self._one_by_one() or task.finish is None or task.comm.last is None:
+            self._finish(step, task)
+        else:
+            task.comm.last.then(lambda: self._post(lambda: self._ended(step, task)))
+
+    def _ended(self, step: Step, task: Task) -> None:
+        self.issue(partial(self._finish, step, task))
+        self._landed(step)
+
+    def _finish(self, step: Step, task: Task) -> None:
+        try:
+            with step.trace.compressing("decode", task.label):
+                if task.finish is not None:
+                    task.finish()
+                    task.land()
+                if task.is_unseen:
+                    step.look(task.mean)
+        except TransportError:
+            raise
+        except BaseException as error:
+            step.fail(error, f"decode of {task.label}", self._rank)
+        step.record(task)

@@ -1,0 +1,437 @@
+"""The state of one step, from its first bucket to its verdict; dropped as a whole afterwards.
+
+Errors on this rank go to `Step.fail`, because the rank must issue all rounds that its peers wait for. It
+reports them in its row of the verdict, and the verdict decides the step's outcome on all ranks. A broken
+transport is the exception: the step fails without a verdict, as do all later ones (`Runner.broken`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+
+from gradwire.comm import Comm, Round
+from gradwire.errors import DAMAGED, GradwireError
+from gradwire.exchange.base import Exchange, Finish
+from gradwire.kernels import Folded, compiled_s, is_finite, poison, zero_idle
+from gradwire.measure.clock import BackwardWatch, Trace, now_s
+from gradwire.measure.observed import Observed
+from gradwire.planning.facts import Times
+from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
+from gradwire.step.arrival import Arrival, Entry, Share
+from gradwire.step.context import Moment, refuse
+from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
+
+
+class Passenger(Protocol):
+    """Tensors that travel beside a step's gradients, from one rank to all, such as the model's buffers."""
+
+    failure: BaseException | None
+    """Why there is nothing worth sending. The peers wait for it, so something is sent nevertheless."""
+
+    def is_stale(self, *, late: bool) -> bool:
+        """Whether what was packed is out of date on this rank; if `late`, in the step before.
+
+        Only the latter waits for no device.
+        """
+
+    def send(self, comm: Comm) -> None:
+        """Issue its collective. Raises `TransportError`."""
+
+    def wait(self) -> None:
+        """Block until it is here. Raises `TransportError` when its collective failed."""
+
+
+@dataclass
+class Task:
+    """One running exchange: `x` in, `mean` out; `land` carries the mean to the buckets.
+
+    `agreed` are the rounds that every rank issues for it.
+    """
+
+    label: str
+    exchange: Exchange
+    x: Tensor
+    mean: Tensor
+    at: Moment
+    comm: Observed
+    agreed: tuple[Round, ...]
+    land: Callable[[], None] = lambda: None
+    finish: Finish | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it may still fail once its bytes have come."""
+        return self.exchange.laws.decodes
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
+        return self.at.lane < 0 or self.exchange.laws.may_overflow
+
+
+@dataclass(frozen=True)
+class Running:
+    """Gradients arrive and travel. `failure` is what went wrong first on this rank."""
+
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """This rank's row is on its way in `tail`, and the verdict pending; with `has_come` it can be read.
+
+    Under a plain all-reduce some gradients may still travel.
+    """
+
+    tail: VerdictReduce
+    has_come: bool = False
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Landed:
+    """The step has ended for the model: its means are on their way into the buckets, or NaN in their place.
+
+    Which of the two, `finite` will say, and with that whether the step counts. It may wait for a device.
+    """
+
+    verdict: Verdict
+    finite: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """On all ranks: memory has moved on, and the means are in the buckets."""
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """Something was not finite on some rank: no rank has committed, and the means are not finite on any."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """`error` is what `backward()` raises. Nothing is committed, unless the error came after the verdict."""
+
+    error: BaseException
+
+
+Outcome: TypeAlias = Running | Pending | Landed | Committed | Poisoned | Failed
+_OPEN = (Running, Pending)  # a union would be built anew in every call
+
+
+@dataclass
+class Step:
+    """The current step. Only the engine's thread writes to it; other threads see it once it has ended."""
+
+    number: int
+    plan: str
+    scale: float = 1.0
+    started_s: float = 0.0
+    before_s: float = 0.0
+    trace: Trace = field(default_factory=Trace)
+    guard: tuple[float, ...] = ()
+    """This rank's checksum of its parameters, in front of the facts in its row."""
+    arrivals: list[Arrival] = field(default_factory=list)
+    places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
+    missing: dict[tuple[int, int], int] = field(default_factory=dict)
+    idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
+    """Slots without a gradient; to call one of these may wait for a device."""
+    direct: list[int] = field(default_factory=list)
+    tail_regions: dict[str, Tensor] = field(default_factory=dict)
+    """Small dense gradients that have come and not been sent."""
+    buffers: Passenger | None = None
+    stale: bool = False
+    small: list[SmallReduce] = field(default_factory=list)
+    """All that small gradients travel in."""
+    all_arrived: bool = False
+    outstanding: int = 0
+    decoding: int = 0
+    """Of the outstanding tasks, those that still have to decode."""
+    outcome: Outcome = Running()
+    metered_bytes: float = 0.0
+    predicted_bytes: float = 0.0
+    inside_bytes: float = 0.0
+    """Sent within the node; all other bytes go between nodes."""
+    last_arrival_s: float = 0.0
+    computing_by_rank_s: tuple[float, ...] = ()
+    """The verdict's rows about it; empty without a verdict."""
+    compiled_before_s: float = field(default_factory=compiled_s)
+    is_late: bool = False
+    """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
+    measured_s: Callable[[], float] | None = None
+    """What a device says of `lasted_s`, where the host goes on before the step has ended there."""
+    _doubts: list[bool | Tensor] = field(default_factory=list)
+    _waiting: dict[int, Arrival] = field(default_factory=dict)
+    _turn: int = 0
+
+    @classmethod
+    def begun(
+        cls, number: int, plan: str, watch: BackwardWatch, at_s: float, *, is_late: bool = False
+    ) -> Step:
+        """A step whose first gradients are there since `at_s`."""
+        step = cls(number, plan, is_late=is_late)
+        if profiler._is_profiler_enabled:
+            from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
+
+            step.trace = RangedTrace(recipe=plan.partition("(")[0])
+        step.started_s = min(watch.take_begun_s(), at_s)
+        step.before_s = watch.before_s(step.started_s)
+        return step
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Note a flat buffer, whose turn may come later."""
+        self.arrivals.append(arrival)
+        self.last_arrival_s = max(self.last_arrival_s, arrival.at_s)
+        self._waiting[arrival.index] = arrival
+
+    def next_turns(self) -> Iterator[Arrival]:
+        """The buffers whose turn it is, by index."""
+        while self._turn in self._waiting:
+            arrival = self._waiting.pop(self._turn)
+            self._turn += 1
+            for entry in arrival.entries:
+                self.places[entry.name] = (arrival.buffer, entry)
+            yield arrival
+
+    def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
+        """The times that this rank has measured, with parameters in the order of `specs`.
+
+        A parameter that was not watched was ready with its bucket, or, in no bucket, at the end.
+        """
+        arrived_s = {
+            entry.name: each.at_s - self.started_s for each in self.arrivals for entry in each.entries
+        }
+        backward_s = self.last_arrival_s - self.started_s
+        known = {**arrived_s, **watch.ready_s()}
+        ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
+        durations_s = tuple(round_.seconds for round_ in self.trace.rounds)
+        return Times(backward_s, durations_s, self.before_s, ready, watch.busy(), watch.spent_since_s())
+
+    def lasted_s(self) -> float:
+        """Seconds from the start of its backward pass until its end, or until now."""
+        return now_s() - self.started_s if self.measured_s is None else self.measured_s()
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds from the end of the step before to the last gradient: all that this rank did by itself."""
+        return self.before_s + self.last_arrival_s - self.started_s
+
+    def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
+        """Note how many more pieces of each of `units` are folded; returns those complete now."""
+        ready = []
+        for unit, more in units:
+            key = (unit.lane, unit.index)
+            self.missing[key] = self.missing.get(key, len(unit.pieces)) - more
+            if self.missing[key] == 0:
+                ready.append(unit)
+        return ready
+
+    def landing(self, unit: Unit, like: Tensor, factor: float) -> Tensor:
+        """Where the mean of `unit` may be written: its own run of one bucket if it has one, else scratch."""
+        view = self._view(unit)
+        if view is not None and view.dtype == like.dtype and factor == 1.0:
+            return view
+        return torch.empty_like(like)
+
+    def _view(self, unit: Unit) -> Tensor | None:
+        first = unit.pieces[0]
+        buffer, entry = self.places[first.slot.spec.name]
+        begin = expected = entry.offset + first.start
+        for piece in unit.pieces:
+            other, place = self.places[piece.slot.spec.name]
+            if other is not buffer or place.offset + piece.start != expected:
+                return None
+            expected += piece.stop - piece.start
+        return buffer[begin:expected]
+
+    def rest(self, unit: Unit) -> None:
+        """Nothing of `unit` travels in this step: its mean is zero and all of it stays."""
+        for piece in unit.pieces:
+            buffer, entry = self.places[piece.slot.spec.name]
+            buffer[entry.offset + piece.start : entry.offset + piece.stop].zero_()
+
+    def land(self, unit: Unit, mean: Tensor, factor: float) -> None:
+        """Carry the mean of `unit` to the buckets, times the loss scale if the fold divided it out."""
+        view = self._view(unit)
+        if view is not None and view.data_ptr() == mean.data_ptr():
+            return
+        if factor != 1.0:
+            mean *= factor
+        done = 0
+        for piece in unit.pieces:
+            buffer, entry = self.places[piece.slot.spec.name]
+            size = piece.stop - piece.start
+            begin = entry.offset + piece.start
+            landed = buffer[begin : begin + size].copy_(mean[done : done + size])
+            if torch.finfo(landed.dtype).max < torch.finfo(mean.dtype).max:
+                # What has gathered over several steps may be too large for a single gradient's type.
+                self.look(landed)
+            done += size
+
+    def fail(self, error: BaseException, where: str, rank: int) -> None:
+        """Keep the first failure, with its context added once."""
+        if isinstance(self.outcome, _OPEN) and self.outcome.failure is None:
+            error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")
+            self.outcome = replace(self.outcome, failure=error)
+
+    def see(self, finite: bool | Tensor) -> None:
+        """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
+        if finite is not True:
+            self._doubts.append(finite)
+
+    def note(self, share: Share, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+        """Note what a fold saw. Slots that are idle send nothing, and keep their memory.
+
+        DDP throws away what a hook returns for unused parameters, and join() sends zeros from finished ranks:
+        no memory may be spent on them. A late step does not wait for a device that knows which they are: it
+        lets it `fetch` them for the commit.
+        """
+        lane, slots = share.lane, share.slots
+        if self.is_late and isinstance(seen.idle, Tensor):
+            self.see(seen.finite)
+            zero_idle(lane.x, share.pieces, seen.idle)
+            flags = fetch(seen.idle)
+            self.idle.append(
+                (lane, lambda: [slots[n] for n, is_idle in enumerate(flags().tolist()) if is_idle])
+            )
+            return
+        numbers, finite = seen.read()
+        self.see(finite)
+        found = [slots[number] for number in numbers]
+        for slot in found:
+            lane.x[slot.start : slot.stop].zero_()
+        self.idle.append((lane, lambda: found))
+
+    def hear(self, sound: Tensor, complaint: str) -> None:
+        """The `Moment.see` of exchanges: raises at once, or notes for the verdict what a device knows."""
+        if sound.is_cpu:
+            refuse(sound, complaint)
+        else:
+            self.see(sound)
+
+    def look(self, values: Tensor) -> None:
+        """Note whether `values` are finite."""
+        self.see(values.isfinite().all() if self.is_late else is_finite(values))
+
+    def is_finite(self) -> bool:
+        """Whether all that was seen is; waits for a device that still has to find out."""
+        return all(self._doubts)
+
+    def finite(self) -> Tensor:
+        """The same without waiting: a bool of no dimension, where the gradients are."""
+        flags = [each for each in self._doubts if isinstance(each, Tensor)]
+        known = torch.full((), len(flags) == len(self._doubts), device=self.device)
+        return torch.stack([known, *flags]).all()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has its final outcome."""
+        return not isinstance(self.outcome, _OPEN)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The first error of this step on this rank so far."""
+        return self.outcome.failure if isinstance(self.outcome, _OPEN) else None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the step counts."""
+        return isinstance(self.outcome, Committed)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that `backward()` raises, if there is one."""
+        return self.outcome.error if isinstance(self.outcome, Failed) else None
+
+    def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
+        """Raise if a unit never became complete or never had its turn, because it was not exchanged."""
+        complete = list(self.missing.values()).count(0)
+        if self._waiting or complete != sum(len(lane.units) for lane in lanes):
+            error = GradwireError(
+                "the gradients of some parameters never arrived: which ones need gradients must not change "
+                "after wrapping and attaching the model"
+            )
+            self.fail(error, "end of the step", rank)
+
+    def record(self, task: Task) -> None:
+        """A task has finished. Add its bytes: as metered, and as its exchange predicts them.
+
+        Of rounds whose size is agreed on the way, what is known is what they came to.
+        """
+        self.outstanding -= 1
+        self.decoding -= task.decodes
+        self.metered_bytes += task.comm.wire_bytes
+        known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
+        self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in known)
+
+    def record_small(self, small: SmallReduce) -> None:
+        """Add the bytes of small gradients."""
+        self.metered_bytes += small.comm.wire_bytes
+        round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype, algorithm=small.algorithm)
+        self.predicted_bytes += round_.wire_bytes(small.comm.world)
+
+    def take_small(self, order: Sequence[ParameterSpec], names: Set[str]) -> list[Tensor]:
+        """The small dense gradients of `names` that are still to be sent.
+
+        In layout order, whatever the buckets: a ring adds in an order that depends on the position.
+        """
+        here = [spec.name for spec in order if spec.name in names and spec.name in self.tail_regions]
+        return [self.tail_regions.pop(name) for name in here]
+
+    def observed(self, comm: Comm, label: str) -> Observed:
+        """`comm`, of which the trace notes what passes."""
+        return Observed(comm, self.trace, label)
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the small dense gradients that have not been sent."""
+        return 4 * sum(region.numel() for region in self.tail_regions.values())
+
+    def receive_small(self, rank: int) -> None:
+        """Block until all small means are here; where they are damaged, the step fails on all ranks."""
+        for small in self.small:
+            try:
+                small.wait()
+            except DAMAGED as error:
+                self.fail(error, "small gradients", rank)
+
+    def small_are_finite(self, rank: int) -> bool:
+        """Whether all small means are, once they are here; the same on all ranks."""
+        self.receive_small(rank)
+        return all(small.is_finite() for small in self.small)
+
+    def receive_buffers(self, stale: bool) -> None:
+        """Block until those of rank 0 are here; they are of no use if they are `stale` on any rank."""
+        if self.buffers is not None:
+            self.buffers.wait()
+        self.stale = stale
+        self.buffers = None if stale else self.buffers
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the gradients."""
+        return self.arrivals[0].buffer.device
+
+    def end(self, outcome: Outcome, rank: int) -> None:
+        """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
+        self.outcome = outcome
+        if isinstance(outcome, Failed):
+            self.poison()
+            if not hasattr(outcome.error, "__notes__"):
+                outcome.error.add_note(f"gradwire: step {self.number}, rank {rank}, {self.plan}")
+
+    def poison(self) -> None:
+        """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""
+        for arrival in self.arrivals:
+            arrival.buffer.fill_(torch.nan)
+
+    def poison_unless(self, finite: Tensor) -> None:
+        """The same where `finite`, a bool of no dimension, is false, without reading it here."""
+        poison([arrival.buffer for arrival in self.arrivals], ~finite)

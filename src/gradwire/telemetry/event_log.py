@@ -1,0 +1,157 @@
+"""Events of a run in the log of rank 0: the attached model, decisions, switches, skipped steps."""
+
+from __future__ import annotations
+
+import logging
+
+from gradwire.comm import Round
+from gradwire.exchange.base import STEADY
+from gradwire.quantities import bytes_text, counted
+from gradwire.step.context import Moment
+from gradwire.step.engine import Engine
+from gradwire.version import __version__
+
+_LOG = logging.getLogger("gradwire")
+_UNTRIED = (
+    "gradients on %s are carried by the placement %r. That is experimental: it has run on a simulated device "
+    "only. Compare with plain training before you rely on it"
+)
+_MANY = 10
+_STEPS = 24
+"""The bytes may depend on the step: the mean is over as many as hold every interval up to 4, 6 and 8."""
+
+
+class News:
+    """Speaks on rank 0 only, at level INFO; other ranks decide the same in the same step.
+
+    `plan` is what was told last to run.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.plan, self.complaints = engine, engine.plan, 0
+        self._speaks = engine.around.control.rank == 0
+        self._has_warned = False
+
+    def attached(self) -> None:
+        """A model has been attached."""
+        placement = self._engine.around.placement
+        if self._speaks and not placement.device.is_host:
+            _LOG.warning(_UNTRIED, placement.device.where.type, placement.name)
+        self._placed()
+        if self._speaks and _LOG.isEnabledFor(logging.INFO):
+            _LOG.info("gradwire %s: %s", __version__, account(self._engine))
+
+    def changed(self) -> None:
+        """Something else runs from the next step on: an adaptive recipe has decided, or went back."""
+        engine, self.plan = self._engine, self._engine.plan
+        if self._speaks:
+            main = engine.layout.main
+            why = f"{main.why}; {main.placed}" if main.placed else main.why
+            if engine.layout.alone:
+                why = what_runs(engine)[1]
+            _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, why)
+            if main.warning:  # in the log only: a user may have made Python's warnings errors
+                _LOG.warning("%s", main.warning)
+        self._placed()
+
+    def _placed(self) -> None:
+        """Warn once that gradients are carried on the host although they could stay on their device."""
+        around = self._engine.around
+        if self._engine.layout.main.by_host:  # a choice, which has been said
+            return
+        if around.elsewhere is not None and around.placement.memory.is_host and not self._has_warned:
+            self._has_warned = True
+            if self._speaks:
+                _LOG.warning("%s", why_placed(self._engine))
+
+    def unhealthy(self) -> None:
+        """Training suffers from what is not sent. Not a warning, which a user may have made an error."""
+        step, sign = self._engine.health.complaints[-1]
+        self.complaints = len(self._engine.health.complaints)
+        if self._speaks:
+            _LOG.warning("step %d: %s; less compression would help, such as wire.switch('int8')", step, sign)
+
+    def dropped(self, step: int, dropped: int, in_a_row: int) -> None:
+        """The user has left a step out; `dropped` are those so far. Not a warning, as above."""
+        if self._speaks and dropped == 1:
+            _LOG.warning(
+                "step %d is left out: its gradients were cleared, or wire.drop_step() was called, before the "
+                "optimizer stepped, so that nothing of them stays in the memory. If you add up gradients in "
+                "buffers of your own, pass skipped='keep' to attach",
+                step,
+            )
+        if self._speaks and in_a_row == _MANY:
+            _LOG.warning(
+                "%d steps in a row were left out: is the optimizer given to attach the one that steps? If "
+                "not, nothing is remembered: pass the other one, or skipped='keep'",
+                in_a_row,
+            )
+
+    def skipped(self, step: int, skipped: int) -> None:
+        """A step did not count on any rank; `skipped` are those so far."""
+        if self._speaks:
+            _LOG.info(
+                "step %d is skipped: NaN, Inf or a gradient too large to remember on some rank (%d so far)",
+                step,
+                skipped,
+            )
+
+
+def what_runs(engine: Engine) -> tuple[str, str]:
+    """The recipe that runs, and why."""
+    if engine.layout.alone:
+        return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
+    if engine.measuring:
+        return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
+    return engine.layout.main.text, engine.layout.main.why
+
+
+def why_placed(engine: Engine) -> str:
+    """Why memory and codecs are where they are; empty where nothing else is asked for."""
+    around = engine.around
+    if engine.layout.main.placed:
+        return engine.layout.main.placed
+    if around.elsewhere is None or not around.placement.memory.is_host:
+        return around.placement.why
+    return f"{engine.layout.main.text} reads numbers on the host, so gradients are carried there"
+
+
+def account(engine: Engine) -> str:
+    """The running recipe, its number of units, its share of the gradient's bytes, and its memory.
+
+    Never raises: this rank would stop, and its peers would wait.
+    """
+    dense_bytes = sum(spec.numel * spec.dtype.itemsize for spec in engine.specs)
+    size = bytes_text(dense_bytes)
+    if engine.layout.alone:
+        return f"{engine.plan or engine.recipe}, one rank: nothing to send of {size}"
+    if engine.measuring:
+        return f"{engine.recipe}, {size}, measuring dense steps first"
+    try:
+        share = f"{_share(engine):.1%}".replace("%", " %")
+    except Exception as error:
+        share = f"an unknown share ({error!r})"
+    if engine.layout.is_plain:
+        return f"{engine.plan}, {share} of {size}, no memory"
+    units = counted(sum(len(lane.units) for lane in engine.layout.lanes), "unit")
+    return f"{engine.plan}, {units}, {share} of {size}, memory {bytes_text(engine.layout.memory_bytes)}"
+
+
+def _share(engine: Engine) -> float:
+    """Announced bytes of a steady step as a share of a plain all-reduce's."""
+    layout, world = engine.layout, engine.comm.world
+    sent = 0.0
+    for step in range(STEADY, STEADY + _STEPS):
+        for lane in layout.lanes:
+            for unit in lane.units:
+                at = Moment(
+                    step, unit.index, 0, world, lane=lane.number, parts=unit.parts, narrow=lane.narrow
+                )
+                rounds = lane.exchange.rounds(unit.numel, lane.dtype, at)
+                sent += sum(each.wire_bytes(world) for each in rounds)
+        for spec in engine.specs:
+            if (exchange := layout.direct.get(spec.name)) is not None:
+                rounds = exchange.rounds(spec.numel, spec.dtype, Moment(step, 0, 0, world, lane=-1))
+                sent += sum(each.wire_bytes(world) for each in rounds)
+    dense = sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
+    return sent / _STEPS / dense if dense else 1.0

@@ -1,0 +1,106 @@
+"""Costs of the last steps, for the report."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from gradwire.kernels import compiled_s
+from gradwire.measure.clock import Span
+from gradwire.step.step import Poisoned, Step
+
+WINDOW = 50
+
+
+@dataclass
+class Cost:
+    """One step: bytes sent per rank, and seconds."""
+
+    metered_bytes: float
+    predicted_bytes: float
+    compress_s: float
+    backward_s: float
+    exposed_comm_s: float
+    before_s: float = 0.0
+    inside_bytes: float = 0.0
+    computing_by_rank_s: tuple[float, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from the end of the pass before to the end of this one."""
+        return self.before_s + self.backward_s + self.exposed_comm_s
+
+
+class History:
+    """The last 50 steps under the plan in force, and the spans of the very last.
+
+    Of all steps are `skipped`, those that did not count, `compile_s`, seconds of compiling kernels, and
+    `predicted_bytes`, sent per rank.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.started_s = 0.0
+        self.skipped = 0
+        self.compile_s = 0.0
+        self.predicted_bytes = 0.0
+        self._plan = ""
+        self._costs: deque[Cost] = deque(maxlen=WINDOW)
+
+    def add(self, step: Step) -> None:
+        """Note a step; forgets older ones that ran under another plan."""
+        if step.plan != self._plan:
+            self._plan = step.plan
+            self._costs.clear()
+        self.compile_s += compiled_s() - step.compiled_before_s
+        self.predicted_bytes += step.predicted_bytes
+        self.spans, self.started_s = step.trace.spans, step.started_s
+        self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
+        backward_s = step.last_arrival_s - step.started_s
+        bytes_, times = (step.metered_bytes, step.predicted_bytes), (step.trace.compress_s, backward_s)
+        by_rank = step.computing_by_rank_s
+        self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes, by_rank))
+
+    def resolved(self, step: Step) -> None:
+        """Note whether a step counts."""
+        self.skipped += isinstance(step.outcome, Poisoned)
+
+    def waited(self, start_s: float, stop_s: float) -> None:
+        """Note that the end of the last backward pass waited for the verdict."""
+        if self._costs:
+            self._costs[-1].exposed_comm_s = stop_s - start_s
+        self.spans.append(Span("wait", "", start_s, stop_s))
+
+    def mean(self, field: str) -> float:
+        """Mean of a field of `Cost` over the window; 0 before the first step."""
+        return fmean(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
+
+    def median(self, field: str) -> float:
+        """Median of a field of `Cost` over the window; 0 before the first step."""
+        return median(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
+
+    def computing_by_rank_s(self) -> tuple[float, ...]:
+        """Median seconds of computing in a step, by rank; empty where no step of the window had a verdict.
+
+        What happens now and then, such as a save or an evaluation, does not show in a median.
+        """
+        rows = [cost.computing_by_rank_s for cost in self._costs if cost.computing_by_rank_s]
+        return tuple(map(median, zip(*rows, strict=True)))
+
+    @property
+    def last(self) -> Cost | None:
+        """The last step; `None` before the first."""
+        return self._costs[-1] if self._costs else None
+
+    def timeline(self) -> list[dict[str, object]]:
+        """The last step's spans in seconds from the start of its backward pass."""
+        return [
+            {
+                "what": span.what,
+                "unit": span.unit,
+                "start_s": span.start_s - self.started_s,
+                "stop_s": span.stop_s - self.started_s,
+            }
+            for span in sorted(self.spans, key=lambda span: span.start_s)
+        ]

@@ -1,0 +1,239 @@
+"""What `gradwire.plan` says, from numbers alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import gradwire
+from gradwire._api.plan import BETWEEN_ROUNDS, CANDIDATES, TRIED, profile_of
+from gradwire.control.choice import LATE
+from gradwire.planning.costs import CodecCost, Line
+from gradwire.planning.shapes import load
+from gradwire.recipes import recipe
+from gradwire.recipes.auto import CANDIDATES as CHOICES
+
+SLOW: dict[str, Any] = {"workers": 4, "rate_bit_per_s": 1e9, "delay_s": 1e-4, "step_s": 0.18}
+FAST: dict[str, Any] = {**SLOW, "rate_bit_per_s": 100e9, "delay_s": 1e-6}
+NODES: dict[str, Any] = {**SLOW, "workers": 32, "per_node": 8, "inside_bit_per_s": 200e9}
+FEW = ("dense", "bf16", "int8", "topk(ratio=0.01)")
+
+
+def test_the_same_numbers_give_the_same_plan_with_every_candidate_once() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    assert plan == gradwire.plan(load("resnet50"), **SLOW)
+    assert sorted(each.recipe for each in plan.candidates) == sorted(CANDIDATES)
+
+
+def test_the_first_takes_the_least_time_and_the_fastest_is_one_that_auto_tries() -> None:
+    plan = gradwire.plan("bert_base", **SLOW)
+    assert plan.candidates[0].step_s == min(each.step_s for each in plan.candidates)
+    assert plan.fastest.step_s == min(each.step_s for each in plan.candidates if each.tried)
+    assert plan.fastest.tried
+    assert not plan.candidates[0].tried, "it leaves more of the gradient late"
+    assert {each.recipe for each in plan.candidates if each.tried} == set(TRIED) & set(CANDIDATES)
+
+
+def test_the_headline_names_what_auto_would_take() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    [named] = re.findall(r"with ([^,]+), [\d.]+ times", plan.advice)
+    assert recipe(named).build().text == plan.auto
+    assert re.search(r"^int4 .* tries$", str(plan), re.MULTILINE)
+    assert re.search(r"^topk\(ratio=0.1\) .* [kMG]B$", str(plan), re.MULTILINE)
+
+
+def test_do_not_bother_where_ccr_is_below_one() -> None:
+    plan = gradwire.plan("resnet50", **FAST)
+    assert plan.ccr < 1.0
+    assert not plan.worthwhile
+    assert plan.advice.startswith("do not bother: CCR 0.")
+    assert plan.auto == "dense"
+    just = gradwire.plan("bert_base", **{**SLOW, "rate_bit_per_s": 50e9, "delay_s": 0.0})
+    assert 0.8 < just.ccr < 1.0
+    assert just.fastest.step_s < 0.95 * just.dense_s, "embeddings are ready last, and nothing hides them"
+    assert not just.worthwhile
+
+
+def test_do_not_bother_where_nothing_beats_dense() -> None:
+    """All latency: every recipe has at least as many rounds as dense, and none in fewer units."""
+    plan = gradwire.plan("resnet18", **{**SLOW, "rate_bit_per_s": 1e15, "delay_s": 0.1}, candidates=FEW[:3])
+    assert plan.ccr > 1.0
+    assert not plan.worthwhile
+    assert "nothing that auto tries is predicted to be faster" in plan.advice
+
+
+def test_on_a_slow_link_it_is_worth_trying_and_auto_would_compress() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    assert plan.worthwhile
+    assert recipe(plan.auto).name != "dense"
+    [(step_ms, name, gain)] = re.findall(
+        r"worth trying: .* steps of .* fall to (\d+) ms with (.+), (.+) times", plan.advice
+    )
+    assert recipe(name).build().text == plan.auto, "what would run, and not what is fastest"
+    assert float(gain) == pytest.approx(1e3 * plan.dense_s / float(step_ms), abs=0.1)
+    assert name != min(plan.candidates, key=lambda each: each.step_s).recipe
+    assert plan.dense_s > plan.fastest.step_s > plan.compute_s
+
+
+def test_ccr_is_the_rings_time_over_that_of_the_backward_pass() -> None:
+    plan = gradwire.plan("vgg16", **{**SLOW, "delay_s": 0.0}, backward_s=0.1)
+    sent_s = 2 * 3 / 4 * 4 * load("vgg16").parameters * 8e-9
+    assert plan.ccr == pytest.approx(sent_s / 0.1, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "gpt2"])
+def test_a_better_link_never_makes_a_candidate_slower(model: str) -> None:
+    slow = {each.recipe: each.step_s for each in gradwire.plan(model, **SLOW).candidates}
+    fast = {each.recipe: each.step_s for each in gradwire.plan(model, **FAST).candidates}
+    assert all(fast[text] <= slow[text] for text in slow)
+
+
+def test_codecs_that_are_stated_count_and_are_marked() -> None:
+    dear = {"int8": CodecCost(Line(0.0, 1e-8), Line(0.0, 1e-8))}
+    free, stated = (gradwire.plan("resnet50", **SLOW, candidates=FEW, codecs=each) for each in (None, dear))
+    steps = [{each.recipe: each for each in plan.candidates} for plan in (free, stated)]
+    assert steps[1]["int8"].step_s > steps[0]["int8"].step_s
+    assert [each.codec for each in stated.candidates if each.recipe == "int8"] == ["stated"]
+    assert {each.codec for each in free.candidates} == {"free"}
+    assert steps[0]["bf16"] == steps[1]["bf16"]
+
+
+def test_two_levels_are_predicted_and_recommended_where_ranks_share_nodes() -> None:
+    two = [each for each in gradwire.plan("resnet50", **NODES).candidates if each.two_levels]
+    assert {each.recipe for each in two} == set(CANDIDATES)
+    plan = gradwire.plan("resnet50", **NODES, candidates=FEW)  # the smallest choices gain nothing
+    assert plan.fastest.two_levels
+    assert plan.fastest.step_s == min(each.step_s for each in plan.candidates if each.tried)
+    assert "attach(nodes=…)" in str(plan)
+    assert "on two levels" in plan.advice
+    assert not [each for each in gradwire.plan("resnet50", **SLOW).candidates if each.two_levels]
+
+
+def test_a_module_is_read_for_its_shapes_without_those_that_are_frozen() -> None:
+    module = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 10))
+    module[1].weight.requires_grad = False
+    assert profile_of(module).parameters == 300 * 200 + 200 + 10
+    assert gradwire.plan(module, **SLOW, candidates=FEW).model == "Sequential"
+
+
+def test_it_says_that_it_is_a_prediction() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    assert str(plan).startswith("predicted, not measured")
+    assert "* near-lossless frames" in str(plan)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_it_fits_the_terminal_and_cuts_no_number(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    plan = gradwire.plan("resnet50", **NODES)
+    told = str(plan).splitlines()
+    assert max(map(len, told)) <= width
+    for each in plan.candidates:
+        assert any(f" {each.step_s * 1e3:.0f} ms " in line for line in told)
+
+
+def test_codecs_have_a_column_where_some_are_known() -> None:
+    free = gradwire.plan("resnet50", **SLOW, candidates=FEW)
+    assert "taken as free" in " ".join(str(free).split())
+    assert " codec" not in str(free).split("recipe", 1)[1].splitlines()[0]
+    known = {"int8": CodecCost(Line(0.0, 1e-9), Line(0.0, 1e-9))}
+    some = str(gradwire.plan("resnet50", **SLOW, candidates=FEW, codecs=known))
+    assert " codec" in some.split("recipe   ", 1)[1].splitlines()[0]
+    assert "taken as free" not in some
+
+
+def test_rows_are_told_as_they_come() -> None:
+    told: list[tuple[str, float]] = []
+    plan = gradwire.plan(
+        "resnet50", **NODES, candidates=FEW, told=lambda row, share: told.append((row, share))
+    )
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert len(told) == len(plan.candidates) + len(CHOICES)
+    first = next(each for each in plan.candidates if each.recipe == FEW[0] and not each.two_levels)
+    assert told[0][0] == f"dense: {first.step_s * 1e3:.0f} ms"
+
+
+def test_what_is_assumed_is_not_shown_as_measured() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    assert "assumed, from trainings of other models: how late each recipe leaves" in str(plan)
+    assert not re.search("kept|keeps|recorded", str(plan))
+
+
+def test_auto_is_expected_to_stay_within_its_limit_and_the_plan_says_what_more_would_gain() -> None:
+    few_bits = gradwire.plan("resnet50", **SLOW)
+    assert recipe(few_bits.auto).name in {"int4", "int8"}
+    dear = CodecCost(Line(1.0, 0.0), Line(1.0, 0.0))
+    dearer = gradwire.plan(
+        "resnet50", **SLOW, codecs={text: dear for text, late in CHOICES.items() if late <= 2 * LATE}
+    )
+    assert dearer.auto == "dense"
+    assert "; auto(late=" in dearer.why
+    assert dearer.advice.startswith("auto should stay with dense, ")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"workers": 1}, "single rank"),
+        ({"rate_bit_per_s": 0.0}, "positive rate"),
+        ({"delay_s": -1.0}, "positive rate"),
+        ({"backward_s": 0.2}, "within step_s"),
+        ({"target": 0.0}, "target"),
+        ({"candidates": ["auto"]}, "must measure"),
+        ({"candidates": []}, "nothing to compare"),
+        ({"per_node": 3}, "do not fill"),
+        ({"per_node": 2}, "link inside"),
+        ({"every": 0}, "every=0"),
+        ({"every": 2, "per_node": 2, "inside_bit_per_s": 1e10}, "each worker is a replica"),
+    ],
+)
+def test_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        gradwire.plan("resnet50", **{**SLOW, **changed})
+
+
+def test_a_round_is_shared_by_the_local_steps_before_it_and_hides_behind_nothing() -> None:
+    far: dict[str, Any] = {"workers": 2, "rate_bit_per_s": 1e8, "delay_s": 0.05, "step_s": 0.5}
+    at_the_end = gradwire.plan("gpt2", **far, overlap=False, candidates=BETWEEN_ROUNDS)
+    found = gradwire.plan("gpt2", **far, every=30)
+    once = {each.recipe: each for each in at_the_end.candidates}
+    assert sorted(once) == sorted(each.recipe for each in found.candidates)
+    for each in found.candidates:
+        same = once[each.recipe]
+        assert each.exposed_s == pytest.approx(same.step_s - 0.5, rel=1e-9)
+        assert each.step_s == pytest.approx(0.5 + each.exposed_s / 30, rel=1e-9)
+        assert each.wire_bytes == same.wire_bytes
+        # A day has 86,400 s / (30 steps) rounds.
+        assert each.day_bytes == pytest.approx(each.wire_bytes * 86_400 / (30 * each.step_s), rel=1e-9)
+    assert found.dense_s == gradwire.plan("gpt2", **far, candidates=["dense"]).dense_s, (
+        "of an exchange a step"
+    )
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "planning.md"
+
+
+def test_the_guides_table_is_what_is_predicted() -> None:
+    lines = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if " MB |" in line]
+    texts = [line.split("`")[1] for line in lines]
+    numbers: dict[str, Any] = {"rate_bit_per_s": 1e9, "delay_s": 1e-4, "step_s": 0.18, "candidates": texts}
+    plans = [gradwire.plan("resnet50", workers=world, **numbers) for world in (4, 8, 32)]
+    rows = [{each.recipe: each for each in plan.candidates} for plan in plans]
+    for text, line in zip(texts, lines, strict=True):
+        cells = [f"{row[text].step_s * 1e3:.0f} ms, {row[text].wire_bytes / 1e6:.3g} MB" for row in rows]
+        assert line == f"| `{text}` | {' | '.join(cells)} |"
+    assert len(texts) > 5
+
+
+def test_the_advice_counts_what_auto_would_cut_otherwise() -> None:
+    """Over 30 ms each unit more costs its rounds: no recipe that cuts by itself is as fast."""
+    found = gradwire.plan("resnet50", workers=32, rate_bit_per_s=1e10, delay_s=3e-2, step_s=0.18)
+    assert found.auto.startswith("mergecomp(")
+    [takes_ms] = re.findall(r"fall to (\d+) ms with \S+ in fewer units", found.advice)
+    assert float(takes_ms) < 500 * found.fastest.step_s

@@ -1,0 +1,236 @@
+"""Whatever is wrong with one rank's state: all ranks refuse, and nothing has changed on any of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.checkpoint import state
+from gradwire.comm import Comm, run_ranks
+from gradwire.errors import RanksDisagree
+from gradwire.kernels import LARGEST_SUM
+from gradwire.recipes import parse
+from tests.support.rig import Rig, gradients
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+
+RECIPE = "dgc(ratio=0.1, warmup_steps=0)"
+POLICY = {
+    "first.weight": "powersgd(rank=2, warmup_steps=0)",
+    "last.weight": "ar_topk",
+    "middle.weight": "gcomp(mode='lossless')",
+}
+"""So that a state has two planes, and all that exchanges keep; the rest is sent by `RECIPE`."""
+
+State = dict[str, Any]
+Damage = Callable[[State], object]
+
+
+def _rig(comm: Comm, steps: int) -> Rig:
+    rig = Rig(comm, RECIPE, policy=lambda spec: POLICY.get(spec.name))
+    for step in range(steps):
+        assert rig.step(gradients(comm.rank, step)).step.committed
+    return rig
+
+
+@functools.cache
+def _saved(world: int) -> list[State]:
+    return run_ranks(world, lambda comm: state.save(_rig(comm, 2).engine))
+
+
+def _set(*path: str | int) -> Callable[[object], Damage]:
+    """Damages that put something else at the end of `path`."""
+
+    def at(value: object) -> Damage:
+        def damage(saved: State) -> None:
+            *inside, last = path
+            held: Any = functools.reduce(lambda each, key: each[key], inside, saved)
+            held[last] = value(held[last]) if callable(value) else value
+
+        return damage
+
+    return at
+
+
+def _with(value: float) -> Callable[[Tensor], Tensor]:
+    """A copy of which one element in the middle is `value`."""
+
+    def changed(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        copy.view(-1)[copy.numel() // 2] = value
+        return copy
+
+    return changed
+
+
+def _without(*path: str) -> Damage:
+    def damage(saved: State) -> None:
+        *inside, last = path
+        del functools.reduce(lambda each, key: each[key], inside, saved)[last]
+
+    return damage
+
+
+WEIGHT, BIAS = "first.weight", "first.bias"
+memory, momentum = _set("memory", WEIGHT), _set("planes", "momentum", BIAS)
+step, plan = _set("step"), _set("plan")
+factor, counts = _set("kept", "Q", WEIGHT), _set("kept", "symbols from 0", "middle.weight")
+
+DAMAGES: dict[str, Damage] = {
+    "memory empty": _set("memory")({}),
+    "memory of fewer parameters": _without("memory", WEIGHT),
+    "memory of a stranger": _set("memory", "stranger")(torch.zeros(3)),
+    "memory None": _set("memory")(None),
+    "memory of numbers": memory([1.0, 2.0]),
+    "memory NaN": memory(_with(torch.nan)),
+    "memory Inf": memory(_with(-torch.inf)),
+    "memory too large": memory(_with(LARGEST_SUM)),
+    "memory too large for float32": memory(lambda x: _with(1e200)(x.double())),
+    "memory int64": memory(lambda x: x.to(torch.int64)),
+    "memory complex": memory(lambda x: x.to(torch.complex64)),
+    "memory bool": memory(lambda x: x.to(torch.bool)),
+    "memory sparse": memory(lambda x: x.to_sparse()),
+    "memory meta": memory(lambda x: x.to("meta")),
+    "memory quantized": memory(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
+    "memory flat": memory(lambda x: x.view(-1)),
+    "planes empty": _set("planes")({}),
+    "planes None": _set("planes")(None),
+    "a plane of a stranger": _set("planes", "velocity")({WEIGHT: torch.zeros(37, 61)}),
+    "a plane without a parameter": _without("planes", "momentum", BIAS),
+    "a plane NaN": momentum(_with(torch.nan)),
+    "a plane int64": momentum(lambda x: x.to(torch.int64)),
+    "a plane sparse": momentum(lambda x: x.to_sparse()),
+    "step text": step("2"),
+    "step None": step(None),
+    "step NaN": step(torch.nan),
+    "step 2.0": step(2.0),
+    "step negative": step(-5),
+    "step True": step(True),
+    "step endless": step(2**63),
+    "step a tensor": step(torch.tensor(2)),
+    "rank text": _set("rank")("0"),
+    "rank beyond the world": _set("rank")(7),
+    "rank alone is missing": _set("rank")(None),
+    "world 0": _set("world")(0),
+    "world True": _set("world")(True),
+    "plan a number": plan(5),
+    "plan unknown": plan("topkk"),
+    "plan that measures": plan("covap"),
+    "plan no text at all": plan("topk(values='\ud800')"),
+    "plan too deep": plan("topk(ratio=" + "-" * 20_000 + "1)"),
+    "why None": _set("why")(None),
+    "kept None": _set("kept")(None),
+    "kept of a stranger": _set("kept", "Q", "stranger")(torch.zeros(2, 3)),
+    "kept NaN": factor(_with(torch.nan)),
+    "kept of another shape": factor(lambda x: x[:, 1:].clone()),
+    "kept int64": factor(lambda x: x.to(torch.int64)),
+    "kept skew": factor(lambda x: 2 * x),
+    "kept meta": factor(lambda x: x.to("meta")),
+    "kept text": factor("Q"),
+    "kept of no known kind, NaN": _set("kept", "mine")({WEIGHT: torch.tensor(torch.nan)}),
+    "counts negative": counts(lambda x: x - 1),
+    "counts floating": counts(lambda x: x.double()),
+    "counts few": counts(lambda x: x[:7].clone()),
+    "led NaN": _set("kept", "led/0", "last.weight")(_with(torch.nan)),
+    "layout of another model": _set("layout")("0" * 16),
+    "format text": _set("format")("5"),
+    **{f"{key} missing": _without(key) for key in ("rank", "world", "layout", "step", "memory", "kept")},
+}
+
+
+def _refused(load: Callable[[Comm], object], world: int) -> list[Exception]:
+    """What each rank raises on loading that, after which all is bit for bit as before."""
+
+    def rank(comm: Comm) -> Exception:
+        rig = _rig(comm, 1)
+        engine, before, plan = rig.engine, rig.planes, rig.engine.plan
+        with pytest.raises((ValueError, RanksDisagree)) as caught:
+            state.load(engine, load(comm))
+        assert (engine.step, engine.plan, engine.measuring) == (1, plan, False)
+        assert rig.planes.keys() == before.keys()
+        assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
+        return caught.value
+
+    return run_ranks(world, rank)
+
+
+def _damaged(name: str, **other: object) -> State:
+    """The second rank's, with `other` entries; where the damage does not replace those."""
+    saved = deepcopy(_saved(2)[1]) | other
+    DAMAGES[name](saved)
+    return saved
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_state_on_one_rank_is_refused_on_all(name: str) -> None:
+    damaged = _damaged(name)
+    fits, refused = _refused(lambda comm: damaged if comm.rank else _saved(2)[0], 2)
+    assert isinstance(fits, RanksDisagree), "or it would wait for the others"
+    assert "the state to load" in str(fits)
+    assert isinstance(refused, ValueError)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_state_is_refused_by_a_rank_alone_and_in_a_list(name: str) -> None:
+    damaged, saved = _damaged(name, rank=0, world=1), _damaged(name)
+    (refused,) = _refused(lambda _comm: damaged, 1)
+    (of_list,) = _refused(lambda _comm: [_saved(2)[0], saved], 1)
+    assert isinstance(refused, ValueError)
+    assert isinstance(of_list, ValueError)
+
+
+@pytest.mark.parametrize("saved", [None, 5, "state", [5], [None], b"state", [[]]])
+def test_what_is_no_state_at_all_is_refused(saved: object) -> None:
+    (refused,) = _refused(lambda _comm: saved, 1)
+    assert "not a state of gradwire" in str(refused)
+
+
+def test_what_nobody_foresaw_is_refused_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, known = parse.recipe, _saved(2)[0]["plan"]
+
+    def parses(text: Any) -> Any:
+        if text == "too much":
+            raise MemoryError
+        return honest(text)
+
+    monkeypatch.setattr("gradwire.checkpoint.validate.recipe", parses)
+    states = [{**each, "plan": plan} for each, plan in zip(_saved(2), (known, "too much"), strict=True)]
+    fits, refused = _refused(lambda comm: states[comm.rank], 2)
+    assert isinstance(fits, RanksDisagree)
+    assert isinstance(refused, ValueError)
+    assert isinstance(refused.__cause__, MemoryError)
+
+
+def test_what_exchanges_keep_must_be_equal_on_all_ranks() -> None:
+    states = deepcopy(_saved(2))
+    states[1]["kept"]["Q"][WEIGHT].neg_()
+    for error in _refused(lambda comm: states[comm.rank], 2):
+        assert isinstance(error, RanksDisagree)
+        assert "what exchanges keep" in str(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_memory_of_another_floating_type_is_converted(dtype: torch.dtype) -> None:
+    saved = deepcopy(_saved(1)[0])
+    saved["memory"] = {name: nn_parameter(each.to(dtype)) for name, each in saved["memory"].items()}
+
+    def rank(comm: Comm) -> None:
+        rig = _rig(comm, 0)
+        state.load(rig.engine, saved)
+        for name, kept in saved["memory"].items():
+            assert torch.equal(rig.memory[name], kept.detach().float().view(-1))
+            assert not rig.engine.layout.memory(name).requires_grad
+        assert rig.step(gradients(0, 2)).step.committed
+
+    run_ranks(1, rank)
+
+
+def nn_parameter(tensor: Tensor) -> Tensor:
+    """As someone may have saved it, with a gradient to be."""
+    return torch.nn.Parameter(tensor)

@@ -1,0 +1,131 @@
+"""Algorithm 2 on steps that are timed as they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+import pytest
+
+from gradwire.control.timed_merge import TimedMerge, Trial, contest, groupings, timed_search
+from gradwire.planning.cuts import Cuts
+from gradwire.planning.facts import Observed
+from gradwire.planning.merge import search_cuts
+
+TENSORS = 60
+
+
+def seconds(cuts: Cuts) -> float:
+    """Falls up to a cut at 41, then rises; one group is slow."""
+    return 1.0 if not cuts else 0.5 + abs(cuts[0] - 41) / TENSORS + 0.3 * (len(cuts) > 1)
+
+
+def _run(merge: TimedMerge, took_s: Callable[[Cuts, int], float], steps: int = 100) -> tuple[Trial, int]:
+    """Train; the first step of a grouping has no predecessor under it. Returns the last trial, and when."""
+    now, age = Cuts(), 0
+    for step in range(steps):
+        previous_s = took_s(now, age - 1) if age else 0.0
+        trial = merge.observe(Observed(step, previous_s, compressed_s=0.0))
+        age += 1
+        if trial is not None:
+            now, age = trial.cuts, 0
+            if trial.is_last:
+                return trial, step
+    raise AssertionError("the search did not end")
+
+
+def test_it_finds_what_the_search_would_find_and_ends_within_fifty_steps() -> None:
+    trial, step = _run(timed_search(TENSORS), lambda cuts, _age: seconds(cuts))
+    assert trial.cuts == search_cuts(seconds, TENSORS) == (41,)
+    assert step < 50
+
+
+@pytest.mark.parametrize("tensors", [2, 3, 4, 5, 17, 18, 60, 105, 161, 257, 258, 314, 1000])
+def test_wherever_the_best_cut_lies_it_takes_fewer_than_fifty_steps(tensors: int) -> None:
+    stride = -(-tensors // 257)
+    for best in range(1, tensors, max(1, tensors // 60)):
+        trial, step = _run(
+            timed_search(tensors), lambda cuts, _age, at=best: 0.1 + abs(cuts[0] - at) if cuts else 1e9
+        )
+        assert abs(trial.cuts[0] - best) < stride
+        assert step < 50
+
+
+@pytest.mark.parametrize("groups", [3, 4])
+@pytest.mark.parametrize("tensors", [1, 5, 40, 161])
+@pytest.mark.parametrize("most_steps", [6, 49, 1000])
+def test_a_search_for_more_groups_keeps_to_its_steps_too(groups: int, tensors: int, most_steps: int) -> None:
+    merge = timed_search(tensors, groups, most_steps=most_steps)
+    # The more groups the better, so that no number of them is left out; what is best among them is drawn.
+    draw = Random(tensors)
+    took_s = cache(lambda cuts: draw.random() - 2 * len(cuts))
+    trial, step = _run(merge, lambda cuts, _age: 10.0 + took_s(cuts), steps=most_steps + 1)
+    assert step < merge.most_steps <= most_steps
+    assert all(cut % merge.stride == 0 for cut in trial.cuts)
+    finer = -(-tensors // max(merge.stride - 1, 1))
+    assert merge.stride == 1 or 3 * groupings(finer, groups) > most_steps, "no more stay together than must"
+
+
+def test_of_forty_tensors_three_groups_are_found_in_a_thousand_steps_or_of_neighbours_in_fewer() -> None:
+    assert [timed_search(40, 3, most_steps=most).stride for most in (1000, 200, 49)] == [1, 3, 7]
+
+
+def test_a_gain_below_alpha_ends_the_search() -> None:
+    ends = [
+        _run(timed_search(5, 3, alpha, 200), lambda cuts, _age: 10.0 - len(cuts))[0] for alpha in (0.2, 0.0)
+    ]
+    assert [len(trial.cuts) + 1 for trial in ends] == [2, 3]
+
+
+def test_too_few_steps_to_compare_anything_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 steps are too few"):
+        timed_search(3, most_steps=5)
+
+
+@pytest.mark.parametrize("tensors", [2, 3, 4, 5, 6, 17, 60, 105, 161, 257])
+def test_no_search_looks_at_more_groupings_than_it_has_time_for(tensors: int) -> None:
+    most = 0
+    for best in range(1, tensors):
+        looked: set[Cuts] = set()
+
+        def seconds_of(cuts: Cuts, at: int = best, seen: set[Cuts] = looked) -> float:
+            seen.add(tuple(cuts))
+            return abs(cuts[0] - at) if cuts else 1e9
+
+        search_cuts(seconds_of, tensors)
+        most = max(most, len(looked))
+    assert most <= groupings(tensors)
+
+
+def test_few_tensors_get_more_steps_each() -> None:
+    ends = [_run(timed_search(tensors), lambda cuts, _age: seconds(cuts))[1] for tensors in (161, 60)]
+    assert [(end + 1) % per for end, per in zip(ends, (3, 4), strict=True)] == [0, 0]
+
+
+@pytest.mark.parametrize("tensors", [TENSORS, 161])
+def test_the_first_step_of_a_grouping_does_not_count(tensors: int) -> None:
+    # Of 161 tensors a single step counts, and no median would leave out a cold one beside it.
+    trial, _ = _run(
+        timed_search(tensors), lambda cuts, age: 100.0 - seconds(cuts) if age == 0 else seconds(cuts)
+    )
+    assert trial.cuts == (41,)
+
+
+def test_one_disturbed_step_in_three_does_not_count() -> None:
+    merge = timed_search(TENSORS, most_steps=60)
+    trial, _ = _run(merge, lambda cuts, age: 9.0 if age == 2 else seconds(cuts), steps=200)
+    assert trial.cuts == (41,)
+
+
+@pytest.mark.parametrize("tensors", [1, 2, 3])
+def test_few_tensors(tensors: int) -> None:
+    trial, _ = _run(timed_search(tensors), lambda cuts, _age: seconds(cuts))
+    assert trial.cuts == search_cuts(seconds, tensors)
+
+
+@pytest.mark.parametrize(("planned_s", "chosen"), [(0.9, (3,)), (1.0, ()), (1.1, ())])
+def test_what_was_planned_stays_only_if_it_is_faster_than_one_group(planned_s: float, chosen: Cuts) -> None:
+    trial, step = _run(contest(((), (3,))), lambda cuts, _age: planned_s if cuts else 1.0)
+    assert trial.cuts == chosen
+    assert step < 14, "a step behind another, a cold one and five that count, twice"

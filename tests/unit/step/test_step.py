@@ -1,0 +1,122 @@
+"""Where means land."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from gradwire.codec.select.topk import top_k
+from gradwire.codec.sparse import sparse
+from gradwire.comm import Comm, run_ranks
+from gradwire.exchange.compose import remember
+from gradwire.exchange.payloads import gather
+from gradwire.step.arena import Lane, ParameterSpec
+from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.step import Failed, Running, Step
+from tests.support.rig import Rig, gradients
+
+
+def _lane(*sizes: int) -> Lane:
+    specs = [ParameterSpec(f"p{i}", (size,), torch.float32, size) for i, size in enumerate(sizes)]
+    return Lane(0, specs, remember(gather(sparse(top_k(0.5)))), (), torch.device("cpu"))
+
+
+def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
+    step, buffers = Step(0, "plan"), []
+    for bucket in buckets:
+        entries, offset = [], 0
+        for name, size in bucket.items():
+            entries.append(Entry(name, offset, size))
+            offset += size
+        buffers.append(torch.zeros(offset))
+        step.arrive(Arrival(buffers[-1], tuple(entries), len(buffers) - 1))
+    assert len(list(step.next_turns())) == len(buckets)
+    return step, buffers
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        [{"p0": 2, "p1": 3}],
+        [{"x": 4, "p0": 2, "p1": 3, "y": 1}],
+        [{"p1": 3, "p0": 2}],
+        [{"p0": 2}, {"p1": 3}],
+        # In the second bucket p1 lies where it would follow p0 if that bucket were the first.
+        [{"p0": 2, "x": 4}, {"y": 2, "p1": 3}],
+        [{"p0": 2, "x": 1, "p1": 3}],
+    ],
+)
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_a_mean_lands_on_its_parameters_and_nowhere_else(
+    buckets: list[dict[str, int]], factor: float
+) -> None:
+    (unit,) = _lane(2, 3).units
+    step, buffers = _step(*buckets)
+    mean = step.landing(unit, torch.zeros(5), factor)
+    mean.copy_(torch.arange(1.0, 6.0))
+    step.land(unit, mean, factor)
+    expected = {"p0": [1.0, 2.0], "p1": [3.0, 4.0, 5.0]}
+    for bucket, buffer in zip(buckets, buffers, strict=True):
+        for (name, size), part in zip(bucket.items(), buffer.split(list(bucket.values())), strict=True):
+            assert part.tolist() == [factor * value for value in expected.get(name, size * [0.0])]
+
+
+def test_a_unit_within_one_bucket_needs_no_copy() -> None:
+    (unit,) = _lane(2, 3).units
+    step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
+    assert step.landing(unit, torch.zeros(5), 1.0).data_ptr() == buffer[4:].data_ptr()
+
+
+def test_a_unit_is_complete_when_all_its_pieces_are() -> None:
+    lane = _lane(2, 3)
+    step, _ = _step({"p0": 2, "p1": 3})
+    assert step.completed([(lane.units[0], 1)]) == []
+    assert step.completed([(lane.units[0], 1)]) == list(lane.units)
+
+
+def test_the_first_failure_is_kept_with_its_context() -> None:
+    step, _ = _step()
+    first, second = ValueError("first"), ValueError("second")
+    step.fail(first, "encode of lane 0 unit 3", rank=2)
+    step.fail(second, "decode of lane 0 unit 1", rank=2)
+    assert step.failure is first
+    assert first.__notes__ == ["gradwire: step 0, rank 2, encode of lane 0 unit 3"]
+
+
+def test_what_is_finite_is_read_from_tensors_when_it_is_asked_for() -> None:
+    step, _ = _step()
+    flag = torch.tensor(True)
+    step.see(True)
+    step.see(flag)
+    assert step.is_finite()
+    flag.fill_(False)  # as a device would, later
+    assert not step.is_finite()
+
+
+def test_a_failure_outlasts_the_tail_and_is_gone_with_the_outcome() -> None:
+    step, _ = _step()
+    error = ValueError("broken")
+    step.fail(error, "fold of p0", rank=0)
+    assert step.outcome == Running(error)
+    assert not step.is_over
+    step.outcome = Failed(error)
+    assert step.is_over
+    assert step.error is error
+    assert not step.committed
+    step.fail(ValueError("late"), "decode", rank=0)
+    assert step.outcome == Failed(error)
+
+
+def test_every_rank_hears_how_long_each_of_them_computed() -> None:
+    def rank(comm: Comm) -> tuple[float, tuple[float, ...]]:
+        rig = Rig(comm, "int8")
+        time.sleep(0.002 * comm.rank)  # so that no two are alike
+        step = rig.step(gradients(comm.rank, 0)).step
+        return step.computing_s, step.computing_by_rank_s
+
+    told = run_ranks(3, rank)
+    own = torch.tensor([own_s for own_s, _ in told], dtype=torch.float32).tolist()  # as it travels
+    assert len(set(own)) == 3
+    assert all(list(by_rank_s) == own for _, by_rank_s in told)

@@ -1,0 +1,151 @@
+"""The table that rides on the last all-reduce."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.comm.base import DIRECT_WORLD
+from gradwire.control.controller import TOLD
+from gradwire.errors import PeerFailed, RanksDisagree
+from gradwire.measure.observed import Observed
+from gradwire.step import verdict as verdict_of
+from gradwire.step.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
+from tests.support.rig import Outcome, Rig, gradients
+
+FINE = Row(finite=True, failed=False, plan=7)
+
+
+def _sent(regions: list[torch.Tensor], row: Row, comm: Comm) -> VerdictReduce:
+    tail = VerdictReduce(regions, row, Observed(comm), torch.device("cpu"))
+    tail.send()
+    return tail
+
+
+def _verdict(*rows: Row) -> Verdict:
+    return Verdict(rows)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_every_rank_reads_every_row_exactly(world: int) -> None:
+    rows = [
+        Row(rank != 1, rank == 2, 2**24 - 1 - rank, (rank / 8, float(rank)), rank == 3, rank / 4)
+        for rank in range(world)
+    ]
+
+    def rank(comm: Comm) -> Verdict:
+        tail = _sent([torch.ones(3)], rows[comm.rank], comm)
+        return tail.verdict()
+
+    assert run_ranks(world, rank) == world * [Verdict(tuple(rows))]
+
+
+def test_a_nan_in_a_small_gradient_does_not_touch_the_table() -> None:
+    def rank(comm: Comm) -> tuple[Verdict, bool]:
+        tail = _sent([torch.full((3,), torch.nan)], FINE, comm)
+        return tail.verdict(), tail.is_finite()
+
+    assert run_ranks(2, rank) == 2 * [(_verdict(FINE, FINE), False)]
+
+
+def test_small_gradients_of_any_short_type_come_back_as_means() -> None:
+    def rank(comm: Comm) -> list[list[float]]:
+        regions = [
+            torch.full((2,), comm.rank + 1.0),
+            torch.full((1,), comm.rank + 3.0, dtype=torch.float16),
+            torch.empty(0, dtype=torch.bfloat16),
+        ]
+        tail = _sent(regions, FINE, comm)
+        tail.verdict()
+        tail.land()
+        return [region.tolist() for region in regions]
+
+    assert run_ranks(2, rank) == 2 * [[[1.5, 1.5], [3.5], []]]
+
+
+def test_gradients_stay_as_they_are_until_the_means_land() -> None:
+    def rank(comm: Comm) -> list[float]:
+        region = torch.full((2,), comm.rank + 1.0)
+        _sent([region], FINE, comm).verdict()
+        return region.tolist()
+
+    assert run_ranks(2, rank) == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_small_gradients_travel_without_a_verdict_too() -> None:
+    def rank(comm: Comm) -> tuple[list[float], bool]:
+        regions = [torch.full((2,), comm.rank + 1.0), torch.full((1,), comm.rank + 3.0)]
+        small = SmallReduce(regions, Observed(comm), torch.device("cpu"))
+        small.send()
+        small.wait()
+        small.land()
+        return torch.cat(regions).tolist(), small.is_finite()
+
+    assert run_ranks(2, rank) == 2 * [([1.5, 1.5, 3.5], True)]
+
+
+def test_all_well_is_no_error() -> None:
+    assert _verdict(FINE, FINE).error() is None
+    assert _verdict(FINE, FINE).finite
+
+
+def test_one_rank_with_nan_makes_the_step_not_finite() -> None:
+    assert not _verdict(FINE, Row(False, False, 7), FINE).finite
+
+
+def test_failed_ranks_are_named() -> None:
+    error = _verdict(FINE, Row(True, True, 7), Row(True, True, 7)).error()
+    assert isinstance(error, PeerFailed)
+    assert "rank 1, 2 failed" in str(error)
+
+
+def test_different_plans_are_a_disagreement_even_when_a_rank_failed() -> None:
+    error = _verdict(FINE, Row(True, True, 8)).error()
+    assert isinstance(error, RanksDisagree)
+    assert "[7, 8]" in str(error)
+
+
+def test_a_plan_number_is_exact_in_float32_and_sees_every_part() -> None:
+    numbers = {plan_number(step, text) for step in range(50) for text in ("dense", "topk")}
+    assert len(numbers) == 100
+    assert all(torch.tensor(float(number), dtype=torch.float32).item() == number for number in numbers)
+
+
+def test_a_tail_goes_direct_from_three_ranks_on_and_counts_its_bytes() -> None:
+    def rank(comm: Comm) -> tuple[str, float, float]:
+        step = Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0)).step
+        return step.trace.rounds[-1].verb, step.metered_bytes, step.predicted_bytes
+
+    for world, verb in ((2, "all_reduce"), (3, "all_reduce/direct"), (DIRECT_WORLD + 1, "all_reduce")):
+        for found, metered, predicted in run_ranks(world, rank):
+            assert found == verb
+            assert metered == predicted
+
+
+def test_many_small_gradients_do_not_travel_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(comm: Comm) -> Outcome:
+        return Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0))
+
+    together = run_ranks(3, rank)
+    assert [len(each.step.small) for each in together] == [1] * 3
+    monkeypatch.setattr(verdict_of, "RIDING_BYTES", 4 * (59 + 1 + 61) - 1)
+    apart, row = run_ranks(3, rank), HEADER + 4 + TOLD  # 4 of the link
+    for one, other in zip(together, apart, strict=True):
+        many, verdict = other.step.small
+        assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * row)
+        assert torch.equal(one.flat(), other.flat())
+        assert other.step.metered_bytes == other.step.predicted_bytes < one.step.metered_bytes
+
+
+@pytest.mark.parametrize(("text", "waits"), [("covap(interval=2)", False), ("int8", True)])
+def test_the_verdict_waits_for_decodes_alone(text: str, waits: bool) -> None:
+    # On threads a collective has ended when it is issued, and what follows it is a job of its own.
+    def rank(comm: Comm) -> tuple[float, float]:
+        step = Rig(comm, text, unit_elements=1000).step(gradients(comm.rank, 0)).step
+        assert step.committed
+        decoded_s = max(span.stop_s for span in step.trace.spans if span.what == "decode")
+        return step.trace.rounds[-1].start_s, decoded_s
+
+    for sent_s, decoded_s in run_ranks(2, rank):
+        assert (sent_s > decoded_s) == waits

@@ -1,0 +1,132 @@
+"""The one ordered thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from gradwire.errors import GradwireError, TransportError
+from gradwire.step import worker as waiting
+from gradwire.step.worker import Worker
+
+
+def _worker() -> tuple[Worker, list[BaseException]]:
+    crashes: list[BaseException] = []
+    return Worker(crashed=crashes.append), crashes
+
+
+def test_jobs_run_in_the_order_in_which_they_were_posted() -> None:
+    worker, _ = _worker()
+    seen: list[int] = []
+    for number in range(100):
+        worker.post(lambda number=number: seen.append(number))  # type: ignore[misc]
+    worker.stop()
+    assert seen == list(range(100))
+
+
+def test_call_runs_on_the_worker_after_what_was_posted_and_returns() -> None:
+    worker, _ = _worker()
+    seen: list[str] = []
+    worker.post(lambda: seen.append("posted"))
+    assert worker.call(lambda: (list(seen), threading.current_thread().name)) == (["posted"], "gradwire")
+    worker.stop()
+
+
+def test_call_raises_what_the_function_raised_and_the_worker_goes_on() -> None:
+    worker, crashes = _worker()
+
+    def fail() -> None:
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        worker.call(fail)
+    assert worker.call(lambda: 5) == 5
+    assert crashes == []
+    worker.stop()
+
+
+@pytest.mark.parametrize("job", [lambda: 1 // 0, sys.exit])
+def test_an_error_in_a_posted_job_is_reported_and_the_worker_goes_on(job: Callable[[], None]) -> None:
+    worker, crashes = _worker()
+    worker.post(job)
+    assert worker.call(lambda: 5) == 5
+    assert [type(error) for error in crashes] == [SystemExit if job is sys.exit else ZeroDivisionError]
+    worker.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits looks often."""
+    monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_whoever_asks_a_thread_that_has_ended_does_not_wait_for_ever() -> None:
+    worker, _ = _worker()
+    worker.stop()
+    with pytest.raises(GradwireError, match="has ended"):
+        worker.call(lambda: 5)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whoever_waits_for_a_thread_that_ends_instead_does_not_wait_for_ever() -> None:
+    def crash(error: BaseException) -> None:
+        raise error
+
+    worker, never = Worker(crashed=crash), threading.Event()
+    worker.post(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(GradwireError, match="has ended"):
+        worker.wait(never)
+    never.set()
+    worker.wait(never)  # what has happened is no error
+
+
+def test_stopping_twice_is_stopping_once() -> None:
+    worker, _ = _worker()
+    worker.stop()
+    worker.stop()
+
+
+class Model:
+    """Something that is asked for its state."""
+
+    def state(self) -> int:
+        return 5
+
+
+def test_a_call_that_was_answered_keeps_nothing_of_what_it_asked() -> None:
+    worker, _ = _worker()
+    model = Model()
+    gone = weakref.ref(model)
+    assert worker.call(model.state) == 5
+    del model
+    assert gone() is None
+    worker.stop()
+
+
+def test_the_last_thing_it_does_comes_after_all_jobs() -> None:
+    seen: list[str] = []
+    worker = Worker(crashed=lambda _error: None, ended=lambda: seen.append("ended"))
+    worker.post(lambda: seen.append("job"))
+    worker.stop()
+    worker.stop()
+    assert seen == ["job", "ended"]
+
+
+@pytest.mark.parametrize(("error", "connected"), [(ValueError("no"), True), (TransportError("torn"), False)])
+def test_a_call_that_breaks_the_transport_is_remembered(error: Exception, connected: bool) -> None:
+    worker, _ = _worker()
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        worker.call(fail)
+    assert worker.call(lambda: 5) == 5
+    assert worker.is_connected == connected
+    worker.stop()
