@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import ProcessGroupComm
@@ -47,7 +47,7 @@ from gradwire.exchange.payloads import gather
 from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import Moment
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"

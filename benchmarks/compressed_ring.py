@@ -42,7 +42,7 @@ from gradwire.kernels import prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import catalogue
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.metric import numerators, thresholds
 from gradwire.step.arena import Lane, specs_of
 from gradwire.step.context import Moment, Replicated

@@ -34,7 +34,7 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import Moment
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"

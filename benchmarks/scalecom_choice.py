@@ -23,7 +23,7 @@ from lockstep import Outcome, Setting, spread, train
 from same_loss import WORKLOADS, gap
 from torch import Tensor
 
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.lab.workloads import catalogue
 from gradwire.step.context import Moment
 

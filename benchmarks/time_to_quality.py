@@ -22,7 +22,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from gradwire.lab import emulate
-from gradwire.lab.bench.measuring import Setting
+from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.process_set import prepare_workers
 from gradwire.lab.bench.settings import Entry, Task, parse_entry
 from gradwire.lab.bench.statistics import StepSample, mixed, slowest

@@ -25,7 +25,7 @@ OTHERS = {
     ("kernels/device/bodies/common.py", "tl.join"),
     ("lab/demo/race.py", "live.follow"),
     ("lab/emulate/delayed_group.py", "carrier.join"),
-    ("lab/emulate/forked.py", "self._process.join"),
+    ("lab/emulate/fork.py", "self._process.join"),
     ("lab/emulate/kernel.py", "thread.join"),
     ("sources/backward.py", "level.join"),
     ("sources/buffers.py", "each.landing"),

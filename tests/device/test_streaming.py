@@ -19,7 +19,7 @@ from gradwire.exchange.compose import Remember
 from gradwire.kernels import Folded
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.memory import Gradients
 from gradwire.placement import Inline, InPlace, Placement, Post, StreamComm, stream
 from gradwire.recipes import recipe

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.codec.select.topk import TopK
 from gradwire.comm.base import SHORT_BYTES
-from gradwire.comm.checked import Sealed
+from gradwire.comm.checksums import Sealed
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.states import own_state
 

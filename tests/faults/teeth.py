@@ -115,7 +115,7 @@ CHANGES = (
     Change(
         4,
         "A checksum is computed, and not compared.",
-        "src/gradwire/comm/checked.py",
+        "src/gradwire/comm/checksums.py",
         "_CHECK.unpack(check)[0] == checksum(copy) ^ mark]",
         "checksum(copy) is not None]",
         "tests/laws/test_damage.py::test_a_flipped_bit_is_noticed_on_all_ranks_in_its_step_or_put_right",
@@ -157,10 +157,10 @@ CHANGES = (
     Change(
         9,
         "A message does not say to which round and rank it belongs.",
-        "src/gradwire/comm/checked.py",
+        "src/gradwire/comm/checksums.py",
         "return ((self.number << 20) + sender) * _SPREAD % 2**64",
         "return 0",
-        "tests/unit/comm/test_checked.py::test_a_message_of_another_round_or_rank_is_not_taken_for_this_one",
+        "tests/unit/comm/test_checksums.py::test_a_message_of_another_round_or_rank_is_not_taken_for_this_one",
     ),
     Change(
         10,
@@ -289,7 +289,7 @@ CHANGES = (
     Change(
         19,
         "A parameter that was added after attach is none of gradwire's concern.",
-        "src/gradwire/sources/known.py",
+        "src/gradwire/sources/same_parameters.py",
         '                changes.append(f"{name!r} was added")',
         "                pass",
         MODULES + "parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange",
@@ -297,7 +297,7 @@ CHANGES = (
     Change(
         19,
         "A parameter that is gone counts as carried.",
-        "src/gradwire/sources/known.py",
+        "src/gradwire/sources/same_parameters.py",
         "            if id(parameter) not in present:\n",
         "            if False:\n",
         MODULES + "parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange",

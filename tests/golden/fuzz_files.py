@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 
 from gradwire.checkpoint import file_set, state
-from gradwire.cli.stated import codecs_of
+from gradwire.cli.cluster_options import codecs_of
 from gradwire.comm import run_ranks
 from gradwire.integrations.safetensors import flat, nested
 from gradwire.measure import cache

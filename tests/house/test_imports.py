@@ -105,14 +105,14 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     # The laboratory is a user of all that is above, and no line above names it.
     "lab": set(),
-    "lab.emulate": {"comm.carried", "environment", "errors", "quantities"},
+    "lab.emulate": {"comm.python_work", "environment", "errors", "quantities"},
     "lab.data": set(),
-    "lab.workloads": {"cli.named", "lab.data", "planning", "step"},
+    "lab.workloads": {"cli.user_code", "lab.data", "planning", "step"},
     "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},
     "lab.demo": EVERYTHING | {"lab.bench", "lab.emulate", "lab.workloads"},
     "lab.report": {"lab.bench", "lab.demo"},
     "lab.cli": {
-        "cli.beforehand",
+        "cli.prerequisites",
         "environment",
         "lab.bench",
         "lab.demo",

@@ -14,7 +14,7 @@ from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.levels import four_levels
 from gradwire.codec.select.base import Selector
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.signs import one_bit, sign
@@ -31,7 +31,6 @@ from gradwire.contrib.signs_by_vote import Signum, majority_vote
 from gradwire.contrib.sketchsgd import sketch
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.contrib.truncate import upper_bits
-from gradwire.exchange.agreed import agreed
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import every, forget, remember, warm
@@ -41,6 +40,7 @@ from gradwire.exchange.leader import leader
 from gradwire.exchange.low_rank import acp_sgd, power_sgd
 from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
+from gradwire.exchange.uneven_gather import agreed
 from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual
 from gradwire.planning.facts import Facts

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import Moment, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.pairwise import FULL, all_pairs

@@ -1,6 +1,6 @@
 """A flipped bit, in any message of any recipe: noticed on all ranks in its step, or put right.
 
-Ranks check what they receive (`gradwire.comm.checked`). After a step that fails, the memory is that of the
+Ranks check what they receive (`gradwire.comm.checksums`). After a step that fails, the memory is that of the
 step before, and training goes on. Without checks the same bits leave replicas different, and no rank knows.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, ThreadComm, run_ranks
-from gradwire.comm.checked import CheckedComm
+from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import PeerFailed, TransportError, WireError
 from tests.laws.pairwise import FULL
 from tests.support.damage import Damage, DamagingComm

@@ -12,7 +12,7 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Outcome, Row, groups, perform
 from tests.support.bits import bits

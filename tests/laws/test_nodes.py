@@ -15,7 +15,7 @@ from gradwire import recipes
 from gradwire.checkpoint import state
 from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Comm, run_ranks
-from gradwire.comm.checked import CheckedComm, Watchman
+from gradwire.comm.checksums import CheckedComm, Watchman
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual

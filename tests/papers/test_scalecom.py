@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.leader import leader

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.comm import groups as lending
-from gradwire.comm.checked import SHORT_BYTES, Sealed
+from gradwire.comm.checksums import SHORT_BYTES, Sealed
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.integrations.dcp import WireState
 from gradwire.sources.nodes.level import Packing

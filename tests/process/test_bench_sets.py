@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gradwire.lab.bench.measuring import Setting
+from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.process_set import ProcessSet, SettingFailed
 from gradwire.lab.bench.runner import run
 from gradwire.lab.bench.settings import Network as LinkSettings

@@ -16,14 +16,14 @@ from typing import IO
 
 import pytest
 
-from gradwire.lab.emulate.forked import Forked, fork
+from gradwire.lab.emulate.fork import Forked, fork
 
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = """
 import os, sys, time
-from gradwire.lab.emulate.forked import fork
+from gradwire.lab.emulate.fork import fork
 if __name__ == "__main__":
     fork("tests.process.scenes_forked:linger", [1], variables=os.environ, cores=set(), netns=None, output=2)
     time.sleep(60)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.comm.checked import Sealed
+from gradwire.comm.checksums import Sealed
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Finish
 from gradwire.memory import UNSENT, Residual

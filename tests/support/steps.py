@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import Exchange, run
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import Moment
 
 

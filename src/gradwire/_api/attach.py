@@ -296,7 +296,7 @@ def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
     """The comms that carry the messages of `comms`, with checksums if asked for; the first has all ranks."""
     if not checksums:
         return comms
-    from gradwire.comm.checked import CheckedComm
+    from gradwire.comm.checksums import CheckedComm
 
     everyone, *_ = members = [dist.get_process_group_ranks(each.group) for each in comms]
     named = [[everyone.index(rank) for rank in each] for each in members]

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.beforehand import FORMAT, STDOUT, check_folder, write_json
 from gradwire.cli.main import COMMANDS
+from gradwire.cli.prerequisites import FORMAT, STDOUT, check_folder, write_json
 from gradwire.version import __version__
 
 

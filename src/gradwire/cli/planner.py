@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from gradwire._api import plan as plans
-from gradwire.cli.beforehand import check_folder
-from gradwire.cli.stated import codecs_of, links, model_of, places, show, texts_of
-from gradwire.cli.waiting import waiting
+from gradwire.cli.cluster_options import codecs_of, links, model_of, places, show, texts_of
+from gradwire.cli.prerequisites import check_folder
+from gradwire.cli.progress import waiting
 from gradwire.quantities import time_s
 
 Model = Annotated[

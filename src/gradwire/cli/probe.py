@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire import recipe
-from gradwire.cli.beforehand import FORMAT, STDOUT, check_extra, check_folder, write_json
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
+from gradwire.cli.prerequisites import FORMAT, STDOUT, check_extra, check_folder, write_json
 from gradwire.comm import ProcessGroupComm
 from gradwire.measure.codec import CodecCurves, measure_codec
 from gradwire.measure.probe import OWN, VERBS, Probed
@@ -76,7 +76,7 @@ def probe(
 def _checked() -> int:
     if "RANK" not in os.environ:
         raise typer.BadParameter(_ALONE)
-    from gradwire.cli.checked import check
+    from gradwire.cli.gpu_check import check
 
     return check()
 

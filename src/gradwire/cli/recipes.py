@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire.cli.beforehand import FORMAT, STDOUT, check_folder, write_json
+from gradwire.cli.prerequisites import FORMAT, STDOUT, check_folder, write_json
 from gradwire.exchange.base import CYCLE, STEADY, Exchange
 from gradwire.memory import UNSENT
 from gradwire.recipes import Entry, entries, recipe

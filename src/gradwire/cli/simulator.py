@@ -10,7 +10,7 @@ import typer
 from gradwire._api import plan as plans
 from gradwire._api import simulate as simulations
 from gradwire._api.simulate import Outcome, Simulation
-from gradwire.cli.beforehand import check_extra, check_folder
+from gradwire.cli.cluster_options import codecs_of, links, model_of, show, texts_of
 from gradwire.cli.planner import (
     Backward,
     Codec,
@@ -29,8 +29,8 @@ from gradwire.cli.planner import (
     Shapes,
     Step,
 )
-from gradwire.cli.stated import codecs_of, links, model_of, show, texts_of
-from gradwire.cli.waiting import waiting
+from gradwire.cli.prerequisites import check_extra, check_folder
+from gradwire.cli.progress import waiting
 from gradwire.quantities import time_s
 
 MARKS = "o+x*#@%&"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.codec.scaled import ScaledPayload
+from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
 from gradwire.step.context import Moment
 

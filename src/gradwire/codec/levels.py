@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.codec.scaled import ScaledPayload
+from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels import Blocks, add_levels, encode_levels, scale_type
 from gradwire.kernels.layouts import packed_bytes
 from gradwire.step.context import Moment

@@ -152,7 +152,7 @@ class Comm(ABC):
     announces = True
     """Whether `then` calls back at the end. If not, no time can be told from it, nor from `wait`."""
     verifies = False
-    """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes: see `gradwire.comm.checked`."""
+    """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes, as `comm.checksums` does."""
     overhead_bytes = 0.0
     """The bytes sent beside payloads so far, in the sense of `Round.wire_bytes`."""
 

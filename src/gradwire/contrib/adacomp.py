@@ -15,7 +15,7 @@ Differences from the paper:
 - Values travel as they are; the paper sends signs and one mean magnitude.
 - No rank sends more than a share `at_most`, and no zero is chosen.
 - All ranks send as many as the one with the most. The others fill up with further elements, in a row from a
-  random place, which the rule has not chosen (`gradwire.exchange.agreed`).
+  random place, which the rule has not chosen (`gradwire.exchange.uneven_gather`).
 - Bins run through the whole unit; the paper takes 50 elements for convolutions and 500 for other layers.
 """
 
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.threshold import largest_of
-from gradwire.exchange.agreed import agreed
 from gradwire.exchange.compose import remember
+from gradwire.exchange.uneven_gather import agreed
 from gradwire.kernels import indices_near_maxima
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of

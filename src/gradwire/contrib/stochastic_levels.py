@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.codec.scaled import ScaledPayload
+from gradwire.codec.scales import ScaledPayload
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import Grid, Norm, add_quantized, quantize, step_type

@@ -8,7 +8,7 @@ Differences from the paper:
   residual.
 - No rank sends more than a share `at_most` in one step.
 - All ranks send as many as the one with the most. The others fill up with further elements, in a row from a
-  random place, which may be far below the threshold (`gradwire.exchange.agreed`).
+  random place, which may be far below the threshold (`gradwire.exchange.uneven_gather`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
-from gradwire.exchange.agreed import agreed
 from gradwire.exchange.compose import remember
+from gradwire.exchange.uneven_gather import agreed
 from gradwire.kernels import indices_reaching, topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gradwire.planning.spread import error_of, middle_of, noise_of
+from gradwire.planning.change_detection import error_of, middle_of, noise_of
 
 if TYPE_CHECKING:  # loaded by those who make them
     from gradwire.planning.forecast import Forecast

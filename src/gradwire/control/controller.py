@@ -24,15 +24,15 @@ from gradwire.exchange.compose import cycle_of
 from gradwire.measure.clock import BackwardWatch, clock_of
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.link import Traffic
+from gradwire.measure.norms import Weighing
 from gradwire.measure.probe import name_of, network_of, probe, slowest, table_of
-from gradwire.measure.weighing import Weighing
 from gradwire.memory import UNSENT
 from gradwire.placement import Device
+from gradwire.planning.change_detection import THRESHOLD, StepWatch
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.planning.forecast import dearness
-from gradwire.planning.spread import THRESHOLD, StepWatch
 from gradwire.recipes import Composition, Decision
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.arrival import Arrival
@@ -391,7 +391,7 @@ def handed_over(now: Layout, asked: Layout, comm: Comm) -> Composition | None:
     """
     if may_follow(now, asked, comm):
         return asked.main
-    from gradwire.recipes.handover import sending_unsent  # few runs need it
+    from gradwire.recipes.drain import sending_unsent  # few runs need it
 
     first = sending_unsent(asked.main)
     return None if first == now.main else first

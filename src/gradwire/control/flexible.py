@@ -2,17 +2,17 @@
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 sections III-C and III-D. Differences from the paper: the link is what the steps' own collectives find, and
-has changed when their times leave it by more than they vary (`gradwire.planning.spread`); the gain of all
-candidates comes from one histogram of the live gradient and not from ten iterations of each; where one rank
-chooses for all, the gain is a smaller one, by the share that its exchange was found to send. Ways are
+has changed when their times leave it by more than they vary (`gradwire.planning.change_detection`); the gain
+of all candidates comes from one histogram of the live gradient and not from ten iterations of each; where one
+rank chooses for all, the gain is a smaller one, by the share that its exchange was found to send. Ways are
 compared by what is really sent and how: the library's all-gather goes round a ring, which takes N−1 latencies
 and not log N, and places are coded. No model knows the time that a way takes beyond that: messages wait for
 their announcement, hops in Python run on cores that compute. So every way is tried for a few steps, at first
-and when steps take another time than they did over the same link, and what it took there is added.
-By default the ratio with the most gain per second of the step is taken: a knee point scales every
-objective over the front, so where time rises linearly with the ratio, a link half as fast would change
-nothing. And by default a change of the gain plans anew, too. In the paper it makes gains be measured again,
-and a search begins only when the link has changed: that is the trigger "link" here.
+and when steps take another time than they did over the same link, and what it took there is added. By default
+the ratio with the most gain per second of the step is taken: a knee point scales every objective over the
+front, so where time rises linearly with the ratio, a link half as fast would change nothing. And by default a
+change of the gain plans anew, too. In the paper it makes gains be measured again, and a search begins only
+when the link has changed: that is the trigger "link" here.
 
 Where latencies hide how long the bytes take, the bandwidth is not resolved. Then ways are tried instead of
 compared by a model; no smaller ratio is taken, since bytes are not what takes the time; and a larger one only
@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from gradwire.planning.change_detection import WINDOW, Level
 from gradwire.planning.collectives import Sends, fastest, total_time
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import ALL_GATHER, RING, TREE, Candidate, knee, pareto_front
-from gradwire.planning.spread import WINDOW, Level
 
 Rule = Literal["progress", "knee"]
 """The most gain per second of the step; or the knee of compression time, communication time and 1/gain."""

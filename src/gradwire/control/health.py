@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import fmean, median, pvariance
 from typing import NamedTuple
 
-from gradwire.planning.spread import deviation
+from gradwire.planning.change_detection import deviation
 
 EVERY = 32
 """Steps from one look to the next: a look takes two passes over the memory."""

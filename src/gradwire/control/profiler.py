@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from gradwire.planning.change_detection import noise_of
 from gradwire.planning.facts import Facts, Times, facts_of_step, typical
-from gradwire.planning.spread import noise_of
 
 DISCARDED = 2
 ORDINARY = 13

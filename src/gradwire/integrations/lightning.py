@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gradwire._api.wire import Wire
-from gradwire.integrations.absent import base
+from gradwire.integrations.optional import base
 from gradwire.integrations.training import attached
 from gradwire.recipes import Composition, Recipe
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gradwire._api.prepare import kernels_of, prepare
 from gradwire.comm.base import Pending
-from gradwire.comm.carried import Carried
+from gradwire.comm.python_work import Carried
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.exchange.gcomp import Frames, gcomp
 from gradwire.exchange.ring import RingAllReduce

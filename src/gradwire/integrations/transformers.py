@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire._api.wire import Wire
-from gradwire.integrations.absent import base
+from gradwire.integrations.optional import base
 from gradwire.integrations.rank_files import load, save
 from gradwire.integrations.training import attached
 from gradwire.recipes import Composition, Recipe

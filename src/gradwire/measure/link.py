@@ -10,8 +10,8 @@ as an all-reduce, and two rounds in a row have those of both.
 `LinkMonitor` is fed once per step with (verb, payload, seconds), the same on all ranks, so all come to the
 same answer in the same step. Sizes fall into classes, a class keeps its last 15 steps, and a line through the
 classes' medians gives latency and bandwidth as in `gradwire.measure.probe`. A class whose times leave that
-line, by more than they vary (`gradwire.planning.spread`), is a change; the new line goes through the steps
-that have shown it, at first six.
+line, by more than they vary (`gradwire.planning.change_detection`), is a change; the new line goes through
+the steps that have shown it, at first six.
 
 It replaces iperf and traceroute beside the training (Tyagi and Swany 2024, "Flexible communication",
 section III-E), which send traffic of their own and see other paths than collectives do.
@@ -29,9 +29,9 @@ from typing import NamedTuple
 from gradwire.comm.base import Verb
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.probe import Point, straight_line
+from gradwire.planning.change_detection import THRESHOLD, WINDOW, Level
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Line, Link
-from gradwire.planning.spread import THRESHOLD, WINDOW, Level
 
 
 class Sample(NamedTuple):

@@ -1,10 +1,10 @@
 """Where gradients, memory and codecs are, by what bytes travel, and how one gets to the other."""
 
 from gradwire.placement.base import Placement, Post, Resolve, host, staged, stream
-from gradwire.placement.bringing import Bringing, Brought, Copies, InPlace
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at, fetch
 from gradwire.placement.staging import OnStream, StagedComm
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm, ThroughComm
+from gradwire.placement.transfer import Bringing, Brought, Copies, InPlace
 
 __all__ = [
     "Accelerator",

@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias, TypeVar
 from torch import Tensor
 
 from gradwire.comm.base import Comm
-from gradwire.placement.bringing import Bringing, Copies, InPlace
 from gradwire.placement.device import Device, HostDevice, fetch
 from gradwire.placement.staging import OnStream, StagedComm
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm
+from gradwire.placement.transfer import Bringing, Copies, InPlace
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[], None]

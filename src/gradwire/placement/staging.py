@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.placement.bringing import Brought, Lost, There
 from gradwire.placement.device import Device
+from gradwire.placement.transfer import Brought, Lost, There
 
 
 class StagedComm(Comm):

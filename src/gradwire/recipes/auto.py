@@ -11,8 +11,8 @@ from functools import partial
 
 from gradwire.control.choice import ASSUMED_OFF, LATE, Option, Standing
 from gradwire.control.profiler import ORDINARY
+from gradwire.planning.change_detection import error_of
 from gradwire.planning.facts import Facts
-from gradwire.planning.spread import error_of
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
 from gradwire.recipes.trial import DECIDED, Again, on_trial, watched

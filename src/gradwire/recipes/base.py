@@ -14,9 +14,9 @@ from torch import Tensor
 from gradwire.comm.base import Round
 from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
 from gradwire.memory import Forgetful
+from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.cuts import fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, Observed, Watched
-from gradwire.planning.spread import THRESHOLD
 from gradwire.recipes.catalogue import MODULES
 from gradwire.step.arena import ParameterSpec, slots_of, units_of
 from gradwire.step.context import Moment

@@ -7,7 +7,7 @@ all-gather (see `gradwire.exchange.scatter_reduce`). Error feedback is ours, and
 
 from gradwire.codec.blocks import blocks
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.rounded import Collective, rounded
+from gradwire.recipes.low_bits import Collective, rounded
 
 
 @register

@@ -7,7 +7,7 @@ normal numbers everything below a fifth of the standard deviation is 0.
 
 from gradwire.codec.blocks import blocks
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.rounded import Collective, rounded
+from gradwire.recipes.low_bits import Collective, rounded
 
 
 @register

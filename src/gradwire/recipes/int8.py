@@ -8,7 +8,7 @@ gradient-sized buffer, and 0.2 ns per element for the fold that reads it (5 ms f
 
 from gradwire.codec.blocks import blocks
 from gradwire.recipes.base import Composition, register
-from gradwire.recipes.rounded import Collective, rounded
+from gradwire.recipes.low_bits import Collective, rounded
 
 
 @register

@@ -8,7 +8,7 @@ Differences from the paper:
 
 - The leader's top-k of each layer is exact, because here that takes no longer than sorting by chunks. With
   `keep` it is chunk-wise: the `keep` largest of every keep·rate elements, which lie far apart
-  (`gradwire.codec.select.rated`).
+  (`gradwire.codec.select.rates`).
 - Indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`), with no parameter server.
 - The order of turns is drawn anew every three cycles (`gradwire.exchange.turns`).
 - Vectors and tiny tensors travel densely.
@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.leader import leader
 from gradwire.memory import LowPass

@@ -17,8 +17,8 @@ from functools import partial
 from itertools import count
 
 from gradwire.control.choice import Standing
+from gradwire.planning.change_detection import middle_of
 from gradwire.planning.facts import Observed, Watched
-from gradwire.planning.spread import middle_of
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady

@@ -27,8 +27,8 @@ from gradwire.kernels import LARGEST_GRADIENT
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import Bucket, assigned, cap_for
-from gradwire.sources.known import Known
 from gradwire.sources.plain import group_in, spread
+from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
 from gradwire.sources.steps import local

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradwire._api.checks import check_momentum
 from gradwire._api.unwrap import Optimizers
-from gradwire.sources.known import Known
+from gradwire.sources.same_parameters import Known
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Replicas, Replicated
 from gradwire.step.environment import Beside

@@ -18,7 +18,7 @@ from gradwire.control.health import Health
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.memory import UNSENT, Gradients
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe

@@ -20,7 +20,7 @@ from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import Folded, compiled_s, is_finite, poison, zero_idle
 from gradwire.measure.clock import BackwardWatch, Trace, now_s
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.step.arrival import Arrival, Entry, Share

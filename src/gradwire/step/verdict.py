@@ -18,7 +18,7 @@ from gradwire.comm import Pending
 from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels import is_finite
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 
 HEADER = 5
 SMALL_BYTES = 64 * 1024

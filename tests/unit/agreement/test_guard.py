@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.agreement.guard import Guard, check_guard
 from gradwire.comm import Comm, ThreadComm, run_ranks
-from gradwire.comm.checked import CheckedComm
+from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import RanksDisagree
 from tests.support.damage import Damage, DamagingComm
 from tests.support.rig import REVERSED, Rig, gradients

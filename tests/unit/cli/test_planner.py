@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gradwire.cli.cluster_options import codecs_of, model_of, places
 from gradwire.cli.main import app
-from gradwire.cli.stated import codecs_of, model_of, places
 from gradwire.measure import cache, codec
 from gradwire.planning.shapes import Profile
 

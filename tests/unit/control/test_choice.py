@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gradwire.control.choice import LEAD, Option, Standing
-from gradwire.planning.spread import error_of
+from gradwire.planning.change_detection import error_of
 
 Setting = tuple[float, float, dict[str, tuple[float, float]]]
 """Milliseconds of a step without communication and of a dense one; each recipe's, and how late it is."""

@@ -13,12 +13,12 @@ from gradwire.comm.base import Round
 from gradwire.control.flexible import WAYS, Choice, Flexible, Rule, Trigger
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.link import Traffic
+from gradwire.planning.change_detection import StepWatch
 from gradwire.planning.collectives import time_of, total_time
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.cuts import one_unit
 from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import ALL_GATHER, RING, TREE, Candidate, candidate_ratios
-from gradwire.planning.spread import StepWatch
 from gradwire.recipes.flexible import rounds_of
 from tests.support.planning_problems import best_ratio
 

@@ -8,8 +8,8 @@ import pytest
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.measure.link import Traffic
+from gradwire.planning.change_detection import WINDOW
 from gradwire.planning.costs import Link
-from gradwire.planning.spread import WINDOW
 from tests.support.rig import Rig, gradients
 
 

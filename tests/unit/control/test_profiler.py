@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY, WarmupProfiler
+from gradwire.planning.change_detection import noise_of
 from gradwire.planning.costs import Backward
 from gradwire.planning.facts import Facts, Times
-from gradwire.planning.spread import noise_of
 
 
 def _facts(

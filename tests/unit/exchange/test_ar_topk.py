@@ -16,7 +16,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.leader import leader_in_turn, leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import ExchangeState, Moment, Part
 from tests.support.steps import step
 

@@ -8,7 +8,7 @@ import torch
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import Moment
 from tests.support.steps import step
 

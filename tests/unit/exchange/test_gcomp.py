@@ -15,7 +15,7 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import Gcomp, gcomp
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.metric import SHARE, numerators, thresholds
 from gradwire.step.context import ExchangeState, Moment, Part, Replicated
 from tests.support.optimizers import CASES, Case, N, moment_of, rest, stepped, trained

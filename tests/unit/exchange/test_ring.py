@@ -13,7 +13,7 @@ from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import Pending
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.ring import Framing, RingAllReduce, RingSchedule
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from tests.unit.exchange.framings import Coarse, Plain
 
 WORLDS = range(2, 9)

@@ -15,7 +15,7 @@ from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import Moment, Part
 from tests.support.gradients import generator
 from tests.support.steps import step

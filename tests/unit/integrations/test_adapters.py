@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.integrations.absent import base
 from gradwire.integrations.accelerate import register_for_checkpointing
 from gradwire.integrations.lightning import Gathered
+from gradwire.integrations.optional import base
 from gradwire.integrations.training import attached
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradwire.lab.bench.measuring import Setting
+from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.process_set import Answers, SettingFailed
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.demo import findings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.lab.bench.measuring import Measured
+from gradwire.lab.bench.measurement import Measured
 from gradwire.lab.bench.process_set import SettingFailed
 from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.settings import BOUND, BOUND_AGAIN, parse_entry

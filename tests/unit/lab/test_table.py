@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from gradwire.lab.bench.measuring import Measured
+from gradwire.lab.bench.measurement import Measured
 from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.settings import BOUND, BOUND_AGAIN, parse_entry
 from gradwire.lab.bench.statistics import StepSample

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.cli.stated import model_of
+from gradwire.cli.cluster_options import model_of
 from gradwire.lab.workloads.catalogue import workload
 from tests.support.pages import blocks
 

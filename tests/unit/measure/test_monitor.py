@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from gradwire.measure.link import Change, LinkMonitor, Sample
+from gradwire.planning.change_detection import SOONEST, WINDOW
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
-from gradwire.planning.spread import SOONEST, WINDOW
 
 WORLD = 4
 SIZES = (2_000, 100_000, 1_000_000)

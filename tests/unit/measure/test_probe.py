@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from gradwire.comm import ThreadComm, run_ranks
-from gradwire.comm.checked import CheckedComm
+from gradwire.comm.checksums import CheckedComm
 from gradwire.measure.probe import (
     OWN,
     VERBS,

@@ -6,9 +6,9 @@ import pytest
 
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.link import Traffic, under_way
+from gradwire.planning.change_detection import SOONEST, WINDOW
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
-from gradwire.planning.spread import SOONEST, WINDOW
 
 WORLD, UNIT_BYTES, TAIL_BYTES = 3, 600_000, 120
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.lab.workloads.models import resnet_demo
 from gradwire.measure.uses import FirstForward, layer_rates, multiply_adds
 from gradwire.recipes import recipe

@@ -20,14 +20,14 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.control.choice import Option, Standing
 from gradwire.control.lateness import LEAST
 from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
+from gradwire.planning.change_detection import noise_of
 from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, Observed, Watched
-from gradwire.planning.spread import noise_of
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import auto
 from gradwire.recipes.base import Judge
 from gradwire.recipes.dense import dense
-from gradwire.recipes.handover import AGAIN, sending_unsent
+from gradwire.recipes.drain import AGAIN, sending_unsent
 from gradwire.recipes.trial import (
     COUNTED,
     DECIDED,

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from tests.support.rig import Rig, gradients
 
 STEPS = 3

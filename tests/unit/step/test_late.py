@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed, TransportError
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.recipes import recipe
 from gradwire.recipes.base import Watch
 from gradwire.recipes.dense import dense

@@ -9,7 +9,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import DIRECT_WORLD
 from gradwire.control.controller import TOLD
 from gradwire.errors import PeerFailed, RanksDisagree
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.step import verdict as verdict_of
 from gradwire.step.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from tests.support.rig import Outcome, Rig, gradients

@@ -2,7 +2,7 @@
 
 Sarfi et al. 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv 2508.15706, chooses so.
 Where few of each chunk are kept, neighbours hold little of the top-k, because they are alike: see
-`gradwire.codec.select.rated` for chunks of elements that lie far apart.
+`gradwire.codec.select.rates` for chunks of elements that lie far apart.
 """
 
 from __future__ import annotations

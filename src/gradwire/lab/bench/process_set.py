@@ -250,7 +250,7 @@ def prepare_workers() -> None:
     """Begin to import what workers need, once for all of them; does not wait for it."""
     # Libraries read it when they are loaded, which is before a worker has an environment of its own.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    prepare_ranks("gradwire.lab.bench.prepared")
+    prepare_ranks("gradwire.lab.bench.preload")
     # The launcher is about to import torch, which imports numpy from C++ and takes Ctrl-C for its absence.
     import_module("numpy")
 

@@ -6,7 +6,7 @@ from statistics import fmean, median
 from typing import Any
 
 from gradwire.lab.bench import peers
-from gradwire.lab.bench.measuring import Measured
+from gradwire.lab.bench.measurement import Measured
 from gradwire.lab.bench.settings import BOUND, BOUND_AGAIN
 from gradwire.lab.bench.statistics import mean_over_ranks, median_over_steps, paired, slowest, spread
 

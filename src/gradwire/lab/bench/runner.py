@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gradwire.lab.bench.measuring import Setting
+from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.peers import check_peer
 from gradwire.lab.bench.process_set import Network
 from gradwire.lab.bench.rows import rows

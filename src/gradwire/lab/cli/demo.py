@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradwire.cli.beforehand import FORMAT, STDOUT, check_extra, check_folder, check_recipe, write_json
+from gradwire.cli.prerequisites import FORMAT, STDOUT, check_extra, check_folder, check_recipe, write_json
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
 from gradwire.lab.cli.choices import Mode

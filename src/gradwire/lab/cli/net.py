@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.beforehand import FORMAT, check_folder, write_json
+from gradwire.cli.prerequisites import FORMAT, check_folder, write_json
 from gradwire.lab import emulate
 from gradwire.lab.cli.choices import Mode
 from gradwire.lab.emulate.network import Outcome, run_on_all

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.beforehand import FORMAT, check_extra, check_folder
+from gradwire.cli.prerequisites import FORMAT, check_extra, check_folder
 from gradwire.environment import write_whole
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from gradwire.lab.bench.measuring import Measured, Setting
+from gradwire.lab.bench.measurement import Measured, Setting
 from gradwire.lab.bench.process_set import Network
 from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.runner import machine

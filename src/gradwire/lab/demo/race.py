@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Protocol
 
-from gradwire.lab.bench.measuring import Setting
+from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.process_set import OnStep
 from gradwire.lab.bench.statistics import StepSample, slowest
 from gradwire.lab.demo.plans import Plan

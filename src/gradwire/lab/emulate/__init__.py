@@ -7,7 +7,7 @@
 Nothing here imports torch, except `backend`, and ranks, where the delaying process group is needed.
 """
 
-from gradwire.lab.emulate.forked import prepare_ranks
+from gradwire.lab.emulate.fork import prepare_ranks
 from gradwire.lab.emulate.link import Counters, Link, parse_delay, parse_rate
 from gradwire.lab.emulate.network import Network, free_port
 from gradwire.lab.emulate.ranks import backend, counters

@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.carried import Carried
+from gradwire.comm.python_work import Carried
 from gradwire.lab.emulate.link import WireFile
 from gradwire.lab.emulate.ranks import WIRE_VARIABLE
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.environment import RANKS_HERE
-from gradwire.lab.emulate.forked import Forked, fork
+from gradwire.lab.emulate.fork import Forked, fork
 from gradwire.lab.emulate.kernel import in_netns
 from gradwire.lab.emulate.link import Counters, Link, WireFile
 from gradwire.lab.emulate.ranks import (

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradwire.cli.named import made
+from gradwire.cli.user_code import made
 from gradwire.lab.workloads.base import Parameters, check_rank, seeded
 
 _FORM = "expected (model, batches, loss), or (model, batches, loss, optimizer)"

@@ -23,7 +23,7 @@ from gradwire.agreement.agree import damage, require_undamaged
 from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Pending
 from gradwire.errors import DAMAGED, TransportError
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from gradwire.placement import Placement
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.arrival import Arrival, Entry

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.codec.select.base import Selector, SelectorLaws
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.codec.sparse import sparse, values
 from gradwire.contrib.adacomp import ada_comp
 from gradwire.contrib.dgc import sampled_top_k

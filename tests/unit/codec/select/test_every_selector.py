@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import Selector, count_kept
 from gradwire.codec.select.chunks import ChunkTopK
-from gradwire.codec.select.rated import rated_top_k
+from gradwire.codec.select.rates import rated_top_k
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.contrib.adacomp import ada_comp

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm import Comm, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure.clock import RoundTime, Trace
-from gradwire.measure.observed import Observed
+from gradwire.measure.metered import Observed
 from tests.support.verbs import CALLS, SIZE, Call
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.planning.change_detection import WINDOW
 from gradwire.planning.facts import Observed, Watched
-from gradwire.planning.spread import WINDOW
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge, Watch
 from tests.support.rig import Rig, gradients

@@ -13,9 +13,9 @@ from gradwire.codec.select.base import SelectorLaws
 from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.errors import WireError
-from gradwire.exchange.agreed import agreed
 from gradwire.exchange.base import run
-from gradwire.measure.observed import Observed
+from gradwire.exchange.uneven_gather import agreed
+from gradwire.measure.metered import Observed
 from gradwire.step.context import Moment
 
 VALUES = [

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
-from gradwire.measure.weighing import Weighing
+from gradwire.measure.norms import Weighing
 from gradwire.memory import UNSENT, Gradients, LowPass, Memory, Residual
 from gradwire.step.arena import Lane, ParameterSpec
 

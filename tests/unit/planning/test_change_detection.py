@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gradwire.planning.spread import SOONEST, WINDOW, Level
+from gradwire.planning.change_detection import SOONEST, WINDOW, Level
 
 SEEDS = range(20)
 

@@ -6,8 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gradwire.cli.beforehand import check_folder
 from gradwire.cli.main import app
+from gradwire.cli.prerequisites import check_folder
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from gradwire.cli.waiting import ROWS, waiting
+from gradwire.cli.progress import ROWS, waiting
 
 
 def test_a_terminal_shows_rows_as_they_come_and_the_share() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradwire.cli.beforehand import FORMAT, STDOUT, write_json
-from gradwire.cli.named import made
+from gradwire.cli.prerequisites import FORMAT, STDOUT, write_json
+from gradwire.cli.user_code import made
 from gradwire.measure.codec import codec_cost, remembered
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.decoders import of_config, of_size

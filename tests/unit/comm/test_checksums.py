@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Round, ThreadComm, gathered, run_ranks
 from gradwire.comm.base import SHORT_BYTES
-from gradwire.comm.checked import CheckedComm, Sealed
+from gradwire.comm.checksums import CheckedComm, Sealed
 from gradwire.errors import PeerFailed, WireError
 from tests.support.damage import Damage, DamagingComm
 from tests.support.verbs import CALLS, Call

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
-from gradwire.comm.carried import Carried
+from gradwire.comm.python_work import Carried
 from gradwire.errors import TransportError
 
 
