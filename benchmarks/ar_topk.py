@@ -48,7 +48,7 @@ from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.metered import Observed
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"
 GATHER = "topk, all-gather"
@@ -57,7 +57,7 @@ F16 = torch.float16
 HEADER = f"{'N':>2} {'setting':<24}{'median ms':>10}{'ratio':>7}{'95 % interval':>17}{'CPU ms':>8}"
 HEADER += f"{'busiest kB':>11}{'ratio':>6}{'mean kB':>9}{'ratio':>6}{'predicted':>10}{'model ms':>9}"
 
-Step = Callable[[Tensor, Tensor, Moment], float]
+Step = Callable[[Tensor, Tensor, ExchangeContext], float]
 """From x and mean (numel,) in place to the bytes that the rounds predict per rank."""
 
 
@@ -113,23 +113,23 @@ class Bench:
             self.steps = {name: self.steps[name] for name in (PEER, AGAIN, *arguments.only)}
         prepare()
 
-    def as_the_authors_do(self, x: Tensor, mean: Tensor, at: Moment) -> float:
+    def as_the_authors_do(self, x: Tensor, mean: Tensor, ctx: ExchangeContext) -> float:
         """Places as int64 from the leader, values as they are."""
-        count, turn = round(self.arguments.ratio * x.numel()), at.step % at.world
-        indices = topk_indices(x, count) if at.rank == turn else torch.empty(count, dtype=torch.int64)
+        count, turn = round(self.arguments.ratio * x.numel()), ctx.step % ctx.world
+        indices = topk_indices(x, count) if ctx.rank == turn else torch.empty(count, dtype=torch.int64)
         dist.broadcast(indices, turn)
-        values = take(x, indices, 1.0 / at.world)
+        values = take(x, indices, 1.0 / ctx.world)
         dist.all_reduce(values)
         put(mean, indices, values)
-        others = at.world - 1
-        return float(others / at.world * indices.nbytes + 2 * others / at.world * values.nbytes)
+        others = ctx.world - 1
+        return float(others / ctx.world * indices.nbytes + 2 * others / ctx.world * values.nbytes)
 
     def by(self, exchange: Exchange) -> Step:
         """An exchange as it is."""
 
-        def step(x: Tensor, mean: Tensor, at: Moment) -> float:
+        def step(x: Tensor, mean: Tensor, ctx: ExchangeContext) -> float:
             metered = Observed(self.comm)
-            run(exchange, x, mean, metered, at)
+            run(exchange, x, mean, metered, ctx)
             return metered.wire_bytes
 
         return step
@@ -137,10 +137,10 @@ class Bench:
     def timed(self, step: Step, x: Tensor, number: int) -> dict[str, float]:
         """One exchange, measured and checked; seconds of the slowest rank, CPU seconds of all."""
         left, mean = x.clone(), torch.zeros_like(x)
-        at = Moment(number, 0, self.comm.rank, self.comm.world)
+        ctx = ExchangeContext(number, 0, self.comm.rank, self.comm.world)
         dist.barrier()
         before, cpu_s, wall_s = emulate.counters(), time.process_time(), time.perf_counter()
-        predicted = step(left, mean, at)
+        predicted = step(left, mean, ctx)
         spent = [time.perf_counter() - wall_s, time.process_time() - cpu_s]
         dist.barrier()
         after = emulate.counters()
@@ -184,8 +184,8 @@ class Bench:
         for name, step in steps if number == 0 else ():
             if name not in ("var", "star fp16", CHUNKS, GATHER):
                 mean = torch.zeros_like(x)
-                step(x.clone(), mean, Moment(number, 0, self.comm.rank, self.comm.world))
-                self.check_choice(x, mean, leader_in_turn(Moment(number, 0, 0, self.comm.world)))
+                step(x.clone(), mean, ExchangeContext(number, 0, self.comm.rank, self.comm.world))
+                self.check_choice(x, mean, leader_in_turn(ExchangeContext(number, 0, 0, self.comm.world)))
         return {name: self.timed(step, x, number) for name, step in mixed(steps, number)}
 
     def measure(self, numel: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Bench:
         beta_s = 0.0 if link is None else 8.0 / link
         count = round(self.arguments.ratio * numel)
         *_, spread, values = leader(top_k(self.arguments.ratio)).rounds(
-            numel, torch.float32, Moment(0, 0, 0, self.comm.world)
+            numel, torch.float32, ExchangeContext(0, 0, 0, self.comm.world)
         )
         places = 8 * count if name in (PEER, AGAIN) else spread.payload_bytes
         size = values.payload_bytes // (2 if name.endswith("fp16") else 1)

@@ -35,7 +35,7 @@ from gradwire.lab import emulate
 from gradwire.lab.bench.settings import Task, parse_entry
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.bench.trainer import Trainer, build
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 METHODS = {
     "star_topk": "",
@@ -64,14 +64,14 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """See `Exchange.start`."""
         came = _energy(x)
-        finish = self._inner.start(x, mean, comm, at)
+        finish = self._inner.start(x, mean, comm, ctx)
 
         def finished() -> None:
             finish()
-            noted = self.energy.setdefault(at.step, [0.0, 0.0])
+            noted = self.energy.setdefault(ctx.step, [0.0, 0.0])
             noted[0] += came - _energy(x)
             noted[1] += came
 

@@ -45,7 +45,7 @@ from gradwire.lab.workloads import catalogue
 from gradwire.measure.metered import Observed
 from gradwire.metric import numerators, thresholds
 from gradwire.step.arena import Lane, specs_of
-from gradwire.step.context import Moment, Replicated
+from gradwire.step.context import ExchangeContext, Replicated
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
 SETTINGS = {"near": Gcomp("near"), "levels": Gcomp("levels"), "lossless": Gcomp("lossless")}
@@ -138,9 +138,9 @@ class Bench:
         def work() -> None:
             finish: Finish | None = None
             for unit in lane.units:
-                at = self.moment(lane, step, unit.index)
+                ctx = self.context(lane, step, unit.index)
                 here = slice(unit.start, unit.stop)
-                started = lane.exchange.start(x[here], mean[here], metered, at)
+                started = lane.exchange.start(x[here], mean[here], metered, ctx)
                 if finish is not None:
                     finish()
                 finish = started
@@ -154,11 +154,11 @@ class Bench:
             lane.kept.discard()
         return mean, found | {"metered_bytes": metered.wire_bytes}
 
-    def moment(self, lane: Lane, step: int, unit: int) -> Moment:
+    def context(self, lane: Lane, step: int, unit: int) -> ExchangeContext:
         """Of one unit."""
         parts = lane.units[unit].parts
         rank, world = self.comm.rank, self.comm.world
-        return Moment(step, unit, rank, world, parts=parts, kept=lane.kept, replicas=self.replica)
+        return ExchangeContext(step, unit, rank, world, parts=parts, kept=lane.kept, replicas=self.replica)
 
     def check(self, name: str, mean: Tensor, gradient: Tensor) -> float:
         """The largest error as a share of the bound; the same bits on all ranks."""
@@ -171,18 +171,18 @@ class Bench:
         dist.all_reduce(sums)
         exact, size = sums / world
         lane = self.lanes[name]
-        allowed = [self.allowed(name, unit.numel, self.moment(lane, 1, unit.index)) for unit in lane.units]
+        allowed = [self.allowed(name, unit.numel, self.context(lane, 1, unit.index)) for unit in lane.units]
         # W roundings of the code, 2W of plain float32 sums, and what lies below the normal range.
         bound = world * torch.cat(allowed) + 2 * world * 2.0**-24 * size + world * 2.0**-126
         share = float(((mean.double() - exact).abs() / bound).max())
         assert share <= 1.0, f"{name}: an error of {share} bounds"
         return share
 
-    def allowed(self, name: str, numel: int, at: Moment) -> Tensor:
+    def allowed(self, name: str, numel: int, ctx: ExchangeContext) -> Tensor:
         """What one rounding may lose, (numel,) float64."""
         if name == "near":
-            return 2.0 ** (thresholds(numel, at).double() - 151)
-        return numerators(numel, at).double() * (2.0**-24 if name == "levels" else 0.0)
+            return 2.0 ** (thresholds(numel, ctx).double() - 151)
+        return numerators(numel, ctx).double() * (2.0**-24 if name == "levels" else 0.0)
 
     def repetition(self, step: int, number: int) -> dict[str, dict[str, float]]:
         """All settings once, on a gradient of their own."""

@@ -45,7 +45,7 @@ from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
 from gradwire.step.arena import Lane, Unit, specs_of
-from gradwire.step.context import Moment, Part, Replicated
+from gradwire.step.context import ExchangeContext, Part, Replicated
 
 RENEWS = Gcomp().renews
 MANTISSA = 23
@@ -98,20 +98,20 @@ class Training:
         state = self.optimizer.state.get(parameter, {})
         return Replicated(parameter.detach(), self.optimizer.param_groups[0], state, type(self.optimizer))
 
-    def layers(self, flat: Tensor) -> Iterator[tuple[str, Tensor, Moment]]:
+    def layers(self, flat: Tensor) -> Iterator[tuple[str, Tensor, ExchangeContext]]:
         """Name, part of `flat`, and moment of each parameter."""
         done = 0
         for spec in self.specs:
             part = Part(spec.name, spec.shape, 0, spec.numel)
-            at = Moment(0, 0, 0, 1, parts=(part,), replicas=self.replica)
-            yield spec.name, flat[done : done + spec.numel], at
+            ctx = ExchangeContext(0, 0, 0, 1, parts=(part,), replicas=self.replica)
+            yield spec.name, flat[done : done + spec.numel], ctx
             done += spec.numel
 
-    def units(self, flat: Tensor, units: Sequence[Unit]) -> Iterator[tuple[str, Tensor, Moment]]:
+    def units(self, flat: Tensor, units: Sequence[Unit]) -> Iterator[tuple[str, Tensor, ExchangeContext]]:
         """The same of each unit."""
         for unit in units:
-            at = Moment(0, unit.index, 0, 1, parts=unit.parts, replicas=self.replica)
-            yield str(unit), flat[unit.start : unit.stop], at
+            ctx = ExchangeContext(0, unit.index, 0, 1, parts=unit.parts, replicas=self.replica)
+            yield str(unit), flat[unit.start : unit.stop], ctx
 
 
 def _flat(parameter: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ class Tables:
         counts = {name: histogram(x, flush=True) for name, x, _at in training.layers(gradient)}
         self.layers = {name: Table.from_histogram(each) for name, each in counts.items()}
         self.whole = Table.from_histogram(torch.stack(list(counts.values())).sum(0))
-        for name, x, at in (*training.layers(gradient), *training.units(gradient, units)):
-            limits = thresholds(x.numel(), at)
+        for name, x, ctx in (*training.layers(gradient), *training.units(gradient, units)):
+            limits = thresholds(x.numel(), ctx)
             self.near[name] = Table.from_histogram(histogram(x, limits, flush=bool(limits.any())))
 
 
@@ -163,8 +163,8 @@ class Libraries:
 def by_unit(training: Training, units: Sequence[Unit], gradient: Tensor, tables: Tables) -> float:
     """Near-lossless bytes with the recipe's units and a table for each, as a share of float32's."""
     size = 0
-    for name, x, at in training.units(gradient, units):
-        limits = thresholds(x.numel(), at)
+    for name, x, ctx in training.units(gradient, units):
+        limits = thresholds(x.numel(), ctx)
         table, flush = tables.near.get(name, tables.static), bool(limits.any())
         size += frame(x, limits, table, Key(0, 0, 0), explicit=False, flush=flush).numel()
     return size / (4 * gradient.numel())
@@ -179,11 +179,11 @@ def measured(training: Training, gradient: Tensor, tables: Tables) -> dict[str, 
     def add(name: str, amount: float) -> None:
         sums[name] = sums.get(name, 0.0) + amount / gradient.numel()
 
-    for name, x, at in training.layers(gradient):
+    for name, x, ctx in training.layers(gradient):
         table, counts = tables.layers.get(name, tables.static), histogram(x, flush=True)
         whole += counts
-        levels, limits = torch.empty(x.numel(), dtype=torch.uint8), thresholds(x.numel(), at)
-        mantissa_levels(x, numerators(x.numel(), at), levels)
+        levels, limits = torch.empty(x.numel(), dtype=torch.uint8), thresholds(x.numel(), ctx)
+        mantissa_levels(x, numerators(x.numel(), ctx), levels)
         modes = {"near": limits, "levels": levels, "lossless": 0, "truncate 18": 18}
         for mode, dropped in modes.items():
             explicit, flush = mode == "levels", mode != "lossless"
@@ -304,7 +304,7 @@ def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Com
     lane.fold(Gradients(gradient, lane.pieces), step, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
-        at = Moment(
+        ctx = ExchangeContext(
             step,
             unit.index,
             comm.rank,
@@ -314,8 +314,8 @@ def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Com
             kept=lane.kept,
             replicas=training.replica,
         )
-        if lane.exchange.rounds(unit.numel, lane.dtype, at):
-            run(lane.exchange, lane.x[here], mean[here], comm, at)
+        if lane.exchange.rounds(unit.numel, lane.dtype, ctx):
+            run(lane.exchange, lane.x[here], mean[here], comm, ctx)
     lane.commit(())
     return mean
 
@@ -327,7 +327,7 @@ def strays(arguments: argparse.Namespace) -> dict[str, Any]:
     apart = {text: [abs(a - b) for a, b in zip(each, exact, strict=True)] for text, each in losses.items()}
     found = {text: fmean(each) for text, each in apart.items()}
     reached = {text: first_reaching(each, exact) for text, each in {"exact": exact, **losses}.items()}
-    print(f"{'setting':<40}{'mean |loss − exact|':>20}{'of truncation':>15}{'final loss at step':>20}")
+    print(f"{'setting':<40}{'mean |loss − exact|':>20}{'of truncation':>15}{'final loss ctx step':>20}")
     print(f"{'exact':<40}{0:>20}{'':>15}{reached['exact'] or '-':>20}")
     for text, away in found.items():
         share = away / found[SETTINGS[2]]

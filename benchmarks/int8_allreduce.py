@@ -35,7 +35,7 @@ from gradwire.kernels import LARGEST, BlockKind, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.metered import Observed
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
 KINDS: tuple[BlockKind, ...] = ("int8", "fp8", "int4")
@@ -105,8 +105,8 @@ class Bench:
         finish: Finish | None = None
         pieces = zip(x.split(self.arguments.unit), mean.split(self.arguments.unit), strict=True)
         for number, (x_unit, mean_unit) in enumerate(pieces):
-            at = Moment(0, number, comm.rank, comm.world)
-            started = exchange.start(x_unit, mean_unit, comm, at)
+            ctx = ExchangeContext(0, number, comm.rank, comm.world)
+            started = exchange.start(x_unit, mean_unit, comm, ctx)
             if finish is not None:
                 finish()
             finish = started

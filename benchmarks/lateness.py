@@ -32,7 +32,7 @@ from gradwire.lab.workloads.text import Size, TextWorkload
 from gradwire.memory import UNSENT
 from gradwire.planning.cuts import phased_cuts
 from gradwire.recipes import Composition, register
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 STEPS = {"convnet": 250, "gpt": 200, "resnet": 150}
 """Of the base point: 2 ranks, and each model's usual optimizer."""
@@ -86,8 +86,8 @@ class Partly(Every):
 
     part: int = 1
 
-    def sends(self, at: Moment) -> bool:
-        return at.unit % self.part != 0 or at.step % self.interval == 0
+    def sends(self, ctx: ExchangeContext) -> bool:
+        return ctx.unit % self.part != 0 or ctx.step % self.interval == 0
 
 
 @register

@@ -20,7 +20,7 @@ from gradwire.lab.workloads.base import Workload
 from gradwire.memory import UNSENT, Gradients
 from gradwire.recipes import recipe
 from gradwire.step.arena import Lane, specs_of
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import by_size
 from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
 
@@ -82,13 +82,13 @@ def carry(
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
         unsent = lane.committed[UNSENT][here] if UNSENT in lane.committed else None
-        at = Moment(
+        ctx = ExchangeContext(
             number, unit.index, comm.rank, comm.world, parts=unit.parts, unsent=unsent, kept=lane.kept
         )
         if look:
-            watch(lane, unit, lane.x[here], at)
-        if lane.exchange.rounds(unit.numel, lane.dtype, at):
-            run(lane.exchange, lane.x[here], mean[here], comm, at)
+            watch(lane, unit, lane.x[here], ctx)
+        if lane.exchange.rounds(unit.numel, lane.dtype, ctx):
+            run(lane.exchange, lane.x[here], mean[here], comm, ctx)
     lane.commit(())
     return mean, diagnose(watch.seen, [lane], comm, comm) if look else None
 

@@ -48,7 +48,7 @@ from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes.mergecomp import dearer
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 CODECS: dict[str, Callable[[], Codec]] = {
     "truncate": lambda: upper_bits(16),
@@ -79,11 +79,11 @@ def measured(codec: Codec, repetitions: int) -> CodecCost:
     for size in SIZES:
         taken, added = [], []
         for number in range(repetitions + 1):
-            x, out, at = torch.randn(size), torch.zeros(size), Moment(number, 0, 0, 1)
+            x, out, ctx = torch.randn(size), torch.zeros(size), ExchangeContext(number, 0, 0, 1)
             start_s = time.perf_counter()
-            payload = codec.take(x, at)
+            payload = codec.take(x, ctx)
             middle_s = time.perf_counter()
-            codec.add_decoded(payload, out, 1.0, at)
+            codec.add_decoded(payload, out, 1.0, ctx)
             taken.append(middle_s - start_s)
             added.append(time.perf_counter() - middle_s)
         encode.append(median(taken[1:]))
@@ -93,7 +93,7 @@ def measured(codec: Codec, repetitions: int) -> CodecCost:
 
 def payload_bytes(codec: Codec) -> float:
     """Bytes per element of a large unit."""
-    numel, dtype = codec.payload(1 << 20, torch.float32, Moment(0, 0, 0, 1))
+    numel, dtype = codec.payload(1 << 20, torch.float32, ExchangeContext(0, 0, 0, 1))
     return numel * dtype.itemsize / (1 << 20)
 
 

@@ -36,10 +36,10 @@ from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.kernels import prepare, random_words
 from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 GOAL, STRETCH, BUCKET = 5.0, 10.0, 512
-AT = Moment(step=0, unit=0, rank=0, world=1)
+AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 Payload = Any
 Encode = Callable[[Tensor], Payload]
 Decode = Callable[[Payload, Tensor], Tensor]  # the second is a mean that may be written to

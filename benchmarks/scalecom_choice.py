@@ -25,9 +25,9 @@ from torch import Tensor
 
 from gradwire.codec.select.rates import rated_top_k
 from gradwire.lab.workloads import catalogue
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
-AT = Moment(step=0, unit=0, rank=0, world=1)
+AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 POINTS, ADDED, LOOKS = (32, 200), 16, 10
 RECIPES = (
     "scalecom(rate={rate}, warmup_steps={warm})",

@@ -32,7 +32,7 @@ from torch import Tensor
 from gradwire.errors import GradwireWarning
 from gradwire.kernels import Terms, numerator_exponents
 from gradwire.kernels import numerators as fill_numerators
-from gradwire.step.context import Moment, Part, Replicated, is_dense
+from gradwire.step.context import ExchangeContext, Part, Replicated, is_dense
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,16 @@ _HALF_BIAS = 127 - 15
 """Between the biased exponents of float32 and float16."""
 
 
-def numerators(numel: int, at: Moment) -> Tensor:
+def numerators(numel: int, ctx: ExchangeContext) -> Tensor:
     """(numel,) float32: |C| of every element of a unit, never more; 0 where nothing may be lost.
 
-    C is what a gradient is compared with: times `at.scale`, by which gradients are too large, and by `SHARE`
+    C is what a gradient is compared with: times `ctx.scale`, by which gradients are too large, and by `SHARE`
     smaller where parameters have 16 bits.
     """
-    return _over_parts(numel, at, torch.float32, fill_numerators)
+    return _over_parts(numel, ctx, torch.float32, fill_numerators)
 
 
-def thresholds(numel: int, at: Moment, dtype: torch.dtype = torch.float32) -> Tensor:
+def thresholds(numel: int, ctx: ExchangeContext, dtype: torch.dtype = torch.float32) -> Tensor:
     """(numel,) uint8: the exponents t of C, biased as those of `dtype`, which gradient and parameter have.
 
     Of a gradient with exponent e, t − e bits may be lost. Rounded to nearest that is an error of half a unit
@@ -203,20 +203,20 @@ def thresholds(numel: int, at: Moment, dtype: torch.dtype = torch.float32) -> Te
 
     >>> sgd = dict(lr=2.0**-10, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
     >>> ones = Replicated(torch.ones(2), sgd, {}, torch.optim.SGD)
-    >>> thresholds(2, Moment(step=0, unit=0, rank=0, world=1, replicas=lambda name: ones))
+    >>> thresholds(2, ExchangeContext(step=0, unit=0, rank=0, world=1, replicas=lambda name: ones))
     tensor([137, 137], dtype=torch.uint8)
     """
-    found = _over_parts(numel, at, torch.uint8, numerator_exponents)
+    found = _over_parts(numel, ctx, torch.uint8, numerator_exponents)
     return found.clamp_(min=_HALF_BIAS).sub_(_HALF_BIAS) if dtype == torch.float16 else found
 
 
-def _over_parts(numel: int, at: Moment, dtype: torch.dtype, fill: Fill) -> Tensor:
+def _over_parts(numel: int, ctx: ExchangeContext, dtype: torch.dtype, fill: Fill) -> Tensor:
     out = torch.zeros(numel, dtype=dtype, device="cpu")
     done = 0
-    for part in at.parts or (Part("", (numel,), 0, numel),):
-        seen = at.replicas(part.name)
+    for part in ctx.parts or (Part("", (numel,), 0, numel),):
+        seen = ctx.replicas(part.name)
         if seen is not None:
-            refusal = _over_part(seen, part, at.scale, out[done : done + part.numel], fill)
+            refusal = _over_part(seen, part, ctx.scale, out[done : done + part.numel], fill)
             if refusal:
                 _say(refusal)
         done += part.numel

@@ -26,7 +26,7 @@ from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
 from gradwire.step.arena import Lane
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
 from tests.support.rig import Rig, flat, gradients, parted
 from tests.support.simulated import Clock, Near
@@ -343,9 +343,9 @@ def test_what_a_step_calls_was_called_in_its_rehearsal(monkeypatch: pytest.Monke
         called.update(("fold", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
         return lane_fold(self, grads, step, world)
 
-    def started(self: Remember, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def started(self: Remember, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
-        return start(self, x, mean, comm, at)
+        return start(self, x, mean, comm, ctx)
 
     monkeypatch.setattr(Lane, "fold", fold)
     monkeypatch.setattr(Remember, "start", started)

@@ -20,13 +20,13 @@ from gradwire.comm import ThreadComm, run_ranks
 from gradwire.errors import RanksDisagree, TransportError, WireError
 from gradwire.exchange.base import run as exchanged
 from gradwire.exchange.ring import TAIL_BYTES
-from gradwire.step.context import Moment, Part
+from gradwire.step.context import ExchangeContext, Part
 from tests.golden.fuzz import mutate, sealed
 from tests.laws.cases import CODECS, EXCHANGES, CodecCase, ExchangeCase
 from tests.support.damage import Damage, DamagingComm
 
 NUMEL, WORLD, UNLUCKY = 210, 2, 1
-AT = Moment(step=3, unit=1, rank=0, world=3, seed=2, parts=(Part("weight", (14, 15), 0, NUMEL),))
+AT = ExchangeContext(step=3, unit=1, rank=0, world=3, seed=2, parts=(Part("weight", (14, 15), 0, NUMEL),))
 MARGIN, MARK = 64, 123.0
 
 
@@ -113,11 +113,11 @@ class Landed(NamedTuple):
 def _received(case: ExchangeCase, damage: Damage) -> str:
     def rank(comm: ThreadComm) -> Landed:
         damaging = DamagingComm(comm, damage if comm.rank == UNLUCKY else Damage())
-        at = Moment(3, 1, comm.rank, WORLD, seed=2, parts=AT.parts)
+        ctx = ExchangeContext(3, 1, comm.rank, WORLD, seed=2, parts=AT.parts)
         memory = torch.full((2, NUMEL + 2 * MARGIN), MARK)
         x, mean = memory[:, MARGIN:-MARGIN]
         x.copy_(torch.randn(NUMEL, generator=torch.Generator().manual_seed(comm.rank)))
-        exchanged(case.exchange, x, mean, damaging, at)
+        exchanged(case.exchange, x, mean, damaging, ctx)
         return Landed(mean, torch.cat([memory[:, :MARGIN], memory[:, -MARGIN:]]))
 
     try:

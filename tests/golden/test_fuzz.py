@@ -10,7 +10,7 @@ from gradwire.comm import ThreadComm, run_ranks
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.errors import WireError
 from gradwire.exchange.base import run
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.golden.fuzz import runner
 from tests.support.damage import Damage, DamagingComm
 
@@ -41,7 +41,7 @@ def test_regions_that_do_not_ascend_are_refused(bit: int) -> None:
     def rank(comm: ThreadComm) -> None:
         damaging = DamagingComm(comm, Damage(0, (bit,) if comm.rank else ()))
         x, mean = torch.randn(1000), torch.empty(1000)
-        run(ok_topk(top_k(0.1)), x, mean, damaging, Moment(0, 0, comm.rank, 2))
+        run(ok_topk(top_k(0.1)), x, mean, damaging, ExchangeContext(0, 0, comm.rank, 2))
 
     with pytest.raises(WireError, match="regions that ranks agree on do not ascend"):
         run_ranks(2, rank)

@@ -45,12 +45,12 @@ from gradwire.kernels import LARGEST, BlockKind
 from gradwire.memory import Residual
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
 from tests.support.whole import Raw, everything
 
 F32, F64 = torch.float32, torch.float64
-AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
+AT = ExchangeContext(step=3, unit=1, rank=0, world=3, seed=2)
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,19 @@ class ScaledRandomK:
     ratio: float
     laws = CodecLaws(linear=True, unbiased=True, may_overflow=True)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        return RandomK(self.ratio).count(numel, at), dtype
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
+        return RandomK(self.ratio).count(numel, ctx), dtype
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return x[RandomK(self.ratio).select(x, at)] / self.ratio
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return x[RandomK(self.ratio).select(x, ctx)] / self.ratio
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        payload = self.encode(x, at)
-        self.add_decoded(payload, x, -1.0, at)
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        payload = self.encode(x, ctx)
+        self.add_decoded(payload, x, -1.0, ctx)
         return payload
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        out[RandomK(self.ratio).select(out, at)] += weight * payload
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        out[RandomK(self.ratio).select(out, ctx)] += weight * payload
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.measure.metered import Observed
-from gradwire.step.context import Moment, Replicated
+from gradwire.step.context import ExchangeContext, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.pairwise import FULL, all_pairs
 from tests.support.bits import global_generators
@@ -62,13 +62,15 @@ class Row:
             for rank in range(self.world)
         ]
 
-    def moment(self, rank: int) -> Moment:
+    def context(self, rank: int) -> ExchangeContext:
         """Where and when, with something that the last step has left."""
         draw = generator(str(self), rank + 1000)
         unsent = torch.randn(self.size, generator=draw) if self.time[0] else torch.zeros(self.size)
         unsent = unsent.to(WHERE, self.dtype)
         seen = Replicated(torch.ones(self.size, device=WHERE), COARSE_STEPS, {}, torch.optim.SGD)
-        return Moment(*self.time, rank, self.world, seed=7, unsent=unsent, replicas=lambda _name: seen)
+        return ExchangeContext(
+            *self.time, rank, self.world, seed=7, unsent=unsent, replicas=lambda _name: seen
+        )
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
         x.copy_(source)
         mean.fill_(torch.nan)  # an exchange that forgets to clear it shows
         metered = Observed(comm)
-        run(row.case.exchange, x, x if in_place else mean, metered, row.moment(comm.rank))
+        run(row.case.exchange, x, x if in_place else mean, metered, row.context(comm.rank))
         margins = torch.cat([memory[:, :MARGIN], memory[:, MARGIN + source.numel() :]])
         return Held(x if in_place else mean, x, metered.rounds, bool((margins == MARK).all()))
 

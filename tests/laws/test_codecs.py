@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
 from tests.support.bits import bits, global_generators
 from tests.support.gradients import KINDS, Kind, coded, generator
@@ -35,9 +35,9 @@ def make(kind: Kind, size: int, dtype: torch.dtype, rank: int = 0) -> Tensor:
     return kind(rank, size, dtype, generator(kind.__name__, size, str(dtype), rank), 2.0**14)
 
 
-def decode(codec: Codec, payload: Tensor, like: Tensor, at: Moment = AT) -> Tensor:
+def decode(codec: Codec, payload: Tensor, like: Tensor, ctx: ExchangeContext = AT) -> Tensor:
     out = torch.zeros_like(like)
-    codec.add_decoded(payload, out, 1.0, at)
+    codec.add_decoded(payload, out, 1.0, ctx)
     return out
 
 
@@ -122,8 +122,8 @@ def test_declared_unbiased(case: CodecCase, copies: int, draws: int) -> None:
     x = values.repeat(copies)
     samples = []
     for step in range(draws):
-        at = replace(AT, step=step)
-        sent = decode(case.codec, case.codec.encode(x, at), x, at).double()
+        ctx = replace(AT, step=step)
+        sent = decode(case.codec, case.codec.encode(x, ctx), x, ctx).double()
         samples.append(sent.view(copies, 40).mean(0))
     error = torch.stack(samples) - values.double()
     # One of 40 is beyond 4 sigma once in 400 runs; the draws are those of the steps, always the same.
@@ -177,8 +177,8 @@ def _check_contraction(case: CodecCase, kind: Kind, size: int) -> None:
     draws = 100 if case.in_mean and size < 1000 else 1
     shares = []
     for step in range(draws):
-        at = Moment(step, 0, 0, 1)
-        left = x - decode(case.codec, case.codec.encode(x, at), x, at)
+        ctx = ExchangeContext(step, 0, 0, 1)
+        left = x - decode(case.codec, case.codec.encode(x, ctx), x, ctx)
         shares.append(left.double().square().sum())
     norm = x.double().square().sum()
     absolute = size * case.floor**2
@@ -211,8 +211,8 @@ def _check_cover(case: CodecCase, dtype: torch.dtype, size: int) -> None:
         assert torch.equal(sent.sign(), x.sign())
     # Rounded to few levels an element may be zero in one step: not in the mean of many.
     for step in range(0 if case.exact else 100):
-        at = replace(AT, step=step)
-        sent = sent + decode(case.codec, case.codec.encode(x, at), x, at)
+        ctx = replace(AT, step=step)
+        sent = sent + decode(case.codec, case.codec.encode(x, ctx), x, ctx)
     assert (sent != 0).all(), size
 
 

@@ -86,7 +86,7 @@ def test_rounds_are_those_that_were_announced(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         row = outcome.row
         for rank, held in enumerate(outcome.ranks):
-            announced = row.case.exchange.rounds(row.size, row.dtype, row.moment(rank))
+            announced = row.case.exchange.rounds(row.size, row.dtype, row.context(rank))
             assert all(a.allows(b) for a, b in zip(announced, held.rounds, strict=False)), row
             assert all(left.at_most for left in announced[len(held.rounds) :]), row
             assert len(held.rounds) <= len(announced), row
@@ -96,7 +96,7 @@ def test_without_rounds_the_mean_is_zero_and_everything_stays(outcomes: list[Out
     for outcome in outcomes:
         for rank, held in enumerate(outcome.ranks):
             if not outcome.row.case.exchange.rounds(
-                outcome.row.size, outcome.row.dtype, outcome.row.moment(rank)
+                outcome.row.size, outcome.row.dtype, outcome.row.context(rank)
             ):
                 assert not held.mean.any(), outcome.row
                 assert bits(held.unsent) == bits(outcome.inputs[rank]), outcome.row
@@ -148,7 +148,7 @@ def test_finite_gradients_give_a_finite_mean_unless_overflow_is_declared(outcome
 def sending(case: ExchangeCase) -> tuple[int, int]:
     """The first step from 12 on, after every warm-up of the table, in which unit 0 travels; and the unit."""
     rows = (Row(case, 3, 50, F32, coded, (step, 0)) for step in range(12, 24))
-    return next(row.time for row in rows if case.exchange.rounds(row.size, row.dtype, row.moment(0)))
+    return next(row.time for row in rows if case.exchange.rounds(row.size, row.dtype, row.context(0)))
 
 
 @pytest.mark.parametrize("case", [case for case in EXCHANGES if case.exchange.laws.may_overflow], ids=str)
@@ -206,7 +206,7 @@ def test_finish_issues_nothing(case: ExchangeCase) -> None:
 
     def body(comm: ThreadComm) -> tuple[int, int]:
         x, metered = row.inputs()[comm.rank], Observed(comm)
-        finish = case.exchange.start(x, torch.empty_like(x), metered, row.moment(comm.rank))
+        finish = case.exchange.start(x, torch.empty_like(x), metered, row.context(comm.rank))
         issued = len(metered.rounds)
         finish()
         return issued, len(metered.rounds)
@@ -236,7 +236,7 @@ def test_what_decodes_nothing_moves_what_has_come_whatever_it_is(case: ExchangeC
 
     def body(comm: ThreadComm) -> Tensor:
         x, mean = row.inputs()[comm.rank], torch.zeros(50)
-        run(case.exchange, x, mean, Replacing(comm, brought), row.moment(comm.rank))
+        run(case.exchange, x, mean, Replacing(comm, brought), row.context(comm.rank))
         return mean
 
     for mean in run_ranks(2, body):
@@ -264,16 +264,16 @@ class Failing(Comm):
 @pytest.mark.parametrize("case", EXCHANGES, ids=str)
 def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: ExchangeCase, failing: int) -> None:
     row = Row(case, 3, 200, F32, coded, sending(case))
-    agreed = case.exchange.rounds(row.size, row.dtype, row.moment(0))
+    agreed = case.exchange.rounds(row.size, row.dtype, row.context(0))
 
     def body(comm: ThreadComm, at: int) -> list[Round]:
-        x, metered, moment = row.inputs()[comm.rank], Observed(comm), row.moment(comm.rank)
+        x, metered, context = row.inputs()[comm.rank], Observed(comm), row.context(comm.rank)
         if comm.rank == failing:
             with pytest.raises(Accident):
-                case.exchange.start(x, torch.empty_like(x), Failing(metered, at), moment)
+                case.exchange.start(x, torch.empty_like(x), Failing(metered, at), context)
             owe_zeros(metered, agreed[len(metered.rounds) :], x.device)
         else:
-            run(case.exchange, x, torch.empty_like(x), metered, moment)
+            run(case.exchange, x, torch.empty_like(x), metered, context)
         return metered.rounds
 
     # What has agreed on sizes pays by itself for what fails later: tests/unit/exchange.

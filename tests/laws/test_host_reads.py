@@ -15,7 +15,7 @@ from gradwire.comm import Comm, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish, parts, run
 from gradwire.exchange.dense import dense
-from gradwire.step.context import ExchangeState, Moment
+from gradwire.step.context import ExchangeContext, ExchangeState
 from gradwire.step.step import Step
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Row, perform
@@ -39,12 +39,12 @@ def placed(row: Row) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
         kept = ExchangeState()
         for number in range(2):
             x, mean = inputs[comm.rank].clone(), torch.full_like(inputs[comm.rank], torch.nan)
-            at = row.moment(comm.rank)
-            assert at.unsent is not None
-            unsent = There(at.unsent)
-            at = replace(at, unsent=unsent, kept=kept, see=lambda sound, _text: flags.append(sound))
+            ctx = row.context(comm.rank)
+            assert ctx.unsent is not None
+            unsent = There(ctx.unsent)
+            ctx = replace(ctx, unsent=unsent, kept=kept, see=lambda sound, _text: flags.append(sound))
             with Elsewhere() as elsewhere:
-                run(row.case.exchange, There(x), There(mean), Carrying(comm), at)
+                run(row.case.exchange, There(x), There(mean), Carrying(comm), ctx)
             kept.commit()
             if number == 1:
                 reads.extend(elsewhere.reads)
@@ -118,9 +118,9 @@ class Planted:
     laws = ExchangeLaws(stays_on_device=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """As `dense`."""
-        finish_all = dense().start(x, mean, comm, at)
+        finish_all = dense().start(x, mean, comm, ctx)
 
         def finish() -> None:
             finish_all()
@@ -128,9 +128,9 @@ class Planted:
 
         return finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """As `dense`."""
-        return dense().rounds(numel, dtype, at)
+        return dense().rounds(numel, dtype, ctx)
 
 
 def assign(x: Tensor) -> None:

@@ -26,7 +26,7 @@ from gradwire.exchange.leader import leader
 from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.memory import Memory, Residual
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
 from tests.support.folding import Folding
 from tests.support.gradients import generator
@@ -56,7 +56,13 @@ def feed_back(exchange: Exchange, memory: Memory, steps: int = STEPS, size: int 
         residuals, gradients = [], []
         for step in range(steps):
             gradient = trend + torch.randn(size, generator=random)
-            run(exchange, planes.fold(gradient, step, WORLD), mean, comm, Moment(step, 0, comm.rank, WORLD))
+            run(
+                exchange,
+                planes.fold(gradient, step, WORLD),
+                mean,
+                comm,
+                ExchangeContext(step, 0, comm.rank, WORLD),
+            )
             planes.commit()
             delivered += mean
             came += gradient
@@ -197,7 +203,7 @@ def test_interval_delivers_the_mass_that_the_coefficient_leaves(coefficient: flo
         delivered = 0.0
         for step in range(1, interval * cycles + 1):  # the first cycle is complete, too
             x = planes.fold(torch.ones(5), step, comm.world)
-            run(exchange, x, mean, comm, Moment(step, 0, comm.rank, comm.world))
+            run(exchange, x, mean, comm, ExchangeContext(step, 0, comm.rank, comm.world))
             planes.commit()
             delivered += mean[0].item()
         return 100 * delivered / (interval * cycles)
@@ -215,9 +221,9 @@ def test_a_cycle_of_covap_is_a_contraction_in_the_mean_of_its_phases(interval: i
         kept = []
         for step in range(interval):
             mine, mean = x.clone(), torch.zeros_like(x)
-            exchange, at = every(interval, dense()), Moment(step, 5, comm.rank, comm.world)
-            if exchange.rounds(mine.numel(), mine.dtype, at):
-                run(exchange, mine, mean, comm, at)
+            exchange, ctx = every(interval, dense()), ExchangeContext(step, 5, comm.rank, comm.world)
+            if exchange.rounds(mine.numel(), mine.dtype, ctx):
+                run(exchange, mine, mean, comm, ctx)
             kept.append(mine)
         return kept
 

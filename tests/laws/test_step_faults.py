@@ -19,7 +19,7 @@ from gradwire.memory import Gradients, Memory, Planes
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 from gradwire.step.arrival import Entry
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import Outcome, Rig, gradients
@@ -64,17 +64,17 @@ class Accidental:
     def laws(self) -> ExchangeLaws:
         return replace(self.inner.laws, in_place=True)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        breaks = at.step == BREAKS_IN_STEP and at.unit % 2 == 0
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+        breaks = ctx.step == BREAKS_IN_STEP and ctx.unit % 2 == 0
         if breaks and self.where == "encode":
             raise self.error
-        finish = self.inner.start(x, mean, comm, at)
+        finish = self.inner.start(x, mean, comm, ctx)
         if breaks and self.where == "after issuing":
             raise self.error
         return partial(_finish_badly, finish, self.error) if breaks and self.where == "decode" else finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return self.inner.rounds(numel, dtype, at)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return self.inner.rounds(numel, dtype, ctx)
 
 
 def _finish_badly(finish: Finish, error: BaseException) -> None:
@@ -163,8 +163,8 @@ ALIKE = next(
     step
     for step in range(288, 10**6, 288)
     if all(
-        turn_of(Moment(step, 0, 0, 2), interval, whose=whose)
-        == turn_of(Moment(0, 0, 0, 2), interval, whose=whose)
+        turn_of(ExchangeContext(step, 0, 0, 2), interval, whose=whose)
+        == turn_of(ExchangeContext(0, 0, 0, 2), interval, whose=whose)
         for interval, whose in ((2, "phase"), (3, "phase"), (4, "phase"), (2, "leader"), (2, "factor"))
     )
 )
@@ -201,9 +201,9 @@ class Torn(Comm):
 
 @pytest.mark.parametrize("at", range(6))
 @pytest.mark.parametrize("name", ["dense", "topk", "leader_topk", "covap", "auto"])
-def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(name: str, at: int) -> None:
+def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(name: str, ctx: int) -> None:
     def rank(comm: Comm) -> None:
-        rig = Rig(Torn(comm, at), EVERY_RECIPE[name], unit_elements=3000)
+        rig = Rig(Torn(comm, ctx), EVERY_RECIPE[name], unit_elements=3000)
         outcomes = [rig.step(gradients(0, step)) for step in range(6)]
         broken = [isinstance(outcome.error, TransportError) for outcome in outcomes]
         assert any(broken)

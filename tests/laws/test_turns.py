@@ -15,7 +15,7 @@ from gradwire.exchange.compose import Every, every
 from gradwire.exchange.dense import dense
 from gradwire.exchange.leader import leader_in_turn
 from gradwire.exchange.turns import BLOCK
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.rig import Rig, gradients
 
 INTERVALS = range(2, 9)
@@ -24,7 +24,7 @@ every_interval = pytest.mark.parametrize("interval", INTERVALS)
 
 
 def sends(exchange: Every, step: int, unit: int = 0, seed: int = 0) -> bool:
-    return exchange.sends(Moment(step, unit, 0, 2, seed))
+    return exchange.sends(ExchangeContext(step, unit, 0, 2, seed))
 
 
 def turns(exchange: Every, steps: range, unit: int = 0, seed: int = 0) -> list[int]:
@@ -191,7 +191,7 @@ RANKS = pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
 @RANKS
 @pytest.mark.parametrize("seed", [0, 1, 77])
 def test_each_rank_leads_once_in_as_many_steps(world: int, seed: int) -> None:
-    leaders = [leader_in_turn(Moment(step, 0, 0, world, seed)) for step in range(4 * BLOCK * world)]
+    leaders = [leader_in_turn(ExchangeContext(step, 0, 0, world, seed)) for step in range(4 * BLOCK * world)]
     for first in range(0, len(leaders), world):
         assert sorted(leaders[first : first + world]) == list(range(world))
 
@@ -200,10 +200,12 @@ def test_each_rank_leads_once_in_as_many_steps(world: int, seed: int) -> None:
 def test_a_unit_that_travels_or_is_trained_in_every_nth_step_has_all_leaders(world: int) -> None:
     for start in range(world):
         trained = range(start, 100 * BLOCK * world, world)
-        assert {leader_in_turn(Moment(step, 0, 0, world)) for step in trained} == set(range(world))
+        assert {leader_in_turn(ExchangeContext(step, 0, 0, world)) for step in trained} == set(range(world))
         # An order within an order: that of leaders is drawn by itself.
         travels = turns(every(world, dense()), range(100 * BLOCK * world), unit=start)
-        assert {leader_in_turn(Moment(step, start, 0, world)) for step in travels} == set(range(world))
+        assert {leader_in_turn(ExchangeContext(step, start, 0, world)) for step in travels} == set(
+            range(world)
+        )
 
 
 LEADERS = ["leader_topk(ratio=0.25)", "star_topk(ratio=0.25)", "scalecom(rate=4, warmup_steps=0)"]

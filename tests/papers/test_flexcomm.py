@@ -15,7 +15,7 @@ from gradwire.planning.collectives import Transfer, fastest, levels, time_of, to
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.ratio import ALL_GATHER, HIGHEST, LOWEST, RING, TREE, ways
 from gradwire.recipes import recipe
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 from tests.papers.nsga2 import POPULATION, genetic_ratio
 from tests.support.planning_problems import best_ratio, fine_ratios, typical
@@ -83,11 +83,11 @@ def test_table_vi_within_3_percent_on_average_and_11_at_most() -> None:
 
 def test_the_winners_of_table_vi_are_all_found_by_cost_and_by_threshold() -> None:
     found = 0
-    for kept, at, reported in cells_vi():
+    for kept, ctx, reported in cells_vi():
         winner = min(reported, key=lambda name: reported[name])
         candidates = {name: ways(kept)[name] for name in NAMES}
-        assert fastest(candidates, WORLD, Network(at))[0] == winner
-        assert by_thresholds(WORLD, kept, at.alpha_s / at.beta_s) == winner
+        assert fastest(candidates, WORLD, Network(ctx))[0] == winner
+        assert by_thresholds(WORLD, kept, ctx.alpha_s / ctx.beta_s) == winner
         found += 1
     assert found == 36
 
@@ -161,7 +161,7 @@ def test_coded_places_and_a_scattered_broadcast_send_less_than_half() -> None:
     # 8 ranks, one in ten kept: 5 bits a place instead of 32, and 2(N−1)/N of them instead of log N.
     alone, numel, kept = Network(Link(0.0, 1.0)), 10_000_000, 1_000_000
     built = recipe("star_topk(ratio=0.1)").build()
-    ours = built.exchange.rounds(numel, torch.float32, Moment(0, 0, 0, WORLD))
+    ours = built.exchange.rounds(numel, torch.float32, ExchangeContext(0, 0, 0, WORLD))
     assert [each.numel for each in ours] == [index_words(kept, numel), kept]
     assert total_time(ways(4.0 * kept)[RING], WORLD, alone) / total_time(ours, WORLD, alone) > 2.2
 

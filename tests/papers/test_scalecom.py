@@ -16,7 +16,7 @@ from gradwire.kernels import topk_indices
 from gradwire.memory import LowPass
 from gradwire.planning import shapes
 from gradwire.planning.rates import RateRule
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.folding import Folding
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}
@@ -124,7 +124,7 @@ def came_went_and_left(comm: Comm, beta: float) -> tuple[torch.Tensor, torch.Ten
         grad = torch.randn(SIZE, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))
         mean = torch.zeros(SIZE)
         x = planes.fold(grad, step, comm.world)
-        run(exchange, x, mean, comm, Moment(step, 0, comm.rank, comm.world))
+        run(exchange, x, mean, comm, ExchangeContext(step, 0, comm.rank, comm.world))
         planes.commit()
         came += grad
         went += mean

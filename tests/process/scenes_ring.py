@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import gcomp
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.ring_order import ring_sum
 
 NUMEL = 100_003
@@ -33,8 +33,8 @@ def means() -> list[bool]:
     for step, segment in enumerate((1000, 1000, 1 << 20, 1000)):
         x = numbers(comm.rank, step)
         mean = torch.empty_like(x)
-        at = Moment(step, 0, comm.rank, comm.world)
-        run(replace(gcomp("lossless", tables="static"), segment=segment), x, mean, comm, at)
+        ctx = ExchangeContext(step, 0, comm.rank, comm.world)
+        run(replace(gcomp("lossless", tables="static"), segment=segment), x, mean, comm, ctx)
         expected = ring_sum([numbers(rank, step) * (1.0 / comm.world) for rank in range(comm.world)])
         right.append(torch.equal(mean, expected) and not x.any())
     return right

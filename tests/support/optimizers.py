@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.step.context import Moment, Replicated
+from gradwire.step.context import ExchangeContext, Replicated
 
 N = 400
 Optimizer = torch.optim.Optimizer
@@ -86,11 +86,11 @@ def trained(
     return parameter, optimizer
 
 
-def moment_of(parameter: nn.Parameter, optimizer: Optimizer, **options: Any) -> Moment:
+def context_of(parameter: nn.Parameter, optimizer: Optimizer, **options: Any) -> ExchangeContext:
     """A moment in which a unit is that parameter."""
     state = optimizer.state.get(parameter, {})
     seen = Replicated(parameter.detach(), optimizer.param_groups[0], state, type(optimizer))
-    return Moment(0, 0, 0, 1, replicas=lambda _name: seen, **options)
+    return ExchangeContext(0, 0, 0, 1, replicas=lambda _name: seen, **options)
 
 
 def stepped(case: Case, optimizer: Optimizer, gradient: Tensor) -> Tensor:

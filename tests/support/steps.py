@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import Exchange, run
 from gradwire.measure.metered import Observed
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 class Stepped(NamedTuple):
@@ -30,7 +30,7 @@ def step(
     def body(comm: ThreadComm) -> Stepped:
         x, metered = inputs(comm.rank).clone(), Observed(comm)
         mean = torch.full_like(x, torch.nan)
-        run(exchange, x, mean, metered, Moment(number, unit, comm.rank, comm.world))
+        run(exchange, x, mean, metered, ExchangeContext(number, unit, comm.rank, comm.world))
         return Stepped(mean, x, metered.rounds)
 
     return run_ranks(world, body)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.select.base import SelectorLaws
-from gradwire.step.context import Moment, Part
+from gradwire.step.context import ExchangeContext, Part
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Everything:
 
     laws = SelectorLaws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return numel
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         return torch.arange(x.numel(), device=x.device)
 
 
@@ -38,18 +38,18 @@ class Raw:
         linear=True, lossless=True, contractive=True, covers=True, unbiased=True, stays_on_device=True
     )
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return numel, dtype
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         return x.clone()
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         payload = x.clone()
         x.zero_()
         return payload
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         out.add_(payload, alpha=weight)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from gradwire.exchange.base import WHOLE
 from gradwire.step.arena import ParameterSpec, slots_of, units_of
-from gradwire.step.context import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeContext, ExchangeState, Part
 
 
 def test_what_was_put_is_seen_after_the_commit_only() -> None:
@@ -35,8 +35,11 @@ def test_another_lane_adopts_what_belongs_to_the_parameter() -> None:
 def test_parts_know_whether_they_are_whole() -> None:
     assert Part("a", (2, 3), 0, 6).is_whole
     assert not Part("a", (2, 3), 1, 6).is_whole
-    assert Moment(0, 0, 0, 1, parts=(Part("a", (2, 3), 1, 6), Part("b", (4,), 0, 4))).sizes(9) == (5, 4)
-    assert Moment(0, 0, 0, 1).sizes(9) == (9,)
+    assert ExchangeContext(0, 0, 0, 1, parts=(Part("a", (2, 3), 1, 6), Part("b", (4,), 0, 4))).sizes(9) == (
+        5,
+        4,
+    )
+    assert ExchangeContext(0, 0, 0, 1).sizes(9) == (9,)
 
 
 def test_cuts_of_whole_parameters_move_to_the_nearest_place_between_them() -> None:

@@ -15,7 +15,7 @@ from gradwire.contrib.dgc import MomentumCorrection
 from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, LowPass, Memory, Residual
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.folding import Folding
 
 COVAP_SMALL = Residual(start=0.5, rise=0.1, every=50)
@@ -80,7 +80,7 @@ def sent(planes: Folding, grad: Tensor, ratio: float, step: int = 0) -> Tensor:
 
     def body(comm: ThreadComm) -> Tensor:
         mean = torch.empty_like(grad)
-        run(gather(sparse(top_k(ratio))), planes.fold(grad, step), mean, comm, Moment(step, 0, 0, 1))
+        run(gather(sparse(top_k(ratio))), planes.fold(grad, step), mean, comm, ExchangeContext(step, 0, 0, 1))
         return mean
 
     (mean,) = run_ranks(1, body)

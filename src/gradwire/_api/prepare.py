@@ -29,7 +29,7 @@ from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import Device
 from gradwire.step.arena import Lane, Unit
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
 
 _LOG = logging.getLogger("gradwire")
@@ -98,7 +98,7 @@ def rehearse(layout: Layout, world: int) -> None:
 def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
     x = lane.x[unit.start : unit.stop]
     mean = torch.empty(offset + x.numel(), dtype=x.dtype, device=x.device)[offset:]
-    at = Moment(
+    ctx = ExchangeContext(
         STEADY,
         unit.index,
         comm.rank,
@@ -111,7 +111,7 @@ def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
         see=lambda _sound, _complaint: None,
     )
     for step in range(STEADY, STEADY + CYCLE):  # units may rest
-        now = replace(at, step=step)
+        now = replace(ctx, step=step)
         if lane.exchange.rounds(x.numel(), x.dtype, now):
             lane.exchange.start(x, mean, comm, now)()
             return

@@ -16,7 +16,7 @@ from gradwire.exchange.base import CYCLE, STEADY, Exchange
 from gradwire.memory import UNSENT
 from gradwire.recipes import Entry, entries, recipe
 from gradwire.recipes.catalogue import GROUPS
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 NUMEL = 1 << 20
 
@@ -111,8 +111,8 @@ def describe(entry: Entry, world: int = 4) -> dict[str, Any]:
 
 def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
     """Of a long run, over the steps in which something travels and those in which nothing does."""
-    moments = [Moment(step, unit=0, rank=0, world=world) for step in range(STEADY, STEADY + CYCLE)]
-    steps = [exchange.rounds(NUMEL, torch.float32, at) for at in moments]
+    contexts = [ExchangeContext(step, unit=0, rank=0, world=world) for step in range(STEADY, STEADY + CYCLE)]
+    steps = [exchange.rounds(NUMEL, torch.float32, ctx) for ctx in contexts]
     travelled = sum(round_.wire_bytes(world) for rounds in steps for round_ in rounds)
     return {
         "wire_bytes_per_element": travelled / NUMEL / CYCLE,

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class CodecLaws:
     - `linear`: payloads of all ranks may be summed before decoding, so they ride an all-reduce.
     - `lossless`: decode(encode(x)) == x for every finite x.
     - `contractive`: ‖x − decode(encode(x))‖² ≤ γ‖x‖² with γ < 1, so error feedback stays bounded.
-    - `unbiased`: E decode(encode(x)) == x over the draws of `at.private()`.
+    - `unbiased`: E decode(encode(x)) == x over the draws of `ctx.private()`.
     - `covers`: every element travels, so that without a memory nothing is forgotten.
     - `may_overflow`: a finite x can have a non-finite image. Here it is `False` that promises something.
     - `stays_on_device`: no call makes the host wait for the device that x is on (`ExchangeLaws`).
@@ -41,18 +41,18 @@ class Codec(Protocol):
         """The promises of the codec."""
         ...
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Elements and dtype of the payload of `numel` elements; the same on all ranks."""
         ...
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """The payload of `x` (numel,), a new tensor."""
         ...
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """The payload of `x`, which is left with what the payload does not carry."""
         ...
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         """out += weight · decode(payload)."""
         ...

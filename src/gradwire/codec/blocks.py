@@ -22,7 +22,7 @@ from torch import Tensor
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -42,32 +42,34 @@ class Blocks:
     block: int
     laws = CodecLaws(contractive=True, stays_on_device=True)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""
-        _blocks, layout = self._layout(numel, dtype, at)
+        _blocks, layout = self._layout(numel, dtype, ctx)
         return layout.bytes, torch.uint8
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return self._encode(x, at, left=False)
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._encode(x, ctx, left=False)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """Where a code is not 0 the subtraction is exact, but at the block's maximum."""
-        return self._encode(x, at, left=True)
+        return self._encode(x, ctx, left=True)
 
-    def _encode(self, x: Tensor, at: Moment, left: bool) -> Tensor:
-        blocks, layout = self._layout(x.numel(), x.dtype, at)
+    def _encode(self, x: Tensor, ctx: ExchangeContext, left: bool) -> Tensor:
+        blocks, layout = self._layout(x.numel(), x.dtype, ctx)
         payload = layout.empty(x.device)
         encode_blocks(x, blocks, *layout.split(payload), left)
         return payload
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        blocks, layout = self._layout(out.numel(), out.dtype, at)
+        blocks, layout = self._layout(out.numel(), out.dtype, ctx)
         add_blocks(*layout.split(payload), blocks, out, weight)
 
-    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[ScaledBlocks, ScaledPayload]:
-        return _layout(at.sizes(numel), self.block, self.kind, scale_type(dtype))
+    def _layout(
+        self, numel: int, dtype: torch.dtype, ctx: ExchangeContext
+    ) -> tuple[ScaledBlocks, ScaledPayload]:
+        return _layout(ctx.sizes(numel), self.block, self.kind, scale_type(dtype))
 
 
 @lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
@@ -81,11 +83,11 @@ def _layout(
 def blocks(kind: BlockKind, block: int = 256) -> Blocks:
     """Send every element in 8 bits (int8, fp8) or 4 (int4), and a scale per `block` elements.
 
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> x = torch.tensor([254.0, -3.2, 0.9])
     >>> codec, out = blocks("int8"), torch.zeros(3)
-    >>> payload = codec.take(x, at)
-    >>> codec.add_decoded(payload, out, 1.0, at)
+    >>> payload = codec.take(x, ctx)
+    >>> codec.add_decoded(payload, out, 1.0, ctx)
     >>> payload.numel(), out, x
     (8, tensor([254.,  -4.,   0.]), tensor([0.0000, 0.8000, 0.9000]))
     """

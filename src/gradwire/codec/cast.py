@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,18 @@ class Cast:
     dtype: torch.dtype
     laws = CodecLaws(linear=True, contractive=True, covers=True, may_overflow=True, stays_on_device=True)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return numel, self.dtype
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         return x.to(self.dtype, copy=True)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        payload = self.encode(x, at)
-        self.add_decoded(payload, x, -1.0, at)
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        payload = self.encode(x, ctx)
+        self.add_decoded(payload, x, -1.0, ctx)
         return payload
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         out.add_(payload.to(out.dtype), alpha=weight)
 
 
@@ -38,8 +38,8 @@ def cast(dtype: torch.dtype) -> Cast:
     """Send float16 or bfloat16 instead of the gradient's own type.
 
     >>> import torch
-    >>> from gradwire.step.context import Moment
-    >>> cast(torch.bfloat16).payload(10, torch.float32, Moment(step=0, unit=0, rank=0, world=1))
+    >>> from gradwire.step.context import ExchangeContext
+    >>> cast(torch.bfloat16).payload(10, torch.float32, ExchangeContext(step=0, unit=0, rank=0, world=1))
     (10, torch.bfloat16)
     """
     if dtype not in (torch.float16, torch.bfloat16):
@@ -47,14 +47,14 @@ def cast(dtype: torch.dtype) -> Cast:
     return Cast(dtype)
 
 
-def wire_type(wanted: torch.dtype | None, own: torch.dtype, at: Moment) -> torch.dtype:
+def wire_type(wanted: torch.dtype | None, own: torch.dtype, ctx: ExchangeContext) -> torch.dtype:
     """The type in which values travel: `wanted`, or else the parameters', if shorter than their `own`.
 
-    >>> at = Moment(step=0, unit=0, rank=0, world=1, narrow=torch.bfloat16)
-    >>> wire_type(torch.float16, torch.float32, at), wire_type(None, torch.float32, at)
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1, narrow=torch.bfloat16)
+    >>> wire_type(torch.float16, torch.float32, ctx), wire_type(None, torch.float32, ctx)
     (torch.float16, torch.bfloat16)
     """
-    short = wanted or at.narrow
+    short = wanted or ctx.narrow
     return own if short is None or short.itemsize >= own.itemsize else short
 
 

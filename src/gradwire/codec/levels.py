@@ -24,7 +24,7 @@ from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels import Blocks, add_levels, encode_levels, scale_type
 from gradwire.kernels.layouts import packed_bytes
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -45,32 +45,32 @@ class FourLevels:
     block: int
     laws = CodecLaws(contractive=True, stays_on_device=True)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""
-        return self._layout(numel, dtype, at)[1].bytes, torch.uint8
+        return self._layout(numel, dtype, ctx)[1].bytes, torch.uint8
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return self._encode(x, at, leave=False)
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._encode(x, ctx, leave=False)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        return self._encode(x, at, leave=True)
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._encode(x, ctx, leave=True)
 
-    def _encode(self, x: Tensor, at: Moment, leave: bool) -> Tensor:
-        blocks, layout = self._layout(x.numel(), x.dtype, at)
+    def _encode(self, x: Tensor, ctx: ExchangeContext, leave: bool) -> Tensor:
+        blocks, layout = self._layout(x.numel(), x.dtype, ctx)
         payload = layout.empty(x.device)
         levels, codes = layout.split(payload)
         encode_levels(x, blocks, levels.view(-1, 2), codes, leave=leave)
         return payload
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        blocks, layout = self._layout(out.numel(), out.dtype, at)
+        blocks, layout = self._layout(out.numel(), out.dtype, ctx)
         levels, codes = layout.split(payload)
         add_levels(levels.view(-1, 2), codes, blocks, out, weight)
 
-    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Blocks, ScaledPayload]:
-        return _layout(at.sizes(numel), self.block, scale_type(dtype))
+    def _layout(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Blocks, ScaledPayload]:
+        return _layout(ctx.sizes(numel), self.block, scale_type(dtype))
 
 
 @lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
@@ -82,9 +82,9 @@ def _layout(sizes: tuple[int, ...], block: int, dtype: torch.dtype) -> tuple[Blo
 def four_levels(block: int = 64) -> FourLevels:
     """Send every element in 2 bits, and two numbers per `block` elements, a multiple of 8.
 
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> x = torch.tensor([3.0, -8.0, 1.0])
-    >>> payload = four_levels().take(x, at)
+    >>> payload = four_levels().take(x, ctx)
     >>> payload.numel(), x
     (12, tensor([ 1.,  0., -1.]))
     """

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.kernels import Blocks, add_signs, pack_signs
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,33 @@ class TwoLevels:
     def __post_init__(self) -> None:
         Blocks((), self.block)  # raises for a block of a size that does not do
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""
-        blocks, itemsize = self._blocks(numel, at), _level_type(dtype).itemsize
+        blocks, itemsize = self._blocks(numel, ctx), _level_type(dtype).itemsize
         bits = -(-blocks.bytes // itemsize) * itemsize  # so that every row of a gathered payload is aligned
         return blocks.count * self.levels * itemsize + bits, torch.uint8
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return self._pack(x, at, leave=False)
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._pack(x, ctx, leave=False)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """Two passes over x, or one where blocks stay in the caches."""
-        return self._pack(x, at, leave=True)
+        return self._pack(x, ctx, leave=True)
 
-    def _pack(self, x: Tensor, at: Moment, leave: bool) -> Tensor:
-        blocks, (size, dtype) = self._blocks(x.numel(), at), self.payload(x.numel(), x.dtype, at)
+    def _pack(self, x: Tensor, ctx: ExchangeContext, leave: bool) -> Tensor:
+        blocks, (size, dtype) = self._blocks(x.numel(), ctx), self.payload(x.numel(), x.dtype, ctx)
         payload = torch.zeros(size, dtype=dtype, device=x.device)
         pack_signs(x, blocks, *self._read(payload, blocks, x.dtype), leave=leave)
         return payload
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        blocks = self._blocks(out.numel(), at)
+        blocks = self._blocks(out.numel(), ctx)
         add_signs(*self._read(payload, blocks, out.dtype), blocks, out, weight)
 
-    def _blocks(self, numel: int, at: Moment) -> Blocks:
-        return _cut(at.sizes(numel), self.block)
+    def _blocks(self, numel: int, ctx: ExchangeContext) -> Blocks:
+        return _cut(ctx.sizes(numel), self.block)
 
     def _read(self, payload: Tensor, blocks: Blocks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Levels (blocks, levels) and bits (bytes,) uint8, both as views."""
@@ -107,9 +107,9 @@ def sign(block: int | None = None) -> Sign:
     Smaller blocks follow the gradient more closely, and cost 32/`block` bits more per element.
 
     >>> import torch
-    >>> from gradwire.step.context import Moment
-    >>> x, at = torch.tensor([1.0, -2.0, 6.0]), Moment(step=0, unit=0, rank=0, world=1)
-    >>> payload = sign().take(x, at)
+    >>> from gradwire.step.context import ExchangeContext
+    >>> x, ctx = torch.tensor([1.0, -2.0, 6.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> payload = sign().take(x, ctx)
     >>> payload.numel(), x
     (8, tensor([-2.,  1.,  3.]))
     """
@@ -130,9 +130,9 @@ def one_bit(block: int | None = None) -> OneBit:
     """Send signs, with two means per parameter, or per `block` elements of one: a multiple of 8.
 
     >>> import torch
-    >>> from gradwire.step.context import Moment
-    >>> x, at = torch.tensor([1.0, -2.0, 6.0]), Moment(step=0, unit=0, rank=0, world=1)
-    >>> payload = one_bit().take(x, at)
+    >>> from gradwire.step.context import ExchangeContext
+    >>> x, ctx = torch.tensor([1.0, -2.0, 6.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> payload = one_bit().take(x, ctx)
     >>> payload.numel(), x
     (12, tensor([-2.5000,  0.0000,  2.5000]))
     """

@@ -26,7 +26,7 @@ from gradwire.codec.indices import (
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels import Shape, add_at, add_chosen, take, take_chosen
-from gradwire.step.context import Moment, See, refuse
+from gradwire.step.context import ExchangeContext, See, refuse
 
 
 @dataclass(frozen=True)
@@ -137,19 +137,19 @@ class Values:
         laws = self.selector.laws
         return CodecLaws(linear=True, contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
-        return self.selector.count(numel, at), dtype
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
+        return self.selector.count(numel, ctx), dtype
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return x[self.selector.select(x, at)]
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return x[self.selector.select(x, ctx)]
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        indices = self.selector.select(x, at)
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        indices = self.selector.select(x, ctx)
         return take(x, indices)
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         """The selector sees only `out`'s size: it is shared."""
-        indices = self.selector.select(out, at)
+        indices = self.selector.select(out, ctx)
         out[indices] += weight * payload
 
 
@@ -170,24 +170,24 @@ class Sparse:
         laws = self.selector.laws
         return CodecLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""
-        return self._layout(numel, dtype, at).buffer.bytes, torch.uint8
+        return self._layout(numel, dtype, ctx).buffer.bytes, torch.uint8
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        indices, layout = self.selector.select(x, at), self._layout(x.numel(), x.dtype, at)
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        indices, layout = self.selector.select(x, ctx), self._layout(x.numel(), x.dtype, ctx)
         return layout.write(indices, saturating_cast(x[indices], layout.dtype))
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        return self._layout(x.numel(), x.dtype, at).take(x, self.selector.select(x, at))
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._layout(x.numel(), x.dtype, ctx).take(x, self.selector.select(x, ctx))
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        self._layout(out.numel(), out.dtype, at).add(payload, out, weight, at.see)
+        self._layout(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx.see)
 
-    def _layout(self, numel: int, dtype: torch.dtype, at: Moment) -> SparseLayout:
-        return sparse_layout(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
+    def _layout(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> SparseLayout:
+        return sparse_layout(self.selector.count(numel, ctx), numel, wire_type(self.dtype, dtype, ctx))
 
 
 def values(selector: Selector) -> Values:
@@ -218,37 +218,37 @@ class SparseCoded:
             stays_on_device=self.selector.laws.stays_on_device and self.codec.laws.stays_on_device,
         )
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""
-        count = self.selector.count(numel, at)
-        size, kind = self.codec.payload(count, dtype, _alone(at))
+        count = self.selector.count(numel, ctx)
+        size, kind = self.codec.payload(count, dtype, _alone(ctx))
         return _start(count, numel) + size * kind.itemsize, torch.uint8
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        indices = self.selector.select(x, at)
-        return self._join(x, indices, self.codec.encode(x[indices], _alone(at)), at)
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        indices = self.selector.select(x, ctx)
+        return self._join(x, indices, self.codec.encode(x[indices], _alone(ctx)), ctx)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        indices = self.selector.select(x, at)
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        indices = self.selector.select(x, ctx)
         values = x[indices]
-        payload = self._join(x, indices, self.codec.take(values, _alone(at)), at)
+        payload = self._join(x, indices, self.codec.take(values, _alone(ctx)), ctx)
         x[indices] = values
         return payload
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        """`at.see` hears of indices that cannot be."""
-        count = self.selector.count(out.numel(), at)
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        """`ctx.see` hears of indices that cannot be."""
+        count = self.selector.count(out.numel(), ctx)
         if count == 0:
             return
         start = _start(count, out.numel())
         words = payload[: 4 * index_words(count, out.numel())].view(torch.int32)
         values = torch.zeros(count, dtype=out.dtype, device=out.device)
-        kind = self.codec.payload(count, out.dtype, _alone(at))[1]
-        self.codec.add_decoded(payload[start:].view(kind), values, 1.0, _alone(at))
-        add_at(out, unpack_indices(words, count, out.numel(), at.see), values, weight)
+        kind = self.codec.payload(count, out.dtype, _alone(ctx))[1]
+        self.codec.add_decoded(payload[start:].view(kind), values, 1.0, _alone(ctx))
+        add_at(out, unpack_indices(words, count, out.numel(), ctx.see), values, weight)
 
-    def _join(self, x: Tensor, indices: Tensor, values: Tensor, at: Moment) -> Tensor:
-        size, kind = self.payload(x.numel(), x.dtype, at)
+    def _join(self, x: Tensor, indices: Tensor, values: Tensor, ctx: ExchangeContext) -> Tensor:
+        size, kind = self.payload(x.numel(), x.dtype, ctx)
         payload = torch.zeros(size, dtype=kind, device=x.device)
         words = pack_indices(indices, x.numel())
         payload[: 4 * words.numel()].view(torch.int32).copy_(words)
@@ -260,9 +260,9 @@ def _start(count: int, numel: int) -> int:
     return _padded(4 * index_words(count, numel), 8)
 
 
-def _alone(at: Moment) -> Moment:
+def _alone(ctx: ExchangeContext) -> ExchangeContext:
     """The chosen values are one part: how many are of which parameter is not known beforehand."""
-    return replace(at, parts=(), unsent=None)
+    return replace(ctx, parts=(), unsent=None)
 
 
 def sparse_coded(selector: Selector, codec: Codec) -> SparseCoded:
@@ -270,10 +270,10 @@ def sparse_coded(selector: Selector, codec: Codec) -> SparseCoded:
 
     >>> from gradwire.codec.blocks import blocks
     >>> from gradwire.codec.select.topk import top_k
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
-    >>> sparse(top_k(0.01)).payload(1_000_000, torch.float32, at)[0]
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> sparse(top_k(0.01)).payload(1_000_000, torch.float32, ctx)[0]
     50576
-    >>> sparse_coded(top_k(0.01), blocks("int8")).payload(1_000_000, torch.float32, at)[0]
+    >>> sparse_coded(top_k(0.01), blocks("int8")).payload(1_000_000, torch.float32, ctx)[0]
     20736
     """
     return SparseCoded(check_fixed_size(selector), codec)

@@ -4,9 +4,9 @@ many where none stands out, few where one does.
 Chen, Choi, Brand, Agrawal, Zhang and Gopalakrishnan 2018, "AdaComp: adaptive residual gradient compression
 for data-parallel distributed training", section 3: with G the residual and gradient together and dW the
 latest gradient alone, an element of a bin is sent if |G + dW| >= max |G| over the bin. Here G is x and the
-residual is `Moment.unsent`, so dW = x - unsent and the rule is |2x - unsent| >= max |x|. Early on, where
-residuals are small, that is half of the largest, and `at_most` is what counts; as they grow, less and less
-reaches it.
+residual is `ExchangeContext.unsent`, so dW = x - unsent and the rule is |2x - unsent| >= max |x|. Early on,
+where residuals are small, that is half of the largest, and `at_most` is what counts; as they grow, less and
+less reaches it.
 
 Differences from the paper:
 
@@ -32,7 +32,7 @@ from gradwire.exchange.uneven_gather import agreed
 from gradwire.kernels import indices_near_maxima
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,22 @@ class AdaComp:
     at_most: float = 0.1
     laws = SelectorLaws(contractive=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         """The bound."""
         return count_kept(self.at_most, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        ahead = 2 * x if at.unsent is None else 2 * x - at.unsent
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        ahead = 2 * x if ctx.unsent is None else 2 * x - ctx.unsent
         near = indices_near_maxima(x, ahead, self.bin_elements)
-        return largest_of(x, near, self.count(x.numel(), at))
+        return largest_of(x, near, self.count(x.numel(), ctx))
 
 
 def ada_comp(bin_elements: int = 500, at_most: float = 0.1) -> AdaComp:
     """Keep what would reach its bin's largest with another such gradient, at most the share `at_most`.
 
     >>> import torch
-    >>> x, at = torch.tensor([4.0, -2.0, 1.0, 0.0]), Moment(step=0, unit=0, rank=0, world=1)
-    >>> ada_comp(bin_elements=4, at_most=1.0).select(x, at)
+    >>> x, ctx = torch.tensor([4.0, -2.0, 1.0, 0.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> ada_comp(bin_elements=4, at_most=1.0).select(x, ctx)
     tensor([0, 1])
     """
     if bin_elements < 1:

@@ -47,7 +47,7 @@ from gradwire.kernels import Folded, fold_momentum, mask_zeros
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -123,25 +123,25 @@ class SampledTopK:
     sample: float = 0.01
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         if x.numel() == 0:
             return torch.empty(0, dtype=torch.int64, device=x.device)
-        return exactly(x, self.threshold(x, at), self.count(x.numel(), at), at)
+        return exactly(x, self.threshold(x, ctx), self.count(x.numel(), ctx), ctx)
 
-    def threshold(self, x: Tensor, at: Moment) -> float:
+    def threshold(self, x: Tensor, ctx: ExchangeContext) -> float:
         """The magnitude that the wanted share of the sample reaches; Inf if that is NaN. x is not empty."""
         size = min(x.numel(), math.ceil(max(self.sample * x.numel(), 2 / self.ratio)))
-        return threshold_of_sample(x, size, math.ceil(self.ratio * size), at)
+        return threshold_of_sample(x, size, math.ceil(self.ratio * size), ctx)
 
 
 def sampled_top_k(ratio: float, sample: float = 0.01) -> SampledTopK:
     """Keep about the share `ratio` with the largest magnitudes, judged by the share `sample` of all.
 
     >>> x = torch.arange(1000.0)
-    >>> indices = sampled_top_k(0.01, sample=0.5).select(x, Moment(step=0, unit=0, rank=0, world=1))
+    >>> indices = sampled_top_k(0.01, sample=0.5).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1))
     >>> len(indices), bool((indices[-5:] >= 995).all())
     (10, True)
     """
@@ -172,15 +172,15 @@ class Ramp:
             stays_on_device=all(selector.laws.stays_on_device for selector in self.selectors),
         )
 
-    def now(self, at: Moment) -> Selector:
+    def now(self, ctx: ExchangeContext) -> Selector:
         """The selector in force."""
-        return self.selectors[bisect_right(self.starts, at.step) - 1]
+        return self.selectors[bisect_right(self.starts, ctx.step) - 1]
 
-    def count(self, numel: int, at: Moment) -> int:
-        return self.now(at).count(numel, at)
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
+        return self.now(ctx).count(numel, ctx)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        return self.now(at).select(x, at)
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self.now(ctx).select(x, ctx)
 
 
 WARM_UP = (0.25, 0.0625, 0.015625, 0.004)

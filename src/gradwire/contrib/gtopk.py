@@ -32,7 +32,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.leader import spread_indices, spread_round
 from gradwire.kernels import put, take, topk_indices
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class GTopK:
     laws = ExchangeLaws(contractive=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """ceil(log2 N) shifts (places and values), two all-reduces."""
         count = count_kept(self.ratio, x.numel())
         if count == 0:
             return lambda: None
         elected = self._elect(x, SparseLayout(count, x.numel(), x.dtype), comm)
-        indices = spread_indices(lambda: elected, comm.rank == 0, count, x, comm, at.see)
+        indices = spread_indices(lambda: elected, comm.rank == 0, count, x, comm, ctx.see)
         values = take(x, indices, 1.0 / comm.world)
         pending = comm.all_reduce(values)
 
@@ -78,12 +78,12 @@ class GTopK:
                 places, values = _merged(places, values, *chosen.read(received))
         return places
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         count = count_kept(self.ratio, numel)
         if count == 0:
             return ()
         size = SparseLayout(count, numel, dtype).buffer.bytes
-        tree = (Round("shift", size, torch.uint8, -by) for by in _strides(at.world))
+        tree = (Round("shift", size, torch.uint8, -by) for by in _strides(ctx.world))
         return (*tree, spread_round(count, numel), Round("all_reduce", count, dtype))
 
 
@@ -105,8 +105,9 @@ def _merged(places: Tensor, values: Tensor, others: Tensor, theirs: Tensor) -> t
 def gtop_k(ratio: float) -> GTopK:
     """A tree of merged top-k elects the share `ratio` of places; all ranks send their values there.
 
-    >>> from gradwire.step.context import Moment
-    >>> [round_.by for round_ in gtop_k(0.01).rounds(1000, torch.float32, Moment(0, 0, 0, world=5))[:3]]
+    >>> from gradwire.step.context import ExchangeContext
+    >>> ctx = ExchangeContext(0, 0, 0, world=5)
+    >>> [round_.by for round_ in gtop_k(0.01).rounds(1000, torch.float32, ctx)[:3]]
     [-1, -2, -4]
     """
     return GTopK(check_ratio(ratio))

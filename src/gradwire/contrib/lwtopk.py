@@ -25,7 +25,7 @@ from gradwire.kernels import topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import layer_cutter
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class LayerTopK:
     ratio: float
     laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
-    def count(self, numel: int, at: Moment) -> int:
-        return sum(count_kept(self.ratio, size) for size in at.sizes(numel))
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
+        return sum(count_kept(self.ratio, size) for size in ctx.sizes(numel))
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         start, parts = 0, []
-        for piece in x.split_with_sizes(at.sizes(x.numel())):
+        for piece in x.split_with_sizes(ctx.sizes(x.numel())):
             parts.append(topk_indices(piece, count_kept(self.ratio, piece.numel())) + start)
             start += piece.numel()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -52,7 +52,7 @@ def layer_top_k(ratio: float) -> LayerTopK:
     >>> x = torch.tensor([9.0, 8.0, 7.0, 0.1, 0.2])
     >>> from gradwire.step.context import Part
     >>> parts = Part("weight", (3,), 0, 3), Part("bias", (2,), 0, 2)
-    >>> layer_top_k(0.4).select(x, Moment(step=0, unit=0, rank=0, world=1, parts=parts))
+    >>> layer_top_k(0.4).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1, parts=parts))
     tensor([0, 4])
     """
     return LayerTopK(check_ratio(ratio))

@@ -34,7 +34,7 @@ from gradwire.kernels.dispatch import rounded
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 _SAMPLE = 16384
 """Elements drawn to guess where the candidates begin."""
@@ -63,17 +63,17 @@ class MSTopK:
     rounds: int = 25
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        k = self.count(x.numel(), at)
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        k = self.count(x.numel(), ctx)
         if k == x.numel():
             return torch.arange(k, device=x.device)
         mean = moments_reaching(x, 0.0).total / x.numel()
         if not math.isfinite(mean):
             return topk_indices(x, k)
-        indices, floor = _candidates(x, k, rounded(mean, x.dtype), at)
+        indices, floor = _candidates(x, k, rounded(mean, x.dtype), ctx)
         magnitudes = x[indices].abs()
         bracket = bisect(magnitudes, k, mean, self.rounds)
         if 2 * bracket.above < k and 2 * bracket.lower < min(bracket.upper, bracket.largest):
@@ -81,10 +81,10 @@ class MSTopK:
         if 0.0 < bracket.lower < floor:
             indices = indices_reaching(x, bracket.lower, x.numel())
             magnitudes = x[indices].abs()
-        return _within(bracket, indices, magnitudes, k, x.numel(), at)
+        return _within(bracket, indices, magnitudes, k, x.numel(), ctx)
 
 
-def _candidates(x: Tensor, k: int, mean: float, at: Moment) -> tuple[Tensor, float]:
+def _candidates(x: Tensor, k: int, mean: float, ctx: ExchangeContext) -> tuple[Tensor, float]:
     """Indices of all elements that reach some floor, ascending, and the floor.
 
     They are more than k, or the floor is the mean, below which the bisection never looks.
@@ -94,7 +94,7 @@ def _candidates(x: Tensor, k: int, mean: float, at: Moment) -> tuple[Tensor, flo
     # Four standard deviations below the k-th largest, so that it fails about once in 10^4 calls.
     rank = math.ceil(expected + 4 * expected**0.5) + 4
     if rank < size:
-        floor = max(mean, threshold_of_sample(x, size, rank, at))
+        floor = max(mean, threshold_of_sample(x, size, rank, ctx))
         capacity = 2 * k + 16 * x.numel() // size + 64
         found = indices_reaching(x, floor, capacity)
         if k < found.numel() <= capacity:
@@ -128,16 +128,18 @@ def bisect(magnitudes: Tensor, k: int, mean: float, rounds: int) -> Bracket:
     return bracket
 
 
-def _within(bracket: Bracket, indices: Tensor, magnitudes: Tensor, k: int, numel: int, at: Moment) -> Tensor:
+def _within(
+    bracket: Bracket, indices: Tensor, magnitudes: Tensor, k: int, numel: int, ctx: ExchangeContext
+) -> Tensor:
     """All above the bracket, and a run of as many within it as are wanted, from a random one on."""
     above = magnitudes >= bracket.upper
     need = k - bracket.above
     if need == 0:
         return indices[above]
     if bracket.lower == 0.0:  # everything lies within it
-        return fill_up(indices[above], k, numel, at)
+        return fill_up(indices[above], k, numel, ctx)
     within = ((magnitudes >= bracket.lower) & ~above).nonzero().view(-1)
-    above[within.roll(-random_start(within.numel(), at))[:need]] = True
+    above[within.roll(-random_start(within.numel(), ctx))[:need]] = True
     return indices[above]
 
 
@@ -145,7 +147,7 @@ def ms_top_k(ratio: float, rounds: int = 25) -> MSTopK:
     """Keep about the share `ratio` with the largest magnitudes, after `rounds` rounds of bisection.
 
     >>> x = torch.tensor([0.1, -3.0, 0.2, 2.0, 0.3, 0.1, 0.2, 0.1])
-    >>> ms_top_k(0.25).select(x, Moment(step=0, unit=0, rank=0, world=1))
+    >>> ms_top_k(0.25).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1))
     tensor([1, 3])
     """
     if rounds < 1:

@@ -35,7 +35,7 @@ from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels import put, topk_indices
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class OkTopK:
         """
         return ExchangeLaws(contractive=self.selector.laws.contractive)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """All-reduce (bounds), all-to-all (elements), all-gather (sums).
 
         `mean` is scratch until the end.
         """
         if x.numel() == 0:
             return lambda: None
-        to_owner, to_all = self._slots(x.numel(), x.dtype, at)
-        chosen = self.selector.select(x, at)
+        to_owner, to_all = self._slots(x.numel(), x.dtype, ctx)
+        chosen = self.selector.select(x, ctx)
         bounds = _bounds(chosen, x.numel(), comm)
         sent = _fitting(chosen, bounds, x, to_owner.capacity)
         received = _to_owners(sent, x, to_owner, comm)
@@ -86,23 +86,23 @@ class OkTopK:
 
         return finish
 
-    def _slots(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Slots, Slots]:
+    def _slots(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Slots, Slots]:
         """The message from a rank to an owner, and from an owner to all ranks."""
         if numel > 2**31:
             raise ValueError(
                 f"a unit of {numel} elements is too large: indices travel in 32 bits. Cut it, or use topk"
             )
-        count = self.selector.count(numel, at)
-        capacity = min(count, math.ceil(self.slack * count / at.world))
-        return Slots(capacity, dtype), Slots(-(-count // at.world), dtype)
+        count = self.selector.count(numel, ctx)
+        capacity = min(count, math.ceil(self.slack * count / ctx.world))
+        return Slots(capacity, dtype), Slots(-(-count // ctx.world), dtype)
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         if numel == 0:
             return ()
-        to_owner, to_all = self._slots(numel, dtype, at)
+        to_owner, to_all = self._slots(numel, dtype, ctx)
         return (
-            Round("all_reduce", at.world, torch.int64),
-            Round("all_to_all", at.world * to_owner.bytes, torch.uint8),
+            Round("all_reduce", ctx.world, torch.int64),
+            Round("all_to_all", ctx.world * to_owner.bytes, torch.uint8),
             Round("all_gather", to_all.bytes, torch.uint8),
         )
 

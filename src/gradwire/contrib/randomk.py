@@ -21,7 +21,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
 from gradwire.kernels import sample_indices
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import Moment, sent_to
+from gradwire.step.context import ExchangeContext, sent_to
 
 sampled = lru_cache(maxsize=32)(sample_indices)
 
@@ -33,13 +33,13 @@ class RandomK:
     ratio: float
     laws = SelectorLaws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """Uniform without replacement."""
-        seed = int(torch.randint(2**62, (1,), generator=at.shared(), device="cpu"))
-        return sent_to(sampled(x.numel(), self.count(x.numel(), at), seed), x.device)
+        seed = int(torch.randint(2**62, (1,), generator=ctx.shared(), device="cpu"))
+        return sent_to(sampled(x.numel(), self.count(x.numel(), ctx), seed), x.device)
 
 
 def random_k(ratio: float) -> RandomK:

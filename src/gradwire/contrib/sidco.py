@@ -32,7 +32,7 @@ from gradwire.kernels import moments_reaching, topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 Fit = Literal["exponential", "gamma", "pareto"]
 """SIDCo-E, SIDCo-GP (gamma first, then generalised Pareto) and SIDCo-P of the paper."""
@@ -50,13 +50,13 @@ class Sidco:
     fit: Fit = "exponential"
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        k = self.count(x.numel(), at)
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        k = self.count(x.numel(), ctx)
         threshold = self.threshold(x)
-        return topk_indices(x, k) if math.isnan(threshold) else exactly(x, threshold, k, at)
+        return topk_indices(x, k) if math.isnan(threshold) else exactly(x, threshold, k, ctx)
 
     def threshold(self, x: Tensor) -> float:
         """The threshold after the last stage; NaN where there is nothing to fit."""
@@ -138,7 +138,7 @@ def sidco_top_k(ratio: float, stages: int = 3, fit: Fit = "exponential") -> Sidc
     """Keep about the share `ratio` with the largest magnitudes, judged by a fitted distribution.
 
     >>> x = torch.linspace(0.0, 1.0, 1001)[:-1].log1p()
-    >>> len(sidco_top_k(0.01).select(x, Moment(step=0, unit=0, rank=0, world=1)))
+    >>> len(sidco_top_k(0.01).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1)))
     10
     """
     if stages < 1:

@@ -38,7 +38,7 @@ from gradwire.exchange.compose import forget
 from gradwire.kernels import Folded, apply_votes, ballot_words, cast_votes, count_groups, fold, tally
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 Scale = Literal["none", "l1"]
 WORD = torch.int64
@@ -60,12 +60,12 @@ class MajorityVote:
     laws = ExchangeLaws(conserves=False, stays_on_device=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """An all-gather of ballots; or all-to-all of them and all-gather of results."""
         if x.numel() == 0:
             return lambda: None
-        sizes = at.sizes(x.numel())
-        shares = self._shares(x.numel(), x.dtype, at)
+        sizes = ctx.sizes(x.numel())
+        shares = self._shares(x.numel(), x.dtype, ctx)
         groups = -(-count_groups(sizes) // shares)
         rows = torch.zeros(shares, ballot_words(groups), dtype=WORD, device=x.device)
         means = torch.empty(len(sizes), dtype=_level_type(x.dtype), device=x.device)
@@ -106,19 +106,19 @@ class MajorityVote:
             levels.add_(words.view(like.dtype)[: like.numel()] * (1.0 / scales.shape[0]))
         return levels
 
-    def _shares(self, numel: int, dtype: torch.dtype, at: Moment) -> int:
+    def _shares(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> int:
         """Into how many shares the count is divided: 1, or one per rank.
 
         On three ranks that would save one byte in a hundred, which is not worth a second round.
         """
         few, many = (
-            sum(round_.wire_bytes(at.world) for round_ in self._rounds(shares, numel, dtype, at))
-            for shares in (1, at.world)
+            sum(round_.wire_bytes(ctx.world) for round_ in self._rounds(shares, numel, dtype, ctx))
+            for shares in (1, ctx.world)
         )
-        return at.world if many < 0.9 * few else 1
+        return ctx.world if many < 0.9 * few else 1
 
-    def _rounds(self, shares: int, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        sizes = at.sizes(numel)
+    def _rounds(self, shares: int, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        sizes = ctx.sizes(numel)
         groups = -(-count_groups(sizes) // shares)
         ballot = ballot_words(groups)
         scales = 0 if self.scale == "none" else _words(len(sizes), _level_type(dtype))
@@ -129,8 +129,8 @@ class MajorityVote:
             Round("all_gather", 2 * groups + scales, WORD),
         )
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return self._rounds(self._shares(numel, dtype, at), numel, dtype, at) if numel else ()
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return self._rounds(self._shares(numel, dtype, ctx), numel, dtype, ctx) if numel else ()
 
 
 def _level_type(dtype: torch.dtype) -> torch.dtype:
@@ -147,8 +147,8 @@ def majority_vote(scale: Scale = "none") -> MajorityVote:
     Nothing is remembered of what a rank wanted and did not get: wrap it in `forget`.
 
     >>> from gradwire.exchange.compose import forget
-    >>> from gradwire.step.context import Moment
-    >>> rounds = forget(majority_vote()).rounds(2**20, torch.float32, Moment(0, 0, 0, world=8))
+    >>> from gradwire.step.context import ExchangeContext
+    >>> rounds = forget(majority_vote()).rounds(2**20, torch.float32, ExchangeContext(0, 0, 0, world=8))
     >>> [(round_.verb, round_.payload_bytes) for round_ in rounds]
     [('all_to_all', 133120), ('all_gather', 32768)]
     """

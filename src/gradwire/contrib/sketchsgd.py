@@ -28,7 +28,7 @@ from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels import count_sketch, count_sketch_estimates, put, topk_indices
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import Moment, sent_to
+from gradwire.step.context import ExchangeContext, sent_to
 
 TABLE = torch.float32
 """The table elects, so that it need not be as exact as what it elects."""
@@ -54,7 +54,7 @@ class Sketch:
     laws = ExchangeLaws(contractive=True, stays_on_device=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Two all-reduces: the table, and the candidates' exact values.
 
         `mean` is scratch until the end.
@@ -62,7 +62,7 @@ class Sketch:
         if x.numel() == 0:
             return lambda: None
         count, columns, asked = self._sizes(x.numel())
-        hashes = sent_to(_hashes(self.rows, at), x.device)
+        hashes = sent_to(_hashes(self.rows, ctx), x.device)
         table = count_sketch(x.to(TABLE), hashes, columns) * (1.0 / comm.world)
         comm.all_reduce(table.view(-1)).wait()
         scratch = mean if mean.dtype == TABLE else torch.empty_like(mean, dtype=TABLE)
@@ -83,17 +83,17 @@ class Sketch:
         count = count_kept(self.ratio, numel)
         return count, math.ceil(self.table * count / self.rows), min(numel, self.candidates * count)
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         if numel == 0:
             return ()
         _, columns, asked = self._sizes(numel)
         return Round("all_reduce", self.rows * columns, TABLE), Round("all_reduce", asked, dtype)
 
 
-def _hashes(rows: int, at: Moment) -> Tensor:
+def _hashes(rows: int, ctx: ExchangeContext) -> Tensor:
     """A multiplier and an addend (rows, 2) for each row: the same on all ranks and in all steps."""
     bits = torch.iinfo(torch.int64)
-    random = replace(at, step=0).shared()
+    random = replace(ctx, step=0).shared()
     return torch.randint(bits.min, bits.max, (rows, 2), generator=random, device="cpu")
 
 
@@ -103,8 +103,9 @@ def sketch(ratio: float, rows: int = 5, table: float = 5.0, candidates: int = 4)
     `table` is how many numbers it has per element kept, in an odd number of `rows`: more find more.
     `candidates` is how many elements are asked for per element kept.
 
-    >>> from gradwire.step.context import Moment, sent_to
-    >>> [round_.numel for round_ in sketch(0.01).rounds(100_000, torch.float32, Moment(0, 0, 0, world=8))]
+    >>> from gradwire.step.context import ExchangeContext, sent_to
+    >>> ctx = ExchangeContext(0, 0, 0, world=8)
+    >>> [round_.numel for round_ in sketch(0.01).rounds(100_000, torch.float32, ctx)]
     [5000, 4000]
     """
     if not isinstance(rows, int) or rows < 1 or rows % 2 == 0:

@@ -45,7 +45,7 @@ from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import Grid, Norm, add_quantized, quantize, step_type
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Levels:
     def _layout(self) -> ScaledPayload:
         return ScaledPayload(self.grid.buckets, self.grid.code_bytes, self.dtype)
 
-    def write(self, x: Tensor, at: Moment, *, subtract: bool) -> Tensor:
+    def write(self, x: Tensor, ctx: ExchangeContext, *, subtract: bool) -> Tensor:
         """A new payload (bytes,) uint8 of x (numel,), which keeps what is not in it if `subtract`."""
         payload = self._layout.empty(x.device)
         # One draw for all of a unit: elements differ by their index in it.
-        key = int(torch.randint(2**63 - 1, (), generator=at.private(), device="cpu"))
+        key = int(torch.randint(2**63 - 1, (), generator=ctx.private(), device="cpu"))
         quantize(x, self.grid, key, *self._layout.split(payload), subtract=subtract)
         return payload
 
@@ -115,21 +115,21 @@ class Qsgd:
     def _grid(self, sizes: tuple[int, ...]) -> Grid:
         return Grid(sizes, self.bucket, self.bits, self.norm)
 
-    def _levels(self, numel: int, dtype: torch.dtype, at: Moment) -> Levels:
-        return levels_of(self._grid(at.sizes(numel)), dtype)
+    def _levels(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Levels:
+        return levels_of(self._grid(ctx.sizes(numel)), dtype)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""
-        return self._levels(numel, dtype, at).bytes, torch.uint8
+        return self._levels(numel, dtype, ctx).bytes, torch.uint8
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return self._levels(x.numel(), x.dtype, at).write(x, at, subtract=False)
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._levels(x.numel(), x.dtype, ctx).write(x, ctx, subtract=False)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        return self._levels(x.numel(), x.dtype, at).write(x, at, subtract=True)
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._levels(x.numel(), x.dtype, ctx).write(x, ctx, subtract=True)
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        self._levels(out.numel(), out.dtype, at).add(payload, out, weight)
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        self._levels(out.numel(), out.dtype, ctx).add(payload, out, weight)
 
 
 def qsgd_codec(bits: int = 8, bucket: int = 512, norm: Norm = "l2") -> Qsgd:
@@ -137,15 +137,15 @@ def qsgd_codec(bits: int = 8, bucket: int = 512, norm: Norm = "l2") -> Qsgd:
 
     A zero bucket stays zero; NaN or Inf make their bucket NaN. `norm="max"` errs less and is not sparse.
 
-    >>> from gradwire.step.context import Moment
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
-    >>> qsgd_codec(bits=4).payload(1024, torch.float32, at)
+    >>> from gradwire.step.context import ExchangeContext
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> qsgd_codec(bits=4).payload(1024, torch.float32, ctx)
     (520, torch.uint8)
     >>> qsgd_codec(bits=8).laws.contractive, qsgd_codec(bits=4).laws.contractive
     (True, False)
     >>> codec = qsgd_codec(norm="max")
     >>> out = torch.zeros(2)
-    >>> codec.add_decoded(codec.encode(torch.tensor([127.0, -64.0]), at), out, 1.0, at)
+    >>> codec.add_decoded(codec.encode(torch.tensor([127.0, -64.0]), ctx), out, 1.0, ctx)
     >>> out
     tensor([127., -64.])
     """
@@ -168,35 +168,35 @@ class TernGrad:
         """Unbiased unless it clips."""
         return CodecLaws(unbiased=self.clip is None, stays_on_device=True)
 
-    def _levels(self, numel: int, dtype: torch.dtype, at: Moment) -> Levels:
+    def _levels(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Levels:
         clip = math.inf if self.clip is None else self.clip
-        grid = Grid(at.sizes(numel), bucket=None, bits=2, norm="max", clip=clip)
+        grid = Grid(ctx.sizes(numel), bucket=None, bits=2, norm="max", clip=clip)
         return levels_of(grid, dtype)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""
-        return self._levels(numel, dtype, at).bytes, torch.uint8
+        return self._levels(numel, dtype, ctx).bytes, torch.uint8
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
-        return self._levels(x.numel(), x.dtype, at).write(x, at, subtract=False)
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._levels(x.numel(), x.dtype, ctx).write(x, ctx, subtract=False)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
-        return self._levels(x.numel(), x.dtype, at).write(x, at, subtract=True)
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return self._levels(x.numel(), x.dtype, ctx).write(x, ctx, subtract=True)
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        self._levels(out.numel(), out.dtype, at).add(payload, out, weight)
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        self._levels(out.numel(), out.dtype, ctx).add(payload, out, weight)
 
 
 def tern_grad(clip: float | None = None) -> TernGrad:
     """Ternary numbers with a scale per parameter; `clip` is in standard deviations, in the paper 2.5.
 
-    >>> from gradwire.step.context import Moment
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> from gradwire.step.context import ExchangeContext
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> codec, out = tern_grad(), torch.zeros(3)
-    >>> codec.add_decoded(codec.encode(torch.tensor([5.0, 0.0, -5.0]), at), out, 1.0, at)
+    >>> codec.add_decoded(codec.encode(torch.tensor([5.0, 0.0, -5.0]), ctx), out, 1.0, ctx)
     >>> out
     tensor([ 5.,  0., -5.])
-    >>> codec.payload(1000, torch.float32, at)
+    >>> codec.payload(1000, torch.float32, ctx)
     (256, torch.uint8)
     """
     if clip is not None and not clip > 0.0:

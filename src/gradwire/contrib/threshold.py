@@ -24,7 +24,7 @@ from gradwire.exchange.uneven_gather import agreed
 from gradwire.kernels import indices_reaching, topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class FixedThreshold:
     at_most: float = 0.1
     laws = SelectorLaws(contractive=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         """The bound."""
         return count_kept(self.at_most, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        bound = self.count(x.numel(), at)
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        bound = self.count(x.numel(), ctx)
         found = indices_reaching(x, self.threshold, bound)
         return found if found.numel() <= bound else topk_indices(x, bound)
 
@@ -54,8 +54,8 @@ def fixed_threshold(threshold: float, at_most: float = 0.1) -> FixedThreshold:
 
     >>> import torch
     >>> x = torch.tensor([0.5, -2.0, 1.0, 0.1])
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
-    >>> fixed_threshold(1.0, at_most=0.5).select(x, at), fixed_threshold(0.5, at_most=0.25).select(x, at)
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> fixed_threshold(1.0, at_most=0.5).select(x, ctx), fixed_threshold(0.5, at_most=0.25).select(x, ctx)
     (tensor([1, 2]), tensor([1]))
     """
     if not 0.0 < threshold < math.inf:

@@ -22,7 +22,7 @@ from gradwire.codec.base import CodecLaws
 from gradwire.kernels import add_upper, pack_upper, upper_words
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.low_bits import rounded
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,27 @@ class Truncate:
     bits: int
     laws = CodecLaws(contractive=True, covers=True, stays_on_device=True)
 
-    def payload(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """int32 words."""
         return upper_words(numel, self.bits), torch.int32
 
-    def encode(self, x: Tensor, at: Moment) -> Tensor:
+    def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         return pack_upper(x, self.bits, left=False)
 
-    def take(self, x: Tensor, at: Moment) -> Tensor:
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """The bits that are cut off are what is left: exact."""
         return pack_upper(x, self.bits, left=True)
 
-    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, at: Moment) -> None:
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         add_upper(payload, self.bits, out, weight)
 
 
 def upper_bits(bits: int = 18) -> Truncate:
     """Drop `bits` bits of float32's mantissa.
 
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> x, out = torch.tensor([1.0, 3.14159]), torch.zeros(2)
-    >>> upper_bits(18).add_decoded(upper_bits(18).encode(x, at), out, 1.0, at)
+    >>> upper_bits(18).add_decoded(upper_bits(18).encode(x, ctx), out, 1.0, ctx)
     >>> out
     tensor([1.0000, 3.1250])
     """

@@ -37,7 +37,7 @@ from gradwire.recipes import Composition
 from gradwire.recipes.mergecomp import in_fewer_units
 from gradwire.recipes.parse import steady
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
 
 NEAR_LOSSLESS_SHARE = 0.45
@@ -309,7 +309,7 @@ class _Flat:
         return [stop - start for start, stop in pairwise((0, *self.main.cuts, self.main.numel))]
 
     def rounds(self, step: int) -> Sent:
-        return self.main.rounds(Moment(step, 0, 0, self.world))
+        return self.main.rounds(ExchangeContext(step, 0, 0, self.world))
 
     def unit(self, _numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
         """Seconds of the rounds that the worker waits for together, and of the last; and what all cost."""

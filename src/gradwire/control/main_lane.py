@@ -12,7 +12,7 @@ from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
 from gradwire.planning.predict import Tail
 from gradwire.step.arena import Lane, ParameterSpec
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
 from gradwire.step.verdict import HEADER, rides
 
@@ -35,15 +35,15 @@ class MainLane:
     numel: int
     beside: int
 
-    def rounds(self, at: Moment) -> Sent:
+    def rounds(self, ctx: ExchangeContext) -> Sent:
         """The rounds of each unit in the step of that moment."""
         exchange, lane = self.layout.main.exchange, self.lane
         dtype = torch.float32 if lane is None else lane.dtype
-        at = replace(at, narrow=None if lane is None else lane.narrow)
+        ctx = replace(ctx, narrow=None if lane is None else lane.narrow)
         rounds = []
         for index, (start, stop) in enumerate(pairwise((0, *self.cuts, self.numel))):
             parts = () if lane is None else lane.units[index].parts
-            rounds.append(exchange.rounds(stop - start, dtype, replace(at, unit=index, parts=parts)))
+            rounds.append(exchange.rounds(stop - start, dtype, replace(ctx, unit=index, parts=parts)))
         return tuple(rounds)
 
     def tail(self, world: int) -> Tail:

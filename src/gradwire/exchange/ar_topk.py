@@ -44,7 +44,7 @@ from gradwire.exchange.leader import (
 )
 from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels import put
-from gradwire.step.context import Moment, sent_to
+from gradwire.step.context import ExchangeContext, sent_to
 
 Election = Literal["round_robin", "variance", "auto"]
 
@@ -55,21 +55,21 @@ MARGIN = 1.02
 """Variance must gain more by this factor: it costs one more round, and a choice on every rank."""
 
 
-def in_turn(elect: Election, at: Moment) -> bool:
+def in_turn(elect: Election, ctx: ExchangeContext) -> bool:
     """Whether ranks lead in turn in this step. The same answer on all ranks."""
     if elect != "auto":
         return elect == "round_robin"
-    way, _counts = _trial(at)
+    way, _counts = _trial(ctx)
     if way is not None:
         return way == 0
-    gains = _recall(GAINS, at, 2)
+    gains = _recall(GAINS, ctx, 2)
     return not bool(gains[1] > MARGIN * gains[0])
 
 
-def _trial(at: Moment) -> tuple[int | None, bool]:
+def _trial(ctx: ExchangeContext) -> tuple[int | None, bool]:
     """The election on trial in this step (0 in turn, 1 by variance, None: the better), and if it counts."""
-    turn, step = divmod(at.step % (CYCLE * at.world), TRIAL * at.world)
-    return (turn if turn < 2 else None), step >= (TRIAL - 1) * at.world
+    turn, step = divmod(ctx.step % (CYCLE * ctx.world), TRIAL * ctx.world)
+    return (turn if turn < 2 else None), step >= (TRIAL - 1) * ctx.world
 
 
 def norms_of(values: Tensor, comm: Comm) -> Tensor:
@@ -96,39 +96,39 @@ def gain(sent_norms: float, norms: float) -> float:
     return share * share if math.isfinite(share) else 0.0
 
 
-def note(at: Moment, leader: int | Tensor, gained: float | None) -> None:
+def note(ctx: ExchangeContext, leader: int | Tensor, gained: float | None) -> None:
     """Keep which rank led, and the gain if it is measured; both count once the step is committed.
 
     `leader` may be a 0-dimensional tensor on a device; what is kept is then on that device, too.
     """
-    led = _recall(LED, at, at.world)
+    led = _recall(LED, ctx, ctx.world)
     if isinstance(leader, Tensor):
         led = sent_to(led, leader.device)
-    led += torch.arange(at.world, device=led.device) == leader
-    _keep(LED, at, led)
-    way, counts = _trial(at)
+    led += torch.arange(ctx.world, device=led.device) == leader
+    _keep(LED, ctx, led)
+    way, counts = _trial(ctx)
     if gained is not None and way is not None and counts:
-        gains = _recall(GAINS, at, 2)
-        is_first = at.step % (TRIAL * at.world) == (TRIAL - 1) * at.world
-        gains[way] = gained / at.world + (0.0 if is_first else gains[way])
-        _keep(GAINS, at, gains)
+        gains = _recall(GAINS, ctx, 2)
+        is_first = ctx.step % (TRIAL * ctx.world) == (TRIAL - 1) * ctx.world
+        gains[way] = gained / ctx.world + (0.0 if is_first else gains[way])
+        _keep(GAINS, ctx, gains)
 
 
-def _key(kind: str, at: Moment) -> tuple[str, str]:
+def _key(kind: str, ctx: ExchangeContext) -> tuple[str, str]:
     """The key of a unit's state. It has the unit's number, as two units may begin within one parameter."""
-    return f"{kind}/{at.unit}", at.parts[0].name if at.parts else ""
+    return f"{kind}/{ctx.unit}", ctx.parts[0].name if ctx.parts else ""
 
 
-def _recall(kind: str, at: Moment, size: int) -> Tensor:
+def _recall(kind: str, ctx: ExchangeContext, size: int) -> Tensor:
     """A copy of the kept numbers (size,), in float64; zeros at first and after the world has changed."""
-    kept = at.kept.get(*_key(kind, at))
+    kept = ctx.kept.get(*_key(kind, ctx))
     if kept is None or kept.numel() != size:
         return torch.zeros(size, dtype=torch.float64, device="cpu")
     return kept.clone()
 
 
-def _keep(kind: str, at: Moment, tensor: Tensor) -> None:
-    at.kept.put(*_key(kind, at), tensor)
+def _keep(kind: str, ctx: ExchangeContext, tensor: Tensor) -> None:
+    ctx.kept.put(*_key(kind, ctx), tensor)
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ class ArTopK:
         stays = laws.stays_on_device and self.elect != "auto"
         return ExchangeLaws(contractive=laws.contractive, stays_on_device=stays)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """A broadcast and an all-reduce, or all-gather and two all-reduces."""
-        indices, leader = self._lead(x, comm, at)
+        indices, leader = self._lead(x, comm, ctx)
         norm = torch.linalg.vector_norm(x) if self.elect == "auto" else None
-        message = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, at))
+        message = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, ctx))
         if norm is not None:
             norms = torch.stack([torch.linalg.vector_norm(message), (norm / comm.world).to(message.dtype)])
             message = torch.cat([message, norms])
@@ -163,29 +163,29 @@ class ArTopK:
         def finish() -> None:
             pending.wait()
             put(mean, indices, message[: indices.numel()].to(mean.dtype))
-            note(at, leader, None if norm is None else gain(*message[-2:].tolist()))
+            note(ctx, leader, None if norm is None else gain(*message[-2:].tolist()))
 
         return finish
 
-    def _lead(self, x: Tensor, comm: Comm, at: Moment) -> tuple[Tensor, int | Tensor]:
+    def _lead(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> tuple[Tensor, int | Tensor]:
         """The indices at which all ranks send, and the rank that has chosen them."""
-        turn, count = leader_in_turn(at), self.selector.count(x.numel(), at)
-        if in_turn(self.elect, at):
+        turn, count = leader_in_turn(ctx), self.selector.count(x.numel(), ctx)
+        if in_turn(self.elect, ctx):
             places = broadcast_indices(
-                lambda: self.selector.select(x, at), count, x, comm, at.see, turn, self.broadcast
+                lambda: self.selector.select(x, ctx), count, x, comm, ctx.see, turn, self.broadcast
             )
             return places, turn
-        own = self.selector.select(x, at)
+        own = self.selector.select(x, ctx)
         norms = norms_of(x[own], comm)
         is_leader = leads(norms, comm.rank)
-        return spread_indices(lambda: own, is_leader, count, x, comm, at.see), norms.argmax()
+        return spread_indices(lambda: own, is_leader, count, x, comm, ctx.see), norms.argmax()
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        count, wire = self.selector.count(numel, at), wire_type(self.dtype, dtype, at)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        count, wire = self.selector.count(numel, ctx), wire_type(self.dtype, dtype, ctx)
         sent = count + (2 if self.elect == "auto" else 0)
         values = Round("all_reduce", sent, wire, algorithm=self.algorithm)
-        if in_turn(self.elect, at):
-            return broadcast_round(count, numel, leader_in_turn(at), self.broadcast), values
+        if in_turn(self.elect, ctx):
+            return broadcast_round(count, numel, leader_in_turn(ctx), self.broadcast), values
         return election_round(), spread_round(count, numel), values
 
 
@@ -202,7 +202,7 @@ def ar_topk(
 
     >>> from gradwire.codec.select.topk import top_k
     >>> exchange = ar_topk(top_k(0.1), "variance", algorithm="tree")
-    >>> [each.verb for each in exchange.rounds(1000, torch.float32, Moment(0, 0, 0, world=4))]
+    >>> [each.verb for each in exchange.rounds(1000, torch.float32, ExchangeContext(0, 0, 0, world=4))]
     ['all_gather', 'all_reduce', 'all_reduce']
     """
     if elect not in get_args(Election):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.memory import Memory
-from gradwire.step.context import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeContext, ExchangeState, Part
 
 WHOLE = 0
 """The `grain` of an exchange whose units must hold whole parameters."""
@@ -30,7 +30,8 @@ class ExchangeLaws:
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
       Here `False` is the promise.
-    - `asks_optimizer`: how much may be lost follows from `Moment.replicas`; without an optimizer, nothing is.
+    - `asks_optimizer`: how much may be lost follows from `ExchangeContext.replicas`; without an optimizer,
+      nothing is.
     - `stays_on_device`: where gradients are on a device, neither `start` nor `finish` makes the host wait for
       it. They read no number, no size depends on one, and copies to the device come from pinned memory. The
       first step may copy constants that every step needs.
@@ -62,7 +63,7 @@ class Exchange(Protocol):
         """The memory that takes the unsent part; `None` if nothing is remembered."""
         ...
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Encode and issue all rounds of one unit, waiting for all of them but the last.
 
         `x` (numel,) arrives as the error-fed gradient. When the returned function has been called, `x`
@@ -70,7 +71,7 @@ class Exchange(Protocol):
         """
         ...
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """The collectives that `start` will issue, in order; a function of its arguments alone.
 
         Rounds marked `at_most` may be shorter, by sizes that ranks agree on in earlier rounds. After a rank
@@ -103,9 +104,9 @@ def parts(whole: object) -> Iterator[object]:
                     yield from parts(part)
 
 
-def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> None:
+def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> None:
     """Start and finish in one go, for tests and for callers that have nothing to overlap."""
-    exchange.start(x, mean, comm, at)()
+    exchange.start(x, mean, comm, ctx)()
 
 
 CYCLE = 840
@@ -123,20 +124,20 @@ def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ..
     ['all_reduce']
     """
     step = first_busy_step(exchange, numel, world)
-    return exchange.rounds(numel, torch.float32, steady_moment(numel, world, step))
+    return exchange.rounds(numel, torch.float32, steady_context(numel, world, step))
 
 
-def steady_moment(numel: int, world: int, step: int, kept: ExchangeState | None = None) -> Moment:
+def steady_context(numel: int, world: int, step: int, kept: ExchangeState | None = None) -> ExchangeContext:
     """The moment of a unit that is one matrix, as square as powers of two allow."""
     columns = 1 << (max(numel, 1).bit_length() - 1) // 2
     shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
     part = Part("weight", shape, 0, numel)
-    return Moment(step, 0, 0, world, parts=(part,), kept=kept or ExchangeState())
+    return ExchangeContext(step, 0, 0, world, parts=(part,), kept=kept or ExchangeState())
 
 
 def first_busy_step(exchange: Exchange, numel: int, world: int) -> int:
     """The first step of the steady state in which rank 0 does not rest; `STEADY` if it always does."""
     for step in range(STEADY, STEADY + CYCLE):
-        if exchange.rounds(numel, torch.float32, steady_moment(numel, world, step)):
+        if exchange.rounds(numel, torch.float32, steady_context(numel, world, step)):
             return step
     return STEADY

@@ -13,7 +13,7 @@ from gradwire.exchange.base import Exchange, ExchangeLaws, Finish, parts
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.memory import UNSENT, Forgetful, Memory, Residual
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Remember:
         stays = inner.stays_on_device and (self.memory is None or self.memory.stays_on_device)
         return replace(inner, in_place=False, stays_on_device=stays)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        return self.inner.start(x, mean, comm, at)
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+        return self.inner.start(x, mean, comm, ctx)
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return self.inner.rounds(numel, dtype, at)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return self.inner.rounds(numel, dtype, ctx)
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Warm:
         """The memory of the inner exchange."""
         return self.inner.memory
 
-    def _now(self, at: Moment) -> Exchange:
-        return self.dense if at.step < self.steps else self.inner
+    def _now(self, ctx: ExchangeContext) -> Exchange:
+        return self.dense if ctx.step < self.steps else self.inner
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        return self._now(at).start(x, mean, comm, at)
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+        return self._now(ctx).start(x, mean, comm, ctx)
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return self._now(at).rounds(numel, dtype, at)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return self._now(ctx).rounds(numel, dtype, ctx)
 
 
 def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
@@ -134,26 +134,26 @@ class Every:
         """The memory of the inner exchange."""
         return self.inner.memory
 
-    def sends(self, at: Moment) -> bool:
+    def sends(self, ctx: ExchangeContext) -> bool:
         """Whether the unit travels in this step: no data dependency, every rank decides alone."""
-        unit = 1 if self.together else at.unit
-        return (unit + turn_of(at, self.interval, self.order)) % self.interval == 0
+        unit = 1 if self.together else ctx.unit
+        return (unit + turn_of(ctx, self.interval, self.order)) % self.interval == 0
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
-        if self.sends(at):
-            return self.inner.start(x, mean, comm, at)
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+        if self.sends(ctx):
+            return self.inner.start(x, mean, comm, ctx)
         mean.zero_()
         return lambda: None
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return self.inner.rounds(numel, dtype, at) if self.sends(at) else ()
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return self.inner.rounds(numel, dtype, ctx) if self.sends(ctx) else ()
 
 
 def every(interval: int, inner: Exchange, *, together: bool = False, order: Order = "random") -> Every:
     """Exchange each unit once in `interval` steps, one after another or all `together`.
 
     >>> paper = every(3, Dense(), order="paper")
-    >>> [paper.sends(Moment(step, unit=1, rank=0, world=2)) for step in range(6)]
+    >>> [paper.sends(ExchangeContext(step, unit=1, rank=0, world=2)) for step in range(6)]
     [False, False, True, False, False, True]
     """
     if not isinstance(interval, int) or interval < 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.codec.cast import cast_for_sum, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -18,17 +18,17 @@ class Dense:
     """Multiply by 1/W, then sum: with the library's all-reduce bit-identical to DDP on any world.
 
     Another `algorithm` adds in another order. Where parameters have a shorter type than the one in which
-    their gradients are summed (`Moment.narrow`), values travel in the shorter type, as DDP's would, and the
-    rounding error stays unsent.
+    their gradients are summed (`ExchangeContext.narrow`), values travel in the shorter type, as DDP's would,
+    and the rounding error stays unsent.
     """
 
     algorithm: Algorithm = "library"
     laws = ExchangeLaws(contractive=True, in_place=True, stays_on_device=True, decodes=False)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """One all-reduce of `numel` elements."""
-        if (wire := wire_type(None, x.dtype, at)) != x.dtype:
+        if (wire := wire_type(None, x.dtype, ctx)) != x.dtype:
             return self._start_narrow(x, mean, comm, wire)
         torch.mul(x, 1.0 / comm.world, out=mean)
         if mean.data_ptr() != x.data_ptr():
@@ -47,8 +47,8 @@ class Dense:
 
         return finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return (Round("all_reduce", numel, wire_type(None, dtype, at), algorithm=self.algorithm),)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return (Round("all_reduce", numel, wire_type(None, dtype, ctx), algorithm=self.algorithm),)
 
 
 def dense(algorithm: Algorithm = "library") -> Dense:

@@ -50,7 +50,7 @@ from gradwire.exchange.ring import RingAllReduce, RingSchedule
 from gradwire.exchange.state import COUNTED
 from gradwire.kernels import mantissa_levels
 from gradwire.metric import numerators, thresholds
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]
@@ -83,17 +83,17 @@ class Gcomp:
         asks_optimizer = self.mode in ("near", "levels")
         return ExchangeLaws(conserves=exact, contractive=exact, in_place=exact, asks_optimizer=asks_optimizer)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Shifts of lengths and frames, sometimes an all-reduce of counts."""
-        if not self._goes_around(x.dtype, at):
-            return dense().start(x, mean, comm, at)
+        if not self._goes_around(x.dtype, ctx):
+            return dense().start(x, mean, comm, ctx)
         torch.mul(x, 1.0 / comm.world, out=mean)
         if mean.data_ptr() != x.data_ptr():
             x.zero_()
         if x.numel() == 0:
             return lambda: None
-        frames = Frames(self, mean.numel(), mean.dtype, at, self.renews(at.step))
-        ring = RingAllReduce(mean, frames, comm, self.schedule(x.numel(), at))
+        frames = Frames(self, mean.numel(), mean.dtype, ctx, self.renews(ctx.step))
+        ring = RingAllReduce(mean, frames, comm, self.schedule(x.numel(), ctx))
         ring.start()
         pending = comm.all_reduce(frames.counts) if frames.counts is not None else None
 
@@ -107,12 +107,12 @@ class Gcomp:
 
         return finish
 
-    def schedule(self, numel: int, at: Moment) -> RingSchedule:
+    def schedule(self, numel: int, ctx: ExchangeContext) -> RingSchedule:
         """The ring's schedule for a unit of `numel` elements."""
-        return RingSchedule(numel, at.world, self.segment)
+        return RingSchedule(numel, ctx.world, self.segment)
 
-    def _goes_around(self, dtype: torch.dtype, at: Moment) -> bool:
-        return at.world > 1 and dtype != torch.float64
+    def _goes_around(self, dtype: torch.dtype, ctx: ExchangeContext) -> bool:
+        return ctx.world > 1 and dtype != torch.float64
 
     def renews(self, step: int) -> bool:
         """Whether a step counts symbols for the next table: every `refresh` steps, and in steps 0, 1, 2, 4, …
@@ -120,14 +120,14 @@ class Gcomp:
         early = step < self.refresh and step & (step - 1) == 0
         return self.tables == "dynamic" and (early or step % self.refresh == 0)
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """Frames are announced at their largest size, that of incompressible data."""
-        if not self._goes_around(dtype, at):
-            return dense().rounds(numel, dtype, at)
+        if not self._goes_around(dtype, ctx):
+            return dense().rounds(numel, dtype, ctx)
         if numel == 0:
             return ()
-        schedule = self.schedule(numel, at)
-        counts = (Round("all_reduce", SYMBOLS, torch.int64),) if self.renews(at.step) else ()
+        schedule = self.schedule(numel, ctx)
+        counts = (Round("all_reduce", SYMBOLS, torch.int64),) if self.renews(ctx.step) else ()
         return schedule.rounds(largest_frame(schedule.longest_segment, dtype)) + counts
 
 
@@ -137,11 +137,13 @@ class Frames:
     With `counts` (SYMBOLS,) the symbols of all that is encoded are counted.
     """
 
-    def __init__(self, how: Gcomp, numel: int, dtype: torch.dtype, at: Moment, refreshes: bool) -> None:
+    def __init__(
+        self, how: Gcomp, numel: int, dtype: torch.dtype, ctx: ExchangeContext, refreshes: bool
+    ) -> None:
         self.counts = torch.zeros(SYMBOLS, dtype=torch.int64, device="cpu") if refreshes else None
         self._mode, self._bits = how.mode, max(0, how.bits - BASES[dtype])
-        self._numel, self._dtype, self._at = numel, dtype, at
-        self._kind, self._name = place_of(at)
+        self._numel, self._dtype, self._at = numel, dtype, ctx
+        self._kind, self._name = place_of(ctx)
         self._dynamic = how.tables == "dynamic"
         self._states: dict[tuple[int, int], int] = {}
 
@@ -225,13 +227,13 @@ class Frames:
         return {self._table.id: self._table}
 
 
-def place_of(at: Moment) -> tuple[str, str]:
+def place_of(ctx: ExchangeContext) -> tuple[str, str]:
     """Under which kind and name a unit's counts are kept: those of its first parameter, and where it begins.
 
-    >>> place_of(Moment(step=0, unit=0, rank=0, world=1))
+    >>> place_of(ExchangeContext(step=0, unit=0, rank=0, world=1))
     ('symbols from 0', '')
     """
-    start, name = (at.parts[0].start, at.parts[0].name) if at.parts else (0, "")
+    start, name = (ctx.parts[0].start, ctx.parts[0].name) if ctx.parts else (0, "")
     return f"{COUNTED} from {start}", name
 
 

@@ -21,16 +21,16 @@ from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels import put, scatter, take
-from gradwire.step.context import Moment, See
+from gradwire.step.context import ExchangeContext, See
 
 
-def leader_in_turn(at: Moment) -> int:
+def leader_in_turn(ctx: ExchangeContext) -> int:
     """The rank that leads in this step where ranks take turns; the same answer on all ranks.
 
     Not the step's number modulo the world, since a unit whose parameters have gradients in every second step,
     say, would have the same leaders for ever.
     """
-    return turn_of(at, at.world, whose="leader")
+    return turn_of(ctx, ctx.world, whose="leader")
 
 
 def leads(norms: Tensor, rank: int) -> bool | Tensor:
@@ -130,12 +130,12 @@ class Leader:
         laws = self.selector.laws
         return ExchangeLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Two all-reduces (indices, values), three when norms elect the leader."""
-        count = self.selector.count(x.numel(), at)
-        is_leader = self._leads(x, comm, at)
-        indices = spread_indices(lambda: self.selector.select(x, at), is_leader, count, x, comm, at.see)
-        values = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, at))
+        count = self.selector.count(x.numel(), ctx)
+        is_leader = self._leads(x, comm, ctx)
+        indices = spread_indices(lambda: self.selector.select(x, ctx), is_leader, count, x, comm, ctx.see)
+        values = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, ctx))
         pending = comm.all_reduce(values)
 
         def finish() -> None:
@@ -144,18 +144,18 @@ class Leader:
 
         return finish
 
-    def _leads(self, x: Tensor, comm: Comm, at: Moment) -> bool | Tensor:
+    def _leads(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> bool | Tensor:
         if self.elect == "round_robin":
-            return comm.rank == leader_in_turn(at)
+            return comm.rank == leader_in_turn(ctx)
         norms = x.new_zeros(comm.world, dtype=torch.float32)
         norms[comm.rank] = torch.linalg.vector_norm(x)
         comm.all_reduce(norms).wait()
         return leads(norms, comm.rank)
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        count = self.selector.count(numel, at)
-        election = () if self.elect == "round_robin" else (Round("all_reduce", at.world, torch.float32),)
-        values = Round("all_reduce", count, wire_type(self.dtype, dtype, at))
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        count = self.selector.count(numel, ctx)
+        election = () if self.elect == "round_robin" else (Round("all_reduce", ctx.world, torch.float32),)
+        values = Round("all_reduce", count, wire_type(self.dtype, dtype, ctx))
         return (*election, spread_round(count, numel), values)
 
 

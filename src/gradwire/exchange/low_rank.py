@@ -48,7 +48,7 @@ from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
-from gradwire.step.context import Moment, Part, sent_to
+from gradwire.step.context import ExchangeContext, Part, sent_to
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
 
@@ -73,19 +73,19 @@ class Factors:
         """Elements of the flat tensor."""
         return self.rank * int(self.spans[:, 1].sum())
 
-    def recall(self, at: Moment, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def recall(self, ctx: ExchangeContext, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The kept factors (numel,), orthonormal; read only. Where none are kept, or of another rank, they
         are random, the same on all ranks."""
-        random, found = at.shared(), []
+        random, found = ctx.shared(), []
         for name, (_start, size) in zip(self.names, self.spans.tolist(), strict=True):
-            kept = at.kept.get(self.kind, name)
+            kept = ctx.kept.get(self.kind, name)
             if kept is None or kept.shape != (self.rank, size):
                 kept = torch.randn(self.rank, size, generator=random, dtype=dtype, device="cpu")
                 orthonormalise(kept.view(-1), torch.tensor([[0, size]], device="cpu"), self.rank)
             found.append(sent_to(kept.to(dtype), device).view(-1))
         return torch.cat(found) if found else torch.empty(0, dtype=dtype, device=device)
 
-    def keep(self, flat: Tensor, before: Tensor, at: Moment) -> None:
+    def keep(self, flat: Tensor, before: Tensor, ctx: ExchangeContext) -> None:
         """Orthonormalise `flat`, the sum over ranks, in place, and keep it for the next step.
 
         A zero column (no rank had a gradient, or it was of a lower rank) would stay zero for good, so it is
@@ -93,9 +93,9 @@ class Factors:
         """
         orthonormalise(flat, self.spans, self.rank, before)
         for name, factor in zip(self.names, self.each(flat), strict=True):
-            at.kept.put(self.kind, name, factor)
+            ctx.kept.put(self.kind, name, factor)
 
-    def keep_first(self, flat: Tensor, before: Tensor, at: Moment) -> None:
+    def keep_first(self, flat: Tensor, before: Tensor, ctx: ExchangeContext) -> None:
         """As `keep`, but a matrix that has sent this factor last keeps it as it was `before`.
 
         What all ranks have nothing of has not been sent. The host reads no number.
@@ -103,15 +103,15 @@ class Factors:
         if not self.names:
             return
         came = torch.stack([factor.any() for factor in self.each(flat)])
-        last = torch.stack([self._sent_last(name, at, flat.device) for name in self.names])
+        last = torch.stack([self._sent_last(name, ctx, flat.device) for name in self.names])
         is_again = last == SIDE[self.kind]
         last = torch.where(came[:, None], SIDE[self.kind], last)
         orthonormalise(flat, self.spans, self.rank, before)
         for number, (name, new, old) in enumerate(
             zip(self.names, self.each(flat), self.each(before), strict=True)
         ):
-            at.kept.put(self.kind, name, torch.where(is_again[number], old, new))
-            at.kept.put(TURN, name, last[number])
+            ctx.kept.put(self.kind, name, torch.where(is_again[number], old, new))
+            ctx.kept.put(TURN, name, last[number])
 
     def each(self, flat: Tensor) -> list[Tensor]:
         """Views (rank, size) of the matrices' factors."""
@@ -120,8 +120,8 @@ class Factors:
             for start, size in self.spans.tolist()
         ]
 
-    def _sent_last(self, name: str, at: Moment, device: torch.device) -> Tensor:
-        kept = at.kept.get(TURN, name)
+    def _sent_last(self, name: str, ctx: ExchangeContext, device: torch.device) -> Tensor:
+        kept = ctx.kept.get(TURN, name)
         if kept is None or kept.shape != (1,):
             kept = torch.zeros(1, dtype=torch.int64, device="cpu")
         return sent_to(kept, device)
@@ -219,10 +219,10 @@ class PowerSgd:
     laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Reads every matrix three times and writes it once."""
-        unit, dtype, weight = arrange(x.numel(), at.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
-        kept = unit.right.recall(at, dtype, x.device)
+        unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
+        kept = unit.right.recall(ctx, dtype, x.device)
         buffer = x.new_empty(unit.left.numel + unit.raw_numel, dtype=dtype)
         left, raw = buffer[: unit.left.numel], buffer[unit.left.numel :]
         left_products(x, unit.places, self.rank, left, kept)
@@ -242,12 +242,12 @@ class PowerSgd:
                 pending.wait()
             unit.land_raw(raw, mean)
             outer_products(mean, unit.places, self.rank, left, right)
-            unit.right.keep(right, kept, at)
+            unit.right.keep(right, kept, ctx)
 
         return finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        unit = arrange(numel, at.parts, self.rank)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        unit = arrange(numel, ctx.parts, self.rank)
         sizes = (unit.left.numel + unit.raw_numel, unit.right.numel)
         return tuple(Round("all_reduce", size, factor_type(dtype)) for size in sizes if size)
 
@@ -256,9 +256,9 @@ def power_sgd(rank: int = 1) -> PowerSgd:
     """The mean's approximation of `rank`, by one step of power iteration from the last step's factors.
 
     >>> import torch
-    >>> from gradwire.step.context import Moment, Part, sent_to
-    >>> at = Moment(0, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
-    >>> [each.numel for each in power_sgd(2).rounds(64 * 128, torch.float32, at)]
+    >>> from gradwire.step.context import ExchangeContext, Part, sent_to
+    >>> ctx = ExchangeContext(0, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
+    >>> [each.numel for each in power_sgd(2).rounds(64 * 128, torch.float32, ctx)]
     [128, 256]
     """
     return PowerSgd(check_rank(rank))
@@ -273,12 +273,12 @@ class AcpSgd:
     laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Reads and writes every matrix once where left factors are sent, twice where right ones are."""
-        unit, dtype, weight = arrange(x.numel(), at.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
-        is_left = self._sends_left(at)
+        unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
+        is_left = self._sends_left(ctx)
         sent, fixed = (unit.left, unit.right) if is_left else (unit.right, unit.left)
-        basis, before = fixed.recall(at, dtype, x.device), sent.recall(at, dtype, x.device)
+        basis, before = fixed.recall(ctx, dtype, x.device), sent.recall(ctx, dtype, x.device)
         buffer = x.new_empty(sent.numel + unit.raw_numel, dtype=dtype)
         factor, raw = buffer[: sent.numel], buffer[sent.numel :]
         left, right = (factor, basis) if is_left else (basis, factor)
@@ -295,26 +295,26 @@ class AcpSgd:
                 pending.wait()
             unit.land_raw(raw, mean)
             outer_products(mean, unit.places, self.rank, left, right)
-            sent.keep_first(factor, before, at)
+            sent.keep_first(factor, before, ctx)
 
         return finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        unit = arrange(numel, at.parts, self.rank)
-        size = (unit.left if self._sends_left(at) else unit.right).numel + unit.raw_numel
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        unit = arrange(numel, ctx.parts, self.rank)
+        size = (unit.left if self._sends_left(ctx) else unit.right).numel + unit.raw_numel
         return (Round("all_reduce", size, factor_type(dtype)),) if size else ()
 
-    def _sends_left(self, at: Moment) -> bool:
-        return turn_of(at, 2, self.order, "factor") == 0
+    def _sends_left(self, ctx: ExchangeContext) -> bool:
+        return turn_of(ctx, 2, self.order, "factor") == 0
 
 
 def acp_sgd(rank: int = 1, order: Order = "random") -> AcpSgd:
     """The mean's approximation of `rank`, one factor per step.
 
     >>> import torch
-    >>> from gradwire.step.context import Moment, Part, sent_to
-    >>> at = Moment(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
-    >>> [each.numel for each in acp_sgd(2, "paper").rounds(64 * 128, torch.float32, at)]
+    >>> from gradwire.step.context import ExchangeContext, Part, sent_to
+    >>> ctx = ExchangeContext(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
+    >>> [each.numel for each in acp_sgd(2, "paper").rounds(64 * 128, torch.float32, ctx)]
     [256]
     """
     return AcpSgd(check_rank(rank), check_order(order))

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -32,31 +32,34 @@ class Reduce:
             stays_on_device=laws.stays_on_device,
         )
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """One all-reduce of the payload."""
         # 1/W before the cast: the sum of W payloads then stays within the range of one.
-        payload = self.codec.encode(x * (1.0 / comm.world), at)
+        payload = self.codec.encode(x * (1.0 / comm.world), ctx)
         if mean.data_ptr() != x.data_ptr():
-            self.codec.add_decoded(payload, x, -float(comm.world), at)
-        return self._finish(payload, mean, comm.all_reduce(payload).wait, at)
+            self.codec.add_decoded(payload, x, -float(comm.world), ctx)
+        return self._finish(payload, mean, comm.all_reduce(payload).wait, ctx)
 
-    def _finish(self, payload: Tensor, mean: Tensor, wait: Callable[[], None], at: Moment) -> Finish:
+    def _finish(
+        self, payload: Tensor, mean: Tensor, wait: Callable[[], None], ctx: ExchangeContext
+    ) -> Finish:
         def finish() -> None:
             wait()
             mean.zero_()
-            self.codec.add_decoded(payload, mean, 1.0, at)
+            self.codec.add_decoded(payload, mean, 1.0, ctx)
 
         return finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return (Round("all_reduce", *self.codec.payload(numel, dtype, at)),)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return (Round("all_reduce", *self.codec.payload(numel, dtype, ctx)),)
 
 
 def reduce(codec: Codec) -> Reduce:
     """All-reduce the payloads of a linear codec; raises `ValueError` for another.
 
     >>> from gradwire.codec.cast import cast
-    >>> reduce(cast(torch.float16)).rounds(1000, torch.float32, Moment(0, 0, 0, world=4))[0].payload_bytes
+    >>> ctx = ExchangeContext(0, 0, 0, world=4)
+    >>> reduce(cast(torch.float16)).rounds(1000, torch.float32, ctx)[0].payload_bytes
     2000
     """
     if not codec.laws.linear:
@@ -81,9 +84,9 @@ class Gather:
             stays_on_device=laws.stays_on_device,
         )
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """One all-gather of the payload, W decodes."""
-        payload = self.codec.take(x, at)
+        payload = self.codec.take(x, ctx)
         payloads = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(payloads, payload)
 
@@ -91,19 +94,19 @@ class Gather:
             pending.wait()
             mean.zero_()
             for received in payloads:
-                self.codec.add_decoded(received, mean, 1.0 / comm.world, at)
+                self.codec.add_decoded(received, mean, 1.0 / comm.world, ctx)
 
         return finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return (Round("all_gather", *self.codec.payload(numel, dtype, at)),)
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return (Round("all_gather", *self.codec.payload(numel, dtype, ctx)),)
 
 
 def gather(codec: Codec) -> Gather:
     """All-gather the payloads of any codec: a rank receives W − 1 payloads.
 
     >>> from gradwire.codec.blocks import blocks
-    >>> gather(blocks("int8")).rounds(1024, torch.float32, Moment(0, 0, 0, world=4))[0].payload_bytes
+    >>> gather(blocks("int8")).rounds(1024, torch.float32, ExchangeContext(0, 0, 0, world=4))[0].payload_bytes
     1040
     """
     return Gather(codec)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.step.context import Moment, Part
+from gradwire.step.context import ExchangeContext, Part
 
 SEGMENT = 1 << 20
 """Elements of a segment: one is encoded, and summed, while another is on the wire. Half of it would double
@@ -62,17 +62,17 @@ class ScatterReduce:
             stays_on_device=laws.stays_on_device,
         )
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """An all-to-all for every segment, then an all-gather for each.
 
         `mean` is scratch until `finish` has been called.
         """
         if x.dtype in (torch.float16, torch.bfloat16):
-            return self._start_wide(x, mean, comm, at)
+            return self._start_wide(x, mean, comm, ctx)
         issued: list[Pending] = []
         exchanges = [
-            SegmentExchange(self, x[seg.start : seg.stop], mean[seg.start : seg.stop], comm, seg.at, issued)
-            for seg in segments_of(x.numel(), at, self.segment)
+            SegmentExchange(self, x[seg.start : seg.stop], mean[seg.start : seg.stop], comm, seg.ctx, issued)
+            for seg in segments_of(x.numel(), ctx, self.segment)
         ]
         try:
             for exchange in exchanges:
@@ -91,10 +91,10 @@ class ScatterReduce:
 
         return finish
 
-    def _start_wide(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def _start_wide(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Exchange float32 copies, because sums are taken in float32."""
         wide_x, wide_mean = x.float(), mean.float()
-        finish_wide = self.start(wide_x, wide_mean, comm, at)
+        finish_wide = self.start(wide_x, wide_mean, comm, ctx)
 
         def finish() -> None:
             finish_wide()
@@ -103,25 +103,25 @@ class ScatterReduce:
 
         return finish
 
-    def longest(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[int, torch.dtype]:
+    def longest(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Elements and type of the longest shard's payload, to which all others of a segment are padded."""
         payloads = []
-        for rank in _kinds(numel, at):
-            start, stop = rank * numel // at.world, (rank + 1) * numel // at.world
-            shard = replace(at, parts=parts_within(at.parts, start, stop), unsent=None)
+        for rank in _kinds(numel, ctx):
+            start, stop = rank * numel // ctx.world, (rank + 1) * numel // ctx.world
+            shard = replace(ctx, parts=parts_within(ctx.parts, start, stop), unsent=None)
             payloads.append(self.codec.payload(stop - start, dtype, shard))
         return max(payloads, key=lambda payload: payload[0])
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """Segments that have as many elements of the same parameters are alike, wherever these lie."""
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         bounds, known, payloads = _bounds(numel, self.segment), {}, []
-        for (start, stop), parts in zip(pairwise(bounds), parts_between(at.parts, bounds), strict=True):
+        for (start, stop), parts in zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True):
             kind = (stop - start, *[(part.name, part.numel) for part in parts])
             if kind not in known:
-                known[kind] = self.longest(stop - start, wide, replace(at, parts=parts, unsent=None))
+                known[kind] = self.longest(stop - start, wide, replace(ctx, parts=parts, unsent=None))
             payloads.append(known[kind])
-        scattered = {each: Round("all_to_all", at.world * each[0], each[1]) for each in set(payloads)}
+        scattered = {each: Round("all_to_all", ctx.world * each[0], each[1]) for each in set(payloads)}
         gathered = {each: Round("all_gather", *each) for each in set(payloads)}
         return (*map(scattered.__getitem__, payloads), *map(gathered.__getitem__, payloads))
 
@@ -130,11 +130,17 @@ class SegmentExchange:
     """One segment on one rank: `x` and `mean` (numel,); its collectives are appended to `issued`."""
 
     def __init__(
-        self, how: ScatterReduce, x: Tensor, mean: Tensor, comm: Comm, at: Moment, issued: list[Pending]
+        self,
+        how: ScatterReduce,
+        x: Tensor,
+        mean: Tensor,
+        comm: Comm,
+        ctx: ExchangeContext,
+        issued: list[Pending],
     ) -> None:
         self._how, self._x, self._mean, self._comm, self._issued = how, x, mean, comm, issued
-        self._shards = shards_of(x.numel(), at)
-        size, dtype = how.longest(x.numel(), x.dtype, at)
+        self._shards = shards_of(x.numel(), ctx)
+        size, dtype = how.longest(x.numel(), x.dtype, ctx)
         self._rows = x.new_empty(comm.world, size, dtype=dtype)
         self._others = torch.empty_like(self._rows)
         self._pending: Pending = DONE
@@ -168,15 +174,15 @@ class SegmentExchange:
         self._pending = pending
         self._issued.append(pending)
 
-    def _fill(self, row: Tensor, x: Tensor, at: Moment) -> Tensor:
-        payload = self._how.codec.take(x, at)
+    def _fill(self, row: Tensor, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        payload = self._how.codec.take(x, ctx)
         row[: payload.numel()] = payload
         row[payload.numel() :] = 0
         return row
 
-    def _add(self, row: Tensor, out: Tensor, weight: float, at: Moment) -> None:
-        count, _dtype = self._how.codec.payload(out.numel(), out.dtype, at)
-        self._how.codec.add_decoded(row[:count], out, weight, at)
+    def _add(self, row: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        count, _dtype = self._how.codec.payload(out.numel(), out.dtype, ctx)
+        self._how.codec.add_decoded(row[:count], out, weight, ctx)
 
 
 @dataclass(frozen=True)
@@ -185,20 +191,21 @@ class Segment:
 
     start: int
     stop: int
-    at: Moment
+    ctx: ExchangeContext
 
 
-def segments_of(numel: int, at: Moment, segment: int = SEGMENT) -> tuple[Segment, ...]:
+def segments_of(numel: int, ctx: ExchangeContext, segment: int = SEGMENT) -> tuple[Segment, ...]:
     """A unit in pieces of at most `segment` elements, as equal as can be; one, if it is empty.
 
-    >>> [(seg.start, seg.stop) for seg in segments_of(10, Moment(step=0, unit=0, rank=0, world=2), 4)]
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=2)
+    >>> [(seg.start, seg.stop) for seg in segments_of(10, ctx, 4)]
     [(0, 3), (3, 6), (6, 10)]
     """
     bounds, found = _bounds(numel, segment), []
-    pieces = zip(pairwise(bounds), parts_between(at.parts, bounds), strict=True)
+    pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
     for index, ((start, stop), parts) in enumerate(pieces):
-        unsent = None if at.unsent is None else at.unsent[start:stop]
-        here = replace(at, unit=at.unit * _MOST_SEGMENTS + index, parts=parts, unsent=unsent)
+        unsent = None if ctx.unsent is None else ctx.unsent[start:stop]
+        here = replace(ctx, unit=ctx.unit * _MOST_SEGMENTS + index, parts=parts, unsent=unsent)
         found.append(Segment(start, stop, here))
     return tuple(found)
 
@@ -214,27 +221,28 @@ class Shard:
 
     start: int
     stop: int
-    first: Moment
-    second: Moment
+    first: ExchangeContext
+    second: ExchangeContext
 
 
-def shards_of(numel: int, at: Moment) -> tuple[Shard, ...]:
+def shards_of(numel: int, ctx: ExchangeContext) -> tuple[Shard, ...]:
     """One shard per rank, as equal as can be; parts are cut where shards end.
 
     Codes draw from generators of their own, so that no two have the same random numbers.
 
-    >>> at = Moment(step=0, unit=0, rank=0, world=2, parts=(Part("w", (7,), 0, 7), Part("v", (3,), 0, 3)))
-    >>> [[part.numel for part in shard.first.parts] for shard in shards_of(10, at)]
+    >>> parts = (Part("w", (7,), 0, 7), Part("v", (3,), 0, 3))
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=2, parts=parts)
+    >>> [[part.numel for part in shard.first.parts] for shard in shards_of(10, ctx)]
     [[5], [2, 3]]
     """
-    bounds = [rank * numel // at.world for rank in range(at.world + 1)]
+    bounds = [rank * numel // ctx.world for rank in range(ctx.world + 1)]
     shards = []
-    pieces = zip(pairwise(bounds), parts_between(at.parts, bounds), strict=True)
+    pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
     for rank, ((start, stop), parts) in enumerate(pieces):
-        unsent = None if at.unsent is None else at.unsent[start:stop]
-        number = 2 * (at.unit * at.world + rank)
-        first = replace(at, unit=number, parts=parts, unsent=unsent)
-        second = replace(at, unit=number + 1, parts=parts, unsent=None)
+        unsent = None if ctx.unsent is None else ctx.unsent[start:stop]
+        number = 2 * (ctx.unit * ctx.world + rank)
+        first = replace(ctx, unit=number, parts=parts, unsent=unsent)
+        second = replace(ctx, unit=number + 1, parts=parts, unsent=None)
         shards.append(Shard(start, stop, first, second))
     return tuple(shards)
 
@@ -264,7 +272,7 @@ def parts_between(parts: Sequence[Part], bounds: Sequence[int]) -> Iterator[tupl
         yield parts_within(parts[first : last + 1], start - begin, stop - begin)
 
 
-def _kinds(numel: int, at: Moment) -> set[int]:
+def _kinds(numel: int, ctx: ExchangeContext) -> set[int]:
     """Ranks whose shards stand for all: those at the ends of parts, and one of the longest within a part.
 
     The length of a payload depends on how many elements of which parameters it has, not on where they lie.
@@ -272,8 +280,8 @@ def _kinds(numel: int, at: Moment) -> set[int]:
     """
     if numel == 0:
         return {0}
-    found, world, rest = set(), at.world, numel % at.world
-    for start, stop in pairwise((0, *accumulate(at.sizes(numel)))):
+    found, world, rest = set(), ctx.world, numel % ctx.world
+    for start, stop in pairwise((0, *accumulate(ctx.sizes(numel)))):
         if start == stop:
             continue
         first, last = (((element + 1) * world - 1) // numel for element in (start, stop - 1))
@@ -292,7 +300,8 @@ def scatter_reduce(codec: Codec, second_stage: bool = True, segment: int = SEGME
     owner's own `unsent`.
 
     >>> from gradwire.codec.blocks import blocks
-    >>> rounds = scatter_reduce(blocks("int8")).rounds(1024, torch.float32, Moment(0, 0, rank=0, world=4))
+    >>> ctx = ExchangeContext(0, 0, rank=0, world=4)
+    >>> rounds = scatter_reduce(blocks("int8")).rounds(1024, torch.float32, ctx)
     >>> [(each.verb, each.payload_bytes) for each in rounds]
     [('all_to_all', 1040), ('all_gather', 260)]
     """

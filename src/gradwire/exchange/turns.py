@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, get_args
 
-from gradwire.step.context import Moment, number_from
+from gradwire.step.context import ExchangeContext, number_from
 
 Order = Literal["random", "paper"]
 
@@ -27,7 +27,7 @@ def phase_of(seed: int, block: int, interval: int, whose: str = "phase") -> int:
     return number_from(whose, seed, block) % interval
 
 
-def turn_of(at: Moment, interval: int, order: Order = "random", whose: str = "phase") -> int:
+def turn_of(ctx: ExchangeContext, interval: int, order: Order = "random", whose: str = "phase") -> int:
     """Which of 0 … interval - 1 has its turn in this step: no data dependency, every rank decides alone.
 
     Cycles begin at multiples of `interval`, and each has its turn once in a cycle. In the order "random" the
@@ -35,12 +35,12 @@ def turn_of(at: Moment, interval: int, order: Order = "random", whose: str = "ph
     that takes turns lies within another, not even their orders agree. In the order "paper" the turn is the
     step's number modulo `interval`.
 
-    >>> [turn_of(Moment(step, unit=0, rank=0, world=2), 3, "paper") for step in range(6)]
+    >>> [turn_of(ExchangeContext(step, unit=0, rank=0, world=2), 3, "paper") for step in range(6)]
     [0, 1, 2, 0, 1, 2]
     """
     random = order == "random"
-    phase = phase_of(at.seed, at.step // (BLOCK * interval), interval, whose) if random else 0
-    return (at.step + phase) % interval
+    phase = phase_of(ctx.seed, ctx.step // (BLOCK * interval), interval, whose) if random else 0
+    return (ctx.step + phase) % interval
 
 
 def check_order(order: Order) -> Order:

@@ -18,7 +18,7 @@ from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.base import ExchangeLaws, Finish
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -39,39 +39,39 @@ class Agreed:
         """Contractive if the selector is; conserves, because what is not chosen stays in `x`."""
         return ExchangeLaws(contractive=self.selector.laws.contractive)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         failures: list[BaseException] = []
-        chosen = self.selector.select(x, at)
-        count = self._largest(chosen.numel(), x, comm, at)
+        chosen = self.selector.select(x, ctx)
+        count = self._largest(chosen.numel(), x, comm, ctx)
         mean.zero_()
         pending: Pending = DONE
-        layout = SparseLayout(count, x.numel(), wire_type(self.dtype, x.dtype, at))
+        layout = SparseLayout(count, x.numel(), wire_type(self.dtype, x.dtype, ctx))
         payloads = _room(comm.world, layout.buffer.bytes, x)
         if count > 0:
-            pending = comm.all_gather(payloads, _take(x, chosen, layout, at, failures))
+            pending = comm.all_gather(payloads, _take(x, chosen, layout, ctx, failures))
 
         def finish() -> None:
             pending.wait()
             for error in failures:
                 raise error
             for payload in payloads if count > 0 else ():
-                layout.add(payload, mean, 1.0 / comm.world, at.see)
+                layout.add(payload, mean, 1.0 / comm.world, ctx.see)
 
         return finish
 
-    def _largest(self, mine: int, x: Tensor, comm: Comm, at: Moment) -> int:
+    def _largest(self, mine: int, x: Tensor, comm: Comm, ctx: ExchangeContext) -> int:
         """The number of elements that every rank sends; 0 if one has failed."""
         told = torch.empty(comm.world, 1, dtype=torch.int64, device=x.device)
         comm.all_gather(told, torch.tensor([mine + 1], device=x.device)).wait()
         counts = told.view(-1) - 1
-        largest, bound = int(counts.max()), self.selector.count(x.numel(), at)
+        largest, bound = int(counts.max()), self.selector.count(x.numel(), ctx)
         if not -1 <= int(counts.min()) <= largest <= bound:
             raise WireError(f"a peer announces {counts.tolist()} elements, outside 0 … {bound}")
         return largest if int(counts.min()) >= 0 else 0
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """An all-gather of counts, and one of payloads, whose size is an upper bound."""
-        layout = SparseLayout(self.selector.count(numel, at), numel, wire_type(self.dtype, dtype, at))
+        layout = SparseLayout(self.selector.count(numel, ctx), numel, wire_type(self.dtype, dtype, ctx))
         payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload
 
@@ -86,11 +86,11 @@ def _room(world: int, size: int, x: Tensor) -> Tensor:
 
 
 def _take(
-    x: Tensor, chosen: Tensor, layout: SparseLayout, at: Moment, failures: list[BaseException]
+    x: Tensor, chosen: Tensor, layout: SparseLayout, ctx: ExchangeContext, failures: list[BaseException]
 ) -> Tensor:
     """This rank's payload, taken out of `x`. After a failure, which goes to `failures`, zeros."""
     try:
-        indices = fill_up(chosen, layout.count, layout.numel, at)
+        indices = fill_up(chosen, layout.count, layout.numel, ctx)
         payload = layout.take(x, indices)
     except BaseException as error:
         failures.append(error)
@@ -105,7 +105,7 @@ def agreed(selector: Selector, dtype: torch.dtype | None = None) -> Agreed:
 
     >>> from gradwire.codec.select.threshold import reused_threshold
     >>> exchange = agreed(reused_threshold(0.01))
-    >>> [each.verb for each in exchange.rounds(1000, torch.float32, Moment(0, 0, 0, world=4))]
+    >>> [each.verb for each in exchange.rounds(1000, torch.float32, ExchangeContext(0, 0, 0, world=4))]
     ['all_gather', 'all_gather']
     """
     return Agreed(selector, check_wire_type(dtype))

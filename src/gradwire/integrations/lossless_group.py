@@ -34,7 +34,7 @@ from gradwire.comm.python_work import Carried
 from gradwire.errors import PeerFailed, TransportError
 from gradwire.exchange.gcomp import Frames, gcomp
 from gradwire.exchange.ring import RingAllReduce
-from gradwire.step.context import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeContext, ExchangeState, Part
 
 NAME = "gradwire"
 SMALLEST_BYTES = 1 << 16
@@ -153,9 +153,9 @@ class _Ring:
         name = f"{data.numel()} {data.dtype}"
         number = self.done.get(name, 0)
         parts = (Part(name, (data.numel(),), 0, data.numel()),)
-        at = Moment(number, 0, self.rank, self.world, parts=parts, kept=self.kept)
-        frames = Frames(EXCHANGE, data.numel(), data.dtype, at, EXCHANGE.renews(number))
-        ring = RingAllReduce(data, frames, self, EXCHANGE.schedule(data.numel(), at))
+        ctx = ExchangeContext(number, 0, self.rank, self.world, parts=parts, kept=self.kept)
+        frames = Frames(EXCHANGE, data.numel(), data.dtype, ctx, EXCHANGE.renews(number))
+        ring = RingAllReduce(data, frames, self, EXCHANGE.schedule(data.numel(), ctx))
         ring.start()
         ring.finish()
         if frames.counts is not None:

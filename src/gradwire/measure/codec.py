@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import WireError
-from gradwire.exchange.base import STEADY, Exchange, first_busy_step, steady_moment
+from gradwire.exchange.base import STEADY, Exchange, first_busy_step, steady_context
 from gradwire.measure import cache
 from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import HOST, Timed, clock_of, now_s
@@ -162,7 +162,7 @@ def payloads(exchange: Exchange, numel: int, world: int, step: int = STEADY) -> 
     (4.0, 1.0)
     """
     rounds, alone = (
-        exchange.rounds(numel, torch.float32, steady_moment(numel, ranks, step)) for ranks in (world, 1)
+        exchange.rounds(numel, torch.float32, steady_context(numel, ranks, step)) for ranks in (world, 1)
     )
     if not rounds or not alone or rounds[-1].verb != "all_gather" or alone[-1].payload_bytes == 0:
         return 1.0
@@ -190,10 +190,10 @@ class _Bench:
     def once(self) -> tuple[float, float]:
         """Seconds of encoding, and of decoding one payload."""
         comm = EchoComm(self._world, self._clock)
-        at = steady_moment(self._grad.numel(), self._world, self._step, self._kept)
+        ctx = steady_context(self._grad.numel(), self._world, self._step, self._kept)
         start_s = self._clock()
         x = self._folded()
-        finish = self._exchange.start(x, self._mean, comm, at)
+        finish = self._exchange.start(x, self._mean, comm, ctx)
         issued_s, wire_s = self._clock(), comm.spent_s
         finish()
         ended_s = self._clock()

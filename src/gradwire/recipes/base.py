@@ -19,7 +19,7 @@ from gradwire.planning.cuts import fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, Observed, Watched
 from gradwire.recipes.catalogue import MODULES
 from gradwire.step.arena import ParameterSpec, slots_of, units_of
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 if TYPE_CHECKING:  # loaded by what chooses
     from gradwire.control.choice import Considered
@@ -103,8 +103,8 @@ def _announced(
     memory = exchange.memory or Forgetful()
     last = units_of(slots_of(specs), (start,), exchange.laws.grain)[-1]
     step = first_busy_step(exchange, last.numel, world)
-    at = Moment(step, 0, 0, world, parts=last.parts, narrow=specs[0].narrow_for(memory))
-    return exchange.rounds(last.numel, specs[0].type_for(memory), at)
+    ctx = ExchangeContext(step, 0, 0, world, parts=last.parts, narrow=specs[0].narrow_for(memory))
+    return exchange.rounds(last.numel, specs[0].type_for(memory), ctx)
 
 
 @dataclass(frozen=True)

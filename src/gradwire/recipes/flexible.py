@@ -39,7 +39,7 @@ from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 from gradwire.recipes.parse import Recipe, recipe
 from gradwire.recipes.units import fused_cutter
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @register
@@ -149,14 +149,14 @@ def rounds_of(
     [('broadcast', 'library'), ('all_reduce', 'tree')]
     """
     specs = [ParameterSpec(f"{n}", (size,), torch.float32, size) for n, size in enumerate(watched.sizes)]
-    at = Moment(0, 0, 0, watched.world)
+    ctx = ExchangeContext(0, 0, 0, watched.world)
 
     @cache
     def rounds(choice: Choice) -> tuple[Round, ...]:
         exchange = exchange_of(choice.ratio, choice.way, elect, inner)
         cuts = Composition(exchange, cutter).cuts(specs, watched.world)
         units = [stop - start for start, stop in pairwise((0, *cuts, sum(watched.sizes)))]
-        return tuple(chain.from_iterable(exchange.rounds(numel, torch.float32, at) for numel in units))
+        return tuple(chain.from_iterable(exchange.rounds(numel, torch.float32, ctx) for numel in units))
 
     return rounds
 

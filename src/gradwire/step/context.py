@@ -192,7 +192,7 @@ def refuse(sound: Tensor, complaint: str) -> None:
 
 
 @dataclass(frozen=True)
-class Moment:
+class ExchangeContext:
     """The place and time of an exchange, and all that it may use beside the tensor.
 
     `step` counts committed steps, which are the optimizer's: several exchanges before one optimizer step have

@@ -25,7 +25,7 @@ from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 from gradwire.step.arena import ParameterSpec, Unit
 from gradwire.step.arrival import Arrival, Run, Share
-from gradwire.step.context import Fates, Moment
+from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.environment import Surroundings
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.runner import Runner
@@ -283,16 +283,18 @@ class Engine:
     def direct(self, step: Step, arrival: Arrival, run: Run) -> Task:
         """The exchange of neighbours in a bucket, in place."""
         region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
-        at = Moment(step.number, len(step.direct), self.comm.rank, self.comm.world, self.around.seed, lane=-1)
+        ctx = ExchangeContext(
+            step.number, len(step.direct), self.comm.rank, self.comm.world, self.around.seed, lane=-1
+        )
         step.direct.append(region.numel())
-        comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, at)
-        return Task(label, exchange, region, region, at, comm, agreed)
+        comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, ctx)
+        return Task(label, exchange, region, region, ctx, comm, agreed)
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
         x = lane.x[unit.start : unit.stop]
         where = (unit.index, self.comm.rank, self.comm.world, self.around.seed, unit.lane, unit.parts)
-        at = Moment(
+        ctx = ExchangeContext(
             step.number,
             *where,
             lane.scale(step.scale),
@@ -302,15 +304,15 @@ class Engine:
             replicas=self.around.replicas,
             see=step.hear,
         )
-        self.around.inspect(lane, unit, x, at)
+        self.around.inspect(lane, unit, x, ctx)
         if self._decider.looks(step.number) and lane.exchange is self.layout.main.exchange:
-            self._look(step, unit, x, at.unsent)
-        if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, at)):
+            self._look(step, unit, x, ctx.unsent)
+        if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, ctx)):
             step.rest(unit)
             return
-        factor = step.scale / at.scale
+        factor = step.scale / ctx.scale
         mean = step.landing(unit, x, factor)
-        task = Task(str(unit), lane.exchange, x, mean, at, step.observed(self.comm, str(unit)), agreed)
+        task = Task(str(unit), lane.exchange, x, mean, ctx, step.observed(self.comm, str(unit)), agreed)
         task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 

@@ -16,11 +16,11 @@ from gradwire.comm import Comm
 from gradwire.placement import Device, Placement
 from gradwire.planning.costs import Link
 from gradwire.step.arena import Lane, Unit
-from gradwire.step.context import Moment, Replicas
+from gradwire.step.context import ExchangeContext, Replicas
 from gradwire.step.layout import Layout, Policy
 from gradwire.step.step import Passenger, Step
 
-Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, Moment], None]
+Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
 
 
 class Beside(Protocol):

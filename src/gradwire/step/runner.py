@@ -49,7 +49,7 @@ class Runner:
         step.decoding += task.decodes
         try:
             with step.trace.compressing("encode", task.label):
-                task.finish = task.exchange.start(task.x, task.mean, task.comm, task.at)
+                task.finish = task.exchange.start(task.x, task.mean, task.comm, task.ctx)
         except TransportError:
             raise
         except BaseException as error:

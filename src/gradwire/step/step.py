@@ -24,7 +24,7 @@ from gradwire.measure.metered import Observed
 from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.step.arrival import Arrival, Entry, Share
-from gradwire.step.context import Moment, refuse
+from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 
 
@@ -58,7 +58,7 @@ class Task:
     exchange: Exchange
     x: Tensor
     mean: Tensor
-    at: Moment
+    ctx: ExchangeContext
     comm: Observed
     agreed: tuple[Round, ...]
     land: Callable[[], None] = lambda: None
@@ -72,7 +72,7 @@ class Task:
     @property
     def is_unseen(self) -> bool:
         """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
-        return self.at.lane < 0 or self.exchange.laws.may_overflow
+        return self.ctx.lane < 0 or self.exchange.laws.may_overflow
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class Step:
         self.idle.append((lane, lambda: found))
 
     def hear(self, sound: Tensor, complaint: str) -> None:
-        """The `Moment.see` of exchanges: raises at once, or notes for the verdict what a device knows."""
+        """`ExchangeContext.see` of exchanges: raises at once, or notes for the verdict what a device saw."""
         if sound.is_cpu:
             refuse(sound, complaint)
         else:
@@ -369,7 +369,7 @@ class Step:
         self.decoding -= task.decodes
         self.metered_bytes += task.comm.wire_bytes
         known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
-        self.predicted_bytes += sum(round_.wire_bytes(task.at.world) for round_ in known)
+        self.predicted_bytes += sum(round_.wire_bytes(task.ctx.world) for round_ in known)
 
     def record_small(self, small: SmallReduce) -> None:
         """Add the bytes of small gradients."""

@@ -7,7 +7,7 @@ import logging
 from gradwire.comm import Round
 from gradwire.exchange.base import STEADY
 from gradwire.quantities import bytes_text, counted
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from gradwire.step.engine import Engine
 from gradwire.version import __version__
 
@@ -144,14 +144,14 @@ def _share(engine: Engine) -> float:
     for step in range(STEADY, STEADY + _STEPS):
         for lane in layout.lanes:
             for unit in lane.units:
-                at = Moment(
+                ctx = ExchangeContext(
                     step, unit.index, 0, world, lane=lane.number, parts=unit.parts, narrow=lane.narrow
                 )
-                rounds = lane.exchange.rounds(unit.numel, lane.dtype, at)
+                rounds = lane.exchange.rounds(unit.numel, lane.dtype, ctx)
                 sent += sum(each.wire_bytes(world) for each in rounds)
         for spec in engine.specs:
             if (exchange := layout.direct.get(spec.name)) is not None:
-                rounds = exchange.rounds(spec.numel, spec.dtype, Moment(step, 0, 0, world, lane=-1))
+                rounds = exchange.rounds(spec.numel, spec.dtype, ExchangeContext(step, 0, 0, world, lane=-1))
                 sent += sum(each.wire_bytes(world) for each in rounds)
     dense = sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
     return sent / _STEPS / dense if dense else 1.0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Algorithm, Broadcasting, Comm
-from gradwire.exchange.base import Exchange, first_busy_step, run, steady_moment
+from gradwire.exchange.base import Exchange, first_busy_step, run, steady_context
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import table_of
 from gradwire.recipes import entries
@@ -143,9 +143,9 @@ def _means(exchange: Exchange, comm: Comm, where: torch.device) -> Tensor:
     for step in range(first, first + STEPS):
         draw = torch.Generator("cpu").manual_seed(1000 * step + comm.rank)
         x = torch.randn(NUMEL, generator=draw, device="cpu").to(where) + left
-        at = replace(steady_moment(NUMEL, comm.world, step, kept), rank=comm.rank, unsent=left)
+        ctx = replace(steady_context(NUMEL, comm.world, step, kept), rank=comm.rank, unsent=left)
         mean = torch.full_like(x, torch.nan)
-        run(exchange, x, mean, comm, at)
+        run(exchange, x, mean, comm, ctx)
         kept.commit()
         left = x
         means.append(mean)

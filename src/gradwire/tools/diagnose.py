@@ -24,7 +24,7 @@ from gradwire.exchange.base import Exchange, parts
 from gradwire.kernels import topk_indices
 from gradwire.memory import UNSENT
 from gradwire.step.arena import Lane, Unit
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 BINS_PER_OCTAVE = 4
 SAMPLE = 1 << 20
@@ -68,7 +68,7 @@ class Seen:
 
     exchange: Exchange
     x: Tensor
-    at: Moment
+    ctx: ExchangeContext
 
 
 class Watch:
@@ -85,16 +85,16 @@ class Watch:
         """Watch from now on, or no longer; drops what was kept."""
         self.is_on, self.seen = on, []
 
-    def __call__(self, lane: Lane, unit: Unit, x: Tensor, at: Moment) -> None:
+    def __call__(self, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Take in a unit; the first of another step, or of another attempt at it, drops what was kept."""
         if not self.is_on:
             return
         if self.seen:
-            first = self.seen[0].at
-            if first.step != at.step or (first.lane, first.unit) == (at.lane, at.unit):
+            first = self.seen[0].ctx
+            if first.step != ctx.step or (first.lane, first.unit) == (ctx.lane, ctx.unit):
                 self.seen.clear()
-        unsent = None if at.unsent is None else at.unsent.clone()
-        self.seen.append(Seen(lane.exchange, x.clone(), replace(at, unsent=unsent)))
+        unsent = None if ctx.unsent is None else ctx.unsent.clone()
+        self.seen.append(Seen(lane.exchange, x.clone(), replace(ctx, unsent=unsent)))
 
 
 def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: Comm) -> Diagnosis:
@@ -102,7 +102,7 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
 
     `ValueError` where nothing was watched, `RanksDisagree` where that was so on some ranks.
     """
-    watched = f"{seen[0].at.step}, {sum(each.x.numel() for each in seen)} elements" if seen else "none"
+    watched = f"{seen[0].ctx.step}, {sum(each.x.numel() for each in seen)} elements" if seen else "none"
     require_agreement({"the step that was watched": watched}, control)
     if not seen:
         raise ValueError(
@@ -126,10 +126,10 @@ def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: C
     control.all_reduce(figures).wait()
     distance, spearman, chosen, found, common, left, least, energy = (figures / control.world).tolist()
     if not chosen:
-        return Diagnosis(seen[0].at.step, distance, spearman)
+        return Diagnosis(seen[0].ctx.step, distance, spearman)
     energy = energy or 1.0
     return Diagnosis(
-        seen[0].at.step,
+        seen[0].ctx.step,
         distance,
         spearman,
         hamming=1.0 - found / chosen,
@@ -174,7 +174,7 @@ def _choices(seen: Sequence[Seen], mean: Tensor) -> list[float]:
 
 
 def _choice(selector: Selector, each: Seen, mean: Tensor) -> Tensor:
-    chosen = selector.select(each.x, each.at)
+    chosen = selector.select(each.x, each.ctx)
     true = topk_indices(mean, chosen.numel())
     found = torch.isin(chosen, true).sum()
     common = histogram_overlap(mean[chosen].abs(), mean[true].abs())

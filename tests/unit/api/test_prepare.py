@@ -27,7 +27,7 @@ from gradwire.kernels import cpu, frames, prepare, topk_indices
 from gradwire.kernels.cpu.prepared import SIGNATURES
 from gradwire.recipes import recipe
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.context import Moment, Part, Replicated
+from gradwire.step.context import ExchangeContext, Part, Replicated
 from gradwire.step.layout import build, by_size
 from tests.support.folding import Folding
 from tests.support.recipes import LAWS, composed
@@ -87,14 +87,14 @@ def train(exchange: Exchange, comm: Comm) -> None:
     specs = [Part(str(number), shape, 0, torch.Size(shape).numel()) for number, shape in enumerate(SHAPES)]
     total = sum(part.numel for part in specs)
     folding = None if exchange.memory is None else Folding(exchange.memory, total)
-    at = Moment(STEADY, 1, comm.rank, comm.world, parts=tuple(specs), replicas=like_all)
+    ctx = ExchangeContext(STEADY, 1, comm.rank, comm.world, parts=tuple(specs), replicas=like_all)
     for step in range(STEADY, STEADY + 2):
         grad = torch.randn(total, generator=torch.Generator().manual_seed(8 * step + comm.rank))
         x = grad if folding is None else folding.fold(grad, step, comm.world)
-        at = replace(at, step=step, unsent=None if folding is None else folding.committed.get("unsent"))
-        if exchange.rounds(total, torch.float32, at):
-            run(exchange, x, torch.empty_like(x), comm, at)
-        at.kept.commit()
+        ctx = replace(ctx, step=step, unsent=None if folding is None else folding.committed.get("unsent"))
+        if exchange.rounds(total, torch.float32, ctx):
+            run(exchange, x, torch.empty_like(x), comm, ctx)
+        ctx.kept.commit()
         if folding is not None:
             folding.commit()
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gradwire.codec.blocks import blocks
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 
-AT = Moment(step=0, unit=0, rank=0, world=1)
+AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ AT = Moment(step=0, unit=0, rank=0, world=1)
 def test_payloads_are_scales_and_codes_filled_up(
     kind: str, block: int, sizes: tuple[int, ...], payload: int
 ) -> None:
-    at = Moment(0, 0, 0, 1, parts=parts_of(*sizes))
+    ctx = ExchangeContext(0, 0, 0, 1, parts=parts_of(*sizes))
     codec = blocks(kind, block)  # type: ignore[arg-type]
     size = payload + -payload % 4
     for dtype in (torch.float32, torch.float16):
-        assert codec.payload(100, dtype, at) == (size, torch.uint8)
-    assert codec.encode(torch.ones(100), at).numel() == size
+        assert codec.payload(100, dtype, ctx) == (size, torch.uint8)
+    assert codec.encode(torch.ones(100), ctx).numel() == size
 
 
 def test_scales_of_float64_are_float64() -> None:

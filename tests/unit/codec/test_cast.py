@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradwire.codec.cast import cast
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
-AT = Moment(0, 0, 0, 1)
+AT = ExchangeContext(0, 0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gradwire.codec.levels import four_levels
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.laws.cases import left_by_halves
 from tests.support.whole import parts_of
 
-AT = Moment(step=0, unit=0, rank=0, world=1)
+AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ AT = Moment(step=0, unit=0, rank=0, world=1)
     [(64, (), 2 * 8 + 25 + 3), (64, (51, 49), 2 * 8 + 13 + 13 + 2), (32, (66, 34), 5 * 8 + 17 + 9 + 2)],
 )
 def test_payloads_are_levels_and_codes_filled_up(block: int, sizes: tuple[int, ...], payload: int) -> None:
-    at, codec = Moment(0, 0, 0, 1, parts=parts_of(*sizes)), four_levels(block)
+    ctx, codec = ExchangeContext(0, 0, 0, 1, parts=parts_of(*sizes)), four_levels(block)
     for dtype in (torch.float32, torch.float16):
-        assert codec.payload(100, dtype, at) == (payload, torch.uint8)
-    assert codec.payload(100, torch.float64, at)[0] > payload
-    assert codec.encode(torch.ones(100), at).numel() == payload
+        assert codec.payload(100, dtype, ctx) == (payload, torch.uint8)
+    assert codec.payload(100, torch.float64, ctx)[0] > payload
+    assert codec.encode(torch.ones(100), ctx).numel() == payload
 
 
 def test_a_row_of_a_gathered_buffer_can_be_read_and_zeros_say_nothing() -> None:

@@ -16,7 +16,7 @@ from gradwire.contrib.oktopk import Slots
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits
 from gradwire.kernels import Blocks
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 
 SIZES = st.lists(st.integers(0, 70), min_size=1, max_size=4)
@@ -27,20 +27,20 @@ DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfl
 few = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def at_parts(sizes: list[int]) -> Moment:
-    return Moment(step=2, unit=0, rank=1, world=3, parts=parts_of(*sizes))
+def at_parts(sizes: list[int]) -> ExchangeContext:
+    return ExchangeContext(step=2, unit=0, rank=1, world=3, parts=parts_of(*sizes))
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def decoded(codec: Codec, payload: Tensor, like: Tensor, at: Moment) -> Tensor:
+def decoded(codec: Codec, payload: Tensor, like: Tensor, ctx: ExchangeContext) -> Tensor:
     """Into zeros, twice: the payload stays as it is, and bits are the same."""
     before, found = payload.clone(), []
     for _ in range(2):
         out = torch.zeros_like(like)
-        codec.add_decoded(payload, out, 1.0, at)
+        codec.add_decoded(payload, out, 1.0, ctx)
         found.append(out)
     assert same_bytes(*found)
     assert torch.equal(payload, before)
@@ -63,11 +63,11 @@ def whole_blocks(codes: Tensor, largest: float, sizes: list[int], block: int) ->
 
 def comes_back(codec: Codec, x: Tensor, sizes: list[int]) -> None:
     """On its own grid nothing is rounded, and there is nothing to draw."""
-    at = at_parts(sizes)
-    payload = codec.encode(x, at)
-    out = decoded(codec, payload, x, at)
+    ctx = at_parts(sizes)
+    payload = codec.encode(x, ctx)
+    out = decoded(codec, payload, x, ctx)
     assert torch.equal(out, x)
-    assert torch.equal(codec.encode(out, at), payload)
+    assert torch.equal(codec.encode(out, ctx), payload)
 
 
 @few
@@ -113,11 +113,11 @@ def test_qsgds_codes(sizes: list[int], bucket: int, bits: int, exponent: int, se
 @few
 @given(SIZES, st.sampled_from([None, 8, 16]), st.sampled_from([sign, one_bit]), DTYPES, SEEDS)
 def test_signs(sizes: list[int], block: int | None, make: object, dtype: torch.dtype, seed: int) -> None:
-    codec, at = make(block), at_parts(sizes)  # type: ignore[operator]
+    codec, ctx = make(block), at_parts(sizes)  # type: ignore[operator]
     assert isinstance(codec, TwoLevels)
     x = torch.randn(sum(sizes), generator=generator(seed)).to(dtype)
-    payload = codec.encode(x, at)
-    again = codec.encode(decoded(codec, payload, x, at), at)
+    payload = codec.encode(x, ctx)
+    again = codec.encode(decoded(codec, payload, x, ctx), ctx)
     grid, wide = Blocks(tuple(sizes), block), torch.float64 if dtype == torch.float64 else torch.float32
     start = grid.count * codec.levels * wide.itemsize
     assert torch.equal(again[start:], payload[start:])
@@ -136,14 +136,14 @@ def test_the_upper_bits(numbers: list[float], poisoned: bool, bits: int, dtype: 
     x = torch.tensor([*numbers, *([torch.nan] if poisoned else [])], dtype=torch.float32).to(dtype)
     # A zero that is added to loses its sign.
     x = torch.where(x.double().abs() < torch.finfo(torch.float32).smallest_normal, x.abs(), x)
-    codec, at = upper_bits(bits), at_parts([x.numel()])
-    payload = codec.encode(x, at)
-    out = decoded(codec, payload, x, at)
+    codec, ctx = upper_bits(bits), at_parts([x.numel()])
+    payload = codec.encode(x, ctx)
+    out = decoded(codec, payload, x, ctx)
     assert torch.equal(out.isnan(), x.isnan())
-    again = codec.encode(out, at)
+    again = codec.encode(out, ctx)
     # Arithmetic may give a NaN other bits, but only once.
     assert poisoned or torch.equal(again, payload)
-    assert torch.equal(codec.encode(decoded(codec, again, x, at), at), again)
+    assert torch.equal(codec.encode(decoded(codec, again, x, ctx), ctx), again)
 
 
 @few

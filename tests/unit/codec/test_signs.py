@@ -8,20 +8,20 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.codec.signs import one_bit, sign
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 
 F32, F64 = torch.float32, torch.float64
 both = pytest.mark.parametrize("make", [sign, one_bit])
 
 
-def at_parts(*sizes: int) -> Moment:
-    return Moment(step=0, unit=0, rank=0, world=1, parts=parts_of(*sizes))
+def at_parts(*sizes: int) -> ExchangeContext:
+    return ExchangeContext(step=0, unit=0, rank=0, world=1, parts=parts_of(*sizes))
 
 
-def sent(codec: Codec, x: Tensor, at: Moment) -> Tensor:
+def sent(codec: Codec, x: Tensor, ctx: ExchangeContext) -> Tensor:
     out = torch.zeros_like(x)
-    codec.add_decoded(codec.encode(x, at), out, 1.0, at)
+    codec.add_decoded(codec.encode(x, ctx), out, 1.0, ctx)
     return out
 
 
@@ -62,18 +62,18 @@ def test_poison_stays_in_its_part_and_is_seen(make, bad: float) -> None:
 @both
 @pytest.mark.parametrize("dtype", [F32, F64, torch.float16, torch.bfloat16])
 def test_zeros_of_a_rank_that_failed_can_be_read(make, dtype: torch.dtype) -> None:
-    at = at_parts(100, 3)
-    size, kind = make(8).payload(103, dtype, at)
+    ctx = at_parts(100, 3)
+    size, kind = make(8).payload(103, dtype, ctx)
     out = torch.ones(103, dtype=dtype)
-    make(8).add_decoded(torch.zeros(size, dtype=kind), out, 1.0, at)
+    make(8).add_decoded(torch.zeros(size, dtype=kind), out, 1.0, ctx)
     assert (out == 1.0).all()
 
 
 @pytest.mark.parametrize("block", [None, 64])
 def test_what_signs_leave_is_the_share_of_the_paper(block) -> None:
     # Lemma 8: ‖x‖² − ‖x‖₁²/d per block; both sides in float64, x - scale rounded once: 2^-23 of ‖x‖².
-    x, at = normal(1000), at_parts(1000)
-    left = (x - sent(sign(block), x, at)).double()
+    x, ctx = normal(1000), at_parts(1000)
+    left = (x - sent(sign(block), x, ctx)).double()
     blocks = x.double().split(block or 1000)
     expected = sum(b.square().sum() - b.abs().sum() ** 2 / b.numel() for b in blocks)
     assert left.square().sum().item() == pytest.approx(float(expected), rel=1e-6)
@@ -81,22 +81,22 @@ def test_what_signs_leave_is_the_share_of_the_paper(block) -> None:
 
 def test_normal_numbers_leave_a_third() -> None:
     # 1 − 2/π = 0.363; the share of a million draws deviates by less than a hundredth of it.
-    x, at = normal(1_000_000), at_parts(1_000_000)
-    left = x - sent(sign(), x, at)
+    x, ctx = normal(1_000_000), at_parts(1_000_000)
+    left = x - sent(sign(), x, ctx)
     assert left.square().sum() / x.square().sum() == pytest.approx(1 - 2 / torch.pi, rel=0.01)
 
 
 @pytest.mark.parametrize("block", [None, 8])
 def test_two_means_leave_no_more_than_one_and_less_where_sides_differ(block) -> None:
-    x, at = normal(1000) + 1.0, at_parts(1000)
-    one, two = (float((x - sent(codec, x, at)).square().sum()) for codec in (sign(block), one_bit(block)))
+    x, ctx = normal(1000) + 1.0, at_parts(1000)
+    one, two = (float((x - sent(codec, x, ctx)).square().sum()) for codec in (sign(block), one_bit(block)))
     assert two < 0.9 * one
 
 
 def test_two_means_are_those_of_the_sides() -> None:
-    x, at = torch.tensor([1.0, -2.0, 3.0, -6.0, 0.0, 4.0]), at_parts(4, 2)
-    assert sent(one_bit(), x, at).tolist() == [2.0, -4.0, 2.0, -4.0, 2.0, 2.0]
-    assert sent(sign(), x, at).tolist() == [3.0, -3.0, 3.0, -3.0, 2.0, 2.0]
+    x, ctx = torch.tensor([1.0, -2.0, 3.0, -6.0, 0.0, 4.0]), at_parts(4, 2)
+    assert sent(one_bit(), x, ctx).tolist() == [2.0, -4.0, 2.0, -4.0, 2.0, 2.0]
+    assert sent(sign(), x, ctx).tolist() == [3.0, -3.0, 3.0, -3.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ ROWS, COLUMNS, UNUSED = 8, 64, 3
 
 def fed_back(codec: Codec, steps: int) -> tuple[Tensor, float]:
     """What an unused row of an embedding receives in sum, per step, and the largest magnitude ever sent."""
-    at, random = at_parts(ROWS * COLUMNS), torch.Generator().manual_seed(0)
+    ctx, random = at_parts(ROWS * COLUMNS), torch.Generator().manual_seed(0)
     memory, received, largest = torch.zeros(ROWS, COLUMNS), torch.zeros(steps, COLUMNS), 0.0
     for step in range(steps):
         gradient = torch.randn(ROWS, COLUMNS, generator=random)
         gradient[UNUSED] = 0.0
         x, out = (memory + gradient).reshape(-1), torch.zeros(ROWS * COLUMNS)
-        codec.add_decoded(codec.take(x, at), out, 1.0, at)
+        codec.add_decoded(codec.take(x, ctx), out, 1.0, ctx)
         memory = x.view(ROWS, COLUMNS)
         received[step] = out.view(ROWS, COLUMNS)[UNUSED]
         largest = max(largest, float(out.abs().max()))

@@ -8,10 +8,10 @@ import torch
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
 from gradwire.contrib.randomk import random_k
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.whole import everything
 
-AT = Moment(step=4, unit=1, rank=0, world=3)
+AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 
 
 @pytest.mark.parametrize(

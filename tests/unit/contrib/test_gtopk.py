@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.codec.indices import index_words
 from gradwire.comm import Round
 from gradwire.contrib.gtopk import gtop_k
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -77,7 +77,7 @@ def test_what_one_branch_drops_and_another_brings_through_is_not_lost() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8, 9, 64])
 def test_rounds_are_log_n_shifts_and_two_all_reduces(world: int) -> None:
     numel, count = 100_000, 1000
-    rounds = gtop_k(0.01).rounds(numel, torch.float32, Moment(0, 0, 0, world))
+    rounds = gtop_k(0.01).rounds(numel, torch.float32, ExchangeContext(0, 0, 0, world))
     depth = math.ceil(math.log2(world))
     words = index_words(count, numel)
     size = -(-4 * words // 8) * 8 + 4 * count

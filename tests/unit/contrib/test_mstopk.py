@@ -13,10 +13,10 @@ from torch import Tensor
 from gradwire.contrib import mstopk
 from gradwire.contrib.mstopk import Bracket, bisect, ms_top_k
 from gradwire.kernels import topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.inputs import FINITE, normal
 
-AT = Moment(step=4, unit=1, rank=0, world=3)
+AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 Kind = Callable[[int], Tensor]
 
 

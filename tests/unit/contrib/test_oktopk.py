@@ -15,7 +15,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.comm import Round
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.contrib.randomk import random_k
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -107,7 +107,7 @@ def test_elements_that_several_ranks_send_add_up_in_one_place() -> None:
 @pytest.mark.parametrize("world", [2, 3, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("numel", [1_000_000, 25_000_000])
 def test_traffic_is_below_six_k_words(world: int, numel: int) -> None:
-    rounds = ok_topk(top_k(0.01)).rounds(numel, torch.float32, Moment(0, 0, 0, world))
+    rounds = ok_topk(top_k(0.01)).rounds(numel, torch.float32, ExchangeContext(0, 0, 0, world))
     words, count = sum(each.wire_bytes(world) for each in rounds) / 4, numel // 100
     assert words < 6 * count
     # The formula of the docstring, and per message a word of padding where words are odd.
@@ -117,7 +117,7 @@ def test_traffic_is_below_six_k_words(world: int, numel: int) -> None:
 
 
 def test_rounds_of_a_small_unit() -> None:
-    assert ok_topk(top_k(0.1)).rounds(100, torch.float16, Moment(0, 0, 0, 5)) == (
+    assert ok_topk(top_k(0.1)).rounds(100, torch.float16, ExchangeContext(0, 0, 0, 5)) == (
         Round("all_reduce", 5, torch.int64),
         Round("all_to_all", 5 * (24 + 8), torch.uint8),  # a count, 4 places, padding; 4 values
         Round("all_gather", 16 + 4, torch.uint8),  # a count, 2 places, padding; 2 values

@@ -14,10 +14,10 @@ from gradwire.contrib.dgc import MomentumCorrection, ramp
 from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.folding import Folding
 
-AT = Moment(step=0, unit=0, rank=0, world=1)
+AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
 
 def test_the_stages_are_those_of_the_paper() -> None:
@@ -50,7 +50,7 @@ def test_a_ratio_that_changes_loses_no_residual(memory: Residual | MomentumCorre
         planes, mean, arrived = Folding(memory, size), torch.empty(size), torch.zeros(size)
         for step in range(steps):
             x = planes.fold(torch.arange(1.0, size + 1) * (comm.rank + 1), step, 2)
-            run(exchange, x, mean, comm, Moment(step, 0, comm.rank, 2))
+            run(exchange, x, mean, comm, ExchangeContext(step, 0, comm.rank, 2))
             planes.commit()
             arrived += mean
         return arrived, planes.unsent

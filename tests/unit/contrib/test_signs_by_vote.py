@@ -15,7 +15,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.leader import leader
 from gradwire.memory import Forgetful, Residual
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 
 SIZES = (100, 3, 1000, 64)
@@ -29,7 +29,7 @@ def vote(exchange: MajorityVote, inputs: list[Tensor], sizes: tuple[int, ...] = 
     def body(comm: ThreadComm) -> Tensor:
         x = inputs[comm.rank].clone()
         mean = torch.full_like(x, torch.nan)
-        run(exchange, x, mean, comm, Moment(0, 0, comm.rank, comm.world, parts=parts_of(*sizes)))
+        run(exchange, x, mean, comm, ExchangeContext(0, 0, comm.rank, comm.world, parts=parts_of(*sizes)))
         assert torch.equal(x.nan_to_num(), inputs[comm.rank].nan_to_num())
         return mean
 
@@ -106,8 +106,8 @@ def test_poison_in_a_scale_reaches_all_ranks_and_no_other_parameter(world: int) 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_traffic_is_at_most_three_eighths_of_a_byte_per_element(world: int) -> None:
-    numel, at = 2**20, Moment(0, 0, 0, world)
-    rounds = majority_vote().rounds(numel, torch.float32, at)
+    numel, ctx = 2**20, ExchangeContext(0, 0, 0, world)
+    rounds = majority_vote().rounds(numel, torch.float32, ctx)
     sent = sum(round_.wire_bytes(world) for round_ in rounds)
     bits = numel * 65 / 512
     if world <= 3:
@@ -122,10 +122,10 @@ def test_traffic_is_at_most_three_eighths_of_a_byte_per_element(world: int) -> N
 
 
 def test_scales_cost_four_bytes_per_parameter_and_eight_in_float64() -> None:
-    at = Moment(0, 0, 0, 2, parts=parts_of(*SIZES))
+    ctx = ExchangeContext(0, 0, 0, 2, parts=parts_of(*SIZES))
     for dtype, expected in ((torch.float32, 16), (torch.float64, 32)):
         (plain,), (scaled,) = (
-            majority_vote(scale).rounds(NUMEL, dtype, replace(at)) for scale in ("none", "l1")
+            majority_vote(scale).rounds(NUMEL, dtype, replace(ctx)) for scale in ("none", "l1")
         )
         assert scaled.payload_bytes - plain.payload_bytes == expected
 

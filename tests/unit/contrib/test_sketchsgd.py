@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.comm import Round
 from gradwire.contrib.sketchsgd import sketch
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -76,12 +76,12 @@ def test_everything_asked_for_is_an_exact_top_k_of_the_sums(world: int) -> None:
 
 
 def test_rounds() -> None:
-    at = Moment(0, 0, 0, 8)
-    assert sketch(0.01).rounds(100_000, torch.float16, at) == (
+    ctx = ExchangeContext(0, 0, 0, 8)
+    assert sketch(0.01).rounds(100_000, torch.float16, ctx) == (
         Round("all_reduce", 5 * 1000, torch.float32),
         Round("all_reduce", 4 * 1000, torch.float16),
     )
-    assert sketch(0.01, rows=3, table=2.5, candidates=200).rounds(1000, torch.float64, at) == (
+    assert sketch(0.01, rows=3, table=2.5, candidates=200).rounds(1000, torch.float64, ctx) == (
         Round("all_reduce", 3 * 9, torch.float32),  # 25 numbers, and as many in each row
         Round("all_reduce", 1000, torch.float64),  # there are no 2000 to ask for
     )

@@ -13,11 +13,11 @@ from gradwire.codec.base import Codec
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.kernels import Norm
 from gradwire.recipes import recipe
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 from tests.support.whole import parts_of
 
-AT = Moment(step=3, unit=1, rank=0, world=3, seed=2)
+AT = ExchangeContext(step=3, unit=1, rank=0, world=3, seed=2)
 DRAWS = 400
 
 
@@ -25,16 +25,16 @@ def normal(n: int) -> Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(n))
 
 
-def decoded(codec: Codec, x: Tensor, at: Moment = AT) -> Tensor:
+def decoded(codec: Codec, x: Tensor, ctx: ExchangeContext = AT) -> Tensor:
     out = torch.zeros_like(x)
-    codec.add_decoded(codec.encode(x, at), out, 1.0, at)
+    codec.add_decoded(codec.encode(x, ctx), out, 1.0, ctx)
     return out
 
 
 def errors(codec: Codec, x: Tensor) -> Tensor:
     """‖C(x) − x‖² (draws,) in many steps."""
-    moments = (replace(AT, step=step) for step in range(DRAWS))
-    return torch.stack([(decoded(codec, x, at) - x).double().square().sum() for at in moments])
+    contexts = (replace(AT, step=step) for step in range(DRAWS))
+    return torch.stack([(decoded(codec, x, ctx) - x).double().square().sum() for ctx in contexts])
 
 
 def below(found: Tensor, bound: float) -> bool:
@@ -70,9 +70,9 @@ def test_tern_grads_variance_and_its_worst_case(d: int) -> None:
 
 
 def test_tern_grad_sends_three_numbers_per_part() -> None:
-    at = replace(AT, parts=parts_of(300, 0, 500))
+    ctx = replace(AT, parts=parts_of(300, 0, 500))
     x = normal(800) * torch.cat([torch.ones(300), torch.full((500,), 100.0)])
-    found = decoded(tern_grad(), x, at)
+    found = decoded(tern_grad(), x, ctx)
     for part in (slice(0, 300), slice(300, 800)):
         scale = x[part].abs().max()
         assert set(found[part].tolist()) == {-float(scale), 0.0, float(scale)}
@@ -99,31 +99,31 @@ def test_contraction_follows_from_bits_and_bucket(bits: int, bucket: int, contra
 
 
 def test_payload_depends_on_parts() -> None:
-    at = replace(AT, parts=parts_of(1000, 0, 3, 21))
+    ctx = replace(AT, parts=parts_of(1000, 0, 3, 21))
     # Two buckets, one and one; 500, 2 and 11 bytes of codes; padding to whole steps.
-    assert qsgd_codec(bits=4).payload(1024, torch.float32, at) == (16 + 513 + 3, torch.uint8)
-    assert qsgd_codec(bits=4).payload(1024, torch.float64, at) == (32 + 513 + 7, torch.uint8)
-    assert tern_grad().payload(1024, torch.float32, at) == (12 + 250 + 1 + 6 + 3, torch.uint8)
+    assert qsgd_codec(bits=4).payload(1024, torch.float32, ctx) == (16 + 513 + 3, torch.uint8)
+    assert qsgd_codec(bits=4).payload(1024, torch.float64, ctx) == (32 + 513 + 7, torch.uint8)
+    assert tern_grad().payload(1024, torch.float32, ctx) == (12 + 250 + 1 + 6 + 3, torch.uint8)
     assert qsgd_codec().payload(0, torch.float32, AT) == (0, torch.uint8)
 
 
 @pytest.mark.parametrize("codec", [qsgd_codec(), qsgd_codec(2, norm="max"), tern_grad()], ids=repr)
 def test_an_idle_part_stays_zero_beside_a_loud_one(codec: Codec) -> None:
-    at = replace(AT, parts=parts_of(100, 200))
+    ctx = replace(AT, parts=parts_of(100, 200))
     x = torch.cat([torch.zeros(100), 1e6 * normal(200)])
-    payload = codec.take(x, at)
+    payload = codec.take(x, ctx)
     assert not x[:100].any()
     out = torch.zeros(300)
-    codec.add_decoded(payload, out, 1.0, at)
+    codec.add_decoded(payload, out, 1.0, ctx)
     assert not out[:100].any()
 
 
 @pytest.mark.parametrize("codec", [qsgd_codec(bits=2), tern_grad()], ids=repr)
 def test_steps_ranks_units_and_seeds_draw_anew(codec: Codec) -> None:
     x = normal(1000)
-    moments = [AT, *(replace(AT, **{what: 0 if what == "unit" else 1}) for what in ("step", "rank", "unit"))]
-    moments.append(replace(AT, seed=3))
-    payloads = [bytes(codec.encode(x, at).tolist()) for at in moments]
+    contexts = [AT, *(replace(AT, **{what: 0 if what == "unit" else 1}) for what in ("step", "rank", "unit"))]
+    contexts.append(replace(AT, seed=3))
+    payloads = [bytes(codec.encode(x, ctx).tolist()) for ctx in contexts]
     assert len(set(payloads)) == len(payloads)
     assert bytes(codec.encode(x, AT).tolist()) == payloads[0]
 

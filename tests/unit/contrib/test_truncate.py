@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradwire.contrib.truncate import upper_bits
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
-AT = Moment(step=0, unit=0, rank=0, world=1)
+AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
 
 def test_the_bias_is_what_the_docstring_says() -> None:

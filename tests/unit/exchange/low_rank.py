@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.low_rank import Factors
-from gradwire.step.context import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeContext, ExchangeState, Part
 
 
 def parts_of(**shapes: tuple[int, ...]) -> tuple[Part, ...]:
@@ -51,11 +51,11 @@ def steps(
         seen = Run()
         left = torch.zeros_like(gradient(comm.rank, 0))
         for number in range(count):
-            at = Moment(number, 0, comm.rank, world, parts=parts, kept=seen.kept)
+            ctx = ExchangeContext(number, 0, comm.rank, world, parts=parts, kept=seen.kept)
             x = gradient(comm.rank, number) + left if feedback else gradient(comm.rank, number).clone()
             seen.came.append(x.clone())
             mean = torch.full_like(x, torch.nan)
-            run(exchange, x, mean, comm, at)
+            run(exchange, x, mean, comm, ctx)
             seen.kept.commit()
             seen.means.append(mean)
             seen.unsent.append(x.clone())
@@ -65,9 +65,9 @@ def steps(
     return run_ranks(world, body)
 
 
-def drawn(factors: Factors, at: Moment) -> dict[str, np.ndarray]:
+def drawn(factors: Factors, ctx: ExchangeContext) -> dict[str, np.ndarray]:
     """By name, (size, rank): the factors with which a run that has kept nothing begins."""
-    flat = factors.recall(at, torch.float64, torch.device("cpu"))
+    flat = factors.recall(ctx, torch.float64, torch.device("cpu"))
     return {
         name: flat[start : start + factors.rank * size].view(factors.rank, size).numpy().T.copy()
         for name, (start, size) in zip(factors.names, factors.spans.tolist(), strict=True)

@@ -17,7 +17,7 @@ from gradwire.exchange.leader import leader_in_turn, leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.metered import Observed
-from gradwire.step.context import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeContext, ExchangeState, Part
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
@@ -39,7 +39,7 @@ def chosen(results) -> int:
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_lead_in_turn(world: int) -> None:
     leaders = [chosen(step(ar_topk(top_k(0.1)), own_peak, world, number)) for number in range(2 * world)]
-    assert leaders == [leader_in_turn(Moment(number, 0, 0, world)) for number in range(2 * world)]
+    assert leaders == [leader_in_turn(ExchangeContext(number, 0, 0, world)) for number in range(2 * world)]
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -74,20 +74,20 @@ def test_chosen_elements_are_averaged_and_the_rest_stays(elect) -> None:
 
 def test_rounds() -> None:
     f32, i32 = torch.float32, torch.int32
-    moment = Moment(step=6, unit=0, rank=0, world=4)
+    context = ExchangeContext(step=6, unit=0, rank=0, world=4)
     values = Round("all_reduce", 100, f32, algorithm="tree")
     words = 18  # of 100 in 1000 coded indices
-    assert ar_topk(top_k(0.1), algorithm="tree").rounds(1000, f32, moment) == (
+    assert ar_topk(top_k(0.1), algorithm="tree").rounds(1000, f32, context) == (
         Round("broadcast", words, i32, src=2, algorithm="scatter"),
         values,
     )
-    assert ar_topk(top_k(0.1), "variance", algorithm="tree").rounds(1000, f32, moment) == (
+    assert ar_topk(top_k(0.1), "variance", algorithm="tree").rounds(1000, f32, context) == (
         Round("all_gather", 1, f32),
         Round("all_reduce", words, i32),
         values,
     )
     # Two norms behind the values.
-    assert ar_topk(top_k(0.1), "auto", torch.float16).rounds(1000, f32, moment)[-1].numel == 102
+    assert ar_topk(top_k(0.1), "auto", torch.float16).rounds(1000, f32, context)[-1].numel == 102
 
 
 def trained(world: int, gradient, steps: int) -> list[tuple[list[bool], list[int]]]:
@@ -97,9 +97,9 @@ def trained(world: int, gradient, steps: int) -> list[tuple[list[bool], list[int
     def body(comm: ThreadComm) -> tuple[list[bool], list[int]]:
         kept, memory, ways = ExchangeState(), torch.zeros(400), []
         for number in range(steps):
-            metered, at = Observed(comm), Moment(number, 0, comm.rank, comm.world, kept=kept)
+            metered, ctx = Observed(comm), ExchangeContext(number, 0, comm.rank, comm.world, kept=kept)
             memory += gradient(comm.rank, number)
-            run(exchange, memory, torch.empty(400), metered, at)
+            run(exchange, memory, torch.empty(400), metered, ctx)
             ways.append(metered.rounds[0].verb == "broadcast")
             kept.commit()
         return ways, times_led([kept])
@@ -121,13 +121,13 @@ def test_auto_elects_by_variance_where_one_rank_has_nearly_all() -> None:
 
 def bytes_per_rank(exchange, world: int, numel: int = 100_000) -> float:
     """As predicted, which is what is metered."""
-    at = Moment(0, 0, 0, world)
-    predicted = sum(each.wire_bytes(world) for each in exchange.rounds(numel, torch.float32, at))
+    ctx = ExchangeContext(0, 0, 0, world)
+    predicted = sum(each.wire_bytes(world) for each in exchange.rounds(numel, torch.float32, ctx))
 
     def body(comm: ThreadComm) -> float:
         draw = torch.Generator().manual_seed(comm.rank)
         x, metered = torch.randn(numel, generator=draw), Observed(comm)
-        run(exchange, x, torch.empty_like(x), metered, Moment(0, 0, comm.rank, comm.world))
+        run(exchange, x, torch.empty_like(x), metered, ExchangeContext(0, 0, comm.rank, comm.world))
         return metered.wire_bytes
 
     assert run_ranks(world, body) == [pytest.approx(predicted, rel=1e-12)] * world
@@ -159,17 +159,17 @@ WORLD = 3
 TRIAL = 2 * WORLD
 
 
-def at(step: int, kept: ExchangeState, unit: int = 0, world: int = WORLD) -> Moment:
-    return Moment(step, unit, 0, world, kept=kept, parts=(Part("weight", (10,), 0, 10),))
+def ctx(step: int, kept: ExchangeState, unit: int = 0, world: int = WORLD) -> ExchangeContext:
+    return ExchangeContext(step, unit, 0, world, kept=kept, parts=(Part("weight", (10,), 0, 10),))
 
 
 def lead(kept: ExchangeState, steps: range, gains: tuple[float, float]) -> list[bool]:
     """Which of `steps` went in turn, when going in turn gains gains[0] and electing by variance gains[1]."""
     ways = []
     for number in steps:
-        moment = at(number, kept)
-        ways.append(in_turn("auto", moment))
-        note(moment, number % WORLD, gains[0] if ways[-1] else gains[1])
+        context = ctx(number, kept)
+        ways.append(in_turn("auto", context))
+        note(context, number % WORLD, gains[0] if ways[-1] else gains[1])
         kept.commit()
     return ways
 
@@ -190,9 +190,9 @@ def test_what_the_memories_had_left_from_the_other_way_does_not_count() -> None:
     kept = ExchangeState()
     for number in range(2 * TRIAL):
         settling = number % TRIAL < WORLD
-        note(at(number, kept), 0, 1.0 if settling and number < TRIAL else 0.5 if number < TRIAL else 0.6)
+        note(ctx(number, kept), 0, 1.0 if settling and number < TRIAL else 0.5 if number < TRIAL else 0.6)
         kept.commit()
-    assert not in_turn("auto", at(2 * TRIAL, kept))
+    assert not in_turn("auto", ctx(2 * TRIAL, kept))
 
 
 def test_a_small_advantage_does_not_pay_for_a_round() -> None:
@@ -204,14 +204,14 @@ def test_a_small_advantage_does_not_pay_for_a_round() -> None:
 def test_without_measurements_ranks_lead_in_turn() -> None:
     # As after a change of world, or a plan that began in the middle of a cycle.
     kept = ExchangeState()
-    note(at(0, kept, world=5), 4, 0.3)
+    note(ctx(0, kept, world=5), 4, 0.3)
     kept.commit()
-    assert in_turn("auto", at(2 * TRIAL + 1, kept))
+    assert in_turn("auto", ctx(2 * TRIAL + 1, kept))
 
 
 def test_a_step_that_is_not_committed_leaves_no_trace() -> None:
     kept = ExchangeState()
-    note(at(0, kept), 2, None)
+    note(ctx(0, kept), 2, None)
     kept.discard()
     assert times_led([kept]) is None
 
@@ -219,7 +219,7 @@ def test_a_step_that_is_not_committed_leaves_no_trace() -> None:
 def test_times_led_add_up_over_units_and_lanes() -> None:
     lanes = [ExchangeState(), ExchangeState()]
     for kept, unit, leader in [(0, 0, 2), (0, 1, 2), (1, 0, 0), (0, 0, 1)]:
-        note(at(0, lanes[kept], unit), leader, None)
+        note(ctx(0, lanes[kept], unit), leader, None)
         lanes[kept].commit()
     assert times_led(lanes) == [1, 1, 2]
     assert times_led([ExchangeState()]) is None

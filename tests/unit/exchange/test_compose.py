@@ -11,7 +11,7 @@ from gradwire.exchange.compose import every, remember, warm
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 
 TOPK = gather(sparse(top_k(0.25)))
@@ -51,14 +51,14 @@ def test_in_the_papers_order_unit_t_travels_at_step_s_when_t_plus_s_is_a_multipl
     exchange = every(interval, dense(), order="paper")
     for unit in range(2 * interval):
         for number in range(3 * interval):
-            at = Moment(number, unit, 0, 1, seed=number)
-            assert exchange.sends(at) is ((unit + number) % interval == 0)
-            assert bool(exchange.rounds(5, torch.float32, at)) is exchange.sends(at)
+            ctx = ExchangeContext(number, unit, 0, 1, seed=number)
+            assert exchange.sends(ctx) is ((unit + number) % interval == 0)
+            assert bool(exchange.rounds(5, torch.float32, ctx)) is exchange.sends(ctx)
 
 
 def test_first_steps_of_interval_three_by_hand() -> None:
     exchange = every(3, dense(), order="paper")
-    sent = [[unit for unit in range(6) if exchange.sends(Moment(s, unit, 0, 1))] for s in range(4)]
+    sent = [[unit for unit in range(6) if exchange.sends(ExchangeContext(s, unit, 0, 1))] for s in range(4)]
     assert sent == [[0, 3], [2, 5], [1, 4], [0, 3]]
 
 

@@ -9,7 +9,7 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
 from gradwire.measure.metered import Observed
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 
 
@@ -36,9 +36,9 @@ def test_where_parameters_are_shorter_values_travel_as_those_and_the_rest_stays(
 
     def body(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor, list[Round]]:
         x, metered = inputs[comm.rank].clone(), Observed(comm)
-        mean, at = torch.empty_like(x), Moment(0, 0, comm.rank, comm.world, narrow=dtype)
-        run(dense(), x, mean, metered, at)
-        assert tuple(metered.rounds) == dense().rounds(500, torch.float32, at)
+        mean, ctx = torch.empty_like(x), ExchangeContext(0, 0, comm.rank, comm.world, narrow=dtype)
+        run(dense(), x, mean, metered, ctx)
+        assert tuple(metered.rounds) == dense().rounds(500, torch.float32, ctx)
         return mean, x, metered.rounds
 
     # float16 ends at 65504: each of two ranks is held to 2^14, so that no sum overflows.
@@ -55,7 +55,7 @@ def test_where_parameters_are_shorter_values_travel_as_those_and_the_rest_stays(
 def test_result_is_there_only_when_finished() -> None:
     def body(comm: ThreadComm) -> bool:
         x, mean = torch.ones(2), torch.empty(2)
-        finish = dense().start(x, mean, comm, Moment(0, 0, comm.rank, comm.world))
+        finish = dense().start(x, mean, comm, ExchangeContext(0, 0, comm.rank, comm.world))
         return callable(finish)
 
     assert run_ranks(2, body) == [True, True]
@@ -64,7 +64,7 @@ def test_result_is_there_only_when_finished() -> None:
 def test_in_place() -> None:
     def body(comm: ThreadComm) -> list[float]:
         x = torch.full((2,), float(comm.rank))
-        run(dense(), x, x, comm, Moment(0, 0, comm.rank, comm.world))
+        run(dense(), x, x, comm, ExchangeContext(0, 0, comm.rank, comm.world))
         return x.tolist()
 
     assert run_ranks(3, body) == [[1.0, 1.0]] * 3

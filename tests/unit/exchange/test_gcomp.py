@@ -17,8 +17,8 @@ from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.measure.metered import Observed
 from gradwire.metric import SHARE, numerators, thresholds
-from gradwire.step.context import ExchangeState, Moment, Part, Replicated
-from tests.support.optimizers import CASES, Case, N, moment_of, rest, stepped, trained
+from gradwire.step.context import ExchangeContext, ExchangeState, Part, Replicated
+from tests.support.optimizers import CASES, Case, N, context_of, rest, stepped, trained
 from tests.support.ring_order import ring_sum
 from tests.unit.metric.test_bound import half_a_step, ulp
 
@@ -26,24 +26,28 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SHORT = {"segment": 37}
 
 
-def means(exchange: Gcomp, inputs: list[Tensor], at: Callable[[int], Moment] | None = None) -> list[Tensor]:
+def means(
+    exchange: Gcomp, inputs: list[Tensor], ctx: Callable[[int], ExchangeContext] | None = None
+) -> list[Tensor]:
     """What every rank applies."""
     world = len(inputs)
 
     def body(comm: ThreadComm) -> Tensor:
         x = inputs[comm.rank].clone()
         mean = torch.full_like(x, torch.nan)
-        moment = at(comm.rank) if at else Moment(0, 0, comm.rank, world)
-        run(exchange, x, mean, comm, replace(moment, rank=comm.rank, world=world))
+        context = ctx(comm.rank) if ctx else ExchangeContext(0, 0, comm.rank, world)
+        run(exchange, x, mean, comm, replace(context, rank=comm.rank, world=world))
         assert not x.any()
         return mean
 
     return run_ranks(world, body)
 
 
-def the_mean(exchange: Gcomp, inputs: list[Tensor], at: Callable[[int], Moment] | None = None) -> Tensor:
+def the_mean(
+    exchange: Gcomp, inputs: list[Tensor], ctx: Callable[[int], ExchangeContext] | None = None
+) -> Tensor:
     """The same bits on all ranks."""
-    first, *others = means(exchange, inputs, at)
+    first, *others = means(exchange, inputs, ctx)
     whole = torch.int32 if first.dtype == F32 else torch.int16
     assert all(torch.equal(first.view(whole), other.view(whole)) for other in others)
     return first
@@ -102,15 +106,15 @@ def on_a_grid(rank: int, world: int, optimizer: torch.optim.Optimizer) -> Tensor
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_parameter_moves_by_less_ulp_than_there_are_ranks(case: Case, world: int, mode: Any) -> None:
     parameter, optimizer = trained(case, 10)
-    at = moment_of(parameter, optimizer)
+    ctx = context_of(parameter, optimizer)
     inputs = [on_a_grid(rank, world, optimizer) for rank in range(world)]
     exact = torch.stack(inputs).double().sum(0) / world
-    found = the_mean(replace(gcomp(mode), **SHORT), inputs, lambda _rank: at).double()
+    found = the_mean(replace(gcomp(mode), **SHORT), inputs, lambda _rank: ctx).double()
     # W roundings, each of half a step at most.
     if mode == "near":
-        half = 2.0 ** (thresholds(N, at).double() - 151)
+        half = 2.0 ** (thresholds(N, ctx).double() - 151)
     else:
-        half = numerators(N, at).double() * 2.0**-24
+        half = numerators(N, ctx).double() * 2.0**-24
     assert ((found - exact).abs() <= world * half).all()
     moved = (stepped(case, optimizer, found) - stepped(case, optimizer, exact)).abs()
     assert (moved <= world * case.factor * ulp(rest(optimizer))).all()
@@ -125,7 +129,7 @@ def test_in_sixteen_bits_by_less_than_so_many_parts_of_an_ulp(
     case: Case, dtype: torch.dtype, mode: Any
 ) -> None:
     parameter, optimizer = trained(case, 10, dtype=dtype)
-    at = moment_of(parameter, optimizer)
+    ctx = context_of(parameter, optimizer)
     # Of 6 significant bits: sums of three are exact in 8, and so are those of multiples of a step.
     shared = torch.Generator().manual_seed(7)
     unit = 2.0 ** torch.randint(-20, 0, (N,), generator=shared)
@@ -134,11 +138,11 @@ def test_in_sixteen_bits_by_less_than_so_many_parts_of_an_ulp(
         for rank in range(4)
     ]
     exact = torch.stack(inputs).double().sum(0) / 4
-    found = the_mean(replace(gcomp(mode), **SHORT), inputs, lambda _rank: at).double()
+    found = the_mean(replace(gcomp(mode), **SHORT), inputs, lambda _rank: ctx).double()
     if mode == "near":
-        half = half_a_step(thresholds(N, at, dtype), dtype)
+        half = half_a_step(thresholds(N, ctx, dtype), dtype)
     else:
-        half = numerators(N, at).double() * torch.finfo(dtype).eps / 2.0
+        half = numerators(N, ctx).double() * torch.finfo(dtype).eps / 2.0
     assert ((found - exact).abs() <= 4 * half).all()
     moved = (stepped(case, optimizer, found) - stepped(case, optimizer, exact)).abs()
     assert (moved <= 4 * SHARE[dtype] * case.factor * ulp(rest(optimizer), dtype)).all()
@@ -173,10 +177,10 @@ def test_truncate_drops_as_many_bits_in_every_hop(bits: int) -> None:
     assert not (found.view(torch.int32) & ((1 << bits) - 1)).any()
 
 
-def parameters_of(rank: int, value: float) -> Moment:
+def parameters_of(rank: int, value: float) -> ExchangeContext:
     group = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
     seen = Replicated(torch.full((90,), value), group, {}, torch.optim.SGD)
-    return Moment(0, 0, rank, 3, replicas=lambda _name: seen)
+    return ExchangeContext(0, 0, rank, 3, replicas=lambda _name: seen)
 
 
 def test_a_rank_with_other_parameters_is_found_out() -> None:
@@ -198,15 +202,15 @@ def test_a_rank_that_fails_keeps_the_order_and_raises_in_the_end(step: int) -> N
     def body(comm: ThreadComm) -> tuple[list[Round], Tensor]:
         x, metered = torch.ones(200), Observed(comm)
         mean = torch.empty_like(x)
-        at = Moment(step, 0, comm.rank, 3)
-        at = replace(at, replicas=raising) if comm.rank == 1 else at
-        finish = exchange.start(x, mean, metered, at)
+        ctx = ExchangeContext(step, 0, comm.rank, 3)
+        ctx = replace(ctx, replicas=raising) if comm.rank == 1 else ctx
+        finish = exchange.start(x, mean, metered, ctx)
         if comm.rank == 1:
             with pytest.raises(ZeroDivisionError):
                 finish()
         else:
             finish()
-        announced = exchange.rounds(200, F32, at)
+        announced = exchange.rounds(200, F32, ctx)
         assert len(metered.rounds) == len(announced)
         assert all(a.allows(b) for a, b in zip(announced, metered.rounds, strict=True))
         return metered.rounds, mean
@@ -220,8 +224,10 @@ def steps_of(exchange: Gcomp, number: int, kept: list[ExchangeState]) -> list[li
 
     def body(comm: ThreadComm) -> list[Round]:
         x, metered = torch.randn(4000) * 1e-3, Observed(comm)
-        at = Moment(number, 0, comm.rank, 2, parts=(Part("w", (4000,), 0, 4000),), kept=kept[comm.rank])
-        run(exchange, x, torch.empty_like(x), metered, at)
+        ctx = ExchangeContext(
+            number, 0, comm.rank, 2, parts=(Part("w", (4000,), 0, 4000),), kept=kept[comm.rank]
+        )
+        run(exchange, x, torch.empty_like(x), metered, ctx)
         kept[comm.rank].commit()
         return metered.rounds
 
@@ -263,7 +269,7 @@ def test_ranks_with_different_tables_are_found_out() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, F32])
 def test_float64_and_a_single_rank_take_plain_all_reduce(dtype: torch.dtype) -> None:
     world = 1 if dtype == F32 else 2
-    rounds = gcomp().rounds(100, dtype, Moment(0, 0, 0, world))
+    rounds = gcomp().rounds(100, dtype, ExchangeContext(0, 0, 0, world))
     assert rounds == (Round("all_reduce", 100, dtype),)
     x = torch.randn(100, dtype=dtype)
     for mean in means(gcomp(), [x] * world):
@@ -271,7 +277,7 @@ def test_float64_and_a_single_rank_take_plain_all_reduce(dtype: torch.dtype) -> 
 
 
 def test_frames_are_announced_no_larger_than_what_is_not_compressed() -> None:
-    rounds = gcomp("lossless", tables="static").rounds(1_000_000, F32, Moment(0, 0, 0, 4))
+    rounds = gcomp("lossless", tables="static").rounds(1_000_000, F32, ExchangeContext(0, 0, 0, 4))
     assert sum(r.payload_bytes for r in rounds) < 1.001 * 1.5 * 4_000_000
 
 

@@ -9,7 +9,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.comm import Round
 from gradwire.contrib.randomk import random_k
 from gradwire.exchange.leader import leader, leader_in_turn
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7)
@@ -32,7 +32,7 @@ def chosen(results) -> int:
 def test_ranks_lead_in_turn(world: int) -> None:
     exchange = leader(top_k(0.1))
     leaders = [chosen(step(exchange, own_peak, world, number)) for number in range(2 * world)]
-    assert leaders == [leader_in_turn(Moment(number, 0, 0, world)) for number in range(2 * world)]
+    assert leaders == [leader_in_turn(ExchangeContext(number, 0, 0, world)) for number in range(2 * world)]
     assert sorted(leaders) == sorted([*range(world)] * 2)
 
 
@@ -92,7 +92,7 @@ def test_many_indices_travel_coded_and_values_in_16_bits() -> None:
     ]
     wide = leader(top_k(0.25), dtype=torch.bfloat16)
     assert (
-        wide.rounds(1000, torch.float16, Moment(0, 0, 0, 3))[1].dtype == torch.float16
+        wide.rounds(1000, torch.float16, ExchangeContext(0, 0, 0, 3))[1].dtype == torch.float16
     )  # its own is as short
 
 

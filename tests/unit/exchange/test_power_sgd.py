@@ -16,7 +16,7 @@ from gradwire.exchange.base import Exchange
 from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, turn_of
-from gradwire.step.context import ExchangeState, Moment, Part
+from gradwire.step.context import ExchangeContext, ExchangeState, Part
 from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (
     acp_sgd_by_the_paper,
@@ -46,8 +46,8 @@ def matrix(flat: Tensor, name: str) -> np.ndarray:
 
 def start(rank: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """P of the second step and Q of the first, as an exchange draws them."""
-    unit, at = arrange(NUMEL, PARTS, rank), Moment(0, 0, 0, 1)
-    return drawn(unit.left, at), drawn(unit.right, at)
+    unit, ctx = arrange(NUMEL, PARTS, rank), ExchangeContext(0, 0, 0, 1)
+    return drawn(unit.left, ctx), drawn(unit.right, ctx)
 
 
 # The exchange in float64 beside a float64 oracle: both err by some hundreds of u of that type.
@@ -57,7 +57,7 @@ SAME = 1e-11
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_means_are_those_of_the_papers_power_sgd(world: int, rank: int) -> None:
-    runs = steps(power_sgd(rank), lambda *at: normal(*at).double(), PARTS, world, 5)
+    runs = steps(power_sgd(rank), lambda *ctx: normal(*ctx).double(), PARTS, world, 5)
     _, q = start(rank)
     for name in MATRICES:
         # Algorithm 2 with the authors' error: the error-fed gradient less the mean, on every rank.
@@ -77,9 +77,9 @@ def test_means_are_those_of_the_papers_power_sgd(world: int, rank: int) -> None:
 @pytest.mark.parametrize("world", [1, 3])
 def test_means_are_those_of_the_papers_acp_sgd(world: int, rank: int, order: Order) -> None:
     count = 20
-    runs = steps(acp_sgd(rank, order), lambda *at: normal(*at).double(), PARTS, world, count)
+    runs = steps(acp_sgd(rank, order), lambda *ctx: normal(*ctx).double(), PARTS, world, count)
     p, q = start(rank)
-    lefts = [turn_of(Moment(step, 0, 0, world), 2, order, "factor") == 0 for step in range(count)]
+    lefts = [turn_of(ExchangeContext(step, 0, 0, world), 2, order, "factor") == 0 for step in range(count)]
     again = [before == is_left for before, is_left in pairwise(lefts)]
     assert any(again) is (order == "random")
     for name in MATRICES:
@@ -109,7 +109,7 @@ def test_a_factor_that_is_sent_again_is_kept_as_it_was_first_sent_also_after_res
 
 @pytest.mark.parametrize("build", BOTH)
 def test_float32_is_float64_but_for_rounding(build: type) -> None:
-    wide = steps(build(2), lambda *at: normal(*at).double(), PARTS, 1, 1)[0]
+    wide = steps(build(2), lambda *ctx: normal(*ctx).double(), PARTS, 1, 1)[0]
     narrow = steps(build(2), normal, PARTS, 1, 1)[0]
     # Factors are drawn anew in each type, so what can be compared is what their own projection leaves.
     for seen in (wide, narrow):
@@ -151,14 +151,14 @@ def test_which_parameters_are_matrices() -> None:
 
 
 def test_rounds_of_both() -> None:
-    at = Moment(0, 0, 0, 2, parts=PARTS)
-    assert [each.numel for each in power_sgd(2).rounds(NUMEL, torch.float32, at)] == [2 * 92 + 34, 2 * 69]
-    assert [each.numel for each in acp_sgd(2, "paper").rounds(NUMEL, torch.float32, at)] == [2 * 92 + 34]
-    odd = replace(at, step=1)
+    ctx = ExchangeContext(0, 0, 0, 2, parts=PARTS)
+    assert [each.numel for each in power_sgd(2).rounds(NUMEL, torch.float32, ctx)] == [2 * 92 + 34, 2 * 69]
+    assert [each.numel for each in acp_sgd(2, "paper").rounds(NUMEL, torch.float32, ctx)] == [2 * 92 + 34]
+    odd = replace(ctx, step=1)
     assert [each.numel for each in acp_sgd(2, "paper").rounds(NUMEL, torch.float32, odd)] == [2 * 69 + 34]
     for build in BOTH:
-        assert build(10).rounds(NUMEL, torch.float16, at)[0].numel == NUMEL
-        assert build().rounds(0, torch.float32, Moment(0, 0, 0, 2)) == ()
+        assert build(10).rounds(NUMEL, torch.float16, ctx)[0].numel == NUMEL
+        assert build().rounds(0, torch.float32, ExchangeContext(0, 0, 0, 2)) == ()
         with pytest.raises(ValueError, match="rank=0"):
             build(0)
 
@@ -274,8 +274,8 @@ def test_matrices_do_not_depend_on_their_neighbours() -> None:
         def body(comm: Comm) -> Tensor:
             x = normal(comm.rank, 1)[where].clone()
             mean = torch.empty_like(x)
-            at = Moment(1, 0, comm.rank, 2, parts=parts, kept=kept)
-            power_sgd(2).start(x, mean, comm, at)()
+            ctx = ExchangeContext(1, 0, comm.rank, 2, parts=parts, kept=kept)
+            power_sgd(2).start(x, mean, comm, ctx)()
             return mean
 
         return run_ranks(2, body)[0]
@@ -286,9 +286,9 @@ def test_matrices_do_not_depend_on_their_neighbours() -> None:
 @pytest.mark.parametrize("build", BOTH)
 def test_another_rank_starts_anew(build: type) -> None:
     kept = steps(build(1), normal, PARTS, 1, 2)[0].kept
-    at = Moment(2, 0, 0, 1, parts=PARTS, kept=kept)
+    ctx = ExchangeContext(2, 0, 0, 1, parts=PARTS, kept=kept)
     x, mean = normal(0, 2), torch.empty(NUMEL)
-    run_ranks(1, lambda comm: build(3).start(x, mean, comm, at)())
+    run_ranks(1, lambda comm: build(3).start(x, mean, comm, ctx)())
     kept.commit()
     newest = kept.committed["Q" if build is power_sgd else "P"]
     assert all(tensor.shape[0] == 3 for tensor in newest.values())

@@ -16,25 +16,28 @@ from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
 from gradwire.measure.metered import Observed
-from gradwire.step.context import Moment, Part
+from gradwire.step.context import ExchangeContext, Part
 from tests.support.gradients import generator
 from tests.support.steps import step
 from tests.support.whole import Raw, parts_of
 
-AT = Moment(step=0, unit=0, rank=0, world=3)
+AT = ExchangeContext(step=0, unit=0, rank=0, world=3)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("sizes", [(), (0,), (1,), (2, 3), (10, 0, 1, 5), (100, 1000)])
 def test_shards_are_the_unit_cut_into_even_pieces_with_its_parts(world: int, sizes: tuple[int, ...]) -> None:
-    numel, at = sum(sizes), Moment(0, 0, 0, world, parts=parts_of(*sizes), unsent=torch.arange(sum(sizes)))
-    shards = shards_of(numel, at)
+    numel, ctx = (
+        sum(sizes),
+        ExchangeContext(0, 0, 0, world, parts=parts_of(*sizes), unsent=torch.arange(sum(sizes))),
+    )
+    shards = shards_of(numel, ctx)
     assert [shard.start for shard in shards[1:]] == [shard.stop for shard in shards[:-1]]
     assert (shards[0].start, shards[-1].stop) == (0, numel)
     lengths = [shard.stop - shard.start for shard in shards]
     assert max(lengths) - min(lengths) <= 1
     covered = [(part.name, i) for s in shards for part in s.first.parts for i in range(part.start, part.stop)]
-    assert covered == [(part.name, i) for part in at.parts for i in range(part.numel)]
+    assert covered == [(part.name, i) for part in ctx.parts for i in range(part.numel)]
     for shard in shards:
         assert shard.first.sizes(shard.stop - shard.start)
         assert torch.equal(shard.first.unsent, torch.arange(shard.start, shard.stop))
@@ -47,8 +50,8 @@ def test_a_part_that_is_itself_a_piece_of_a_parameter_is_cut_where_it_lies() -> 
 
 def test_no_two_codes_draw_from_the_same_generator() -> None:
     units = [replace(AT, unit=unit) for unit in range(3)]
-    moments = [m for at in units for shard in shards_of(9, at) for m in (shard.first, shard.second)]
-    assert len({moment.unit for moment in moments}) == len(moments) == 18
+    contexts = [m for at in units for shard in shards_of(9, at) for m in (shard.first, shard.second)]
+    assert len({context.unit for context in contexts}) == len(contexts) == 18
 
 
 def test_mean_and_rest_by_hand() -> None:
@@ -67,13 +70,13 @@ def test_mean_and_rest_by_hand() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("numel", [1, 3, 1000])
 def test_rounds_are_the_payload_of_the_longest_shard(world: int, numel: int) -> None:
-    exchange, at = scatter_reduce(Raw()), Moment(0, 0, 0, world)
+    exchange, ctx = scatter_reduce(Raw()), ExchangeContext(0, 0, 0, world)
     longest = -(-numel // world)
     expected = (
         Round("all_to_all", world * longest, torch.float32), Round("all_gather", longest, torch.float32)
     )  # fmt: skip
-    assert exchange.rounds(numel, torch.float32, at) == expected
-    assert exchange.rounds(numel, torch.bfloat16, at) == expected  # sums are those of float32
+    assert exchange.rounds(numel, torch.float32, ctx) == expected
+    assert exchange.rounds(numel, torch.bfloat16, ctx) == expected  # sums are those of float32
     for held in step(exchange, lambda rank: torch.full((numel,), rank + 1.0), world):
         assert held.mean.tolist() == pytest.approx([(world + 1) / 2] * numel)
 
@@ -84,9 +87,9 @@ def test_rounds_are_the_payload_of_the_longest_shard(world: int, numel: int) -> 
 def test_the_longest_shard_is_found_without_looking_at_all(
     codec: Codec, sizes: tuple[int, ...], world: int
 ) -> None:
-    numel, at = sum(sizes), Moment(3, 5, 0, world, parts=parts_of(*sizes))
-    payloads = [codec.payload(s.stop - s.start, torch.float32, s.first) for s in shards_of(numel, at)]
-    found = scatter_reduce(codec).longest(numel, torch.float32, at)
+    numel, ctx = sum(sizes), ExchangeContext(3, 5, 0, world, parts=parts_of(*sizes))
+    payloads = [codec.payload(s.stop - s.start, torch.float32, s.first) for s in shards_of(numel, ctx)]
+    found = scatter_reduce(codec).longest(numel, torch.float32, ctx)
     assert found == max(payloads, key=lambda payload: payload[0])
 
 
@@ -94,8 +97,8 @@ def test_a_parameter_that_is_zero_everywhere_stays_zero_beside_others() -> None:
     def body(comm: ThreadComm) -> Tensor:
         x = torch.randn(90, generator=generator("beside", comm.rank))
         x[20:60] = 0.0
-        mean, at = torch.empty(90), Moment(0, 0, comm.rank, comm.world, parts=parts_of(20, 40, 30))
-        run(scatter_reduce(blocks("int4", 64)), x, mean, comm, at)
+        mean, ctx = torch.empty(90), ExchangeContext(0, 0, comm.rank, comm.world, parts=parts_of(20, 40, 30))
+        run(scatter_reduce(blocks("int4", 64)), x, mean, comm, ctx)
         assert not x[20:60].any()
         return mean
 
@@ -130,8 +133,8 @@ def residuals(exchange: Exchange, draw: Callable[[torch.Generator], Tensor]) -> 
         for number in range(STEPS):
             gradient = draw(random)
             kept += gradient
-            at = Moment(number, 0, comm.rank, comm.world, parts=parts_of(300, 700))
-            run(exchange, kept, mean, comm, at)
+            ctx = ExchangeContext(number, 0, comm.rank, comm.world, parts=parts_of(300, 700))
+            run(exchange, kept, mean, comm, ctx)
             left.append(float(kept.norm()))
             came.append(float(gradient.norm()))
         return left, came
@@ -168,8 +171,8 @@ def test_error_feedback_stays_bounded_over_300_steps(
 
 
 def test_segments_change_the_order_of_travel_and_no_bound() -> None:
-    exchange, at = scatter_reduce(Raw(), segment=400), Moment(0, 0, 0, 2)
-    sizes = [(round_.verb, round_.numel) for round_ in exchange.rounds(1000, torch.float32, at)]
+    exchange, ctx = scatter_reduce(Raw(), segment=400), ExchangeContext(0, 0, 0, 2)
+    sizes = [(round_.verb, round_.numel) for round_ in exchange.rounds(1000, torch.float32, ctx)]
     assert sizes == [("all_to_all", 334)] * 3 + [("all_gather", 167)] * 3
     for held in step(exchange, lambda rank: torch.arange(1000.0) + rank, 2):
         assert held.mean.tolist() == [index + 0.5 for index in range(1000)]
@@ -177,20 +180,20 @@ def test_segments_change_the_order_of_travel_and_no_bound() -> None:
 
 def test_whoever_fails_in_a_later_segment_still_pays_what_the_others_expect() -> None:
     class Failing(Raw):
-        def take(self, x: Tensor, at: Moment) -> Tensor:
-            if at.rank == 1 and at.unit // 2 // at.world % 4096 == 1:
+        def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+            if ctx.rank == 1 and ctx.unit // 2 // ctx.world % 4096 == 1:
                 raise ZeroDivisionError("second segment")
-            return super().take(x, at)
+            return super().take(x, ctx)
 
     exchange = scatter_reduce(Failing(), segment=4)
 
     def body(comm: ThreadComm) -> str:
-        metered, at = Observed(comm), Moment(0, 0, comm.rank, 2)
+        metered, ctx = Observed(comm), ExchangeContext(0, 0, comm.rank, 2)
         x = torch.ones(12)
         try:
-            run(exchange, x, torch.zeros(12), metered, at)
+            run(exchange, x, torch.zeros(12), metered, ctx)
         except ZeroDivisionError:
-            left = exchange.rounds(12, torch.float32, at)[len(metered.rounds) :]
+            left = exchange.rounds(12, torch.float32, ctx)[len(metered.rounds) :]
             owe_zeros(metered, left, torch.device("cpu"))
             return "paid"
         return "done"

@@ -16,7 +16,7 @@ from gradwire.errors import WireError
 from gradwire.exchange.base import run
 from gradwire.exchange.uneven_gather import agreed
 from gradwire.measure.metered import Observed
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 VALUES = [
     torch.tensor([9.0, 1.0, 1.0, -8.0, 1.0, 0.0]),
@@ -31,7 +31,7 @@ def step(exchange: Any, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor, lis
     def body(comm: ThreadComm) -> tuple[Tensor, Tensor, list[Round]]:
         x, metered = tensors[comm.rank].clone(), Observed(comm)
         mean = torch.full_like(x, torch.nan)
-        run(exchange, x, mean, metered, Moment(0, 0, comm.rank, comm.world))
+        run(exchange, x, mean, metered, ExchangeContext(0, 0, comm.rank, comm.world))
         return mean, x, metered.rounds
 
     return run_ranks(len(tensors), body)
@@ -59,7 +59,7 @@ def test_nothing_else_travels_when_nobody_has_chosen_anything() -> None:
 
 def test_no_rank_sends_more_than_the_bound() -> None:
     exchange = agreed(fixed_threshold(0.5, at_most=1 / 3), torch.float16)
-    announced = exchange.rounds(6, torch.float32, Moment(0, 0, 0, 3))
+    announced = exchange.rounds(6, torch.float32, ExchangeContext(0, 0, 0, 3))
     for mean, _left, rounds in step(exchange, VALUES):
         assert mean.tolist() == pytest.approx([10 / 3, 0.0, 7 / 3, -8 / 3, 0.0, 0.0])
         assert all(a.allows(b) for a, b in zip(announced, rounds, strict=True))
@@ -74,11 +74,11 @@ class Broken:
     answer: int | None = None
     laws = SelectorLaws(contractive=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return 2
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        if at.rank != self.rank:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        if ctx.rank != self.rank:
             return torch.tensor([0, 3])
         if self.answer is None:
             raise ArithmeticError("while choosing")
@@ -91,13 +91,13 @@ def test_nothing_else_travels_when_a_rank_has_failed_to_choose(failing: int) -> 
 
     def body(comm: ThreadComm) -> list[Round]:
         x, mean, metered = VALUES[comm.rank].clone(), torch.full((6,), torch.nan), Observed(comm)
-        at = Moment(0, 0, comm.rank, 3)
+        ctx = ExchangeContext(0, 0, comm.rank, 3)
         if comm.rank == failing:
             with pytest.raises(ArithmeticError):
-                exchange.start(x, mean, metered, at)
-            owe_zeros(metered, exchange.rounds(6, x.dtype, at)[len(metered.rounds) :], x.device)
+                exchange.start(x, mean, metered, ctx)
+            owe_zeros(metered, exchange.rounds(6, x.dtype, ctx)[len(metered.rounds) :], x.device)
         else:
-            run(exchange, x, mean, metered, at)
+            run(exchange, x, mean, metered, ctx)
             assert not mean.any()
         assert torch.equal(x, VALUES[comm.rank])
         return metered.rounds
@@ -109,13 +109,15 @@ def test_a_rank_that_fails_to_encode_sends_zeros_and_raises() -> None:
     # Two indices that are out of range: taking their values fails, after counts have been agreed.
     @dataclass(frozen=True)
     class Outside(Broken):
-        def select(self, x: Tensor, at: Moment) -> Tensor:
-            return torch.tensor([4, 900]) if at.rank == self.rank else torch.tensor([0, 3])
+        def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+            return torch.tensor([4, 900]) if ctx.rank == self.rank else torch.tensor([0, 3])
 
     def body(comm: ThreadComm) -> list[float] | str:
         mean = torch.empty(6)
         try:
-            run(agreed(Outside(1)), VALUES[comm.rank].clone(), mean, comm, Moment(0, 0, comm.rank, 3))
+            run(
+                agreed(Outside(1)), VALUES[comm.rank].clone(), mean, comm, ExchangeContext(0, 0, comm.rank, 3)
+            )
         except ValueError:
             return "raised"
         return mean.tolist()
@@ -129,7 +131,9 @@ def test_a_count_beyond_the_bound_is_refused_by_all() -> None:
     def body(comm: ThreadComm) -> str:
         exchange = agreed(Broken(2, answer=5))
         with pytest.raises(WireError, match=r"announces \[2, 2, 5\] elements, outside 0 … 2"):
-            exchange.start(VALUES[comm.rank].clone(), torch.empty(6), comm, Moment(0, 0, comm.rank, 3))
+            exchange.start(
+                VALUES[comm.rank].clone(), torch.empty(6), comm, ExchangeContext(0, 0, comm.rank, 3)
+            )
         return "refused"
 
     assert run_ranks(3, body) == ["refused"] * 3

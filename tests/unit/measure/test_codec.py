@@ -17,7 +17,7 @@ from gradwire.measure.codec import SIZES, EchoComm, codec_cost, measure_codec, p
 from gradwire.memory import Memory, Residual
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import entries, recipe
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 ENCODE, DECODE = Line(3e-5, 2e-9), Line(1e-5, 5e-10)
 CYCLE_STEPS = 3
@@ -42,7 +42,7 @@ class Paced:
         self.clock, self.verb, self.memory, self.needs_true_peers = clock, verb, memory, False
         self.worlds: set[int] = set()
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, at: Moment) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         self.worlds.add(comm.world)
         if self.needs_true_peers and comm.world > 1:
             raise WireError("that is what I sent")
@@ -56,8 +56,8 @@ class Paced:
 
         return finish
 
-    def rounds(self, numel: int, dtype: torch.dtype, at: Moment) -> tuple[Round, ...]:
-        return (Round(self.verb, numel, dtype),) if at.step % CYCLE_STEPS == 0 else ()
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return (Round(self.verb, numel, dtype),) if ctx.step % CYCLE_STEPS == 0 else ()
 
 
 @pytest.fixture(autouse=True)

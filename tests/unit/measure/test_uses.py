@@ -13,7 +13,7 @@ from gradwire.codec.select.rates import rated_top_k
 from gradwire.lab.workloads.models import resnet_demo
 from gradwire.measure.uses import FirstForward, layer_rates, multiply_adds
 from gradwire.recipes import recipe
-from gradwire.step.context import Moment, Part
+from gradwire.step.context import ExchangeContext, Part
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, float]]] = [
     (lambda: nn.Linear(3, 5), (4, 3), {"weight": 4}),
@@ -90,8 +90,8 @@ def test_rates_of_a_residual_network_fall_with_its_images() -> None:
     parts = tuple(Part(name, tuple(p.shape), 0, p.numel()) for name, p in parameters.items() if p.dim() > 1)
     built = recipe(f"scalecom(rates={rates}, warmup_steps=0)").build()
     total = sum(part.numel for part in parts)
-    at = Moment(step=0, unit=0, rank=0, world=1, parts=parts)
-    sent = built.exchange.rounds(total, torch.float32, at)[-1].numel
+    ctx = ExchangeContext(step=0, unit=0, rank=0, world=1, parts=parts)
+    sent = built.exchange.rounds(total, torch.float32, ctx)[-1].numel
     by_hand = 0
     for name, p in parameters.items():
         if p.dim() > 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.metric import SHARE, numerators, second_moment_factor, thresholds
-from tests.support.optimizers import CASES, Case, N, draw, moment_of, rest, stepped, trained
+from tests.support.optimizers import CASES, Case, N, context_of, draw, rest, stepped, trained
 
 WORLDS = (1, 4, 64)
 
@@ -54,7 +54,7 @@ def test_a_rounding_per_rank_moves_a_parameter_by_no_more_ulp_than_ranks(
     case: Case, steps: int, world: int
 ) -> None:
     # Each of N roundings to nearest loses 2^(t − e − 1) units of 2^(e − 23) of a value with exponent e.
-    lost = world * half_a_step(thresholds(N, moment_of(*trained(case, steps))), torch.float32)
+    lost = world * half_a_step(thresholds(N, context_of(*trained(case, steps))), torch.float32)
     assert (moved(case, steps, lost) <= world * case.factor).all()
 
 
@@ -62,7 +62,7 @@ def test_a_rounding_per_rank_moves_a_parameter_by_no_more_ulp_than_ranks(
 @pytest.mark.parametrize("steps", [0, 30])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_in_sixteen_bits_by_so_many_parts_of_those(case: Case, steps: int, dtype: torch.dtype) -> None:
-    found = thresholds(N, moment_of(*trained(case, steps, dtype=dtype)), dtype)
+    found = thresholds(N, context_of(*trained(case, steps, dtype=dtype)), dtype)
     lost = 4 * half_a_step(found, dtype)
     far = moved(case, steps, lost, dtype)
     assert (far <= 4 * SHARE[dtype] * case.factor).all()
@@ -74,7 +74,7 @@ def test_in_sixteen_bits_by_so_many_parts_of_those(case: Case, steps: int, dtype
 def test_so_do_levels(case: Case) -> None:
     # 2^(L − 1) units of 2^(e − 23), with |g|·2^L < |C|: less than 2^-24·|C|.
     for steps in (0, 1, 30):
-        lost = numerators(N, moment_of(*trained(case, steps))).double() * 2.0**-24
+        lost = numerators(N, context_of(*trained(case, steps))).double() * 2.0**-24
         assert (moved(case, steps, lost) <= case.factor).all()
 
 
@@ -82,7 +82,7 @@ def test_so_do_levels(case: Case) -> None:
 def test_the_bound_is_no_looser_than_it_says(case: Case) -> None:
     # A threshold is at most an octave below C, an ulp at most one above 2^-24 of θ': a loss that is four
     # times as large must show. Where g reaches the second moment it moves less, but for tiny gradients.
-    exponent = thresholds(N, moment_of(*trained(case, 30)))
+    exponent = thresholds(N, context_of(*trained(case, 30)))
     lost = 4.001 * half_a_step(exponent, torch.float32)
     assert (exponent > 0).all()
     assert (moved(case, 30, lost)[0] > 1.0).float().mean() > 0.9

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.metric import numerators, thresholds
-from tests.support.optimizers import CASES, Case, N, Optimizer, moment_of, trained
+from tests.support.optimizers import CASES, Case, N, Optimizer, context_of, trained
 
 
 def table_2(optimizer: Optimizer) -> Tensor:
@@ -45,7 +45,7 @@ def table_2(optimizer: Optimizer) -> Tensor:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_numerators_and_thresholds_are_those_of_table_2(case: Case, steps: int) -> None:
     parameter, optimizer = trained(case, steps)
-    exact, at = table_2(optimizer), moment_of(parameter, optimizer)
+    exact, ctx = table_2(optimizer), context_of(parameter, optimizer)
     # Rounded down by 2^-23 and to float32. Terms of up to 2^12 |C| may cancel, each rounded to 2^-53.
-    torch.testing.assert_close(numerators(N, at).double(), exact, rtol=2.0**-22, atol=0.0)
-    assert torch.equal(thresholds(N, at), (exact.frexp().exponent + 126).clamp(0, 255).to(torch.uint8))
+    torch.testing.assert_close(numerators(N, ctx).double(), exact, rtol=2.0**-22, atol=0.0)
+    assert torch.equal(thresholds(N, ctx), (exact.frexp().exponent + 126).clamp(0, 255).to(torch.uint8))

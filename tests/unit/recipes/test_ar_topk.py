@@ -8,7 +8,7 @@ import torch
 from gradwire import recipes
 from gradwire.recipes import Composition
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 NAMES = ("star_topk", "var_topk", "ar_topk")
 
@@ -26,14 +26,14 @@ def test_one_choice_for_the_whole_gradient_or_one_by_unit(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_paper_s_ratio_by_default(name: str) -> None:
-    values = composed(name).exchange.rounds(10_000, torch.float32, Moment(0, 0, 0, world=4))[-1]
+    values = composed(name).exchange.rounds(10_000, torch.float32, ExchangeContext(0, 0, 0, world=4))[-1]
     assert values.numel == 1000 + (2 if name == "ar_topk" else 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_options_reach_the_wire(name: str) -> None:
     exchange = composed(f"{name}(ratio=0.01, values='fp16', algorithm='tree')").exchange
-    values = exchange.rounds(10_000, torch.float32, Moment(0, 0, 0, world=4))[-1]
+    values = exchange.rounds(10_000, torch.float32, ExchangeContext(0, 0, 0, world=4))[-1]
     assert (values.dtype, values.algorithm) == (torch.float16, "tree")
 
 
@@ -44,18 +44,18 @@ def test_options_out_of_range_raise(option: str) -> None:
 
 
 def test_elections_of_ar_topk_are_those_of_the_other_two() -> None:
-    at = Moment(3, 0, 0, world=4)
+    ctx = ExchangeContext(3, 0, 0, world=4)
     for elect, name in (("round_robin", "star_topk"), ("variance", "var_topk")):
-        rounds = composed(f"ar_topk(elect={elect!r})").exchange.rounds(1000, torch.float32, at)
-        assert rounds == composed(name).exchange.rounds(1000, torch.float32, at)
+        rounds = composed(f"ar_topk(elect={elect!r})").exchange.rounds(1000, torch.float32, ctx)
+        assert rounds == composed(name).exchange.rounds(1000, torch.float32, ctx)
     with pytest.raises(ValueError, match="none of round_robin, variance, auto"):
         recipes.recipe("ar_topk(elect='norm')")
 
 
 def test_a_tree_spreads_places_by_the_librarys_tree_too() -> None:
-    at = Moment(0, 0, 0, world=4)
+    ctx = ExchangeContext(0, 0, 0, world=4)
     for algorithm, broadcast in (("tree", "library"), ("ring", "scatter"), ("library", "scatter")):
         places, values = composed(f"star_topk(algorithm={algorithm!r})").exchange.rounds(
-            999, torch.float32, at
+            999, torch.float32, ctx
         )
         assert (places.verb, places.algorithm, values.algorithm) == ("broadcast", broadcast, algorithm)

@@ -19,7 +19,7 @@ from gradwire.planning.facts import Observed, Watched
 from gradwire.planning.ratio import candidate_ratios
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.flexible import energies, rounds_of
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 RATIOS = candidate_ratios()
 NUMEL, WORLD = 1_000_000, 4
@@ -87,11 +87,11 @@ def test_a_bandwidth_that_is_not_resolved_is_said_in_the_report() -> None:
     ("elect", "leads"), [("round_robin", "broadcast"), ("variance", "all_gather"), ("auto", "broadcast")]
 )
 def test_who_leads_is_an_option_of_what_runs_and_of_what_is_counted(elect: Election, leads: str) -> None:
-    watched, at = Watched(WORLD, (NUMEL,)), Moment(0, 0, 0, WORLD)
+    watched, ctx = Watched(WORLD, (NUMEL,)), ExchangeContext(0, 0, 0, WORLD)
     for way in ("ring", "tree"):
         exchange = _built(f"flexible(way={way!r}, elect={elect!r})").exchange
         rounds = rounds_of(watched, one_unit, elect)(Choice(0.1, way))
-        assert rounds == exchange.rounds(NUMEL, torch.float32, at)
+        assert rounds == exchange.rounds(NUMEL, torch.float32, ctx)
         assert rounds[0].verb == leads
 
 
@@ -103,7 +103,7 @@ def test_another_recipes_choice_inside_is_that_recipes(inner: str) -> None:
     def sent(text: str) -> Tensor:
         def rank(comm: Comm) -> Tensor:
             mean = torch.zeros(5000)
-            run(_built(text).exchange, x.clone(), mean, comm, Moment(0, 0, comm.rank, comm.world))
+            run(_built(text).exchange, x.clone(), mean, comm, ExchangeContext(0, 0, comm.rank, comm.world))
             return mean
 
         return run_ranks(1, rank)[0]

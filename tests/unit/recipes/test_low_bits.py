@@ -11,12 +11,12 @@ from torch import Tensor
 from gradwire.comm import Comm, Round, run_ranks
 from gradwire.memory import Forgetful, Residual
 from gradwire.recipes import recipe
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 def _rounds(text: str, world: int) -> tuple[Round, ...]:
     built = recipe(text).build()
-    return built.exchange.rounds(1 << 20, torch.float32, Moment(0, 0, 0, world))
+    return built.exchange.rounds(1 << 20, torch.float32, ExchangeContext(0, 0, 0, world))
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
@@ -46,8 +46,8 @@ def test_bf16_with_one_sum_in_float32_rounds_every_value_twice(world: int) -> No
 
     def rank(text: str, comm: Comm) -> Tensor:
         values = drawn[comm.rank].clone()
-        at = Moment(0, 0, comm.rank, world)
-        recipe(text).build().exchange.start(values, values, comm, at)()  # in place
+        ctx = ExchangeContext(0, 0, comm.rank, world)
+        recipe(text).build().exchange.start(values, values, comm, ctx)()  # in place
         return values
 
     def off(text: str) -> Tensor:

@@ -13,7 +13,7 @@ from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import Surroundings
 from tests.support.rig import Outcome, Rig, gradients
 
@@ -71,7 +71,7 @@ def algorithm_1(
     for step, grad in enumerate(grads):
         x, sent = memory + grad, memory + grad
         if step >= warmup_steps:
-            sent = x * clt_k(x[leader_in_turn(Moment(step, 0, 0, len(x)))], rate, keep)
+            sent = x * clt_k(x[leader_in_turn(ExchangeContext(step, 0, 0, len(x)))], rate, keep)
         memory = (1 - beta) * memory + beta * (memory + grad - sent)
         means.append(sent.mean(0))
     return means, memory

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
-HERE = Moment(step=3, unit=2, rank=1, world=4, seed=5, lane=1)
+HERE = ExchangeContext(step=3, unit=2, rank=1, world=4, seed=5, lane=1)
 
 
 def draw(generator: torch.Generator) -> list[int]:
@@ -33,7 +33,7 @@ def test_every_coordinate_changes_the_numbers(field: str) -> None:
 
 
 def test_coordinates_do_not_run_into_each_other() -> None:
-    one, other = Moment(1, 23, 0, 1), Moment(12, 3, 0, 1)
+    one, other = ExchangeContext(1, 23, 0, 1), ExchangeContext(12, 3, 0, 1)
     assert draw(one.shared()) != draw(other.shared())
 
 
@@ -43,7 +43,7 @@ def test_each_call_starts_anew() -> None:
 
 def test_numbers_stay_what_they_were() -> None:
     # A change here changes what every resumed run draws.
-    assert draw(Moment(0, 0, 0, 1).shared())[0] == 2530150324704753581
+    assert draw(ExchangeContext(0, 0, 0, 1).shared())[0] == 2530150324704753581
 
 
 def test_global_generator_is_not_touched() -> None:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Selector(Protocol):
         """The promises of the selector."""
         ...
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         """The number of elements chosen of `numel`, or the most; equal on all ranks, for any values."""
         ...
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """Indices (count,) int64, ascending and without repeats, on the device of `x` (numel,)."""
         ...
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws
 from gradwire.kernels import chunk_topk_indices, topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ChunkTopK:
     the squared norm, chunk by chunk.
 
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0])
-    >>> ChunkTopK(2, 1).select(x, Moment(step=0, unit=0, rank=0, world=1))
+    >>> ChunkTopK(2, 1).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1))
     tensor([1, 2, 4])
     """
 
@@ -33,11 +33,11 @@ class ChunkTopK:
     keep: int
     laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         full, rest = divmod(numel, self.chunk)
         return full * self.keep + min(self.keep, rest)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         full, rest = divmod(x.numel(), self.chunk)
         parts = []
         if full:

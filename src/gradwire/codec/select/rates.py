@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws
 from gradwire.kernels import chunk_topk_count, chunk_topk_indices, topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class RatedTopK:
     keep: int | None = None
     laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
-    def count(self, numel: int, at: Moment) -> int:
-        return sum(self._count(size, rate) for size, rate in self._pieces(numel, at))
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
+        return sum(self._count(size, rate) for size, rate in self._pieces(numel, ctx))
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         start, parts = 0, []
-        for size, rate in self._pieces(x.numel(), at):
+        for size, rate in self._pieces(x.numel(), ctx):
             parts.append(self._choice(x[start : start + size], rate) + start)
             start += size
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _pieces(self, numel: int, at: Moment) -> Iterator[tuple[int, int]]:
+    def _pieces(self, numel: int, ctx: ExchangeContext) -> Iterator[tuple[int, int]]:
         """Elements and rate of each."""
-        names = [part.name for part in at.parts] or [""]
-        for name, size in zip(names, at.sizes(numel), strict=True):
+        names = [part.name for part in ctx.parts] or [""]
+        for name, size in zip(names, ctx.sizes(numel), strict=True):
             yield size, _rate_of(name, self.rates, self.rate)
 
     def _count(self, numel: int, rate: int) -> int:
@@ -88,10 +88,10 @@ def rated_top_k(rate: int, rates: Mapping[str, int] | None = None, keep: int | N
     >>> from gradwire.step.context import Part
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0, 1.0, 4.0])
     >>> parts = Part("conv.weight", (4,), 0, 4), Part("fc.weight", (3,), 0, 3)
-    >>> at = Moment(step=0, unit=0, rank=0, world=1, parts=parts)
-    >>> rated_top_k(100, {"conv.*": 2}).select(x, at)
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1, parts=parts)
+    >>> rated_top_k(100, {"conv.*": 2}).select(x, ctx)
     tensor([1, 2, 4])
-    >>> rated_top_k(100, {"conv.*": 2}, keep=1).select(x, at)  # of 1 and 0, of -3, of 2; of all in fc.weight
+    >>> rated_top_k(100, {"conv.*": 2}, keep=1).select(x, ctx)  # of 1 and 0, of -3, of 2; of all in fc.weight
     tensor([0, 1, 2, 4])
     """
     for name, found in {"rate": rate, "keep": 1 if keep is None else keep, **(rates or {})}.items():

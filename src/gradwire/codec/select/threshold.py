@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import indices_reaching, stratified_indices, topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 def fill_up_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
@@ -48,18 +48,18 @@ def fill_up_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
     return torch.cat([indices[:before], run, indices[within:]])
 
 
-def random_start(places: int, at: Moment) -> int:
+def random_start(places: int, ctx: ExchangeContext) -> int:
     """One of `places` places, all equally likely; every rank draws its own."""
-    return int(torch.randint(places, (), generator=at.private(), device="cpu"))
+    return int(torch.randint(places, (), generator=ctx.private(), device="cpu"))
 
 
-def fill_up(indices: Tensor, k: int, numel: int, at: Moment) -> Tensor:
+def fill_up(indices: Tensor, k: int, numel: int, ctx: ExchangeContext) -> Tensor:
     """`fill_up_from` a free place that this rank draws, all places equally likely."""
     free = numel - indices.numel()
-    return fill_up_from(random_start(free, at), indices, k, numel) if free else indices
+    return fill_up_from(random_start(free, ctx), indices, k, numel) if free else indices
 
 
-def exactly(x: Tensor, threshold: float, k: int, at: Moment) -> Tensor:
+def exactly(x: Tensor, threshold: float, k: int, ctx: ExchangeContext) -> Tensor:
     """k indices (k,) int64, ascending: the largest of x (numel,) as far as they reach the threshold.
 
     Where more than k reach it, the k largest, which are the top k of everything. Where fewer do, all of
@@ -67,8 +67,8 @@ def exactly(x: Tensor, threshold: float, k: int, at: Moment) -> Tensor:
     average, and γ = 1 - k/numel in the mean. Where not even half of k do, the threshold is worthless, and
     the top k is chosen instead: so γ = 1 - ⌈k/2⌉/numel in every single step.
 
-    >>> x, at = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0]), Moment(step=0, unit=0, rank=0, world=1)
-    >>> exactly(x, 1.5, 2, at), exactly(x, 2.5, 3, at), exactly(x, 3.5, 3, at)
+    >>> x, ctx = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> exactly(x, 1.5, 2, ctx), exactly(x, 2.5, 3, ctx), exactly(x, 3.5, 3, ctx)
     (tensor([1, 3]), tensor([0, 1, 3]), tensor([1, 3, 4]))
     """
     if k == 0:
@@ -80,7 +80,7 @@ def exactly(x: Tensor, threshold: float, k: int, at: Moment) -> Tensor:
         return topk_indices(x, k)
     if found.numel() >= k:
         return largest_of(x, found, k)
-    return fill_up(found, k, x.numel(), at)
+    return fill_up(found, k, x.numel(), ctx)
 
 
 def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:
@@ -92,14 +92,14 @@ def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:
     return indices if indices.numel() <= k else indices[topk_indices(x[indices], k)]
 
 
-def threshold_of_sample(x: Tensor, size: int, rank: int, at: Moment) -> float:
+def threshold_of_sample(x: Tensor, size: int, rank: int, ctx: ExchangeContext) -> float:
     """The `rank`-th largest magnitude of `size` random elements of x; the private generator draws them.
 
-    >>> at = Moment(step=0, unit=0, rank=0, world=1)
-    >>> threshold_of_sample(torch.tensor([1.0, -3.0, 2.0]), size=3, rank=2, at=at)
+    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
+    >>> threshold_of_sample(torch.tensor([1.0, -3.0, 2.0]), size=3, rank=2, ctx=ctx)
     2.0
     """
-    seed = int(torch.randint(2**62, (1,), generator=at.private(), device="cpu"))
+    seed = int(torch.randint(2**62, (1,), generator=ctx.private(), device="cpu"))
     drawn = x[stratified_indices(x.numel(), size, seed).to(x.device)]
     return float(drawn[topk_indices(drawn, rank)].abs().nan_to_num(torch.inf, torch.inf).min())
 
@@ -111,24 +111,24 @@ class ReusedThreshold:
     ratio: float
     laws = SelectorLaws(contractive=True, fixed_size=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        """Reads `at.unsent`, which is (numel,)."""
-        k = self.count(x.numel(), at)
-        if at.unsent is None or k == 0:
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        """Reads `ctx.unsent`, which is (numel,)."""
+        k = self.count(x.numel(), ctx)
+        if ctx.unsent is None or k == 0:
             return topk_indices(x, k)
-        threshold = float(torch.linalg.vector_norm(at.unsent, torch.inf))
-        return exactly(x, threshold, k, at) if threshold > 0.0 else topk_indices(x, k)
+        threshold = float(torch.linalg.vector_norm(ctx.unsent, torch.inf))
+        return exactly(x, threshold, k, ctx) if threshold > 0.0 else topk_indices(x, k)
 
 
 def reused_threshold(ratio: float) -> ReusedThreshold:
     """Keep about the share `ratio` with the largest magnitudes, judged by what the last step left.
 
     >>> import torch
-    >>> at = Moment(step=1, unit=0, rank=0, world=1, unsent=torch.tensor([0.0, 0.5, 0.4, 0.1]))
-    >>> reused_threshold(0.5).select(torch.tensor([3.0, 0.6, 0.4, 0.2]), at)
+    >>> ctx = ExchangeContext(step=1, unit=0, rank=0, world=1, unsent=torch.tensor([0.0, 0.5, 0.4, 0.1]))
+    >>> reused_threshold(0.5).select(torch.tensor([3.0, 0.6, 0.4, 0.2]), ctx)
     tensor([0, 1])
     """
     return ReusedThreshold(check_ratio(ratio))

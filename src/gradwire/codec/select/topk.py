@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.kernels import topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class TopK:
     ratio: float
     laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
 
-    def count(self, numel: int, at: Moment) -> int:
+    def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
 
-    def select(self, x: Tensor, at: Moment) -> Tensor:
-        return topk_indices(x, self.count(x.numel(), at))
+    def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return topk_indices(x, self.count(x.numel(), ctx))
 
 
 def top_k(ratio: float) -> TopK:

@@ -18,10 +18,10 @@ from gradwire.contrib.mstopk import ms_top_k
 from gradwire.contrib.sidco import sidco_top_k
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.exchange.leader import leader
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 
-AT = Moment(step=4, unit=1, rank=0, world=3)
+AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 X = torch.tensor([1.0, -5.0, 2.0, -2.0, 0.0, 5.0, 2.0, 0.5, 0.1, 0.1])
 
 
@@ -46,9 +46,9 @@ def test_chosen_by_hand(selector: Selector, chosen: list[int]) -> None:
 
 
 def test_every_parameter_keeps_its_share_and_at_least_one() -> None:
-    at = Moment(0, 0, 0, 1, parts=parts_of(4, 0, 1, 5))
-    assert layer_top_k(0.4).select(X, at).tolist() == [1, 2, 4, 5, 6]
-    assert layer_top_k(0.4).count(10, at) == 2 + 0 + 1 + 2
+    ctx = ExchangeContext(0, 0, 0, 1, parts=parts_of(4, 0, 1, 5))
+    assert layer_top_k(0.4).select(X, ctx).tolist() == [1, 2, 4, 5, 6]
+    assert layer_top_k(0.4).count(10, ctx) == 2 + 0 + 1 + 2
     assert layer_top_k(0.4).count(10, AT) == 4
 
 
@@ -82,8 +82,8 @@ def test_adacomp_asks_what_another_such_gradient_would_bring() -> None:
     x = torch.tensor([4.0, 3.0, -3.0, 1.0, 0.0])
     selector = ada_comp(at_most=1.0)
     # Residuals 4, 2, -3, -1, 1: the last gradients were 0, 1, 0, 2, -1.
-    at = replace(AT, unsent=torch.tensor([4.0, 2.0, -3.0, -1.0, 1.0]))
-    assert selector.select(x, at).tolist() == [0, 1]
+    ctx = replace(AT, unsent=torch.tensor([4.0, 2.0, -3.0, -1.0, 1.0]))
+    assert selector.select(x, ctx).tolist() == [0, 1]
 
 
 def test_adacomp_sends_less_once_residuals_have_grown() -> None:

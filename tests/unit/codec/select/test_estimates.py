@@ -14,10 +14,10 @@ from gradwire.codec.select.threshold import threshold_of_sample
 from gradwire.contrib.dgc import sampled_top_k
 from gradwire.contrib.sidco import Sidco, mean_logarithm, pareto_threshold, sidco_top_k, stage_ratios
 from gradwire.kernels import topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.inputs import generator, normal
 
-AT = Moment(step=4, unit=1, rank=0, world=3)
+AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 N = 400_000
 
 
@@ -123,9 +123,9 @@ def test_sample_is_of_the_share_but_holds_two_that_are_wanted(monkeypatch: pytes
 
     sizes = []
 
-    def noting(x: Tensor, size: int, rank: int, at: Moment) -> float:
+    def noting(x: Tensor, size: int, rank: int, ctx: ExchangeContext) -> float:
         sizes.append((size, rank))
-        return threshold_of_sample(x, size, rank, at)
+        return threshold_of_sample(x, size, rank, ctx)
 
     monkeypatch.setattr(dgc, "threshold_of_sample", noting)
     for numel, ratio in ((100_000, 0.01), (100_000, 0.0001), (1000, 0.01), (100, 0.01)):

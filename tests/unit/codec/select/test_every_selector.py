@@ -23,7 +23,7 @@ from gradwire.contrib.mstopk import ms_top_k
 from gradwire.contrib.randomk import random_k
 from gradwire.contrib.sidco import sidco_top_k
 from gradwire.contrib.threshold import fixed_threshold
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.bits import bits, global_generators
 from tests.support.gradients import KINDS as LAW_KINDS
 from tests.support.gradients import generator
@@ -32,7 +32,7 @@ from tests.support.looped import looped
 from tests.support.source import MODULES
 from tests.support.whole import parts_of
 
-AT = Moment(step=4, unit=1, rank=0, world=3)
+AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The other types share one path, on which no size is special.
@@ -122,10 +122,10 @@ def pieces(numel: int, number: int) -> tuple[int, ...]:
     return (*sizes[:1], 0, *sizes[1:])
 
 
-def moments(numel: int) -> tuple[Moment, ...]:
+def contexts(numel: int) -> tuple[ExchangeContext, ...]:
     """Two ranks, one with pieces."""
-    at = Moment(step=4, unit=1, rank=0, world=3)
-    return at, replace(at, rank=2, step=5, parts=parts_of(*pieces(numel, 4)))
+    ctx = ExchangeContext(step=4, unit=1, rank=0, world=3)
+    return ctx, replace(ctx, rank=2, step=5, parts=parts_of(*pieces(numel, 4)))
 
 
 def gradients(numel: int, dtype: torch.dtype) -> list[Tensor]:
@@ -140,11 +140,11 @@ def gradients(numel: int, dtype: torch.dtype) -> list[Tensor]:
 def test_indices_are_as_announced_ascending_distinct_and_in_range(
     case: Case, numel: int, dtype: torch.dtype
 ) -> None:
-    for at in moments(numel):
-        count = case.selector.count(numel, at)
+    for ctx in contexts(numel):
+        count = case.selector.count(numel, ctx)
         assert 0 <= count <= numel
         for x in gradients(numel, dtype):
-            indices = case.selector.select(x, at)
+            indices = case.selector.select(x, ctx)
             assert indices.dtype == torch.int64
             assert indices.dim() == 1
             assert (indices.diff() > 0).all()
@@ -158,11 +158,11 @@ def test_indices_are_as_announced_ascending_distinct_and_in_range(
 @every_case
 def test_equal_moments_give_equal_choices_and_nothing_else_is_touched(case: Case) -> None:
     before = global_generators()
-    for at in moments(4097):
+    for ctx in contexts(4097):
         for x in gradients(4097, torch.float32):
             held = bits(x)
-            first = case.selector.select(x, at).clone()
-            assert torch.equal(first, case.selector.select(x.clone(), at))
+            first = case.selector.select(x, ctx).clone()
+            assert torch.equal(first, case.selector.select(x.clone(), ctx))
             assert bits(x) == held
     assert global_generators() == before
 
@@ -177,15 +177,15 @@ def left(x: Tensor, indices: Tensor) -> Tensor:
 @pytest.mark.parametrize("numel", SIZES[1:])
 def test_what_is_left_is_smaller_as_stated(case: Case, numel: int) -> None:
     assert case.selector.laws.contractive
-    for at in moments(numel):
-        if at.parts and not case.everywhere:
+    for ctx in contexts(numel):
+        if ctx.parts and not case.everywhere:
             continue  # by pieces or chunks: below
         for x in gradients(numel, torch.float32):
             if not x.isfinite().all():
                 continue
             # Scaled, so that no square overflows or vanishes in float64; sums of n squares err by n·2^-53.
             scale = float(x.abs().max().double()) or 1.0
-            rest = left(x.double() / scale, case.selector.select(x, at)).square().sum()
+            rest = left(x.double() / scale, case.selector.select(x, ctx)).square().sum()
             bound = (
                 case.gamma(numel) * (x.double() / scale).square().sum() + numel * (case.floor / scale) ** 2
             )
@@ -195,13 +195,13 @@ def test_what_is_left_is_smaller_as_stated(case: Case, numel: int) -> None:
 @pytest.mark.parametrize("ratio", [0.001, 0.1, 0.5])
 @pytest.mark.parametrize("numel", SIZES[1:])
 def test_what_is_left_of_each_piece_is_the_smaller_part_of_it(ratio: float, numel: int) -> None:
-    selector, (_, at) = layer_top_k(ratio), moments(numel)
+    selector, (_, ctx) = layer_top_k(ratio), contexts(numel)
     for x in gradients(numel, torch.float32):
-        indices, start = selector.select(x, at), 0
-        for size in at.sizes(numel):
+        indices, start = selector.select(x, ctx), 0
+        for size in ctx.sizes(numel):
             part = x[start : start + size]
             own = indices[(indices >= start) & (indices < start + size)] - start
-            assert torch.equal(own, top_k(ratio).select(part, at))
+            assert torch.equal(own, top_k(ratio).select(part, ctx))
             start += size
 
 
@@ -209,16 +209,16 @@ def test_what_is_left_of_each_piece_is_the_smaller_part_of_it(ratio: float, nume
 @every_dtype
 def test_nan_and_inf_are_the_largest_of_all(case: Case, dtype: torch.dtype) -> None:
     for numel in SIZES[1:] if dtype == torch.float32 else (1, 127):
-        at = moments(numel)[0]
+        ctx = contexts(numel)[0]
         for x in gradients(numel, dtype):
             poison = ~x.isfinite()
-            chosen = int(poison[case.selector.select(x, at)].sum())
-            assert chosen == min(int(poison.sum()), case.selector.count(numel, at))
+            chosen = int(poison[case.selector.select(x, ctx)].sum())
+            assert chosen == min(int(poison.sum()), case.selector.count(numel, ctx))
 
 
 def test_parts_that_do_not_make_up_the_unit_are_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError, match="do not make up 10"):
-        layer_top_k(0.1).select(torch.zeros(10), Moment(0, 0, 0, 1, parts=parts_of(4, 5)))
+        layer_top_k(0.1).select(torch.zeros(10), ExchangeContext(0, 0, 0, 1, parts=parts_of(4, 5)))
 
 
 def test_cases_name_every_selector() -> None:
@@ -255,7 +255,7 @@ def test_what_is_left_is_k_of_d_smaller_in_the_mean(make: Callable[[float], Sele
         for step in range(draws):
             # A threshold from the last step that is twice, or half, as high as the right one.
             kth = float(x.abs().sort().values[-selector.count(numel, AT)])
-            at = replace(AT, step=step, unsent=torch.tensor([kth * (0.5 if step % 2 else 2.0)]))
-            shares.append(float(left(x, selector.select(x, at)).square().sum()) / total)
+            ctx = replace(AT, step=step, unsent=torch.tensor([kth * (0.5 if step % 2 else 2.0)]))
+            shares.append(float(left(x, selector.select(x, ctx)).square().sum()) / total)
         mean, spread = torch.tensor(shares).mean(), torch.tensor(shares).std() / draws**0.5
         assert mean <= 1 - selector.count(numel, AT) / numel + 4 * spread + 1e-9

@@ -10,9 +10,9 @@ from torch import Tensor
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.kernels import topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 
-AT = Moment(step=3, unit=0, rank=0, world=1)
+AT = ExchangeContext(step=3, unit=0, rank=0, world=1)
 SIZE, K = 20_000, 200
 
 
@@ -22,14 +22,14 @@ def gradient(step: int) -> Tensor:
 
 def test_without_a_memory_the_choice_is_exact() -> None:
     x = gradient(0)
-    for at in (AT, replace(AT, unsent=torch.zeros(SIZE))):
-        assert torch.equal(reused_threshold(0.01).select(x, at), topk_indices(x, K))
+    for ctx in (AT, replace(AT, unsent=torch.zeros(SIZE))):
+        assert torch.equal(reused_threshold(0.01).select(x, ctx), topk_indices(x, K))
 
 
 def test_what_reaches_the_largest_left_is_chosen_and_the_room_filled() -> None:
     x = torch.tensor([0.1, 9.0, 0.2, -7.0, 0.3, 5.0, 0.0, 4.0])
-    at = replace(AT, unsent=torch.tensor([0.0, 0.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
-    chosen = reused_threshold(0.5).select(x, at).tolist()
+    ctx = replace(AT, unsent=torch.tensor([0.0, 0.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    chosen = reused_threshold(0.5).select(x, ctx).tolist()
     assert len(chosen) == 4
     assert {1, 3} < set(chosen)
     low = replace(AT, unsent=torch.full((8,), 0.25))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gradwire.codec.select.threshold import exactly, fill_up, fill_up_from, largest_of
 from gradwire.kernels import topk_indices
-from gradwire.step.context import Moment
+from gradwire.step.context import ExchangeContext
 from tests.support.inputs import FINITE, KINDS
 
-AT = Moment(step=2, unit=1, rank=0, world=3)
+AT = ExchangeContext(step=2, unit=1, rank=0, world=3)
 
 
 def filled_slowly(start: int, indices: Tensor, k: int, numel: int) -> list[int]:
