@@ -79,11 +79,11 @@ def with_groups_apart() -> dict[str, Any]:
         inputs, targets = batch(0)
         with watched(device, wire):
             nn.functional.mse_loss(ddp(inputs), targets).backward()
-        placed = wire.attached.backward.engine.around
+        placed = wire.attached.backward.engine.env
         groups = {wire.attached.source.group} | {
             each.group.group_name
-            for around in (placed.placement, placed.elsewhere)
-            for each in map(_inner, (around.comm, around.inside, around.control, around.everyone))
+            for env in (placed.placement, placed.elsewhere)
+            for each in map(_inner, (env.comm, env.inside, env.control, env.everyone))
         }
         again = gradwire.attach(DistributedDataParallel(perceptron(), process_group=own), None, "int8")
     return {

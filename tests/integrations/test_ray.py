@@ -28,14 +28,14 @@ pytestmark = [
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """Ray on this machine; its processes end with this one, if not before."""
-    around = {
+    env = {
         "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled",
         # A busy machine takes longer than Ray's 30 s, and longer still to start workers at a niceness of 15.
         "RAY_raylet_start_wait_time_s": f"{GUARD_S:.0f}", "RAY_worker_niceness": "0",
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in around.items():
+        for name, value in env.items():
             patch.setenv(name, value)
         local = {"include_dashboard": False, "log_to_driver": False, "_node_ip_address": "127.0.0.1"}
         ray.init(num_cpus=WORLD + 1, object_store_memory=2**27, **local)

@@ -345,10 +345,10 @@ def groups_are_lent_again() -> bool:
 
     def groups() -> set[str]:
         _ddp, _optimizer, wire = _attached("int8")
-        around = wire.attached.backward.engine.around
-        shard = around.shard
+        env = wire.attached.backward.engine.env
+        shard = env.shard
         assert shard is not None
-        return {each.group.group_name for each in (around.comm, around.control, shard.inside)}
+        return {each.group.group_name for each in (env.comm, env.control, shard.inside)}
 
     first = groups()
     return len(first) == 3 and groups() == first

@@ -24,7 +24,7 @@ from gradwire.sources.nodes.level import NodeLevel
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.arrival import Arrival, Entry
 from gradwire.step.engine import Engine
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
 from tests.support.where import WHERE
 
@@ -156,8 +156,8 @@ class Rig:
         if placement.inside is not None:
             self.level = NodeLevel(known, placement.inside.world)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
-        around = Surroundings(placement, concluded=concluded, **options)
-        self.engine = Engine(known, recipe(text), around)
+        env = EngineEnvironment(placement, concluded=concluded, **options)
+        self.engine = Engine(known, recipe(text), env)
         if self.level is not None:
             self.level.join(self.engine)
         self._taker = self.level or self.engine

@@ -39,7 +39,7 @@ from gradwire.sources.source import Source
 from gradwire.sources.steps import Skipped, Steps
 from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.engine import Engine
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.worker import Worker
 from gradwire.tools.diagnose import Watch
@@ -244,7 +244,7 @@ def _assemble(
         level = NodeLevel(source.specs, shard.parts)
         replicas = shard.replicas(replicas, source.specs)
     scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device, source.device)
-    around = Surroundings(
+    env = EngineEnvironment(
         placement,
         elsewhere=elsewhere,
         places={} if asked.placement == "auto" else None,
@@ -268,7 +268,7 @@ def _assemble(
 
     def engine(concluded: Hear, resolved: Hear) -> Engine:
         specs = source.specs if level is None else level.specs
-        return Engine(specs, chosen, replace(around, concluded=concluded, resolved=resolved))
+        return Engine(specs, chosen, replace(env, concluded=concluded, resolved=resolved))
 
     calls = Calls(Board.of(lines.groups[0]) if lines.everyone.world > 1 else None)
     trained = {spec.name: source.parameters[spec.name] for spec in source.specs}

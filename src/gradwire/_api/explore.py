@@ -87,7 +87,7 @@ def explore(
     said["optimizer"] = "attached" if attached.optimizers else "none"
     attached.backward.rest()
     attached.backward.calls.begin("explore()", engine.step)
-    attached.backward.call(lambda: require_agreement(said, engine.around.control))
+    attached.backward.call(lambda: require_agreement(said, engine.env.control))
     if not rows or not candidates:
         raise ValueError(f"{len(candidates)} candidates on {len(rows)} batches: explore needs one of each")
     if not attached.optimizers:
@@ -109,7 +109,7 @@ def explore(
 def _fit(engine: Engine, text: str) -> Composition:
     composition = steady(text, "candidate")
     layout = engine.layout_of(composition, torch.device("meta"))
-    engine.around.check(layout)
+    engine.env.check(layout)
     for name in engine.layout.homeless_in(layout):
         raise ValueError(f"candidate {text!r} has no memory for the unsent gradient of {name!r}")
     return composition
@@ -195,4 +195,4 @@ class _Unsent:
 
 
 def _gathered(engine: Engine, row: Sequence[float]) -> Tensor:
-    return torch.tensor(table_of(engine.around.control, row), dtype=torch.float64, device="cpu")
+    return torch.tensor(table_of(engine.env.control, row), dtype=torch.float64, device="cpu")

@@ -22,14 +22,14 @@ def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[L
     policy raises, where the recipe cannot run; `PeerFailed` on the other ranks; and `RanksDisagree` where
     ranks ask for different ones. Then everything goes on as it was, on all of them.
     """
-    control = engine.around.control
+    control = engine.env.control
 
     def built() -> tuple[Recipe, Composition]:
         chosen = recipe(asked)
         first = chosen.build()
         layout = engine.layout_of(first, META)
         check(layout)  # a warning made an error, for instance
-        engine.around.compile_for(layout)
+        engine.env.compile_for(layout)
         return chosen, first
 
     chosen, first = on_all_ranks(built, "switch", control)
@@ -51,7 +51,7 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
     """
     found = []
     damaged: list[Exception | None] = []
-    shard = engine.around.shard if whole else None
+    shard = engine.env.shard if whole else None
     lanes = _remembering(engine)
     rooms = {}
     if shard is not None:
@@ -59,7 +59,7 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
         rooms = on_all_ranks(
             lambda: {name: shard.room(part) for name, part in parts.items()},
             "make room for what is unsent",
-            engine.around.control,
+            engine.env.control,
         )
     for lane in lanes:
         lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
@@ -70,7 +70,7 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
                 late = shard.gathered(spec, late, rooms[spec.name], damaged)
                 spec = spec.whole
             found.append((spec, late))
-    require_undamaged(damaged, engine.around.control)
+    require_undamaged(damaged, engine.env.control)
     return found
 
 

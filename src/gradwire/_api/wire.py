@@ -141,7 +141,7 @@ class Wire:
         watch, engine = self._watch, self._engine
         self._diagnosis = self._backward.together(
             "diagnose()",
-            lambda: diagnose(watch.seen, engine.layout.lanes, engine.comm, engine.around.control),
+            lambda: diagnose(watch.seen, engine.layout.lanes, engine.comm, engine.env.control),
         )
         return self._diagnosis
 
@@ -213,7 +213,7 @@ class Wire:
         from gradwire.telemetry.targets import Listener, write_to
 
         backward, source, scaler = self._backward, self._source, self.attached.scaler
-        write = write_to(target, self._engine.around.control.rank)
+        write = write_to(target, self._engine.env.control.rank)
         # It must not refer to the wire, which holds the model: the engine's thread ends with that.
         listener = Listener(lambda: metrics_of(backward, source, _loss_scale(scaler)), write, every)
         backward.listeners.append(listener)
@@ -228,7 +228,7 @@ class Wire:
         from gradwire.telemetry.chrome import chrome_trace, write_trace
 
         self._backward.resolve()
-        history, rank = self._backward.history, self._engine.around.control.rank
+        history, rank = self._backward.history, self._engine.env.control.rank
         write_trace(path, chrome_trace(history.spans, history.started_s, rank))
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
@@ -425,7 +425,7 @@ class Wire:
             return prepare()
 
         def conclude() -> T:
-            prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.around.control)
+            prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.env.control)
             forget_unsent(engine)
             return prepared
 
@@ -440,7 +440,7 @@ class Wire:
         self, late: list[tuple[ParameterSpec, Tensor]]
     ) -> tuple[list[Callable[[], object]], BaseException | None]:
         """What adds to gradients, or why it could not be made: peers wait to hear of it."""
-        source, give = self._source, self._engine.around.placement.bringing.give
+        source, give = self._source, self._engine.env.placement.bringing.give
         try:
             scale = _loss_scale(self.attached.scaler)
             return [source.adding(spec, give(flat * scale, source.device)) for spec, flat in late], None

@@ -71,7 +71,7 @@ def save(engine: Engine, folder: Path) -> int:
     Where a rank cannot write, no rank keeps what it wrote, and the older set stays: that rank raises its
     `OSError`, the others `PeerFailed`, which tells why.
     """
-    control, rank = engine.around.control, engine.rank
+    control, rank = engine.env.control, engine.rank
     largest = 0
     failure: Exception | None = None
     try:
@@ -109,7 +109,7 @@ def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
     A set of another world must be visible as a whole to every rank. Raises `FileNotFoundError` on all ranks
     for a set that has lost files, unless `missing="drop"`; as `state.load` for what is in the files.
     """
-    control, files = engine.around.control, list[_File]()
+    control, files = engine.env.control, list[_File]()
     failure: Exception | None = None
     try:
         files = _files(folder) if folder.exists() else []

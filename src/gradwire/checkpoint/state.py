@@ -65,7 +65,7 @@ def save(engine: Engine) -> dict[str, Any]:
     Gradients that no optimizer has used yet have left no trace in it, because a run that resumes has not got
     them.
     """
-    beside = engine.around.beside
+    beside = engine.env.beside
     return _on_host(_copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save())}))
 
 
@@ -93,14 +93,14 @@ def _copied(engine: Engine) -> dict[str, Any]:
     for spec in engine.specs:
         for plane in layout.planes_of(spec.name):
             # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
-            memory = layout.final(spec.name, plane).to(engine.around.device, spec.plane_dtype, copy=True)
+            memory = layout.final(spec.name, plane).to(engine.env.device, spec.plane_dtype, copy=True)
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
-    shard = engine.around.shard
+    shard = engine.env.shard
     return {
         "format": FORMAT,
         "shard": None if shard is None else (shard.number, shard.parts),
-        "rank": engine.around.control.rank,
-        "world": engine.around.control.world,
+        "rank": engine.env.control.rank,
+        "world": engine.env.control.world,
         "layout": layout_hash(engine.specs),
         "plan": engine.plan,
         "why": layout.main.why,
@@ -126,7 +126,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
     Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
     """
-    shard, beside = engine.around.shard, engine.around.beside
+    shard, beside = engine.env.shard, engine.env.beside
 
     def copied() -> tuple[dict[str, Any], list[dict[str, Tensor]], list[dict[str, Tensor]]]:
         state = _copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save_mean())})
@@ -140,7 +140,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
             ],
         )
 
-    state, planes, rooms = on_all_ranks(copied, "copy its memory", engine.around.control)
+    state, planes, rooms = on_all_ranks(copied, "copy its memory", engine.env.control)
     specs = {spec.name: spec for spec in engine.specs}
     found: list[Exception | None] = []
     for plane, room in zip(planes, rooms, strict=True):
@@ -151,7 +151,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
                 spec = specs[name]
                 whole = shard.gathered(spec, spec.flat(memory), room[name], found)
                 plane[name] = spec.whole.shaped(whole).contiguous()
-    require_undamaged(found, engine.around.control)
+    require_undamaged(found, engine.env.control)
     if shard is not None:
         state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
     return _on_host({**state, "rank": None, "world": None})
@@ -190,9 +190,9 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     absent = dict.fromkeys(named, "none")
     try:
         mine = absent if ready is None else {**ready.facts, "changed parameters": str(sorted(ready.changed))}
-        if engine.around.sharded:
+        if engine.env.sharded:
             mine["what exchanges keep"] = _compared(mine["what exchanges keep"], engine.comm)
-        require_agreement(facts | mine, engine.around.control)
+        require_agreement(facts | mine, engine.env.control)
     except RanksDisagree:
         if refusal is None:
             raise
@@ -247,7 +247,7 @@ def _prepared_beside(
     engine: Engine, chosen: State, states: Sequence[State]
 ) -> tuple[str, Callable[[], None]]:
     """What takes up the source's part of the `chosen` state, which may be one of `states` or their mean."""
-    beside, here = engine.around.beside, engine.around.shard
+    beside, here = engine.env.beside, engine.env.shard
     held = [each for each in states if BESIDE in each]
     if beside is None and not held:
         return "none", lambda: None
@@ -267,7 +267,7 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
     composition = composition_of(engine, state)
     if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
-    layout, shard = engine.layout_of(composition), engine.around.shard
+    layout, shard = engine.layout_of(composition), engine.env.shard
     specs = {spec.name: spec for spec in engine.specs}
     for plane, memories in all_planes(state).items():
         for name, memory in memories.items():
@@ -348,11 +348,11 @@ def _choose(
     engine: Engine, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
 ) -> tuple[State, Sequence[int]]:
     """The state that was given alone, or what a list makes of it; and the old ranks dropped."""
-    here = engine.around.control
+    here = engine.env.control
     if alone:
         (state,) = states
         if state["world"] is None:
-            return (state if engine.around.shard is None else _for_other_shards(state)), ()
+            return (state if engine.env.shard is None else _for_other_shards(state)), ()
         if (state["world"], state["rank"]) != (here.world, here.rank):
             raise ValueError(
                 f"state is rank {state['rank']}'s of {state['world']}, this is rank {here.rank} of "
@@ -381,7 +381,7 @@ def _choose(
         return states[here.rank], ()
     if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
         raise ValueError("the states are of different steps, plans or models")
-    if states[0].get("shard") is None and engine.around.shard is None:
+    if states[0].get("shard") is None and engine.env.shard is None:
         return _mean_state(states), dropped
     return _for_other_shards(_whole(engine, states)), dropped
 
@@ -392,7 +392,7 @@ def all_fit(engine: Engine, saved: Saved) -> bool:
     A collective, with the same answer on all ranks: where nodes are put together otherwise, a list has the
     right state for some ranks and not for others.
     """
-    control = engine.around.control
+    control = engine.env.control
     try:
         states = single(saved)
         own = [each for each in states if len(states) == 1 or each["rank"] == control.rank]
@@ -407,7 +407,7 @@ def is_of_our_shard(engine: Engine, state: State) -> bool:
 
     FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
     """
-    shard, theirs = engine.around.shard, state.get("shard")
+    shard, theirs = engine.env.shard, state.get("shard")
     if shard is None or theirs is None:
         return shard is theirs is None
     same = tuple(theirs) == (shard.number, shard.parts)

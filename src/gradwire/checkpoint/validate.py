@@ -74,7 +74,7 @@ def vetted(engine: Engine, state: State) -> None:
         raise ValueError(f"state lacks {', '.join(lacking)}")
     _check_numbers(state)
     layout = engine.layout_of(composition_of(engine, state), META)
-    engine.around.check(layout)
+    engine.env.check(layout)
     _check_places(layout, _remembering(engine, state), state)
     specs = {spec.name: spec for spec in held}
     for plane, memories in all_planes(state).items():

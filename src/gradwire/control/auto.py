@@ -23,7 +23,7 @@ from gradwire.planning.predict import FREE
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import steady
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout
 
 _LOG = logging.getLogger("gradwire")
@@ -42,11 +42,11 @@ class Choosing(Measuring):
         self,
         decision: Decision,
         specs: Sequence[ParameterSpec],
-        around: Surroundings,
+        env: EngineEnvironment,
         watch: BackwardWatch,
         layout_of: Callable[[Composition, torch.device], Layout],
     ) -> None:
-        super().__init__(decision, specs, around, watch)
+        super().__init__(decision, specs, env, watch)
         self._layout_of = partial(_imagined, layout_of)
         # Now, and not in a step that is timed, or for which others wait.
         built = _built(decision.candidates)
@@ -56,8 +56,8 @@ class Choosing(Measuring):
     def _made_ready(self, composition: Composition) -> tuple[float, ...]:
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
         layout = self._layout_of(composition)
-        self.around.compile_for(layout)
-        memory = self.around.suited(stays=layout.stays_on_device).placement.memory
+        self.env.compile_for(layout)
+        memory = self.env.suited(stays=layout.stays_on_device).placement.memory
         try:
             cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
         except Exception as error:
@@ -69,7 +69,7 @@ class Choosing(Measuring):
     def decide(self, facts: Facts) -> Composition | None:
         """Forecast all candidates, by the slowest rank's codecs, and decide. A collective."""
         texts = list(self._codecs)
-        numbers = slowest(self.around.control, [each for text in texts for each in self._codecs[text]])
+        numbers = slowest(self.env.control, [each for text in texts for each in self._codecs[text]])
         costs = {text: _cost(numbers[4 * place :]) for place, text in enumerate(texts)}
         known = {text: cost for text, cost in costs.items() if cost is not None}
         recut: dict[str, str] = {}

@@ -36,7 +36,7 @@ from gradwire.planning.forecast import dearness
 from gradwire.recipes import Composition, Decision
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.arrival import Arrival
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout
 from gradwire.step.step import Step
 
@@ -97,14 +97,14 @@ class Measuring:
         self,
         decision: Decision,
         specs: Sequence[ParameterSpec],
-        around: Surroundings,
+        env: EngineEnvironment,
         watch: BackwardWatch,
     ) -> None:
         self.facts: Facts | None = None
         self.profiler = WarmupProfiler(
             [spec.numel for spec in specs], ORDINARY if decision.whole_steps else 0
         )
-        self.decision, self.specs, self.around = decision, specs, around
+        self.decision, self.specs, self.env = decision, specs, env
         self.may_follow: tuple[Composition, ...] = () if decision.about is None else (decision.about,)
         """What the decision may make, whose links are probed."""
         self._watch = watch
@@ -134,8 +134,8 @@ class Measuring:
         if facts is None:
             return None
         # Verdicts have more rows where ranks hold shards.
-        facts = replace(facts, buckets=tuple(step.direct), world=self.around.comm.world)
-        return self.decide(surveyed(facts, self.decision, self.around, self.specs, self.may_follow))
+        facts = replace(facts, buckets=tuple(step.direct), world=self.env.comm.world)
+        return self.decide(surveyed(facts, self.decision, self.env, self.specs, self.may_follow))
 
     def decide(self, facts: Facts) -> Composition | None:
         """The composition to run, or `None` if more has to be measured first."""
@@ -146,17 +146,17 @@ class Measuring:
 def measuring(
     decision: Decision,
     specs: Sequence[ParameterSpec],
-    around: Surroundings,
+    env: EngineEnvironment,
     watch: BackwardWatch,
     layout_of: Callable[[Composition, torch.device], Layout],
 ) -> Measuring:
     """The decider that measures for `decision`; `layout_of` lays parameters out for a composition."""
     if not decision.candidates:
-        return Measuring(decision, specs, around, watch)
+        return Measuring(decision, specs, env, watch)
     # Loaded by what chooses among recipes.
     from gradwire.control.auto import Choosing
 
-    return Choosing(decision, specs, around, watch, layout_of)
+    return Choosing(decision, specs, env, watch, layout_of)
 
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
@@ -176,16 +176,14 @@ class Watching:
     facts: Facts | None = None
 
     def __init__(
-        self, layout: Layout, around: Surroundings, hear: Callable[[int, Rows], Heard], health: Health
+        self, layout: Layout, env: EngineEnvironment, hear: Callable[[int, Rows], Heard], health: Health
     ) -> None:
         self._hear, self._watch, self._health = hear, layout.main.watch, health
-        self._judge = (
-            None if self._watch is None else self._watch.judge(watched_in(layout, around.comm.world))
-        )
+        self._judge = None if self._watch is None else self._watch.judge(watched_in(layout, env.comm.world))
         self._lanes = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
         remembering = [lane for lane in self._lanes if UNSENT in lane.committed]
         self._remembers = bool(remembering)
-        self._scales = Scales(remembering, around.placement.fetch)
+        self._scales = Scales(remembering, env.placement.fetch)
         cycle = max((cycle_of(lane.exchange) for lane in remembering), default=1)
         is_on_trial = self._watch is not None and self._watch.ends
         self._cycle, self._every = cycle, cycle if is_on_trial else max(EVERY, cycle)
@@ -357,7 +355,7 @@ def _energy(lanes: Sequence[Lane]) -> float:
 
 def decider(
     layout: Layout,
-    around: Surroundings,
+    env: EngineEnvironment,
     watch: BackwardWatch,
     hear: Callable[[int, Rows], Heard],
     layout_of: Callable[[Composition, torch.device], Layout],
@@ -366,8 +364,8 @@ def decider(
     """The decider while `layout` runs; a rank alone has nothing to decide."""
     decision = layout.main.next
     if decision is None or layout.alone:
-        return Watching(layout, around, hear, health)
-    return measuring(decision, layout.specs, around, watch, layout_of)
+        return Watching(layout, env, hear, health)
+    return measuring(decision, layout.specs, env, watch, layout_of)
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
@@ -397,10 +395,10 @@ def handed_over(now: Layout, asked: Layout, comm: Comm) -> Composition | None:
     return None if first == now.main else first
 
 
-def traffic_for(layout: Layout, around: Surroundings) -> Traffic:
+def traffic_for(layout: Layout, env: EngineEnvironment) -> Traffic:
     """The record of the link while `layout` runs: under another layout, messages had other sizes."""
     threshold = THRESHOLD if layout.main.watch is None else layout.main.watch.link_change
-    return Traffic(around.comm.world, around.control.world, threshold)
+    return Traffic(env.comm.world, env.control.world, threshold)
 
 
 PROBED = ("all_reduce", "all_gather")
@@ -413,34 +411,34 @@ _TYPICAL = 1 << 20
 def surveyed(
     facts: Facts,
     decision: Decision,
-    around: Surroundings,
+    env: EngineEnvironment,
     specs: Sequence[ParameterSpec],
     may_follow: Sequence[Composition] = (),
 ) -> Facts:
     """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
     same numbers. The links are those that `may_follow` would use; their bandwidth follows from what the dense
     steps sent."""
-    comm, control = around.comm, around.control
+    comm, control = env.comm, env.control
     gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
     facts = replace(facts, gradient_bytes=gradient_bytes)
     if comm.world > 1:
-        memory, verbs = around.placement.memory, links_for(may_follow, comm.world)
+        memory, verbs = env.placement.memory, links_for(may_follow, comm.world)
         probed = network_of(probe(comm, verbs, control=control, where=memory.where, clock=clock_of(memory)))
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)
         # A thread that waits for a device spins, and its processor time is that of no collective.
-        spent_s = facts.sending_s if around.placement.device.is_host else 0.0
+        spent_s = facts.sending_s if env.placement.device.is_host else 0.0
         dear = dearness(spent_s, number, sent_bytes)
         mine = replace(facts.cores, share=fewest_cores(control), dearness=dear)
         cores = mine if memory.is_host else ENOUGH  # a codec on a device takes no core
         facts = replace(facts, network=network, cores=cores)
     if (about := decision.about) is not None:
-        codec = agreed_cost(about, control, around.placement.memory)
+        codec = agreed_cost(about, control, env.placement.memory)
         facts = replace(facts, codec=codec, payloads=payloads(about.exchange, _TYPICAL, comm.world))
     if decision.uses:
         names = [spec.name for spec in specs if len(spec.whole.shape) > 1]
-        uses = around.uses()
+        uses = env.uses()
         most = slowest(control, [uses.get(name, 0.0) for name in names])
         facts = replace(facts, uses=dict(zip(names, most, strict=True)))
     return facts

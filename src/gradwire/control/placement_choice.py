@@ -19,7 +19,7 @@ from gradwire.measure.probe import slowest
 from gradwire.placement import Device, HostDevice
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout
 
 _COPIED_BYTES = 1 << 24
@@ -30,36 +30,38 @@ def placed(
     composition: Composition,
     facts: Facts | None,
     layout_of: Callable[[Composition, torch.device], Layout],
-    around: Surroundings,
+    env: EngineEnvironment,
 ) -> Composition:
     """`composition`, said to run where its step is predicted to be shorter. A collective where that is open.
 
     That is with `placement="auto"`, a recipe that may stay on the device, and facts of dense steps. A recipe
     that has been placed by the same facts stays where it is.
     """
-    if around.places is None or around.elsewhere is None or facts is None or composition.next is not None:
+    if env.places is None or env.elsewhere is None or facts is None or composition.next is not None:
         return composition
     layout = layout_of(composition, torch.device("meta"))
     if layout.is_plain or not layout.stays_on_device:
         return composition
     key = composition.text, facts.backward_s, facts.allreduce_s
-    if key not in around.places:
-        around.places[key] = _chosen(composition, facts, layout, around)
-    by_host, why = around.places[key]
+    if key not in env.places:
+        env.places[key] = _chosen(composition, facts, layout, env)
+    by_host, why = env.places[key]
     return replace(composition, by_host=by_host, placed=why)
 
 
-def _chosen(composition: Composition, facts: Facts, layout: Layout, around: Surroundings) -> tuple[bool, str]:
+def _chosen(
+    composition: Composition, facts: Facts, layout: Layout, env: EngineEnvironment
+) -> tuple[bool, str]:
     from gradwire.control.forecast import forecast_by  # loaded where there is something to choose
 
-    device = around.placement.device
-    there = agreed_cost(composition, around.control, device)
-    here = agreed_cost(composition, around.control, HostDevice())
+    device = env.placement.device
+    there = agreed_cost(composition, env.control, device)
+    here = agreed_cost(composition, env.control, HostDevice())
     try:
         mine_s = copied_s(device) / _COPIED_BYTES
     except (RuntimeError, MemoryError):  # memory is short: peers wait for this rank's number all the same
         mine_s = math.inf
-    [byte_s] = slowest(around.control, [mine_s])
+    [byte_s] = slowest(env.control, [mine_s])
     forecast = forecast_by(facts, layout, layout.specs)
     if forecast is None or there is None or here is None or byte_s == math.inf:
         return False, ""

@@ -68,7 +68,7 @@ class WireState:
         self._reader = checkpoint
         if checkpoint is not None and not isinstance(checkpoint, StorageReader):
             self._reader = FileSystemReader(checkpoint)
-        self._around = wire.attached.backward.engine.around
+        self._around = wire.attached.backward.engine.env
         self._shards = None if self._around.shard is None else _Shards(wire, self._around.shard)
         self._is_own = self._is_cut = False
 
@@ -199,7 +199,7 @@ class _Shards:
         self.shard = shard
         self.name = f"shard{shard.number}"
         self.replica = f"{_REPLICA}{min(dist.get_process_group_ranks(shard.group))}"
-        self._world, self._rank = engine.around.control.world, engine.around.control.rank
+        self._world, self._rank = engine.env.control.world, engine.env.control.rank
         self._specs = {spec.name: spec for spec in engine.specs}
         self._mesh = DeviceMesh.from_group(shard.group, "cpu")
 

@@ -52,8 +52,8 @@ class LosslessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
         self._plain = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
-        around = _c10d.PrefixStore("gradwire-ring", store)
-        self._ring = _Ring(_c10d.ProcessGroupGloo(around, rank, size, timeout=timeout))
+        env = _c10d.PrefixStore("gradwire-ring", store)
+        self._ring = _Ring(_c10d.ProcessGroupGloo(env, rank, size, timeout=timeout))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-lossless")
         prepare(NAME, lambda: kernels_of(EXCHANGE), rank)
 

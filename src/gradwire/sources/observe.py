@@ -101,8 +101,8 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
             )
         # The loss is done when the gradient of the model's output arrives; where no output leads to it, the
         # end of the forward pass stands for that.
-        device, around = backward.placement.device, backward.engine.around
-        begin = partial(_begin, device, backward.engine.watch, around.begun)
+        device, env = backward.placement.device, backward.engine.env
+        begin = partial(_begin, device, backward.engine.watch, env.begun)
         begin()
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:

@@ -284,8 +284,8 @@ def _at_the_end(job: Callable[[], None]) -> None:
 def _refuse_under_ddp(model: nn.Module, _inputs: Any) -> None:
     """DDP would exchange the same gradients."""
     find = getattr(DistributedDataParallel, "_get_active_ddp_module", lambda: None)
-    around = find()
-    if around is not None and any(each is model for each in around.modules()):
+    env = find()
+    if env is not None and any(each is model for each in env.modules()):
         raise ValueError(
             "this module is attached with replicas=, and runs inside DistributedDataParallel, which would "
             "exchange its gradients a second time: attach the DDP module instead, or do not wrap it"

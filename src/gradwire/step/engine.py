@@ -26,7 +26,7 @@ from gradwire.recipes.dense import dense
 from gradwire.step.arena import ParameterSpec, Unit
 from gradwire.step.arrival import Arrival, Run, Share
 from gradwire.step.context import ExchangeContext, Fates
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.runner import Runner
 from gradwire.step.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
@@ -48,26 +48,26 @@ class Snapshot:
     step: int
     plan: str | None
     decider: Decider
-    around: Surroundings
+    env: EngineEnvironment
     facts: Facts | None
 
 
 class Engine:
-    """The state of one attached model on one rank; `around` is all that it needs from outside.
+    """The state of one attached model on one rank; `env` is all that it needs from outside.
 
     A `Decider` changes what runs, in the same step on all ranks, because it sees only numbers from verdicts.
     `plan` is the text of what runs, `None` while dense steps are measured.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, around: Surroundings) -> None:
-        self.specs, self.recipe, self.around = tuple(specs), recipe, around
-        self.rank = around.control.rank
+    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
+        self.specs, self.recipe, self.env = tuple(specs), recipe, env
+        self.rank = env.control.rank
         """The number that names this rank in messages."""
-        device, self.health = around.placement.device, Health()
+        device, self.health = env.placement.device, Health()
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(
-            lambda job: self.around.placement.post(job), self._progress, lambda: self.apart, self.rank
+            lambda job: self.env.placement.post(job), self._progress, lambda: self.apart, self.rank
         )
         self._now: Step | None = None
         self._unresolved: Step | None = None
@@ -82,24 +82,24 @@ class Engine:
 
         All that can fail is done here, and nothing changes: ranks can agree before any of them goes on.
         """
-        decision, around = layout.main.next, self.around.suited(stays=layout.stays_on_device)
-        around.compile_for(layout)
+        decision, env = layout.main.next, self.env.suited(stays=layout.stays_on_device)
+        env.compile_for(layout)
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
-            around.compile_for(self.layout_of(decision.about, META))
-        decides = decider(layout, around, self.watch, self._hear, self.layout_of, self.health)
+            env.compile_for(self.layout_of(decision.about, META))
+        decides = decider(layout, env, self.watch, self._hear, self.layout_of, self.health)
         plan = layout.main.text if decision is None else None
         step, facts = (self.step, self.facts) if step is None else (step, None)
-        return Snapshot(layout, step, plan, decides, around, facts)
+        return Snapshot(layout, step, plan, decides, env, facts)
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
         """The layout of parameters under another composition, by default where that would run."""
-        around = self.around
+        env = self.env
         if device is None:
-            stays = around.elsewhere is None or self.layout_of(composition, META).stays_on_device
-            device = around.suited(stays=stays).device
-        world, memory_dtype = around.comm.world, around.memory_dtype
-        return build(self.specs, composition, around.policy, device, world, memory_dtype)
+            stays = env.elsewhere is None or self.layout_of(composition, META).stays_on_device
+            device = env.suited(stays=stays).device
+        world, memory_dtype = env.comm.world, env.memory_dtype
+        return build(self.specs, composition, env.policy, device, world, memory_dtype)
 
     def here(self, asked: Layout, *, owing: bool = False) -> Layout:
         """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
@@ -108,9 +108,9 @@ class Engine:
         """
         following = asked.main.next
         aim = asked if following is None or following.about is None else self.layout_of(following.about, META)
-        if self.around.alone and only_compresses(aim):
-            device = self.around.suited(stays=True).device
-            return uncompressed(asked, device, self.around.memory_dtype, owing=owing)
+        if self.env.alone and only_compresses(aim):
+            device = self.env.suited(stays=True).device
+            return uncompressed(asked, device, self.env.memory_dtype, owing=owing)
         return asked
 
     def install(self, composition: Composition) -> None:
@@ -126,8 +126,8 @@ class Engine:
         """What runs first where `following` shall, by `handed_over`. A collective."""
         from gradwire.control.placement_choice import placed  # few runs change what runs
 
-        asked = placed(following, self.facts, self.layout_of, self.around)
-        return handed_over(self.layout, self.layout_of(asked, META), self.around.control)
+        asked = placed(following, self.facts, self.layout_of, self.env)
+        return handed_over(self.layout, self.layout_of(asked, META), self.env.control)
 
     def successor(self, composition: Composition) -> Snapshot:
         """`composition`, `prepared` with the memory of what runs now."""
@@ -137,20 +137,20 @@ class Engine:
 
     def retired(self) -> Snapshot:
         """Plain all-reduce, whatever the policy, `prepared` without any memory."""
-        device, world = self.around.suited(stays=True).device, self.around.comm.world
-        made = self.prepared(build(self.specs, dense(), None, device, world, self.around.memory_dtype))
-        return replace(made, around=replace(made.around, policy=None))
+        device, world = self.env.suited(stays=True).device, self.env.comm.world
+        made = self.prepared(build(self.specs, dense(), None, device, world, self.env.memory_dtype))
+        return replace(made, env=replace(made.env, policy=None))
 
     def snapshot(self) -> Snapshot:
         """The present state, for `restore`. A layout that is installed in between has planes of its own."""
-        return Snapshot(self.layout, self.step, self.plan, self._decider, self.around, self.facts)
+        return Snapshot(self.layout, self.step, self.plan, self._decider, self.env, self.facts)
 
     def restore(self, saved: Snapshot) -> None:
         """Run what was `prepared`, or go on as if nothing had run since `snapshot`."""
         self._following = None
         self.layout, self.step, self.plan, self.facts = saved.layout, saved.step, saved.plan, saved.facts
-        self._decider, self.around, self.comm = saved.decider, saved.around, saved.around.comm
-        self.traffic = traffic_for(self.layout, self.around)
+        self._decider, self.env, self.comm = saved.decider, saved.env, saved.env.comm
+        self.traffic = traffic_for(self.layout, self.env)
 
     # -- what becomes of a step, once optimizers have stepped or not
 
@@ -211,17 +211,17 @@ class Engine:
         self._is_counted = False
         for lane in self.layout.lanes:
             lane.begin()
-        is_late = self.around.resolves_late and not self.measuring
+        is_late = self.env.resolves_late and not self.measuring
         step = self._now = Step.begun(self.step, self.layout.main.text, self.watch, at_s, is_late=is_late)
-        step.trace.exact = clock_of(self.around.placement.memory) if self.apart else None
+        step.trace.exact = clock_of(self.env.placement.memory) if self.apart else None
         if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
-        step.scale = self.around.loss_scale()
-        step.guard = self.around.guard.numbers(step.number, self.around.placement.bringing.read)
-        step.buffers = carried = self.around.buffers()
+        step.scale = self.env.loss_scale()
+        step.guard = self.env.guard.numbers(step.number, self.env.placement.bringing.read)
+        step.buffers = carried = self.env.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
-            apart = Observed(self.around.everyone) if self.around.sharded else None
+            apart = Observed(self.env.everyone) if self.env.sharded else None
             to = apart or step.observed(self.comm, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
@@ -270,7 +270,7 @@ class Engine:
         except BaseException as error:
             step.fail(error, f"fold of {share.label}", self.rank)
             return
-        step.note(share, seen, self.around.placement.fetch)
+        step.note(share, seen, self.env.placement.fetch)
 
     def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
         region = arrival.buffer[run.region]
@@ -284,7 +284,7 @@ class Engine:
         """The exchange of neighbours in a bucket, in place."""
         region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
         ctx = ExchangeContext(
-            step.number, len(step.direct), self.comm.rank, self.comm.world, self.around.seed, lane=-1
+            step.number, len(step.direct), self.comm.rank, self.comm.world, self.env.seed, lane=-1
         )
         step.direct.append(region.numel())
         comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, ctx)
@@ -293,7 +293,7 @@ class Engine:
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
         x = lane.x[unit.start : unit.stop]
-        where = (unit.index, self.comm.rank, self.comm.world, self.around.seed, unit.lane, unit.parts)
+        where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.lane, unit.parts)
         ctx = ExchangeContext(
             step.number,
             *where,
@@ -301,10 +301,10 @@ class Engine:
             lane.narrow,
             unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
             kept=lane.kept,
-            replicas=self.around.replicas,
+            replicas=self.env.replicas,
             see=step.hear,
         )
-        self.around.inspect(lane, unit, x, ctx)
+        self.env.inspect(lane, unit, x, ctx)
         if self._decider.looks(step.number) and lane.exchange is self.layout.main.exchange:
             self._look(step, unit, x, ctx.unsent)
         if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, ctx)):
@@ -350,7 +350,7 @@ class Engine:
 
         Of a late step they ask each other on the device, at its end.
         """
-        return self.around.sharded and not step.is_late
+        return self.env.sharded and not step.is_late
 
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
@@ -374,7 +374,7 @@ class Engine:
         row = Row(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
         comm = step.observed(self.comm, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
-        control = self.around.control
+        control = self.env.control
         apart = None if control is self.comm else Observed(control, step.trace, "tail")
         tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
         step.small.append(tail)
@@ -385,7 +385,7 @@ class Engine:
                 step.outcome = Pending(tail, has_come=True, failure=step.failure)
             self._progress(step)
 
-        tail.send(lambda: self.around.placement.post(came))
+        tail.send(lambda: self.env.placement.post(came))
 
     def _judge(self, step: Step, verdict: Verdict) -> None:
         step.receive_buffers(verdict.stale)
@@ -396,7 +396,7 @@ class Engine:
         error: BaseException | None = verdict.error()
         if error is None and step.guard:
             said = [row.facts[: len(step.guard)] for row in verdict.rows]
-            error = self.around.guard.error(said, step.number, self.around.control)
+            error = self.env.guard.error(said, step.number, self.env.control)
         if step.failure is not None and not isinstance(error, RanksDisagree):
             error = step.failure  # a rank that disagrees may well fail, but that is not why
         if error is not None:
@@ -408,7 +408,7 @@ class Engine:
             if finite:
                 for small in step.small:
                     small.land()
-            elif self.around.sharded or not self.layout.is_plain:
+            elif self.env.sharded or not self.layout.is_plain:
                 # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
                 step.poison()
             self._close(step, self._outcome(step, verdict, finite))
@@ -429,16 +429,16 @@ class Engine:
     def _land(self, step: Step, verdict: Verdict) -> None:
         """End the step for the model; whether it counts is asked of the device, and not waited for."""
         finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
-        if (shard := self.around.shard) is not None:
+        if (shard := self.env.shard) is not None:
             finite = shard.all(finite)
         for small in step.small:
             small.land()
         if shard is not None or not self.layout.is_plain:
             step.poison_unless(finite)
         step.measured_s = self.watch.mark_end()
-        step.outcome = Landed(verdict, self.around.placement.fetch(finite))
+        step.outcome = Landed(verdict, self.env.placement.fetch(finite))
         self._now, self._unresolved = None, step
-        self.around.concluded(step)
+        self.env.concluded(step)
 
     @property
     def is_resolved(self) -> bool:
@@ -479,7 +479,7 @@ class Engine:
         """Take what all ranks said of the link; what it is taken to be, and its change."""
         changes = self.traffic.hear(rows)
         self.link_changes.extend((step, change) for change in changes)
-        self.around.link_seen(link := self.traffic.link)
+        self.env.link_seen(link := self.traffic.link)
         return link, next(((change.before, change.after) for change in changes), None)
 
     def crash(self, error: BaseException) -> None:
@@ -497,7 +497,7 @@ class Engine:
     def _close(self, step: Step, outcome: Outcome) -> None:
         self._now = None
         self._settle(step, outcome)
-        self.around.concluded(step)
+        self.env.concluded(step)
 
     def _settle(self, step: Step, outcome: Outcome) -> None:
         """Give the step its final outcome."""
@@ -507,4 +507,4 @@ class Engine:
         for lane in self.layout.lanes:
             lane.kept.discard()
         if not failed:
-            self.around.resolved(step)
+            self.env.resolved(step)

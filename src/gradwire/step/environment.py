@@ -41,7 +41,7 @@ class Beside(Protocol):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class EngineEnvironment:
     """Built before the engine and passed to its constructor. The functions are called on the engine's thread.
 
     `placement` says where things are, and by what they travel: gradients over `comm`, and the verdict, with
@@ -90,7 +90,7 @@ class Surroundings:
     replica: dist.ProcessGroup | None = None
     """That of the ranks that hold the shards of a replica, where they are processes and hold shards."""
 
-    def suited(self, *, stays: bool) -> Surroundings:
+    def suited(self, *, stays: bool) -> EngineEnvironment:
         """These, with the placement for a layout that stays on a device, or does not.
 
         It follows from the layout alone, and so is the same on all ranks.

@@ -29,12 +29,12 @@ class News:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self.plan, self.complaints = engine, engine.plan, 0
-        self._speaks = engine.around.control.rank == 0
+        self._speaks = engine.env.control.rank == 0
         self._has_warned = False
 
     def attached(self) -> None:
         """A model has been attached."""
-        placement = self._engine.around.placement
+        placement = self._engine.env.placement
         if self._speaks and not placement.device.is_host:
             _LOG.warning(_UNTRIED, placement.device.where.type, placement.name)
         self._placed()
@@ -56,10 +56,10 @@ class News:
 
     def _placed(self) -> None:
         """Warn once that gradients are carried on the host although they could stay on their device."""
-        around = self._engine.around
+        env = self._engine.env
         if self._engine.layout.main.by_host:  # a choice, which has been said
             return
-        if around.elsewhere is not None and around.placement.memory.is_host and not self._has_warned:
+        if env.elsewhere is not None and env.placement.memory.is_host and not self._has_warned:
             self._has_warned = True
             if self._speaks:
                 _LOG.warning("%s", why_placed(self._engine))
@@ -108,11 +108,11 @@ def what_runs(engine: Engine) -> tuple[str, str]:
 
 def why_placed(engine: Engine) -> str:
     """Why memory and codecs are where they are; empty where nothing else is asked for."""
-    around = engine.around
+    env = engine.env
     if engine.layout.main.placed:
         return engine.layout.main.placed
-    if around.elsewhere is None or not around.placement.memory.is_host:
-        return around.placement.why
+    if env.elsewhere is None or not env.placement.memory.is_host:
+        return env.placement.why
     return f"{engine.layout.main.text} reads numbers on the host, so gradients are carried there"
 
 

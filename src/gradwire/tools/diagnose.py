@@ -74,7 +74,7 @@ class Seen:
 class Watch:
     """While it `is_on`, keeps a copy of the error-fed gradient of one step, unit by unit.
 
-    The engine calls it before every exchange (`Surroundings.inspect`).
+    The engine calls it before every exchange (`EngineEnvironment.inspect`).
     """
 
     def __init__(self, *, is_on: bool = False) -> None:

@@ -20,7 +20,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import sending_s
 from gradwire.recipes import Decision, recipe
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from tests.support.rig import Rig, gradients
 
 
@@ -93,7 +93,9 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     about = [decision.about]
 
     def rank(comm: ThreadComm) -> Facts:
-        return surveyed(Facts(1.0, 1.0, comm.world), decision, Surroundings(host(comm, print)), (), about)
+        return surveyed(
+            Facts(1.0, 1.0, comm.world), decision, EngineEnvironment(host(comm, print)), (), about
+        )
 
     facts = run_ranks(3, rank)
     assert facts[0] == facts[1] == facts[2]
@@ -120,6 +122,6 @@ def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
 
     def rank(comm: ThreadComm) -> Facts:
         placement = replace(host(comm, print), device=computes)
-        return surveyed(seen, _decision("covap"), Surroundings(placement), specs)
+        return surveyed(seen, _decision("covap"), EngineEnvironment(placement), specs)
 
     assert run_ranks(2, rank)[0].cores.dearness == pytest.approx(dear, rel=1e-12)

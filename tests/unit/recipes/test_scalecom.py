@@ -14,7 +14,7 @@ from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import ExchangeContext
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from tests.support.rig import Outcome, Rig, gradients
 
 AUTO = "scalecom(rates='auto', warmup_steps=3)"
@@ -40,8 +40,8 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
         uses = {"a": 10.0 * (1 + comm.rank), "b": 100.0 / (1 + comm.rank), "vector": 5.0}
         shapes = {"a": (2, 5), "b": (2, 5), "c": (2, 5), "vector": (5,)}
         specs = [ParameterSpec(name, shape, torch.float32, 10) for name, shape in shapes.items()]
-        around = Surroundings(host(comm, print), uses=lambda: uses)
-        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), around, specs)
+        env = EngineEnvironment(host(comm, print), uses=lambda: uses)
+        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), env, specs)
 
     for facts in run_ranks(3, rank):
         assert facts.uses == {"a": 30.0, "b": 100.0, "c": 0.0}

@@ -27,7 +27,7 @@ from gradwire.step import worker as waiting
 from gradwire.step.arrival import Arrival, Entry
 from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
-from gradwire.step.environment import Surroundings
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from tests.support.rig import gradients, specs
@@ -81,8 +81,8 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
 
         def engine(concluded: Hear, resolved: Hear) -> Engine:
             placement = replace(host(comm, worker.post), resolve=resolve)
-            around = Surroundings(placement, concluded, resolved)
-            return Engine(source.specs, recipe(text), around)
+            env = EngineEnvironment(placement, concluded, resolved)
+            return Engine(source.specs, recipe(text), env)
 
         backward = Backward(source, worker, engine)
         order = sorted(range(len(source.specs)), key=lambda index: (index * (comm.rank + 2)) % 7)
@@ -150,8 +150,8 @@ def _engine(**other: Any) -> Any:
 def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
     worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for, call=lambda job: job())
     placement: Any = host(None, worker.post)  # type: ignore[arg-type]
-    around = SimpleNamespace(placement=placement, elsewhere=None, control=SimpleNamespace(rank=1))
-    return Backward(source or Nothing(), worker, lambda *_: _engine(around=around, **engine))
+    env = SimpleNamespace(placement=placement, elsewhere=None, control=SimpleNamespace(rank=1))
+    return Backward(source or Nothing(), worker, lambda *_: _engine(env=env, **engine))
 
 
 def _bring(backward: Backward, index: int) -> None:

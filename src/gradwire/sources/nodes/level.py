@@ -141,7 +141,7 @@ class NodeLevel:
     def open(self, at_s: float) -> None:
         """Begin a step."""
         self.engine.catch_up()  # which may change the placement
-        placement = self.engine.around.placement
+        placement = self.engine.env.placement
         assert placement.inside is not None, "there are nodes"
         self._running = _Pass(placement, Observed(placement.inside))
         self.engine.open(at_s)
