@@ -82,7 +82,7 @@ def with_groups_apart() -> dict[str, Any]:
         placed = wire.attached.backward.engine.env
         groups = {wire.attached.source.group} | {
             each.group.group_name
-            for env in (placed.placement, placed.elsewhere)
+            for env in (placed.placement, placed.alternative)
             for each in map(_inner, (env.comm, env.inside, env.control, env.everyone))
         }
         again = gradwire.attach(DistributedDataParallel(perceptron(), process_group=own), None, "int8")

@@ -238,7 +238,7 @@ def _assemble(
     carry: Sequence[Comm] = (lines.everyone,)
     if lines.cpu is not None:
         carry = _carriers(lines.cpu, *lines.parts, checksums=asked.checksums)
-    placement, elsewhere = placements(asked.placement, lines, carry, worker)
+    placement, alternative = placements(asked.placement, lines, carry, worker)
     if placement.inside is not None and source.members is None:
         shard = Shard(placement.inside)
         level = NodeLevel(source.specs, shard.parts)
@@ -246,7 +246,7 @@ def _assemble(
     scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device, source.device)
     env = EngineEnvironment(
         placement,
-        elsewhere=elsewhere,
+        alternative=alternative,
         places={} if asked.placement == "auto" else None,
         policy=asked.policy,
         seed=asked.seed,
@@ -259,7 +259,7 @@ def _assemble(
         replica=lines.parts[0].group if lines.parts else None,
         buffers=source.passenger,
         check=partial(source.suits, optimizers=optimizers),
-        beside=source.beside,
+        source_state=source.source_state,
         prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
         link_seen=partial(_expect, lines.parts[1] if lines.parts else lines.cpu),
         guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),

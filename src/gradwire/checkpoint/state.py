@@ -33,7 +33,7 @@ Missing = Literal["refuse", "drop"]
 """Whether to refuse, or to drop, what is missing: states of old ranks, parameters that only one side has."""
 
 
-BESIDE = "source"
+SOURCE_STATE = "source"
 """The key of what the source has beside the engine's state (`Beside`), where it has something."""
 
 
@@ -65,8 +65,10 @@ def save(engine: Engine) -> dict[str, Any]:
     Gradients that no optimizer has used yet have left no trace in it, because a run that resumes has not got
     them.
     """
-    beside = engine.env.beside
-    return _on_host(_copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save())}))
+    source_state = engine.env.source_state
+    return _on_host(
+        _copied(engine) | ({} if source_state is None else {SOURCE_STATE: deepcopy(source_state.save())})
+    )
 
 
 def _on_host(state: dict[str, Any]) -> dict[str, Any]:
@@ -126,10 +128,12 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
     Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
     """
-    shard, beside = engine.env.shard, engine.env.beside
+    shard, source_state = engine.env.shard, engine.env.source_state
 
     def copied() -> tuple[dict[str, Any], list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        state = _copied(engine) | ({} if beside is None else {BESIDE: deepcopy(beside.save_mean())})
+        state = _copied(engine) | (
+            {} if source_state is None else {SOURCE_STATE: deepcopy(source_state.save_mean())}
+        )
         planes = [state["memory"], *state["planes"].values()]
         return (
             state,
@@ -186,7 +190,7 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     mean = not all_fit(engine, saved) or mean
     ready, refusal = _prepared(engine, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
-    named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters", BESIDE
+    named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters", SOURCE_STATE
     absent = dict.fromkeys(named, "none")
     try:
         mine = absent if ready is None else {**ready.facts, "changed parameters": str(sorted(ready.changed))}
@@ -234,7 +238,7 @@ def _prepared(
         chosen, dropped = _choose(engine, states, alone=alone, missing=missing, mean=mean)
         text, take = _prepared_beside(engine, chosen, states)
         made = _made(engine, chosen, dropped)
-        return replace(made, facts={**made.facts, BESIDE: text}, take=take, changed=changed), None
+        return replace(made, facts={**made.facts, SOURCE_STATE: text}, take=take, changed=changed), None
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...
@@ -247,20 +251,20 @@ def _prepared_beside(
     engine: Engine, chosen: State, states: Sequence[State]
 ) -> tuple[str, Callable[[], None]]:
     """What takes up the source's part of the `chosen` state, which may be one of `states` or their mean."""
-    beside, here = engine.env.beside, engine.env.shard
-    held = [each for each in states if BESIDE in each]
-    if beside is None and not held:
+    source_state, here = engine.env.source_state, engine.env.shard
+    held = [each for each in states if SOURCE_STATE in each]
+    if source_state is None and not held:
         return "none", lambda: None
-    if beside is None:
+    if source_state is None:
         raise ValueError("state was saved with gradwire.outer, and this model is carried by attach")
     if len(held) < len(states):
         raise ValueError("state was saved with gradwire.attach, and this model is carried by outer")
     own = any(chosen is each for each in states)
     if own:
-        return beside.prepared(chosen[BESIDE], own=chosen["rank"] is not None)
+        return source_state.prepared(chosen[SOURCE_STATE], own=chosen["rank"] is not None)
     # Ranks with other shards have other parameters of their own.
     mine = [each for each in states if here is None or (each.get("shard") or (None,))[0] == here.number]
-    return beside.prepared((mine or states)[0][BESIDE], own=False)
+    return source_state.prepared((mine or states)[0][SOURCE_STATE], own=False)
 
 
 def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
@@ -284,7 +288,7 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
     for lane in layout.lanes:
         lane.kept.commit()
     owing = any(lane.committed[UNSENT].any() for lane in layout.lanes if UNSENT in lane.committed)
-    here = engine.here(layout, owing=owing)
+    here = engine.layout_to_run(layout, owing=owing)
     if here is not layout:
         here.take_over(layout)
     facts = {

@@ -57,7 +57,7 @@ class Choosing(Measuring):
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
         layout = self._layout_of(composition)
         self.env.compile_for(layout)
-        memory = self.env.suited(stays=layout.stays_on_device).placement.memory
+        memory = self.env.for_layout(stays=layout.stays_on_device).placement.memory
         try:
             cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
         except Exception as error:

@@ -57,8 +57,8 @@ class Decider(Protocol):
         """Whether dense steps still find out what to do."""
 
     @property
-    def apart(self) -> bool:
-        """Whether the current step takes computation and communication apart, so that they do not overlap."""
+    def is_serial(self) -> bool:
+        """Whether communication of the current step waits for its computation, so that each is timed alone."""
 
     @property
     def facts(self) -> Facts | None:
@@ -110,9 +110,9 @@ class Measuring:
         self._watch = watch
 
     @property
-    def apart(self) -> bool:
+    def is_serial(self) -> bool:
         """Whether the current step takes computation and communication apart."""
-        return self.profiler.apart
+        return self.profiler.is_serial
 
     def take(self, step: Step, arrival: Arrival) -> None:
         """Times are all that is needed of gradients."""
@@ -172,7 +172,7 @@ class Watching:
     in each step. `hear(step, rows)` takes what all ranks said of the link.
     """
 
-    measuring, apart = False, False
+    measuring, is_serial = False, False
     facts: Facts | None = None
 
     def __init__(

@@ -37,7 +37,7 @@ def placed(
     That is with `placement="auto"`, a recipe that may stay on the device, and facts of dense steps. A recipe
     that has been placed by the same facts stays where it is.
     """
-    if env.places is None or env.elsewhere is None or facts is None or composition.next is not None:
+    if env.places is None or env.alternative is None or facts is None or composition.next is not None:
         return composition
     layout = layout_of(composition, torch.device("meta"))
     if layout.is_plain or not layout.stays_on_device:

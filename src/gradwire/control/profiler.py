@@ -19,7 +19,7 @@ class WarmupProfiler:
     """Has facts after 2 discarded dense steps, `ordinary` ones that are timed whole, and 3 taken apart.
 
     The first step has DDP's provisional bucket and cold caches, the second rebuilds the buckets. In an
-    ordinary step communication overlaps with the backward pass. A step that is taken `apart` sends bucket
+    ordinary step communication overlaps with the backward pass. A step that `is_serial` sends bucket
     after bucket when the backward pass is over, so that neither slows the other down. `numel` are the
     elements of the parameters in layout order.
 
@@ -39,19 +39,19 @@ class WarmupProfiler:
         self._steps: list[Facts] = []
 
     @property
-    def apart(self) -> bool:
+    def is_serial(self) -> bool:
         """Whether the next step, or the one that runs, is taken apart."""
         return self._seen >= DISCARDED + self._ordinary
 
     def row(self, times: Callable[[], Times]) -> tuple[float, ...]:
         """This rank's row of a verdict; `times` are asked for only in a step that is taken apart."""
-        return (self._previous_s, *(times().row if self.apart else ()))
+        return (self._previous_s, *(times().row if self.is_serial else ()))
 
     def observe(self, rows: Sequence[Sequence[float]], took_s: float = 0.0) -> Facts | None:
         """Take every rank's row; facts once there are enough. `took_s` is how long this step took here."""
         if DISCARDED < self._seen <= DISCARDED + self._ordinary:
             self._ordinary_s.append(max(row[0] for row in rows))
-        if self.apart:
+        if self.is_serial:
             ranks = [Times.of_row(row[1:], len(self._numel)) for row in rows]
             self._steps.append(facts_of_step(ranks, self._numel))
         self._seen += 1

@@ -184,14 +184,14 @@ class Backward:
 
     def bring(self, arrival: Arrival) -> None:
         """Hand over a flat buffer, which is the engine's until the step has ended."""
-        if self.engine.apart and not self._placement.memory.is_host:
+        if self.engine.is_serial and not self._placement.memory.is_host:
             # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
             arrival = replace(arrival, at_s=self.engine.watch.exact())
         brought = self._placement.bringing.bring(arrival.index, arrival.buffer)
         self._brought.append(brought)
         self._held.append(partial(self._arrive, arrival, brought))
         # In a step taken apart, communication would slow the computation that shares its cores.
-        if self.overlap and not self.engine.apart:
+        if self.overlap and not self.engine.is_serial:
             self._post_held()
 
     def all_brought(self) -> None:

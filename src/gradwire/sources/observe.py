@@ -177,7 +177,7 @@ def _before_forward(backward: Backward, source: Source) -> Callable[..., None]:
             refuse_changed(backward, source)
         backward.before_forward()
         watch = backward.engine.watch
-        watch.watch(named) if backward.engine.apart else watch.release()
+        watch.watch(named) if backward.engine.is_serial else watch.release()
 
     return hook
 

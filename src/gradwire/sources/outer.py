@@ -70,7 +70,7 @@ class LocalSteps(Source):
         on_host: bool = True,
     ) -> None:
         super().__init__(model)
-        self.beside = self
+        self.source_state = self
         self.every, self.delay = every, delay
         self.outer: torch.optim.Optimizer
         """Made by `check`."""

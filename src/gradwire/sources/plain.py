@@ -233,7 +233,7 @@ class PlainParameters(Source):
         """Copy rank 0's buffers, unless dense steps measure what is on the wire alone."""
         self._packed, backward = None, self._backward
         buffers = list(self.model.buffers())
-        if not buffers or self.group.size() == 1 or backward.engine.apart:
+        if not buffers or self.group.size() == 1 or backward.engine.is_serial:
             return
         if self._known is None or not self._known.holds(buffers):
             self._known = BufferBroadcast(buffers, self.group.rank())

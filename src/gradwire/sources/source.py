@@ -18,7 +18,7 @@ from gradwire._api.unwrap import Optimizers
 from gradwire.sources.same_parameters import Known
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Replicas, Replicated
-from gradwire.step.environment import Beside
+from gradwire.step.environment import SourceState
 from gradwire.step.layout import Layout
 from gradwire.step.step import Passenger, Step
 
@@ -68,7 +68,7 @@ class Source(ABC):
     """The device of the gradients."""
     left_out: frozenset[str] = frozenset()
     """Names of parameters that a wrapper was told to ignore."""
-    beside: Beside | None = None
+    source_state: SourceState | None = None
     """State of its own, which checkpoints hold beside the engine's."""
 
     def __init__(self, model: nn.Module) -> None:

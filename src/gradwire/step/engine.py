@@ -67,13 +67,13 @@ class Engine:
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = Runner(
-            lambda job: self.env.placement.post(job), self._progress, lambda: self.apart, self.rank
+            lambda job: self.env.placement.post(job), self._progress, lambda: self.is_serial, self.rank
         )
         self._now: Step | None = None
         self._unresolved: Step | None = None
         self._following: Composition | None = None
         self.begin_anew()
-        self.restore(self.prepared(self.here(self.layout_of(recipe.build())), step=0))
+        self.restore(self.prepared(self.layout_to_run(self.layout_of(recipe.build())), step=0))
 
     # -- plans: changed between steps only, on all ranks in the same one
 
@@ -82,7 +82,7 @@ class Engine:
 
         All that can fail is done here, and nothing changes: ranks can agree before any of them goes on.
         """
-        decision, env = layout.main.next, self.env.suited(stays=layout.stays_on_device)
+        decision, env = layout.main.next, self.env.for_layout(stays=layout.stays_on_device)
         env.compile_for(layout)
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
@@ -96,12 +96,12 @@ class Engine:
         """The layout of parameters under another composition, by default where that would run."""
         env = self.env
         if device is None:
-            stays = env.elsewhere is None or self.layout_of(composition, META).stays_on_device
-            device = env.suited(stays=stays).device
+            stays = env.alternative is None or self.layout_of(composition, META).stays_on_device
+            device = env.for_layout(stays=stays).device
         world, memory_dtype = env.comm.world, env.memory_dtype
         return build(self.specs, composition, env.policy, device, world, memory_dtype)
 
-    def here(self, asked: Layout, *, owing: bool = False) -> Layout:
+    def layout_to_run(self, asked: Layout, *, owing: bool = False) -> Layout:
         """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
 
         Of dense steps that measure, what their decision is about counts.
@@ -109,7 +109,7 @@ class Engine:
         following = asked.main.next
         aim = asked if following is None or following.about is None else self.layout_of(following.about, META)
         if self.env.alone and only_compresses(aim):
-            device = self.env.suited(stays=True).device
+            device = self.env.for_layout(stays=True).device
             return uncompressed(asked, device, self.env.memory_dtype, owing=owing)
         return asked
 
@@ -131,13 +131,13 @@ class Engine:
 
     def successor(self, composition: Composition) -> Snapshot:
         """`composition`, `prepared` with the memory of what runs now."""
-        layout = self.here(self.layout_of(composition))
+        layout = self.layout_to_run(self.layout_of(composition))
         layout.take_over(self.layout)
         return self.prepared(layout)
 
     def retired(self) -> Snapshot:
         """Plain all-reduce, whatever the policy, `prepared` without any memory."""
-        device, world = self.env.suited(stays=True).device, self.env.comm.world
+        device, world = self.env.for_layout(stays=True).device, self.env.comm.world
         made = self.prepared(build(self.specs, dense(), None, device, world, self.env.memory_dtype))
         return replace(made, env=replace(made.env, policy=None))
 
@@ -191,9 +191,9 @@ class Engine:
         return self._decider.measuring
 
     @property
-    def apart(self) -> bool:
-        """Whether this step measures computation and communication apart, so that they do not overlap."""
-        return self._decider.apart
+    def is_serial(self) -> bool:
+        """Whether communication of this step waits for its computation, so that each is timed alone."""
+        return self._decider.is_serial
 
     @property
     def plan_number(self) -> int:
@@ -213,7 +213,7 @@ class Engine:
             lane.begin()
         is_late = self.env.resolves_late and not self.measuring
         step = self._now = Step.begun(self.step, self.layout.main.text, self.watch, at_s, is_late=is_late)
-        step.trace.exact = clock_of(self.env.placement.memory) if self.apart else None
+        step.trace.exact = clock_of(self.env.placement.memory) if self.is_serial else None
         if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
         step.scale = self.env.loss_scale()
@@ -333,7 +333,7 @@ class Engine:
             if self.runner.broken is not None:
                 raise self.runner.broken
             # Where nothing is left to decode, nothing can fail, and the verdict goes with the last payload.
-            left = step.outstanding if self.apart or self._tells_means(step) else step.decoding
+            left = step.outstanding if self.is_serial or self._tells_means(step) else step.decoding
             if isinstance(step.outcome, Running) and left == 0:
                 self._send_tail(step)
             match step.outcome:

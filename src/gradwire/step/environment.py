@@ -23,7 +23,7 @@ from gradwire.step.step import Passenger, Step
 Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
 
 
-class Beside(Protocol):
+class SourceState(Protocol):
     """State that checkpoints hold beside the engine's. Called between steps, on the engine's thread."""
 
     def save(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class EngineEnvironment:
     """Called once per step, when its means are on their way into the buffers, or with its error."""
     resolved: Callable[[Step], None] = lambda _step: None
     """Called once per step that has no error, when it is known whether it counts: at most one step later."""
-    elsewhere: Placement | None = None
+    alternative: Placement | None = None
     """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
     places: dict[tuple[str, float, float], tuple[bool, str]] | None = None
     """The choices of `gradwire.control.placement_choice` so far; `None` if there is nothing to choose."""
@@ -85,23 +85,23 @@ class EngineEnvironment:
     """Compares the parameters of all ranks."""
     inspect: Inspect = lambda _lane, _unit, _x, _at: None
     """Sees every unit before its exchange."""
-    beside: Beside | None = None
+    source_state: SourceState | None = None
     """State of the source, for checkpoints."""
     replica: dist.ProcessGroup | None = None
     """That of the ranks that hold the shards of a replica, where they are processes and hold shards."""
 
-    def suited(self, *, stays: bool) -> EngineEnvironment:
+    def for_layout(self, *, stays: bool) -> EngineEnvironment:
         """These, with the placement for a layout that stays on a device, or does not.
 
         It follows from the layout alone, and so is the same on all ranks.
         """
-        if self.elsewhere is None or stays != self.placement.memory.is_host:
+        if self.alternative is None or stays != self.placement.memory.is_host:
             return self
-        return replace(self, placement=self.elsewhere, elsewhere=self.placement)
+        return replace(self, placement=self.alternative, alternative=self.placement)
 
     def compile_for(self, layout: Layout) -> None:
         """Compile the kernels of a layout that will run, for where that will be."""
-        self.prepare(layout, self.suited(stays=layout.stays_on_device).placement.memory)
+        self.prepare(layout, self.for_layout(stays=layout.stays_on_device).placement.memory)
 
     @property
     def comm(self) -> Comm:

@@ -59,7 +59,7 @@ class News:
         env = self._engine.env
         if self._engine.layout.main.by_host:  # a choice, which has been said
             return
-        if env.elsewhere is not None and env.placement.memory.is_host and not self._has_warned:
+        if env.alternative is not None and env.placement.memory.is_host and not self._has_warned:
             self._has_warned = True
             if self._speaks:
                 _LOG.warning("%s", why_placed(self._engine))
@@ -111,7 +111,7 @@ def why_placed(engine: Engine) -> str:
     env = engine.env
     if engine.layout.main.placed:
         return engine.layout.main.placed
-    if env.elsewhere is None or not env.placement.memory.is_host:
+    if env.alternative is None or not env.placement.memory.is_host:
         return env.placement.why
     return f"{engine.layout.main.text} reads numbers on the host, so gradients are carried there"
 

@@ -55,7 +55,7 @@ def test_ordinary_steps_are_timed_whole_by_the_slowest_rank_before_any_is_taken_
     took_s = [90.0, 80.0, *ordinary_s, 50.0, 50.0, 50.0]
     apart, facts = [], []
     for step_s in took_s:
-        apart.append([each.apart for each in ranks])
+        apart.append([each.is_serial for each in ranks])
         rows = [each.row(lambda: Times(1.0, (2.0,))) for each in ranks]
         facts.append([each.observe(rows, step_s + rank) for rank, each in enumerate(ranks)])
     ordinary = DISCARDED + ORDINARY

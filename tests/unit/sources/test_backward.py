@@ -150,7 +150,7 @@ def _engine(**other: Any) -> Any:
 def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
     worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for, call=lambda job: job())
     placement: Any = host(None, worker.post)  # type: ignore[arg-type]
-    env = SimpleNamespace(placement=placement, elsewhere=None, control=SimpleNamespace(rank=1))
+    env = SimpleNamespace(placement=placement, alternative=None, control=SimpleNamespace(rank=1))
     return Backward(source or Nothing(), worker, lambda *_: _engine(env=env, **engine))
 
 
@@ -166,14 +166,14 @@ def _whole_pass(backward: Backward) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overlap", "apart", "posted"),
+    ("overlap", "is_serial", "posted"),
     [(True, False, [2, 3, 4, 5]), (True, True, [0, 0, 0, 5]), (False, False, [0, 0, 0, 5])],
 )
 def test_gradients_wait_for_the_end_of_backward_without_overlap_and_in_a_step_taken_apart(
-    overlap: bool, apart: bool, posted: list[int]
+    overlap: bool, is_serial: bool, posted: list[int]
 ) -> None:
     jobs: list[object] = []
-    backward = _backward(worker=SimpleNamespace(post=jobs.append), apart=apart)
+    backward = _backward(worker=SimpleNamespace(post=jobs.append), is_serial=is_serial)
     backward.overlap = overlap
     backward.open()
     seen = []

@@ -168,7 +168,7 @@ class DDPBuckets(Source):
         """Hand a bucket to `backward`; the future is set when the step has its verdict."""
         if bucket.index() == 0:
             backward.open()
-            self._buffers.pack(backward.placement.bringing, backward.engine.apart)
+            self._buffers.pack(backward.placement.bringing, backward.engine.is_serial)
         arrival = self._buckets.arrival(bucket)
         future = backward.placement.device.new_future()
         self._futures.append((future, bucket.buffer()))
