@@ -287,7 +287,7 @@ def _assemble(
     decision = chosen.build().next
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, counted, scaled=asked.scaler is not None)
-    backward.news.attached()
+    backward.event_log.attached()
     source.claim()
     return Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker)
 

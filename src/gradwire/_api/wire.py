@@ -357,7 +357,7 @@ class Wire:
 
         covered = self._covers_momentum
         self._backward.together("switch()", lambda: switch(self._engine, recipe, check))
-        self._backward.news.changed()
+        self._backward.event_log.changed()
         if covered and not self._covers_momentum:
             self._warn_of_momentum()
 

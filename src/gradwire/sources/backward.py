@@ -22,7 +22,7 @@ from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
 from gradwire.step.step import Step
 from gradwire.step.worker import Job, Worker
-from gradwire.telemetry.event_log import News
+from gradwire.telemetry.event_log import EventLog
 from gradwire.telemetry.history import History
 
 _LEFT_OUT = "a backward pass after a step that was left out"
@@ -91,7 +91,7 @@ class Backward:
             self.engine = engine(partial(level.conclude, deliver=self.deliver), self.note)
             level.join(self.engine)
         self._taker = level or self.engine
-        self.news = News(self.engine)
+        self.event_log = EventLog(self.engine)
         self._placement = self.placement
 
     @property
@@ -151,8 +151,8 @@ class Backward:
             self.calls.begin(unheard, self.engine.step)
         if not self.engine.is_resolved:
             self.call(self.engine.catch_up)
-            if self.engine.plan != self.news.plan:
-                self.news.changed()
+            if self.engine.plan != self.event_log.plan:
+                self.event_log.changed()
         self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
 
     def up_to_date(self) -> None:
@@ -177,7 +177,7 @@ class Backward:
         if is_dropped:
             self._unheard = _LEFT_OUT
             if self.engine.runner.broken is None:  # or `backward()` has raised, and the user knows why
-                self.news.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
+                self.event_log.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
         elif was_counted and not fates.made:
             self._unheard = _BEFORE_THE_STEP
         return fates
@@ -347,8 +347,8 @@ class Backward:
         """A step counts, or does not. On the engine's thread."""
         self.history.resolved(step)
         if not step.committed:
-            self.news.skipped(step.number, self.history.skipped)
-        if len(self.engine.health.complaints) != self.news.complaints:
-            self.news.unhealthy()
-        if self.engine.plan != self.news.plan:
-            self.news.changed()
+            self.event_log.skipped(step.number, self.history.skipped)
+        if len(self.engine.health.complaints) != self.event_log.complaints:
+            self.event_log.unhealthy()
+        if self.engine.plan != self.event_log.plan:
+            self.event_log.changed()

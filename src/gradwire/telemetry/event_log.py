@@ -21,7 +21,7 @@ _STEPS = 24
 """The bytes may depend on the step: the mean is over as many as hold every interval up to 4, 6 and 8."""
 
 
-class News:
+class EventLog:
     """Speaks on rank 0 only, at level INFO; other ranks decide the same in the same step.
 
     `plan` is what was told last to run.

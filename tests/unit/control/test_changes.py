@@ -21,7 +21,7 @@ from gradwire.planning.facts import Facts, Observed
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
 from gradwire.step.step import Step
-from gradwire.telemetry.event_log import News
+from gradwire.telemetry.event_log import EventLog
 from tests.support.rig import Rig, gradients, specs
 
 FAST, MIDDLING, SLOW = Link(1e-3, 1e-9), Link(1e-3, 2e-6), Link(1e-3, 1e-4)
@@ -209,9 +209,9 @@ def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
         [(step, sign)] = rig.engine.health.complaints
         assert step % EVERY == 0
         assert told == [sign]
-        news = News(rig.engine)
-        news.unhealthy()
-        assert news.complaints == 1
+        event_log = EventLog(rig.engine)
+        event_log.unhealthy()
+        assert event_log.complaints == 1
         return told
 
     with caplog.at_level(logging.WARNING, "gradwire"):
@@ -226,7 +226,7 @@ def test_what_a_composition_warns_of_is_logged_by_rank_0_alone(caplog: pytest.Lo
         rig = Rig(comm, "dense")
         rig.engine.install(replace(recipe("topk").build(), warning="gradients get stale"))
         rig.step(gradients(comm.rank, 0))
-        News(rig.engine).changed()
+        EventLog(rig.engine).changed()
 
     with caplog.at_level(logging.WARNING, "gradwire"):
         run_ranks(3, rank)

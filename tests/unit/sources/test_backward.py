@@ -235,7 +235,7 @@ def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_t
     backward = _backward(runner=SimpleNamespace(broken=broken), **engine)
     backward.steps = LeftOut({}, (), HostDevice())
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
-    backward.news = SimpleNamespace(dropped=lambda *_: told.append("news"))  # type: ignore[assignment]
+    backward.event_log = SimpleNamespace(dropped=lambda *_: told.append("news"))  # type: ignore[assignment]
     backward.open()
     assert told == ([] if broken else ["news", "a backward pass after a step that was left out at 3"])
 
