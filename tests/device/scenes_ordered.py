@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 import gradwire
-from gradwire._api.attach import _brought
+from gradwire._api.attach import _transferred
 from gradwire._api.configuration import Place
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.measure.clock import clock_of, stopwatch_for
-from gradwire.placement import Accelerator, Copies
+from gradwire.placement import Accelerator, CopyTransfer
 from gradwire.placement.device import fetch
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
@@ -138,11 +138,11 @@ def buffers() -> list[str]:
 
     def rank(comm: ThreadComm) -> list[str]:
         device = Simulated()
-        bringing = Copies(device)
+        transfer = CopyTransfer(device)
         with device.watching():
             held = [torch.full((8,), float(comm.rank))]
             carried = BufferBroadcast(held, comm.rank)
-            carried.pack(bringing)
+            carried.pack(transfer)
             carried.send(Transport(comm))
             carried.wait()
             carried.land()
@@ -155,7 +155,7 @@ def buffers() -> list[str]:
 def looked_at() -> list[str]:
     """A parameter is cut and read by way of the host, twice, as GComp asks for it."""
     device = Simulated()
-    copies = Copies(device)
+    copies = CopyTransfer(device)
     with device.watching():
         whole = torch.ones(8)
         copies.follow()
@@ -163,7 +163,7 @@ def looked_at() -> list[str]:
         def replicas(_name: str) -> Replicated:
             return Replicated(whole[2:6] + 1, {}, {}, torch.optim.SGD)
 
-        found = _brought(replicas, lambda: copies)("a")
+        found = _transferred(replicas, lambda: copies)("a")
         assert found is not None
         found.parameter.add_(1)
     return device.races

@@ -20,9 +20,9 @@ from gradwire._api.transports import Lines, placements
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.placement import (
     Accelerator,
-    Copies,
+    CopyTransfer,
     HostDevice,
-    InPlace,
+    InPlaceTransfer,
     Placement,
     StagedComm,
     StreamComm,
@@ -48,11 +48,11 @@ def test_gradients_of_the_cpu_are_read_where_they_are() -> None:
 
     [placement] = run_ranks(1, rank)
     x = torch.ones(3)
-    assert placement.bringing.bring(0, x).buffer is x
-    assert placement.bringing.read(x) is placement.bringing.give(x, x.device) is x
-    assert placement.bringing.pinned_bytes == placement.bringing.copied_s() == 0
+    assert placement.transfer.start(0, x).buffer is x
+    assert placement.transfer.read(x) is placement.transfer.copy_to(x, x.device) is x
+    assert placement.transfer.pinned_bytes == placement.transfer.copied_s() == 0
     assert placement.resolve == "now"
-    assert isinstance(placement.bringing, InPlace)
+    assert isinstance(placement.transfer, InPlaceTransfer)
     assert torch.equal(placement.fetch(x.sum())(), torch.tensor(3.0))
 
 
@@ -64,25 +64,25 @@ def test_a_device_is_taken_by_where_tensors_are() -> None:
 
 
 def test_memory_is_pinned_once_for_each_tensor_and_anew_when_buckets_are_built_anew() -> None:
-    copies = Copies(Simulated())
-    first = copies.bring(0, torch.ones(10)).buffer
-    other = copies.bring(1, torch.ones(6)).buffer
+    copies = CopyTransfer(Simulated())
+    first = copies.start(0, torch.ones(10)).buffer
+    other = copies.start(1, torch.ones(6)).buffer
     assert copies.pinned_bytes == 64
-    assert copies.bring(0, torch.zeros(10)).buffer is first
+    assert copies.start(0, torch.zeros(10)).buffer is first
     assert not first.any()
-    assert copies.bring(0, torch.ones(16)).buffer is not first
+    assert copies.start(0, torch.ones(16)).buffer is not first
     assert copies.pinned_bytes == 64, "what belonged to the old buckets has gone"
-    assert copies.bring(1, torch.ones(6)).buffer is not other
+    assert copies.start(1, torch.ones(6)).buffer is not other
 
 
 def test_the_last_copies_are_timed_both_ways() -> None:
     device = Simulated()
-    copies = Copies(device)
+    copies = CopyTransfer(device)
     assert copies.copied_s() == 0.0
-    brought = copies.bring(0, torch.ones(1000))
+    brought = copies.start(0, torch.ones(1000))
     brought.ready()
     out_s = copies.copied_s()
-    brought.land()
+    brought.copy_back()
     assert 0.0 < out_s < copies.copied_s()
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_pinned_is_heard_of_by_the_engines_thread() -> None:
         def pinned(self, like: Tensor) -> Tensor:
             raise MemoryError("no pages left to lock")
 
-    brought = Copies(Full()).bring(0, torch.ones(4))
+    brought = CopyTransfer(Full()).start(0, torch.ones(4))
     assert brought.buffer.tolist() == [0.0] * 4, "something that can be exchanged"
     with pytest.raises(MemoryError, match="no pages left"):
         brought.ready()

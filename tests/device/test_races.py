@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.placement import Copies, Device
+from gradwire.placement import CopyTransfer, Device
 from tests.support.simulated import Simulated
 
 
@@ -130,16 +130,16 @@ def test_memory_of_both_sides_does_not_mix() -> None:
 
 def round_trip(device: Simulated, step: Tensor) -> None:
     """Two steps of one bucket: computed, brought, changed on the host, landed, waited for, computed anew."""
-    copies = Copies(as_device(device))
+    copies = CopyTransfer(as_device(device))
     bucket = torch.zeros(4)
     for number in range(2):
         with device.watching("device"):
             bucket.copy_(step)
-            brought = copies.bring(0, bucket)
+            brought = copies.start(0, bucket)
         with device.watching("host"):
             brought.ready()
             brought.buffer.mul_(2 + number)
-            brought.land()
+            brought.copy_back()
             future = device.new_future()
             with copies.landing():
                 future.set_result(bucket)
@@ -163,13 +163,13 @@ def test_each_order_that_copies_rely_on_is_missed(call: str) -> None:
 def test_a_stream_that_joins_sees_what_has_landed() -> None:
     for deaf in ((), ("join",)):
         device = Simulated(*deaf)
-        copies = Copies(as_device(device))
+        copies = CopyTransfer(as_device(device))
         with device.watching():
             x = torch.ones(4)
-            brought = copies.bring("buffers", x)
+            brought = copies.start("buffers", x)
             brought.ready()
             brought.buffer.fill_(3.0)
-            brought.land()
+            brought.copy_back()
             copies.join()
             assert torch.equal(x, torch.full((4,), 3.0))
         assert bool(device.races) == bool(deaf)

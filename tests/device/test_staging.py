@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
-from gradwire.placement import OnStream, Placement, Post, StagedComm, host, staged
+from gradwire.placement import Placement, Post, StagedComm, StreamTransfer, host, staged
 from tests.support.rig import Rig, flat, gradients
 from tests.support.simulated import Near, Simulated
 from tests.support.verbs import CALLS, Call
@@ -88,15 +88,15 @@ def test_an_engine_that_is_staged_leaves_the_same_bits(recipe: str) -> None:
 
 def brought(device: Simulated) -> list[str]:
     """One gradient of the default stream is brought, reduced in the engine's, and read in the default one."""
-    bringing = OnStream(device)
+    transfer = StreamTransfer(device)
     with device.watching():
         gradient = torch.ones(4)
-        there = bringing.bring(0, gradient)
+        there = transfer.start(0, gradient)
         there.ready()
-        with bringing.landing():
+        with transfer.landing():
             there.buffer.mul_(2)
-        there.land()
-        bringing.join()
+        there.copy_back()
+        transfer.join()
         gradient + 1
     return device.races
 

@@ -21,7 +21,7 @@ from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.metered import Observed
 from gradwire.memory import Gradients
-from gradwire.placement import Inline, InPlace, Placement, Post, StreamComm, stream
+from gradwire.placement import Inline, InPlaceTransfer, Placement, Post, StreamComm, stream
 from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
@@ -286,7 +286,7 @@ def test_whether_buffers_have_changed_is_found_out_without_a_read_in_the_hot_pat
         buffers = [There(torch.zeros(4)), There(torch.zeros((), dtype=torch.int64))]
         carried = BufferBroadcast(buffers, rank=0)
         for _step in range(2):
-            carried.pack(InPlace())
+            carried.pack(InPlaceTransfer())
             buffers[0].add_(1.0)
             carried.look(buffers, Far())
             late = carried.is_stale(late=True)

@@ -219,12 +219,12 @@ class Replacing(Comm):
     """A comm whose collectives end with other numbers than they should."""
 
     def __init__(self, comm: Comm, brought: Tensor) -> None:
-        self._comm, self._brought = comm, brought
+        self._comm, self._transferred = comm, brought
         self.rank, self.world = comm.rank, comm.world
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         self._comm.issue(round_, tensor, out).wait()
-        out.copy_(self._brought)
+        out.copy_(self._transferred)
         return DONE
 
 

@@ -206,14 +206,14 @@ class Rig:
         ]
         *early, last = range(len(buckets)) if order is None else order
         self._ended.clear()
-        self._placement.bringing.follow()
+        self._placement.transfer.follow()
         self._run(partial(self._taker.open, now_s()))
         for index in early:
             self._run(partial(self._taker.arrive, arrivals[index]))
         self._run(partial(self._taker.arrive, arrivals[last]), self._taker.close)
         if self._placement.wait is not None:
             self._placement.wait(self._ended, lambda: None)
-        self._placement.bringing.join()
+        self._placement.transfer.join()
         assert len(self._concluded) == 1, "a step must be concluded exactly once"
         return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
 

@@ -27,7 +27,7 @@ from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.groups import give_back, given_back_if_refused
 from gradwire.errors import RanksDisagree
-from gradwire.placement import Bringing, device_at
+from gradwire.placement import BufferTransfer, device_at
 from gradwire.planning.costs import Link
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
@@ -254,7 +254,7 @@ def _assemble(
         alone=is_alone(carry[-1]),
         loss_scale=(lambda: 1.0) if scale is None else scale,
         begun=(lambda: None) if scale is None else scale.begun,
-        replicas=_brought(replicas, lambda: backward.placement.bringing),
+        replicas=_transferred(replicas, lambda: backward.placement.transfer),
         uses=lambda: uses,
         replica=lines.parts[0].group if lines.parts else None,
         buffers=source.passenger,
@@ -303,14 +303,14 @@ def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
     return [CheckedComm(each, names) for each, names in zip(comms, named, strict=True)]
 
 
-def _brought(replicas: Replicas, bringing: Callable[[], Bringing]) -> Replicas:
+def _transferred(replicas: Replicas, transfer: Callable[[], BufferTransfer]) -> Replicas:
     """`replicas` where the engine reads. Cuts and padding are made in the stream of those reads."""
 
     def landing(name: str) -> Replicated | None:
-        with bringing().landing():
+        with transfer().landing():
             return replicas(name)
 
-    return read_by(lambda tensor: bringing().read(tensor), landing)
+    return read_by(lambda tensor: transfer().read(tensor), landing)
 
 
 def _expect(carrier: ProcessGroupComm | None, link: Link | None) -> None:

@@ -440,10 +440,10 @@ class Wire:
         self, late: list[tuple[ParameterSpec, Tensor]]
     ) -> tuple[list[Callable[[], object]], BaseException | None]:
         """What adds to gradients, or why it could not be made: peers wait to hear of it."""
-        source, give = self._source, self._engine.env.placement.bringing.give
+        source, copy_to = self._source, self._engine.env.placement.transfer.copy_to
         try:
             scale = _loss_scale(self.attached.scaler)
-            return [source.adding(spec, give(flat * scale, source.device)) for spec, flat in late], None
+            return [source.adding(spec, copy_to(flat * scale, source.device)) for spec, flat in late], None
         except BaseException as error:
             return [], error
 

@@ -58,7 +58,7 @@ class Decider(Protocol):
 
     @property
     def is_serial(self) -> bool:
-        """Whether communication of the current step waits for its computation, so that each is timed alone."""
+        """Whether communication of this step waits for its computation, so that each is timed alone."""
 
     @property
     def facts(self) -> Facts | None:

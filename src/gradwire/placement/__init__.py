@@ -2,27 +2,27 @@
 
 from gradwire.placement.base import Placement, Post, Resolve, host, staged, stream
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at, fetch
-from gradwire.placement.staging import OnStream, StagedComm
+from gradwire.placement.staging import StagedComm, StreamTransfer
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm, ThroughComm
-from gradwire.placement.transfer import Bringing, Brought, Copies, InPlace
+from gradwire.placement.transfer import BufferTransfer, CopyTransfer, InPlaceTransfer, TransferredBuffer
 
 __all__ = [
     "Accelerator",
-    "Bringing",
-    "Brought",
-    "Copies",
+    "BufferTransfer",
+    "CopyTransfer",
     "Device",
     "HostDevice",
-    "InPlace",
+    "InPlaceTransfer",
     "Inline",
     "LaterComm",
-    "OnStream",
     "Placement",
     "Post",
     "Resolve",
     "StagedComm",
     "StreamComm",
+    "StreamTransfer",
     "ThroughComm",
+    "TransferredBuffer",
     "device_at",
     "fetch",
     "host",

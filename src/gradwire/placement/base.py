@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm
 from gradwire.placement.device import Device, HostDevice, fetch
-from gradwire.placement.staging import OnStream, StagedComm
+from gradwire.placement.staging import StagedComm, StreamTransfer
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm
-from gradwire.placement.transfer import Bringing, Copies, InPlace
+from gradwire.placement.transfer import BufferTransfer, CopyTransfer, InPlaceTransfer
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[], None]
@@ -35,7 +35,7 @@ class Placement:
     same ranks. Where ranks hold shards, `control` is over all of them, `inside` over those that hold the
     other shards of a replica, and `everyone` over all for tensors that are where the memory is.
 
-    `post` runs a function on the engine's thread. `device` computes the gradients; `bringing` carries them to
+    `post` runs a function on the engine's thread. `device` computes the gradients; `transfer` carries them to
     `memory`, where planes live and codecs run, and the means back. `why` is for the report.
     """
 
@@ -45,7 +45,7 @@ class Placement:
     post: Post
     device: Device = field(default_factory=HostDevice)
     memory: Device = field(default_factory=HostDevice)
-    bringing: Bringing = field(default_factory=InPlace)
+    transfer: BufferTransfer = field(default_factory=InPlaceTransfer)
     resolve: Resolve = "now"
     wait: Wait | None = None
     """How the thread that trains waits for a step's end, if it runs what is left to do itself."""
@@ -59,7 +59,7 @@ class Placement:
 
     def at_work(self, function: Callable[[], T]) -> T:
         """Call `function` as the engine works: where memory is on a device, in the engine's stream."""
-        with self.bringing.working():
+        with self.transfer.working():
             return function()
 
 
@@ -77,8 +77,8 @@ def host(
     `control` is `comm` if it is left out.
     """
     device, control = HostDevice() if device is None else device, control or comm
-    bringing = InPlace() if device.is_host else Copies(device)
-    return Placement("host", comm, control, post, device, bringing=bringing, inside=inside, everyone=control)
+    transfer = InPlaceTransfer() if device.is_host else CopyTransfer(device)
+    return Placement("host", comm, control, post, device, transfer=transfer, inside=inside, everyone=control)
 
 
 def staged(
@@ -89,10 +89,10 @@ def staged(
     Payloads are copied to pinned memory and back. The verdict, and all else that ranks agree on, travels over
     `control`, by default `comm`, without a detour.
     """
-    bringing = OnStream(device)
+    transfer = StreamTransfer(device)
 
     def posted(job: Job) -> None:
-        post(lambda: _within(bringing.working, job))
+        post(lambda: _within(transfer.working, job))
 
     control = control or comm
     return Placement(
@@ -102,7 +102,7 @@ def staged(
         posted,
         device,
         memory=device,
-        bringing=bringing,
+        transfer=transfer,
         inside=None if inside is None else StagedComm(inside, device),
         everyone=StagedComm(control, device),
     )
@@ -123,8 +123,8 @@ def stream(
     `crashed` takes what a job raises; without it the thread does. Collectives `inside` a replica, and those
     of `everyone`, by default `comm`, are work in the same stream.
     """
-    bringing = OnStream(device)
-    post = Inline(bringing.working, crashed)
+    transfer = StreamTransfer(device)
+    post = Inline(transfer.working, crashed)
     return Placement(
         "stream",
         StreamComm(comm),
@@ -132,7 +132,7 @@ def stream(
         post,
         device,
         memory=device,
-        bringing=bringing,
+        transfer=transfer,
         resolve="late",
         wait=post.wait,
         inside=None if inside is None else StreamComm(inside),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round
 from gradwire.placement.device import Device
-from gradwire.placement.transfer import Brought, Lost, There
+from gradwire.placement.transfer import FailedTransfer, InPlaceBuffer, TransferredBuffer
 
 
 class StagedComm(Comm):
@@ -49,26 +49,26 @@ class _Staged:
             self._out.copy_(self._received, non_blocking=True)
 
 
-class OnStream:
-    """The engine works on the gradients where they are, in a stream of its own. See `Bringing`."""
+class StreamTransfer:
+    """The engine works on the gradients where they are, in a stream of its own. See `BufferTransfer`."""
 
     pinned_bytes = 0
 
     def __init__(self, device: Device) -> None:
         self._device, self._stream = device, device.new_stream()
 
-    def bring(self, _key: Hashable, source: Tensor) -> Brought:
+    def start(self, _key: Hashable, source: Tensor) -> TransferredBuffer:
         """The engine's stream waits for the current one; nothing is copied."""
         try:
             self.follow()
         except BaseException as error:
-            return Lost(source, error)
-        return There(source)
+            return FailedTransfer(source, error)
+        return InPlaceBuffer(source)
 
     def read(self, source: Tensor) -> Tensor:
         return source
 
-    def give(self, value: Tensor, where: torch.device) -> Tensor:
+    def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
         return value
 
     def landing(self) -> AbstractContextManager[None]:

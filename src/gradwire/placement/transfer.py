@@ -1,6 +1,6 @@
 """Brings gradients to the memory that the engine reads, and means back to the model.
 
-The engine works on the gradients in place (`InPlace`), or on copies on the host (`Copies`).
+The engine works on the gradients in place (`InPlaceTransfer`), or on copies on the host (`CopyTransfer`).
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch import Tensor
 from gradwire.placement.device import Device, Event, Stream
 
 
-class Brought(Protocol):
+class TransferredBuffer(Protocol):
     """A tensor of the model, and the memory in which the engine works on it."""
 
     @property
     def buffer(self) -> Tensor:
-        """The engine reads it after `ready`, and writes to it before `land`."""
+        """The engine reads it after `ready`, and writes to it before `copy_back`."""
 
     def ready(self) -> None:
         """Block the engine's thread until `buffer` may be read. Raises if the copy failed."""
 
-    def land(self) -> None:
+    def copy_back(self) -> None:
         """Copy `buffer` back into the tensor, once per step. Returns when the copy is enqueued."""
 
 
-class Bringing(Protocol):
-    """For one attached model. `bring` is called on the thread that computes, the rest on any thread."""
+class BufferTransfer(Protocol):
+    """For one attached model. `start` is called on the thread that computes, the rest on any thread."""
 
-    def bring(self, key: Hashable, source: Tensor) -> Brought:
-        """Start to bring `source` as it is after the work enqueued in the current stream.
+    def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
+        """Start to transfer `source` as it is after the work enqueued in the current stream.
 
         `key` names the same tensor in every step. Raises nothing: peers wait for the step, which has to fail
-        by its verdict, so an error is raised by `Brought.ready`.
+        by its verdict, so an error is raised by `TransferredBuffer.ready`.
         """
 
     def read(self, source: Tensor) -> Tensor:
         """`source`, readable by the engine, as it was when gradients were last brought. May wait."""
 
-    def give(self, value: Tensor, where: torch.device) -> Tensor:
+    def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
         """The engine's `value` on the device `where`, in order with the current stream. Between steps."""
 
     def landing(self) -> AbstractContextManager[None]:
@@ -67,7 +67,7 @@ class Bringing(Protocol):
 
 
 @dataclass(frozen=True)
-class There:
+class InPlaceBuffer:
     """A tensor that the engine works on in place."""
 
     buffer: Tensor
@@ -75,22 +75,22 @@ class There:
     def ready(self) -> None:
         pass
 
-    def land(self) -> None:
+    def copy_back(self) -> None:
         pass
 
 
-class InPlace:
+class InPlaceTransfer:
     """Nothing is copied: the engine works on the model's own device, whose calls return when work is done."""
 
     pinned_bytes = 0
 
-    def bring(self, _key: Hashable, source: Tensor) -> Brought:
-        return There(source)
+    def start(self, _key: Hashable, source: Tensor) -> TransferredBuffer:
+        return InPlaceBuffer(source)
 
     def read(self, source: Tensor) -> Tensor:
         return source
 
-    def give(self, value: Tensor, where: torch.device) -> Tensor:
+    def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
         return value
 
     def landing(self) -> AbstractContextManager[None]:
@@ -113,7 +113,7 @@ Way: TypeAlias = Literal["out", "in"]
 """Out of the device, or into it."""
 
 
-class _Room:
+class _PinnedBuffer:
     """Pinned memory for one tensor, and the events around its copies out of and into the device."""
 
     def __init__(self, source: Tensor, device: Device) -> None:
@@ -135,26 +135,26 @@ class _Room:
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _CopiedBuffer:
     """A tensor of the device, and its copy on the host."""
 
     source: Tensor
-    room: _Room
+    pinned: _PinnedBuffer
     stream: Stream
 
     @property
     def buffer(self) -> Tensor:
-        return self.room.memory
+        return self.pinned.memory
 
     def ready(self) -> None:
-        self.room.ends["out"][1].synchronize()
+        self.pinned.ends["out"][1].synchronize()
 
-    def land(self) -> None:
-        self.room.copy("in", self.source, self.buffer, self.stream)
+    def copy_back(self) -> None:
+        self.pinned.copy("in", self.source, self.buffer, self.stream)
 
 
 @dataclass(frozen=True)
-class Lost:
+class FailedTransfer:
     """A tensor that could not be copied. `ready` raises why, which fails the step on all ranks."""
 
     buffer: Tensor
@@ -163,11 +163,11 @@ class Lost:
     def ready(self) -> None:
         raise self.error
 
-    def land(self) -> None:
+    def copy_back(self) -> None:
         """The step has failed, and nothing can be enqueued: the tensor stays as it was."""
 
 
-class Copies:
+class CopyTransfer:
     """Copies to pinned memory on the host and back, in a stream of their own, beside the computation.
 
     Both directions share one stream, so a copy out overwrites pinned memory only after the previous step's
@@ -176,16 +176,16 @@ class Copies:
 
     def __init__(self, device: Device) -> None:
         self._device, self._stream = device, device.new_stream()
-        self._rooms: dict[Hashable, _Room] = {}
+        self._pinned: dict[Hashable, _PinnedBuffer] = {}
 
-    def bring(self, key: Hashable, source: Tensor) -> Brought:
+    def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
         try:
-            room = self._room(key, source)
+            pinned = self._pinned_for(key, source)
             self.follow()
-            room.copy("out", room.memory, source, self._stream)
+            pinned.copy("out", pinned.memory, source, self._stream)
         except BaseException as error:  # no memory left to pin, for instance
-            return Lost(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
-        return _Copy(source, room, self._stream)
+            return FailedTransfer(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
+        return _CopiedBuffer(source, pinned, self._stream)
 
     def read(self, source: Tensor) -> Tensor:
         """A copy in pinned memory, which is not kept."""
@@ -195,7 +195,7 @@ class Copies:
         self._stream.record_event().synchronize()
         return copy
 
-    def give(self, value: Tensor, where: torch.device) -> Tensor:
+    def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
         there = torch.empty_like(value, device=where)
         with self._device.using(self._device.current()):
             return there.copy_(value)
@@ -212,20 +212,20 @@ class Copies:
     def join(self) -> None:
         self._device.current().wait_event(self._stream.record_event())
 
-    def _room(self, key: Hashable, source: Tensor) -> _Room:
-        room = self._rooms.get(key)
-        if room is None or not room.suits(source):
-            if room is not None:
-                self._rooms.clear()  # buckets have been rebuilt, so the other shapes changed too
-            room = self._rooms[key] = _Room(source, self._device)
-        return room
+    def _pinned_for(self, key: Hashable, source: Tensor) -> _PinnedBuffer:
+        pinned = self._pinned.get(key)
+        if pinned is None or not pinned.suits(source):
+            if pinned is not None:
+                self._pinned.clear()  # buckets have been rebuilt, so the other shapes changed too
+            pinned = self._pinned[key] = _PinnedBuffer(source, self._device)
+        return pinned
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(room.memory.nbytes for room in self._rooms.values())
+        return sum(pinned.memory.nbytes for pinned in self._pinned.values())
 
     def copied_s(self) -> float:
-        return sum(_lasted_s(*ends) for room in self._rooms.values() for ends in room.ends.values())
+        return sum(_lasted_s(*ends) for pinned in self._pinned.values() for ends in pinned.ends.values())
 
 
 def _lasted_s(start: Event, stop: Event) -> float:

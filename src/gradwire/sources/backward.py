@@ -13,7 +13,7 @@ from torch.autograd import Variable, profiler
 from gradwire.agreement.calls import Calls
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
-from gradwire.placement import Brought, HostDevice, Placement
+from gradwire.placement import HostDevice, Placement, TransferredBuffer
 from gradwire.sources.nodes.level import NodeLevel
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
@@ -45,7 +45,7 @@ _BROKE_OFF = (
 
 
 class Backward:
-    """The link between a source and the engine: `open`, `bring` every flat buffer, `close`.
+    """The link between a source and the engine: `open`, `submit` every flat buffer, `close`.
 
     These three run on autograd's thread. `close` queues a callback that waits for the verdict at the very end
     of the backward pass and raises there, so that errors keep their type. Outside a backward pass, where no
@@ -75,7 +75,7 @@ class Backward:
         """Called at the end of each backward pass that raises nothing, on its thread."""
         self._source, self._worker = source, worker
         self._held: list[Job] = []
-        self._brought: list[Brought] = []
+        self._transferred: list[TransferredBuffer] = []
         self._ended = threading.Event()
         self._ended.set()
         self._all_given = True
@@ -118,7 +118,7 @@ class Backward:
         self._ended.clear()
         self._all_given = False
         self._placement = self.placement
-        self._held, self._brought = [partial(self._taker.open, now_s())], []
+        self._held, self._transferred = [partial(self._taker.open, now_s())], []
 
     def entered(self) -> None:
         """A backward pass has begun, on the thread of that pass; no parameter has its gradient yet."""
@@ -182,14 +182,14 @@ class Backward:
             self._unheard = _BEFORE_THE_STEP
         return fates
 
-    def bring(self, arrival: Arrival) -> None:
+    def submit(self, arrival: Arrival) -> None:
         """Hand over a flat buffer, which is the engine's until the step has ended."""
         if self.engine.is_serial and not self._placement.memory.is_host:
             # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
             arrival = replace(arrival, at_s=self.engine.watch.exact())
-        brought = self._placement.bringing.bring(arrival.index, arrival.buffer)
-        self._brought.append(brought)
-        self._held.append(partial(self._arrive, arrival, brought))
+        transferred = self._placement.transfer.start(arrival.index, arrival.buffer)
+        self._transferred.append(transferred)
+        self._held.append(partial(self._arrive, arrival, transferred))
         # In a step taken apart, communication would slow the computation that shares its cores.
         if self.overlap and not self.engine.is_serial:
             self._post_held()
@@ -218,15 +218,15 @@ class Backward:
             if self._placement.wait is not None:  # or what is left to do would be done in the next pass
                 self._await_end()
 
-    def _arrive(self, arrival: Arrival, brought: Brought) -> None:
+    def _arrive(self, arrival: Arrival, transferred: TransferredBuffer) -> None:
         """On the engine's thread: wait for a copy, if it is one."""
         failure = arrival.failure
         try:
-            brought.ready()
+            transferred.ready()
         except BaseException as error:
             failure = failure or error
-        if brought.buffer is not arrival.buffer or failure is not arrival.failure:
-            arrival = replace(arrival, buffer=brought.buffer, at_s=now_s(), failure=failure)
+        if transferred.buffer is not arrival.buffer or failure is not arrival.failure:
+            arrival = replace(arrival, buffer=transferred.buffer, at_s=now_s(), failure=failure)
         self._taker.arrive(arrival)
 
     def _post_held(self) -> None:
@@ -270,11 +270,11 @@ class Backward:
         It comes after all that the caller has enqueued on a device, and before all that it will.
         """
         placement = self.placement
-        placement.bringing.follow()
+        placement.transfer.follow()
         try:
             return self._worker.call(partial(placement.at_work, function))
         finally:
-            placement.bringing.join()
+            placement.transfer.join()
 
     def before_forward(self) -> None:
         """After an interrupt that the user caught, land what is still to come; see `open` for a graph."""
@@ -289,7 +289,7 @@ class Backward:
         if not self._all_given:
             self._refuse_what_broke_off()
         self._await_end()
-        self._placement.bringing.join()
+        self._placement.transfer.join()
         self._source.land()
 
     def _wait(self) -> None:
@@ -309,7 +309,7 @@ class Backward:
             self._await_end()
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
-        self._placement.bringing.join()
+        self._placement.transfer.join()
         self._source.land()
 
     def _tell(self) -> None:
@@ -332,15 +332,15 @@ class Backward:
         try:
             self._source.settle(step)
             self.history.add(step)
-            for brought in self._brought:
-                brought.land()
+            for transferred in self._transferred:
+                transferred.copy_back()
         except BaseException as error:  # of the device, for instance: this rank cannot go on
             self._error = self._error or error
             raise
         finally:
             placement = self._placement  # the next step may have one of its own, once this one has ended
             self._ended.set()
-            with placement.bringing.landing():
+            with placement.transfer.landing():
                 self._source.release()
 
     def note(self, step: Step) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from gradwire.comm import Comm, Pending
-from gradwire.placement import Bringing, Brought, Device, fetch
+from gradwire.placement import BufferTransfer, Device, TransferredBuffer, fetch
 
 _KEY = "buffers"
 _SOURCE = 0
@@ -38,8 +38,8 @@ class BufferBroadcast:
             _OneType(group, part.view(group[0].dtype))
             for group, part in zip(groups, self._bytes.split_with_sizes(sizes), strict=True)
         ]
-        self._bringing: Bringing
-        self._brought: Brought
+        self._transfer: BufferTransfer
+        self._transferred: TransferredBuffer
         self._pending: Pending | None = None
         self._are_others = False
         self._changed: Callable[[], object] = _unchanged
@@ -54,16 +54,16 @@ class BufferBroadcast:
         same = zip(buffers, self._buffers, self._dtypes, strict=True)
         return all(one is other and one.dtype == dtype for one, other, dtype in same)
 
-    def pack(self, bringing: Bringing) -> None:
+    def pack(self, transfer: BufferTransfer) -> None:
         """Copy the buffers, if they are those to be sent, and bring them. Raises nothing; see `failure`."""
         self._changed_before, self._changed = self._changed, _unchanged
-        self._are_others, self.failure, self._bringing = False, None, bringing
+        self._are_others, self.failure, self._transfer = False, None, transfer
         try:
             for each in self._types if self._is_source else ():
                 each.gather(each.flat)
         except Exception as error:
             self.failure = error
-        self._brought = self._bringing.bring(_KEY, self._bytes)
+        self._transferred = self._transfer.start(_KEY, self._bytes)
 
     def look(self, buffers: Sequence[Tensor], device: Device) -> None:
         """Note whether they have changed since: activations that are computed again count twice in BatchNorm.
@@ -85,10 +85,10 @@ class BufferBroadcast:
     def send(self, comm: Comm) -> None:
         """Issue the broadcast. Raises `TransportError`."""
         try:
-            self._brought.ready()
+            self._transferred.ready()
         except BaseException as error:
             self.failure = error
-        self._pending = comm.broadcast(self._brought.buffer, _SOURCE)
+        self._pending = comm.broadcast(self._transferred.buffer, _SOURCE)
         self._pending.then(lambda: None)  # its end is noted for the timeline
 
     def wait(self) -> None:
@@ -101,8 +101,8 @@ class BufferBroadcast:
         """Overwrite this rank's buffers. Not before the backward pass is over, which may read them."""
         if self._is_source:
             return
-        self._brought.land()
-        self._bringing.join()
+        self._transferred.copy_back()
+        self._transfer.join()
         for each in self._types:
             # As DDP does: a graph that is kept for another backward pass stays valid.
             with _unsafe_preserve_version_counter(tuple(each.buffers)):

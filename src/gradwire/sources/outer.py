@@ -363,7 +363,7 @@ class LocalSteps(Source):
         self._left_at, self._lands_at = count, count + self.delay
         for bucket in self._buckets:
             bucket.failure, failure = failure, None
-            backward.bring(bucket.arrival)
+            backward.submit(bucket.arrival)
         backward.all_brought()
 
     def arrive(self) -> bool:

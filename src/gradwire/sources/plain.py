@@ -171,7 +171,7 @@ class PlainParameters(Source):
             )
         self._take(bucket, name)
         if not bucket.missing:
-            self._backward.bring(bucket.arrival)
+            self._backward.submit(bucket.arrival)
 
     def _take(self, bucket: Bucket, name: str) -> None:
         gradient = self.parameters[name].grad
@@ -215,7 +215,7 @@ class PlainParameters(Source):
         for bucket in left:
             for name in sorted(bucket.missing):
                 self._take(bucket, name)
-            self._backward.bring(bucket.arrival)
+            self._backward.submit(bucket.arrival)
         if self._packed is not None:
             self._packed.look(list(self.model.buffers()), self._backward.placement.device)
         self._backward.close()
@@ -237,7 +237,7 @@ class PlainParameters(Source):
             return
         if self._known is None or not self._known.holds(buffers):
             self._known = BufferBroadcast(buffers, self.group.rank())
-        self._known.pack(backward.placement.bringing)
+        self._known.pack(backward.placement.transfer)
         self._packed = self._known
 
     def passenger(self) -> Passenger | None:

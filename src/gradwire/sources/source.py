@@ -36,7 +36,7 @@ _CARRIED = weakref.WeakKeyDictionary()
 class Source(ABC):
     """Brings the gradients of one model to the engine, and takes their means back.
 
-    From `begin` on, a source calls `Backward.open`, `bring` and `close` in every backward pass whose
+    From `begin` on, a source calls `Backward.open`, `submit` and `close` in every backward pass whose
     gradients are to be exchanged, on the thread of that pass. It promises:
 
     - Each `Arrival` is one dense flat buffer of one dtype, of gradients on `device`. Element i of an entry is
@@ -46,7 +46,7 @@ class Source(ABC):
       as it is.
     - Buffers are numbered 0, 1, 2, … without gaps. A number stands for the same parameters in the same order
       on all ranks, in this step; from step to step that may change. They may arrive in any order.
-    - From `bring` until the step has ended, a buffer belongs to the engine, which writes the mean over ranks
+    - From `submit` until the step has ended, a buffer belongs to the engine, which writes the mean over ranks
       into it, in place. After that the source alone decides what becomes of it: NaN throughout if the step
       failed, or if a gradient was not finite where something is remembered.
 

@@ -217,7 +217,7 @@ class Engine:
         if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
         step.scale = self.env.loss_scale()
-        step.guard = self.env.guard.numbers(step.number, self.env.placement.bringing.read)
+        step.guard = self.env.guard.numbers(step.number, self.env.placement.transfer.read)
         step.buffers = carried = self.env.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.

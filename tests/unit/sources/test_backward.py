@@ -66,7 +66,7 @@ class ByName(Source):
             for index, spec in enumerate(self.specs)
         ]
         for index in order:
-            backward.bring(arrivals[index])
+            backward.submit(arrivals[index])
         backward.close()
         backward.rest()
         return {arrival.entries[0].name: arrival.buffer for arrival in arrivals}
@@ -155,7 +155,7 @@ def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -
 
 
 def _bring(backward: Backward, index: int) -> None:
-    backward.bring(Arrival(torch.zeros(1), (), index))
+    backward.submit(Arrival(torch.zeros(1), (), index))
 
 
 def _whole_pass(backward: Backward) -> None:

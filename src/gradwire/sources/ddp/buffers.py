@@ -11,7 +11,7 @@ import weakref
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.placement import Bringing, Device
+from gradwire.placement import BufferTransfer, Device
 from gradwire.sources.buffers import BufferBroadcast
 
 _PATIENCE = 3
@@ -64,7 +64,7 @@ class Buffers:
             ddp.require_forward_param_sync = False  # DDP sets it again after every forward that needs it
         self.current = False
 
-    def pack(self, bringing: Bringing, measuring: bool) -> None:
+    def pack(self, transfer: BufferTransfer, measuring: bool) -> None:
         """A backward pass has its first bucket: copy what the forward pass has left, if it is to be carried.
 
         Not where users have switched it off or have a hook of their own for it; not under `join()`, where
@@ -78,7 +78,7 @@ class Buffers:
         if buffers := self._listed(ddp):
             if self._known is None or not self._known.holds(buffers):
                 self._known = BufferBroadcast(buffers, self._rank)
-            self._known.pack(bringing)
+            self._known.pack(transfer)
             self.packed = self._known
 
     def look(self, device: Device) -> None:

@@ -168,13 +168,13 @@ class DDPBuckets(Source):
         """Hand a bucket to `backward`; the future is set when the step has its verdict."""
         if bucket.index() == 0:
             backward.open()
-            self._buffers.pack(backward.placement.bringing, backward.engine.is_serial)
+            self._buffers.pack(backward.placement.transfer, backward.engine.is_serial)
         arrival = self._buckets.arrival(bucket)
         future = backward.placement.device.new_future()
         self._futures.append((future, bucket.buffer()))
         if bucket.is_last():
             self._buffers.look(backward.placement.device)
-        backward.bring(arrival)
+        backward.submit(arrival)
         if bucket.is_last():
             backward.close()
         return future
