@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire._api.configuration import Place
+from gradwire._api.configuration import PlacementName
 from gradwire.kernels import BlockKind, Blocks, Grid, Pieces, ScaledBlocks
 
 WORLD = 8
@@ -262,7 +262,9 @@ class Trained(NamedTuple):
     bytes: int
 
 
-def trained(recipe: str | None, place: Place = "auto", *, width: int = 2048, layers: int = 8) -> Trained:
+def trained(
+    recipe: str | None, place: PlacementName = "auto", *, width: int = 2048, layers: int = 8
+) -> Trained:
     """By DDP alone without a recipe, and by no communication at all with `QUIET`."""
     before, inputs = torch.cuda.memory_allocated(), normal(2048, width)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to("cuda")
@@ -286,7 +288,7 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def attach_figures(place: Place, steps: int = 20) -> list[Figure]:
+def attach_figures(place: PlacementName, steps: int = 20) -> list[Figure]:
     """`dense` in a placement beside DDP, and beside no communication, in turns; and what memory it takes."""
     with one_rank():
         plain, quiet, dense, int8 = (

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire._api.configuration import Place
+from gradwire._api.configuration import PlacementName
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 
@@ -37,13 +37,15 @@ WORKERS = 2
 ALONE = "no communication"
 DDP = "DDP over gloo"
 RECIPES = ("int8", "topk(ratio=0.01)")
-PLACEMENTS = tuple(each for each in get_args(Place) if each != "auto")
+PLACEMENTS = tuple(each for each in get_args(PlacementName) if each != "auto")
 
 
 class Setting:
     """One way to train, on one rank."""
 
-    def __init__(self, device: torch.device, options: argparse.Namespace, recipe: str, place: Place) -> None:
+    def __init__(
+        self, device: torch.device, options: argparse.Namespace, recipe: str, place: PlacementName
+    ) -> None:
         torch.manual_seed(0)
         width = options.width
         layers = [

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 import gradwire
 from gradwire._api.attach import _transferred
-from gradwire._api.configuration import Place
+from gradwire._api.configuration import PlacementName
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.measure.clock import clock_of, stopwatch_for
 from gradwire.placement import Accelerator, CopyTransfer
@@ -37,7 +37,7 @@ from tests.support.simulated import Near, Simulated
 STEPS = 3
 
 
-def trained(recipe: str, asked: Place = "host", *, streams: bool = False) -> list[str]:
+def trained(recipe: str, asked: PlacementName = "host", *, streams: bool = False) -> list[str]:
     """A training with a loss scale, buffers, a state, a report and a flush."""
     device = Simulated() if asked == "host" else Near()
     ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
@@ -60,7 +60,7 @@ def trained(recipe: str, asked: Place = "host", *, streams: bool = False) -> lis
     return device.races
 
 
-def watched_alone(asked: Place = "host", *, streams: bool = False) -> list[str]:
+def watched_alone(asked: PlacementName = "host", *, streams: bool = False) -> list[str]:
     """A training in which nobody but gradwire waits for the device: no scaler, and no future."""
     device = Simulated("set_result") if asked == "host" else Near("set_result")
     ddp = DistributedDataParallel(perceptron())

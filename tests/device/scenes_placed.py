@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire._api.configuration import Place
+from gradwire._api.configuration import PlacementName
 from gradwire.agreement.board import Board
 from gradwire.comm import groups
 from tests.support.models import batch, digest, optimizer_of, perceptron
@@ -71,7 +71,12 @@ def watched(device: Simulated, wire: gradwire.Wire) -> Iterator[None]:
 
 
 def run(
-    recipe: str, device: Simulated | None, asked: Place = "auto", *, streams: bool = False, **options: Any
+    recipe: str,
+    device: Simulated | None,
+    asked: PlacementName = "auto",
+    *,
+    streams: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train; in step `BAD` a gradient is NaN on rank 1, and the scaler skips. `options` are for `attach`."""
     ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
@@ -109,7 +114,9 @@ def run(
     }
 
 
-def trains(recipe: str, asked: Place = "host", *, streams: bool = False, **options: Any) -> dict[str, Any]:
+def trains(
+    recipe: str, asked: PlacementName = "host", *, streams: bool = False, **options: Any
+) -> dict[str, Any]:
     """On the device and on the CPU, with what the race finder has found."""
     device = Simulated() if asked == "host" else Near()
     there = run(recipe, device, asked, streams=streams, **options)
@@ -133,7 +140,7 @@ def _error_of(act: Callable[[], object]) -> dict[str, str]:
 
 
 def _captured_at(
-    capturing: int | None, device: Simulated | None, asked: Place = "auto", *, streams: bool = False
+    capturing: int | None, device: Simulated | None, asked: PlacementName = "auto", *, streams: bool = False
 ) -> dict[str, Any]:
     """Train; what a step does that is captured into a graph, before it is taken without one."""
     model = perceptron()
@@ -163,7 +170,7 @@ def _captured_at(
     return {**found, "digest": digest(model), "step": wire.report().step}
 
 
-def captured(asked: Place, *, streams: bool = False) -> dict[str, Any]:
+def captured(asked: PlacementName, *, streams: bool = False) -> dict[str, Any]:
     """A graph on all ranks, while over streams the step before is not resolved."""
     device = Simulated() if asked == "host" else Near()
     there = _captured_at(2, device, asked, streams=streams)
@@ -258,7 +265,7 @@ def without_gloo() -> dict[str, Any]:
             raise RuntimeError("connectFullMesh failed")
         return group
 
-    def trained(asked: Place) -> dict[str, Any]:
+    def trained(asked: PlacementName) -> dict[str, Any]:
         made.clear()
         with patch("torch.distributed.new_group", refused_once):
             return run("topk(ratio=0.1)", Near(), asked, streams=True)

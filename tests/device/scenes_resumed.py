@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire._api.configuration import Place
+from gradwire._api.configuration import PlacementName
 from gradwire.codec.select.topk import TopK
 from tests.device.scenes_placed import on, watched
 from tests.support.models import batch, digest, optimizer_of, perceptron
@@ -28,7 +28,7 @@ from tests.support.states import own_state
 STEPS, BAD, SAVED = 7, 1, 4
 """Over streams it is not known yet, when the save begins, whether the step before it counts. One does not."""
 
-PLACES: dict[str, tuple[Place, bool]] = {
+PLACES: dict[str, tuple[PlacementName, bool]] = {
     "host": ("host", False),
     "staged": ("device", False),
     "stream": ("device", True),

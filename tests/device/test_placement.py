@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire._api.transports import Lines, placements
+from gradwire._api.transports import Transports, placements
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.placement import (
     Accelerator,
@@ -196,7 +196,7 @@ def test_bytes_decide_on_two_levels_whoever_carries_them(
     on_a_device(monkeypatch, Near(), streams=True)
     asked: list[Table] = []
 
-    def on_nodes(_nodes: object, table: Table, lines: Lines, _where: object) -> Lines:
+    def on_nodes(_nodes: object, table: Table, lines: Transports, _where: object) -> Transports:
         asked.append(table)
         return lines
 
@@ -219,7 +219,7 @@ def test_each_placement_has_its_way_inside_a_node_and_to_everyone(
         worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
         parts: Any = parted(comm, 2)
         cpu: Any = comm
-        lines = Lines(Near(), comm, cpu, cpu if streams else None, parts, parts if streams else ())
+        lines = Transports(Near(), comm, cpu, cpu if streams else None, parts, parts if streams else ())
         found = [each for each in placements(asked, lines, (comm, *parts), worker) if each is not None]
         assert [each.name for each in found] == names
         kinds = {"stream": StreamComm, "staged": StagedComm, "host": ThreadComm}
@@ -241,7 +241,7 @@ def test_waits_that_hide_nothing_are_named_once(
     def rank(comm: ThreadComm) -> str:
         worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
         streamed: Any = comm
-        placement, _ = placements("auto", Lines(Near(), comm, None, streamed), (comm,), worker)
+        placement, _ = placements("auto", Transports(Near(), comm, None, streamed), (comm,), worker)
         return placement.name
 
     assert run_ranks(2, rank) == ["stream"] * 2

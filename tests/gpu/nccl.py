@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire._api.configuration import Place
+from gradwire._api.configuration import PlacementName
 from tests.gpu.outcomes import Skip, Tell, each
 from tests.support.where import WHERE
 
@@ -34,7 +34,7 @@ class Setting:
     no_waits: bool = False
     from_step: int = 0
     """The first of `no_waits`. In earlier ones kernels are compiled, and tables copied to the device."""
-    place: Place = "device"
+    place: PlacementName = "device"
 
 
 def run(tell: Tell, match: str | None = None) -> None:

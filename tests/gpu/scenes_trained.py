@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire._api.configuration import Place
+from gradwire._api.configuration import PlacementName
 from gradwire.recipes import recipe
 from tests.support.models import digest
 from tests.support.recipes import EVERY_RECIPE
@@ -49,7 +49,7 @@ def given(step: int, where: torch.device) -> list[Tensor]:
     return [each.to(where) for each in drawn]
 
 
-def run(text: str, where: torch.device, place: Place = "host") -> dict[str, Any]:
+def run(text: str, where: torch.device, place: PlacementName = "host") -> dict[str, Any]:
     """Train; a step whose means are not finite is skipped, as a `GradScaler` would."""
     ddp = DistributedDataParallel(Products().to(where), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.125)

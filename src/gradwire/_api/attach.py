@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.checks import check_optimizers, warn_without_optimizer
-from gradwire._api.configuration import TARGET, Configuration, Place
+from gradwire._api.configuration import TARGET, Configuration, PlacementName
 from gradwire._api.prepare import prepare_for
-from gradwire._api.transports import Lines, connect, placements, with_parts, with_streams
+from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
 from gradwire._api.unwrap import Optimizers, optimizers_of, scaler_of
 from gradwire._api.wire import Attached, Wire
 from gradwire.agreement.agree import OptimizerText, require_agreement, require_same_optimizer
@@ -60,7 +60,7 @@ def attach(
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
     nodes: Nodes = "auto",
     memory_dtype: torch.dtype | None = None,
-    placement: Place = "auto",
+    placement: PlacementName = "auto",
     checksums: bool = False,
     guard_every: int = 0,
     skipped: Skipped = "drop",
@@ -149,25 +149,25 @@ def carried(
     `where` are the tensors that the model's own process group carries. Raises as `attach` does.
     """
     device, nodes = device_at(source.device), asked.nodes
-    lines = connect(asked, source.group, process_group, device, where)
-    everyone = lines.everyone
-    with given_back_if_refused(lambda: lines.groups):
-        mine = partial(neighbours, nodes, dist.get_process_group_ranks(lines.groups[0]), everyone.rank)
+    transports = connect(asked, source.group, process_group, device, where)
+    everyone = transports.everyone
+    with given_back_if_refused(lambda: transports.groups):
+        mine = partial(neighbours, nodes, dist.get_process_group_ranks(transports.groups[0]), everyone.rank)
         chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
         using = source.applying(optimizers)
         require_agreement(asked.fingerprint(chosen, source, device.where) | source.facts(), everyone)
         require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
-        lines = with_streams(asked, lines, source.group, process_group, where)
+        transports = with_streams(asked, transports, source.group, process_group, where)
         if source.members is not None:
             _check_shards(source.members, everyone)
-            lines = with_parts(lines, source.members, where)
+            transports = with_parts(transports, source.members, where)
         elif nodes is not None:
             table = agreed(kind_of(nodes), mine(), everyone)
             if table is not None and (
                 kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
             ):
-                lines = _on_nodes(nodes, table, lines, where)
-    return _assemble(asked, chosen, source, using, lines)
+                transports = _on_nodes(nodes, table, transports, where)
+    return _assemble(asked, chosen, source, using, transports)
 
 
 def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
@@ -190,16 +190,16 @@ def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) 
     return False
 
 
-def _on_nodes(nodes: Nodes, table: Table, lines: Lines, where: torch.device) -> Lines:
-    """`lines` with groups inside this rank's node and between nodes; without, if torch cannot make them."""
+def _on_nodes(nodes: Nodes, table: Table, transports: Transports, where: torch.device) -> Transports:
+    """`transports` with groups inside this rank's node and between nodes, if torch can make them."""
     try:
-        rank = lines.everyone.rank
-        return with_parts(lines, (table.inside(rank), table.between(rank)), where)
+        rank = transports.everyone.rank
+        return with_parts(transports, (table.inside(rank), table.between(rank)), where)
     except ValueError as error:
         if kind_of(nodes) == "given":
             raise
         _LOG.warning("%s: gradients are not added up inside nodes first", error)
-        return lines
+        return transports
 
 
 def _check_shards(members: tuple[Sequence[int], Sequence[int]], everyone: Comm) -> None:
@@ -224,30 +224,30 @@ def _assemble(
     chosen: Recipe,
     source: Source,
     optimizers: Optimizers,
-    lines: Lines,
+    transports: Transports,
 ) -> Attached:
     def ended() -> None:
-        for each in lines.comms:
+        for each in transports.comms:
             each.close()
             if backward.is_sound and worker.is_connected:
                 give_back(each.group)
 
-    worker = Worker(lambda error: backward.engine.crash(error), ended, begun=lines.device.stay)
+    worker = Worker(lambda error: backward.engine.crash(error), ended, begun=transports.device.stay)
     uses: dict[str, float] = {}
     level, replicas = None, source.replicas_of(optimizers)
-    carry: Sequence[Comm] = (lines.everyone,)
-    if lines.cpu is not None:
-        carry = _carriers(lines.cpu, *lines.parts, checksums=asked.checksums)
-    placement, alternative = placements(asked.placement, lines, carry, worker)
+    carry: Sequence[Comm] = (transports.everyone,)
+    if transports.cpu is not None:
+        carry = _carriers(transports.cpu, *transports.parts, checksums=asked.checksums)
+    placement, alternative = placements(asked.placement, transports, carry, worker)
     if placement.inside is not None and source.members is None:
         shard = Shard(placement.inside)
         level = NodeLevel(source.specs, shard.parts)
         replicas = shard.replicas(replicas, source.specs)
-    scale = None if asked.scaler is None else LossScale(asked.scaler, lines.device, source.device)
+    scale = None if asked.scaler is None else LossScale(asked.scaler, transports.device, source.device)
     env = EngineEnvironment(
         placement,
         alternative=alternative,
-        places={} if asked.placement == "auto" else None,
+        placement_choices={} if asked.placement == "auto" else None,
         policy=asked.policy,
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
@@ -256,12 +256,12 @@ def _assemble(
         begun=(lambda: None) if scale is None else scale.begun,
         replicas=_transferred(replicas, lambda: backward.placement.transfer),
         uses=lambda: uses,
-        replica=lines.parts[0].group if lines.parts else None,
+        replica=transports.parts[0].group if transports.parts else None,
         buffers=source.passenger,
         check=partial(source.suits, optimizers=optimizers),
         source_state=source.source_state,
-        prepare=partial(prepare_for, rank=lines.everyone.rank, world=carry[-1].world),
-        link_seen=partial(_expect, lines.parts[1] if lines.parts else lines.cpu),
+        prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
+        link_seen=partial(_expect, transports.parts[1] if transports.parts else transports.cpu),
         guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),
         inspect=(watch := Watch()),
     )
@@ -270,14 +270,14 @@ def _assemble(
         specs = source.specs if level is None else level.specs
         return Engine(specs, chosen, replace(env, concluded=concluded, resolved=resolved))
 
-    calls = Calls(Board.of(lines.groups[0]) if lines.everyone.world > 1 else None)
+    calls = Calls(Board.of(transports.groups[0]) if transports.everyone.world > 1 else None)
     trained = {spec.name: source.parameters[spec.name] for spec in source.specs}
     steps = Steps(
         trained,
         optimizers,
-        lines.device,
+        transports.device,
         skipped=asked.skipped,
-        alone=lines.everyone.world == 1,
+        alone=transports.everyone.world == 1,
         raises=asked.guard_every > 0,
         may_differ=source.is_uneven,
     )

@@ -18,7 +18,7 @@ from gradwire.step.layout import Policy, chooser
 from gradwire.version import __version__
 
 TARGET = 0.95
-Place = Literal["auto", "host", "device"]
+PlacementName = Literal["auto", "host", "device"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Configuration:
     scaler: torch.amp.GradScaler | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
-    placement: Place = "auto"
+    placement: PlacementName = "auto"
     nodes: Nodes = "auto"
     guard_every: int = 0
     checksums: bool = False
@@ -44,7 +44,7 @@ class Configuration:
         """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`."""
         if not isinstance(self.checksums, bool):
             raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
-        if self.placement not in get_args(Place):
+        if self.placement not in get_args(PlacementName):
             raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
         if self.skipped not in get_args(Skipped):
             raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")

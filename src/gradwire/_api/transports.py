@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from gradwire._api.configuration import Configuration, Place
+from gradwire._api.configuration import Configuration, PlacementName
 from gradwire.agreement.agree import require_agreement
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm import groups as lending
@@ -28,7 +28,7 @@ _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 @dataclass(frozen=True)
-class Lines:
+class Transports:
     """The process groups of one attached model, over the ranks of its own.
 
     `everyone` carries tensors on the CPU. `streamed` carries those of the model's device, as work in streams;
@@ -65,7 +65,7 @@ def connect(
     own: dist.ProcessGroup | None,
     device: Device,
     where: torch.device,
-) -> Lines:
+) -> Transports:
     """The group over which ranks can agree: the user's `own`, or one like the model's. A collective.
 
     Where the model's group carries no tensors on the CPU, a gloo group is made beside it. Without that, on
@@ -95,72 +95,75 @@ def connect(
         if models.rank() == 0:
             _LOG.warning(_NO_GLOO, error)
     streamed = ProcessGroupComm(own or lending.borrow(models, where))
-    return Lines(device, ThroughComm(streamed, where), None, streamed)
+    return Transports(device, ThroughComm(streamed, where), None, streamed)
 
 
 def with_streams(
     asked: Configuration,
-    lines: Lines,
+    transports: Transports,
     models: dist.ProcessGroup,
     own: dist.ProcessGroup | None,
     where: torch.device,
-) -> Lines:
-    """`lines` with a group whose collectives are work in streams, where there can be one. A collective.
+) -> Transports:
+    """`transports` with a group whose collectives are work in streams, where there can be one. A collective.
 
     Raises `ValueError`, on all ranks, for checksums of what a device sends.
     """
-    if lines.device.is_host or asked.placement == "host" or lines.cpu is None:
-        return lines
+    if transports.device.is_host or asked.placement == "host" or transports.cpu is None:
+        return transports
     if not _streams(models if own is None else own, where):
-        return lines
+        return transports
     if asked.checksums:
         if asked.placement == "device":
             raise ValueError(
                 "checksums=True checks messages that the host sends, but with placement='device' NCCL sends "
                 "from the device: leave one of the two out"
             )
-        return lines
-    if _streams(lines.cpu.group, where):
-        return replace(lines, streamed=lines.cpu)
-    return replace(lines, streamed=ProcessGroupComm(lending.borrow(models, where) if own is None else own))
+        return transports
+    if _streams(transports.cpu.group, where):
+        return replace(transports, streamed=transports.cpu)
+    return replace(
+        transports, streamed=ProcessGroupComm(lending.borrow(models, where) if own is None else own)
+    )
 
 
-def with_parts(lines: Lines, members: Sequence[Sequence[int]], where: torch.device) -> Lines:
-    """`lines` with groups over each of `members`: first those with other shards, then those with the same.
+def with_parts(transports: Transports, members: Sequence[Sequence[int]], where: torch.device) -> Transports:
+    """`transports` with groups over each of `members`: first those with other shards, then those with the
+    same.
 
     A collective. Raises `ValueError`, on all ranks, if torch cannot make the groups.
     """
-    if lines.cpu is None:
+    if transports.cpu is None:
         raise ValueError("nodes and shards need process groups for tensors on the CPU, and there are none")
-    is_apart = lines.streamed is not None and lines.streamed is not lines.cpu
-    like = [(lines.cpu.group, _CPU)]
-    if lines.streamed is not None and is_apart:
-        like.append((lines.streamed.group, where))
-    groups = lending.borrow_parts(lines.cpu.group, *((each, *of) for of in like for each in members))
+    is_apart = transports.streamed is not None and transports.streamed is not transports.cpu
+    like = [(transports.cpu.group, _CPU)]
+    if transports.streamed is not None and is_apart:
+        like.append((transports.streamed.group, where))
+    groups = lending.borrow_parts(transports.cpu.group, *((each, *of) for of in like for each in members))
     if groups is None:
         raise ValueError(
             "ranks are in different numbers of process groups, so torch cannot make one per node; create "
             "groups of some ranks only after attaching"
         )
     parts = tuple(ProcessGroupComm(each) for each in groups)
-    streamed = () if lines.streamed is None else parts[-len(members) :]
-    return replace(lines, parts=parts[: len(members)], streamed_parts=streamed)
+    streamed = () if transports.streamed is None else parts[-len(members) :]
+    return replace(transports, parts=parts[: len(members)], streamed_parts=streamed)
 
 
 def placements(
-    asked: Place, lines: Lines, carriers: Sequence[Comm], worker: Worker
+    asked: PlacementName, transports: Transports, carriers: Sequence[Comm], worker: Worker
 ) -> tuple[Placement, Placement | None]:
     """The placement of what stays on the device, and the one of what does not.
 
     On the CPU, the first of `carriers` is over all ranks. Where ranks hold shards, two more stand for the
-    `parts` of `lines`. There is only one placement on the CPU, and where "host" is `asked` for.
+    `parts` of `transports`. There is only one placement on the CPU, and where "host" is `asked` for.
     """
-    device, control, comm = lines.device, carriers[0], carriers[-1]
-    inside = carriers[1] if lines.parts else None
+    device, control, comm = transports.device, carriers[0], carriers[-1]
+    inside = carriers[1] if transports.parts else None
     by_host = host(comm, worker.post, device, control, inside)
     if device.is_host or asked == "host":
         return by_host, None
-    if lines.streamed is None:
+    if transports.streamed is None:
         return staged(comm, worker.post, device, control, inside), by_host
     if os.environ.get(_BLOCKING, "0") not in ("", "0") and control.rank == 0:
         _LOG.warning(
@@ -168,14 +171,14 @@ def placements(
             "backward pass. Unset it if nothing else needs it",
             _BLOCKING,
         )
-    within, between = lines.streamed_parts or (None, lines.streamed)
-    on_device = stream(between, control, device, worker.crashed, within, lines.streamed)
-    return on_device, None if lines.cpu is None else by_host
+    within, between = transports.streamed_parts or (None, transports.streamed)
+    on_device = stream(between, control, device, worker.crashed, within, transports.streamed)
+    return on_device, None if transports.cpu is None else by_host
 
 
-def _by_cpu(device: Device, group: dist.ProcessGroup) -> Lines:
+def _by_cpu(device: Device, group: dist.ProcessGroup) -> Transports:
     comm = ProcessGroupComm(group)
-    return Lines(device, comm, comm)
+    return Transports(device, comm, comm)
 
 
 def _streams(group: dist.ProcessGroup, where: torch.device) -> bool:

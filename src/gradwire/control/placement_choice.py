@@ -26,7 +26,7 @@ _COPIED_BYTES = 1 << 24
 _COPIES = 4
 
 
-def placed(
+def choose_placement(
     composition: Composition,
     facts: Facts | None,
     layout_of: Callable[[Composition, torch.device], Layout],
@@ -37,16 +37,21 @@ def placed(
     That is with `placement="auto"`, a recipe that may stay on the device, and facts of dense steps. A recipe
     that has been placed by the same facts stays where it is.
     """
-    if env.places is None or env.alternative is None or facts is None or composition.next is not None:
+    if (
+        env.placement_choices is None
+        or env.alternative is None
+        or facts is None
+        or composition.next is not None
+    ):
         return composition
     layout = layout_of(composition, torch.device("meta"))
     if layout.is_plain or not layout.stays_on_device:
         return composition
     key = composition.text, facts.backward_s, facts.allreduce_s
-    if key not in env.places:
-        env.places[key] = _chosen(composition, facts, layout, env)
-    by_host, why = env.places[key]
-    return replace(composition, by_host=by_host, placed=why)
+    if key not in env.placement_choices:
+        env.placement_choices[key] = _chosen(composition, facts, layout, env)
+    by_host, why = env.placement_choices[key]
+    return replace(composition, by_host=by_host, placement_why=why)
 
 
 def _chosen(

@@ -59,10 +59,10 @@ class Composition:
     beside it, unless a policy says otherwise. With a `watch` it may be followed by another, at a verdict,
     which takes over everything unsent. `text` parses back to the composition, because checkpoints carry it;
     what `register` decorates need not give it. One that also runs on a rank `alone` hands the optimizer
-    something else than gradients, such as signs. One with a `next`
-    decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
-    among which it was chosen, for the report. One that could stay on a device is carried `by_host` where that
-    is predicted to be faster, and `placed` says by what. Rank 0 logs a `warning` when it begins to run.
+    something else than gradients, such as signs. One with a `next` decision is dense: its steps are measured
+    until the decision has what it needs. `table` are the recipes among which it was chosen, for the report.
+    One that could stay on a device is carried `by_host` where that is predicted to be faster, and
+    `placement_why` says by what. Rank 0 logs a `warning` when it begins to run.
     """
 
     exchange: Exchange
@@ -75,7 +75,7 @@ class Composition:
     next: Decision | None = None
     table: tuple[Considered, ...] = ()
     by_host: bool = False
-    placed: str = ""
+    placement_why: str = ""
     warning: str = ""
 
     def cuts(self, specs: Sequence[ParameterSpec], world: int) -> Sequence[int]:

@@ -124,9 +124,9 @@ class Engine:
 
     def first_of(self, following: Composition) -> Composition | None:
         """What runs first where `following` shall, by `handed_over`. A collective."""
-        from gradwire.control.placement_choice import placed  # few runs change what runs
+        from gradwire.control.placement_choice import choose_placement  # few runs change what runs
 
-        asked = placed(following, self.facts, self.layout_of, self.env)
+        asked = choose_placement(following, self.facts, self.layout_of, self.env)
         return handed_over(self.layout, self.layout_of(asked, META), self.env.control)
 
     def successor(self, composition: Composition) -> Snapshot:
@@ -355,7 +355,7 @@ class Engine:
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
         early = self.layout.early
-        if early and step.places.keys() >= early:
+        if early and step.destinations.keys() >= early:
             self._send_small(step, early)
 
     def _send_small(self, step: Step, names: Set[str]) -> None:

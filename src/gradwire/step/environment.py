@@ -59,7 +59,7 @@ class EngineEnvironment:
     """Called once per step that has no error, when it is known whether it counts: at most one step later."""
     alternative: Placement | None = None
     """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
-    places: dict[tuple[str, float, float], tuple[bool, str]] | None = None
+    placement_choices: dict[tuple[str, float, float], tuple[bool, str]] | None = None
     """The choices of `gradwire.control.placement_choice` so far; `None` if there is nothing to choose."""
     policy: Policy | None = None
     seed: int = 0

@@ -139,7 +139,7 @@ class Step:
     guard: tuple[float, ...] = ()
     """This rank's checksum of its parameters, in front of the facts in its row."""
     arrivals: list[Arrival] = field(default_factory=list)
-    places: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
+    destinations: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
     """Slots without a gradient; to call one of these may wait for a device."""
@@ -197,7 +197,7 @@ class Step:
             arrival = self._waiting.pop(self._turn)
             self._turn += 1
             for entry in arrival.entries:
-                self.places[entry.name] = (arrival.buffer, entry)
+                self.destinations[entry.name] = (arrival.buffer, entry)
             yield arrival
 
     def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
@@ -242,10 +242,10 @@ class Step:
 
     def _view(self, unit: Unit) -> Tensor | None:
         first = unit.pieces[0]
-        buffer, entry = self.places[first.slot.spec.name]
+        buffer, entry = self.destinations[first.slot.spec.name]
         begin = expected = entry.offset + first.start
         for piece in unit.pieces:
-            other, place = self.places[piece.slot.spec.name]
+            other, place = self.destinations[piece.slot.spec.name]
             if other is not buffer or place.offset + piece.start != expected:
                 return None
             expected += piece.stop - piece.start
@@ -254,7 +254,7 @@ class Step:
     def rest(self, unit: Unit) -> None:
         """Nothing of `unit` travels in this step: its mean is zero and all of it stays."""
         for piece in unit.pieces:
-            buffer, entry = self.places[piece.slot.spec.name]
+            buffer, entry = self.destinations[piece.slot.spec.name]
             buffer[entry.offset + piece.start : entry.offset + piece.stop].zero_()
 
     def land(self, unit: Unit, mean: Tensor, factor: float) -> None:
@@ -266,7 +266,7 @@ class Step:
             mean *= factor
         done = 0
         for piece in unit.pieces:
-            buffer, entry = self.places[piece.slot.spec.name]
+            buffer, entry = self.destinations[piece.slot.spec.name]
             size = piece.stop - piece.start
             begin = entry.offset + piece.start
             landed = buffer[begin : begin + size].copy_(mean[done : done + size])

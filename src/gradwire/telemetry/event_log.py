@@ -46,7 +46,7 @@ class EventLog:
         engine, self.plan = self._engine, self._engine.plan
         if self._speaks:
             main = engine.layout.main
-            why = f"{main.why}; {main.placed}" if main.placed else main.why
+            why = f"{main.why}; {main.placement_why}" if main.placement_why else main.why
             if engine.layout.alone:
                 why = what_runs(engine)[1]
             _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, why)
@@ -109,8 +109,8 @@ def what_runs(engine: Engine) -> tuple[str, str]:
 def why_placed(engine: Engine) -> str:
     """Why memory and codecs are where they are; empty where nothing else is asked for."""
     env = engine.env
-    if engine.layout.main.placed:
-        return engine.layout.main.placed
+    if engine.layout.main.placement_why:
+        return engine.layout.main.placement_why
     if env.alternative is None or not env.placement.memory.is_host:
         return env.placement.why
     return f"{engine.layout.main.text} reads numbers on the host, so gradients are carried there"
