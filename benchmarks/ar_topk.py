@@ -47,7 +47,7 @@ from gradwire.exchange.payloads import gather
 from gradwire.kernels import prepare, put, take, topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"
@@ -128,7 +128,7 @@ class Bench:
         """An exchange as it is."""
 
         def step(x: Tensor, mean: Tensor, ctx: ExchangeContext) -> float:
-            metered = Observed(self.comm)
+            metered = MeteredComm(self.comm)
             run(exchange, x, mean, metered, ctx)
             return metered.wire_bytes
 

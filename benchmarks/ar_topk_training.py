@@ -32,7 +32,7 @@ from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import prepare
 from gradwire.lab import emulate
-from gradwire.lab.bench.settings import Task, parse_entry
+from gradwire.lab.bench.settings import TrainingTask, parse_entry
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.bench.trainer import Trainer, build
 from gradwire.step.context import ExchangeContext
@@ -104,7 +104,7 @@ def mean_over_ranks(values: list[float]) -> list[float]:
 
 def train(recipe: str, shards: str, seed: int, arguments: argparse.Namespace) -> Row:
     """One run; the same on all ranks but for the accuracy, which rank 0 finds."""
-    task = Task(arguments.workload, shards=shards, decay_steps=arguments.steps)
+    task = TrainingTask(arguments.workload, shards=shards, decay_steps=arguments.steps)
     trainer = build(parse_entry(recipe, "recipe"), task, seed)
     watched = watch(trainer)
     losses = mean_over_ranks([trainer.step().loss for _ in range(arguments.steps)])
@@ -137,7 +137,7 @@ def recipes() -> list[str]:
 
 def time_steps(arguments: argparse.Namespace) -> dict[str, list[float]]:
     """By setting and round, milliseconds of a step of the slowest rank (median of its steps)."""
-    task = Task(arguments.workload)
+    task = TrainingTask(arguments.workload)
     names = [*recipes(), AGAIN]
     trainers = {name: build(parse_entry(name.removesuffix(" again"), "recipe"), task, 0) for name in names}
     found: dict[str, list[float]] = {name: [] for name in names}

@@ -30,7 +30,7 @@ import gradwire
 from gradwire.lab import emulate
 from gradwire.lab.bench.trainer import policy_of
 from gradwire.lab.workloads.catalogue import workload
-from gradwire.lab.workloads.emulated import EmulatedNetwork
+from gradwire.lab.workloads.emulated import SleepingModel
 
 WORLD = 2
 WORKLOAD = "emulated(vgg19, shrink=256, time_scale=0.25)"
@@ -105,7 +105,7 @@ def worker() -> None:
     dist.init_process_group(emulate.backend())
     made = workload(WORKLOAD)
     model = made.model(0)
-    assert isinstance(model, EmulatedNetwork)
+    assert isinstance(model, SleepingModel)
     ddp = DistributedDataParallel(model, bucket_cap_mb=made.bucket_cap_mb, gradient_as_bucket_view=True)
     policy = None if made.policy is None else policy_of(made.policy)
     wire, books = gradwire.attach(ddp, policy=policy), Books(ddp)

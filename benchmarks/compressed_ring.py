@@ -42,7 +42,7 @@ from gradwire.kernels import prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import catalogue
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.metric import numerators, thresholds
 from gradwire.step.arena import Lane, specs_of
 from gradwire.step.context import ExchangeContext, Replicated
@@ -132,7 +132,7 @@ class Bench:
         self, name: str, step: int, gradient: Tensor, commits: bool = True
     ) -> tuple[Tensor, dict[str, float]]:
         """One all-reduce by a setting, the next unit starting while the last round of this one travels."""
-        lane, metered, mean = self.lanes[name], Observed(self.comm), torch.empty_like(gradient)
+        lane, metered, mean = self.lanes[name], MeteredComm(self.comm), torch.empty_like(gradient)
         x = gradient.clone()
 
         def work() -> None:

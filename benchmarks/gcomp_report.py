@@ -35,7 +35,7 @@ from huffman import Zstd
 from torch import Tensor
 
 from gradwire import recipes
-from gradwire.codec.gcomp import Key, Table, frame, histogram
+from gradwire.codec.gcomp import CodeTable, Key, frame, histogram
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
@@ -128,18 +128,18 @@ class Tables:
     """
 
     def __init__(self) -> None:
-        self.static = self.whole = Table.prior()
-        self.layers: dict[str, Table] = {}
-        self.near: dict[str, Table] = {}
+        self.static = self.whole = CodeTable.prior()
+        self.layers: dict[str, CodeTable] = {}
+        self.near: dict[str, CodeTable] = {}
 
     def renew(self, training: Training, units: Sequence[Unit], gradient: Tensor) -> None:
         """Make all but the static one anew."""
         counts = {name: histogram(x, flush=True) for name, x, _at in training.layers(gradient)}
-        self.layers = {name: Table.from_histogram(each) for name, each in counts.items()}
-        self.whole = Table.from_histogram(torch.stack(list(counts.values())).sum(0))
+        self.layers = {name: CodeTable.from_histogram(each) for name, each in counts.items()}
+        self.whole = CodeTable.from_histogram(torch.stack(list(counts.values())).sum(0))
         for name, x, ctx in (*training.layers(gradient), *training.units(gradient, units)):
             limits = thresholds(x.numel(), ctx)
-            self.near[name] = Table.from_histogram(histogram(x, limits, flush=bool(limits.any())))
+            self.near[name] = CodeTable.from_histogram(histogram(x, limits, flush=bool(limits.any())))
 
 
 class Libraries:

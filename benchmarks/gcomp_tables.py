@@ -32,7 +32,7 @@ from torch import Tensor
 
 from gradwire.codec.gcomp import (
     SYMBOLS,
-    Table,
+    CodeTable,
     canonical_codes,
     decode_symbols,
     encode_symbols,
@@ -91,7 +91,7 @@ def foreign(chosen: list[tuple[str, Tensor]]) -> dict[str, list[list[float]]]:
         ]
     }
     for limit in LIMITS:
-        tables = [Table.from_histogram(each, limit) for each in counts]
+        tables = [CodeTable.from_histogram(each, limit) for each in counts]
         rows[f"at most {limit} bits"] = [
             [table.bits(each) / size for each, size in zip(counts, sizes, strict=True)] for table in tables
         ]
@@ -124,7 +124,7 @@ def look_up(data: Any, bit: Any, singles: Any, mask: Any, out: Any, start: Any, 
         bit += entry & 15
 
 
-def tree_of(table: Table) -> NDArray[np.int16]:
+def tree_of(table: CodeTable) -> NDArray[np.int16]:
     """Children (nodes, 2): a node, or −1 − symbol."""
     children = [[0, 0]]
     for symbol, code in enumerate(canonical_codes(table.lengths)):
@@ -140,7 +140,7 @@ def tree_of(table: Table) -> NDArray[np.int16]:
     return np.array(children, np.int16)
 
 
-def singles_of(table: Table) -> tuple[NDArray[np.int32], int]:
+def singles_of(table: CodeTable) -> tuple[NDArray[np.int32], int]:
     """What `look_up` takes."""
     longest = int(table.lengths.max())
     singles = np.zeros(1 << longest, np.int32)
@@ -156,7 +156,7 @@ class Decoding:
 
     def __init__(self, symbols: Tensor) -> None:
         self.count = symbols.numel()
-        self.table = Table.from_histogram(_counts(symbols))
+        self.table = CodeTable.from_histogram(_counts(symbols))
         self.words, self.sizes = encode_symbols(symbols, self.table.lookups)
         self.data = np.concatenate([self.words.numpy().view(np.uint8), np.zeros(4, np.uint8)])
         self.tree, (self.singles, self.mask) = tree_of(self.table), singles_of(self.table)
@@ -244,7 +244,7 @@ def _ranged(found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
     def bits(block: tuple[str, Tensor]) -> float:
         counts = _counts(block[1])
-        return Table.from_histogram(counts).bits(counts) / block[1].numel()
+        return CodeTable.from_histogram(counts).bits(counts) / block[1].numel()
 
     return apart(sorted(found, key=bits), 5)
 

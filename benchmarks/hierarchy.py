@@ -37,7 +37,7 @@ from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed
 from gradwire.measure.codec import measure_codec
 from gradwire.planning.cluster import Cluster
-from gradwire.planning.costs import Backward, Link
+from gradwire.planning.costs import BackwardTiming, Link
 from gradwire.planning.forecast import Forecast
 from gradwire.recipes import recipe
 
@@ -72,7 +72,7 @@ class Setting:
         dist.all_reduce(ends, dist.ReduceOp.MAX)
         assert ends[0] == -ends[1], "replicas differ"
 
-    def computation(self, repetitions: int = 5) -> Backward:
+    def computation(self, repetitions: int = 5) -> BackwardTiming:
         """Forward and update, then the backward pass, of which all layers take the same time; medians."""
         forward_s, backward_s = [], []
         for _ in range(repetitions):
@@ -89,9 +89,9 @@ class Setting:
         numel = tuple(spec.numel for spec in self.wire.attached.source.specs)
         total_s = median(backward_s)
         ready_s = tuple(total_s * (place + 1) / len(numel) for place in range(len(numel)))
-        return Backward(median(forward_s), ready_s, numel, total_s)
+        return BackwardTiming(median(forward_s), ready_s, numel, total_s)
 
-    def foreseen(self, text: str, backward: Backward, cluster: Cluster) -> Forecast:
+    def foreseen(self, text: str, backward: BackwardTiming, cluster: Cluster) -> Forecast:
         """What the cost model says."""
         specs, built = self.wire.attached.source.specs, recipe(text).build()
         codec = None if built.exchange.memory is None else measure_codec(built.exchange).cost

@@ -41,8 +41,8 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import (
+    CodeTable,
     Key,
-    Table,
     decode_symbols,
     encode_symbols,
     frame,
@@ -131,7 +131,7 @@ def check_against_slow(numel: int) -> None:
     """What the fast encoder writes, the slow decoder reads."""
     for draw in KINDS.values():
         x = draw(numel)
-        table = Table.from_histogram(histogram(x))
+        table = CodeTable.from_histogram(histogram(x))
         data = frame(x, 0, table, KEY, explicit=False, flush=False).numpy().tobytes()
         words = slow.unframe(data, numel, "torch.float32", 0, {table.id: table.lengths.tolist()}, KEY)
         assert words == [word % 2**32 for word in x.view(torch.int32).tolist()]
@@ -152,7 +152,7 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
 
 def coded_alone(symbols: Tensor, room: Tensor) -> None:
     """Count, build a table with its look-ups, and encode."""
-    table = Table.from_histogram(count_symbols(symbols))
+    table = CodeTable.from_histogram(count_symbols(symbols))
     encode_symbols(symbols, table.lookups, room)
 
 
@@ -168,7 +168,7 @@ def measure(kind: str, numel: int, repetitions: int) -> dict[str, Any]:
         x = KINDS[kind](numel)
         symbols, counts = symbols_of(x), histogram(x)
         exponents, floats = symbols.numpy(), x.numpy().view(np.uint8)
-        table = Table.from_histogram(counts)
+        table = CodeTable.from_histogram(counts)
         lookups, tables = table.lookups, {table.id: table}
         _ = lookups.encoding, lookups.decoding
         words, parts = encode_symbols(symbols, lookups)
@@ -254,7 +254,7 @@ def lengths(numel: int) -> None:
         counts = count_symbols(symbols)
         texts = []
         for longest in (8, 9, 10, 11, 12):
-            table = Table.from_histogram(counts, longest)
+            table = CodeTable.from_histogram(counts, longest)
             lookups: Lookups = table.lookups
             words, parts = encode_symbols(symbols, lookups)
             decode_symbols(words, parts, numel, lookups)

@@ -34,7 +34,7 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels import LARGEST, BlockKind, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
@@ -81,7 +81,7 @@ class Bench:
 
     def in_blocks(self, kind: BlockKind, x: Tensor, exact: Tensor, is_first: bool) -> dict[str, float]:
         """One exchange in few bits, measured and checked."""
-        exchange, metered = scatter_reduce(blocks(kind, self.arguments.block)), Observed(self.comm)
+        exchange, metered = scatter_reduce(blocks(kind, self.arguments.block)), MeteredComm(self.comm)
         left, mean = x.clone(), torch.zeros_like(x)
         found = self.timed(lambda: self.in_units(exchange, left, mean, metered))
         found["predicted_bytes"] = metered.wire_bytes
@@ -100,7 +100,7 @@ class Bench:
             assert missing <= 1e-5 * float(maxima.sum()), f"{kind}: {missing} is lost"
         return found
 
-    def in_units(self, exchange: Exchange, x: Tensor, mean: Tensor, comm: Observed) -> None:
+    def in_units(self, exchange: Exchange, x: Tensor, mean: Tensor, comm: MeteredComm) -> None:
         """Unit by unit, as a step does it: the next one starts while the last round of this one travels."""
         finish: Finish | None = None
         pieces = zip(x.split(self.arguments.unit), mean.split(self.arguments.unit), strict=True)

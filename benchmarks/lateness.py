@@ -26,7 +26,7 @@ from gradwire.exchange.compose import Every, remember
 from gradwire.exchange.dense import dense
 from gradwire.lab.data import load_images, load_text
 from gradwire.lab.workloads.base import Parameters, Workload
-from gradwire.lab.workloads.images import ImageWorkload, Recipe
+from gradwire.lab.workloads.images import ImageWorkload, TrainingRecipe
 from gradwire.lab.workloads.models import ConvNet, ResNet
 from gradwire.lab.workloads.text import Size, TextWorkload
 from gradwire.memory import UNSENT
@@ -149,7 +149,7 @@ def work_of(model: str) -> Workload:
         return TextWorkload("gpt", Size(128, 2), load_text(None, full=False), shards="iid", batch_size=6)
     build, rate, batch = {"convnet": (ConvNet, 0.02, 16), "resnet": (small_resnet, 0.05, 8)}[model]
     images = load_images(None, full=False)
-    return ImageWorkload(model, Recipe(build, batch, rate), images, shards="iid", batch_size=batch)
+    return ImageWorkload(model, TrainingRecipe(build, batch, rate), images, shards="iid", batch_size=batch)
 
 
 @dataclass(frozen=True)

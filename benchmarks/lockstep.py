@@ -22,7 +22,7 @@ from gradwire.recipes import recipe
 from gradwire.step.arena import Lane, specs_of
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import by_size
-from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
+from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def carry(
     lane: Lane, gradient: Tensor, number: int, comm: Comm, look: bool
 ) -> tuple[Tensor, Diagnosis | None]:
     """What one rank applies in one step of its lane, and a diagnosis on request. A collective."""
-    mean, watch = torch.zeros_like(lane.x), Watch(is_on=True)
+    mean, watch = torch.zeros_like(lane.x), GradientWatch(is_on=True)
     lane.fold(Gradients(gradient, lane.pieces), number, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)

@@ -43,7 +43,7 @@ from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads.profile import backward_of
 from gradwire.planning import shapes
 from gradwire.planning.collectives import Transfer, time_of
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
@@ -105,14 +105,14 @@ def group_cost(cost: CodecCost, per_element: float, network: Network, world: int
     return GroupCost(cost.encode, Line(latency, slope), decode)
 
 
-def joined(of: Backward, tensors: int) -> Backward:
+def joined(of: BackwardTiming, tensors: int) -> BackwardTiming:
     """Neighbours joined until only `tensors` are left, for which brute force can try everything."""
     groups = list(pairwise((0, *even_groups(len(of.numel), tensors), len(of.numel))))
     ready = tuple(of.ready_s[stop - 1] for _first, stop in groups)
-    return Backward(of.before_s, ready, tuple(sum(of.numel[a:b]) for a, b in groups), of.total_s)
+    return BackwardTiming(of.before_s, ready, tuple(sum(of.numel[a:b]) for a, b in groups), of.total_s)
 
 
-def ways(of: Backward, cost: GroupCost) -> dict[str, Cuts]:
+def ways(of: BackwardTiming, cost: GroupCost) -> dict[str, Cuts]:
     """Every planner's grouping."""
     tensors = len(of.numel)
 
@@ -135,7 +135,7 @@ def brute_force(seconds: Callable[[Cuts], float], tensors: int) -> float:
     return min(map(seconds, every))
 
 
-def compared(of: Backward, cost: GroupCost) -> dict[str, Any]:
+def compared(of: BackwardTiming, cost: GroupCost) -> dict[str, Any]:
     """Seconds of every way under both models, and by how much the plans miss brute force on fewer tensors."""
     found, inside, beside = ways(of, cost), lambda cuts: step_seconds(of, cuts, cost), WorkerSeconds(of, cost)
     few = joined(of, FEW)
@@ -161,7 +161,7 @@ def line(network: str, codec: str, row: dict[str, Any]) -> str:
     return f"{network:<11}{codec:<10} │{inside} │{beside} │{groups} │{checks}"
 
 
-def both_plans(of: Backward, cost: GroupCost) -> Any:
+def both_plans(of: BackwardTiming, cost: GroupCost) -> Any:
     """What `mergecomp` plans by default."""
     return moved_cuts(of, dearer(cost), worker_cuts(of, cost))
 
@@ -169,7 +169,10 @@ def both_plans(of: Backward, cost: GroupCost) -> Any:
 def planning(costs: dict[str, GroupCost], repetitions: int) -> list[dict[str, Any]]:
     """Milliseconds of planning 314 tensors, every time other ones."""
     base, rows = backward_of(shapes.load(LARGEST)), []
-    planners: dict[str, Callable[[Backward, GroupCost], Any]] = {"exact": optimal_cuts, "recipe": both_plans}
+    planners: dict[str, Callable[[BackwardTiming, GroupCost], Any]] = {
+        "exact": optimal_cuts,
+        "recipe": both_plans,
+    }
     for codec, cost in costs.items():
         spent: dict[str, list[float]] = {}
         wall: dict[str, list[float]] = {}
@@ -177,7 +180,7 @@ def planning(costs: dict[str, GroupCost], repetitions: int) -> list[dict[str, An
             draw = Random(number)
             steps = [draw.random() for _ in base.numel]
             ready = tuple(base.total_s * at / sum(steps) for at in accumulate(steps))
-            of = Backward(base.before_s, ready, base.numel, ready[-1])
+            of = BackwardTiming(base.before_s, ready, base.numel, ready[-1])
             for name, planner in mixed([*planners.items(), ("exact again", optimal_cuts)], number):
                 wall_s, start_s = time.perf_counter(), time.thread_time()
                 planner(of, cost)

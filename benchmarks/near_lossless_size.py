@@ -38,7 +38,7 @@ import torch
 from captured import Captured, snapshots
 from torch import Tensor
 
-from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
+from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.codec.gcomp.rounding import Dropped
 
 KEY = Key(step=0, unit=0, hop=0)
@@ -131,7 +131,7 @@ def size(layout: Layout, seen: list[Captured], cs: list[Tensor], counts: list[Te
     bits = TABLE_BITS * (len(counts) if layout.own_tables else 1)
     total, worst = 0, 0.0
     for s, c, count in zip(seen, cs, counts, strict=True):
-        table, dropped = Table.from_histogram(count), layout.drop(s.gradient, c)
+        table, dropped = CodeTable.from_histogram(count), layout.drop(s.gradient, c)
         data = frame(s.gradient, dropped, table, KEY, explicit=layout.explicit, flush=layout.flush)
         out = torch.empty_like(s.gradient)
         unframe(data, out, None if layout.explicit else dropped, {table.id: table}, KEY)

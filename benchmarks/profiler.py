@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.control.controller import Measuring
+from gradwire.control.controller import WarmupController
 from gradwire.control.profiler import WarmupProfiler
 from gradwire.lab import emulate
 from gradwire.lab.workloads.catalogue import workload
@@ -79,8 +79,8 @@ class Bench:
         self.ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
         self.wire = gradwire.attach(self.ddp, recipe="covap")
         self.recorder = Recorder()
-        measuring = self.wire._engine._decider
-        assert isinstance(measuring, Measuring)
+        measuring = self.wire._engine._controller
+        assert isinstance(measuring, WarmupController)
         measuring.profiler = self.recorder
         self.batches = made.batches(self.rank, self.world, 0)
 

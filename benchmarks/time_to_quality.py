@@ -24,7 +24,7 @@ from typing import Any
 from gradwire.lab import emulate
 from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.process_set import prepare_workers
-from gradwire.lab.bench.settings import Entry, Task, parse_entry
+from gradwire.lab.bench.settings import BenchEntry, TrainingTask, parse_entry
 from gradwire.lab.bench.statistics import StepSample, mixed, slowest
 
 SLICE = 20
@@ -50,9 +50,9 @@ class Case:
     decays: bool = False
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TrainingTask:
         """The training that all entries share."""
-        return Task(
+        return TrainingTask(
             self.workload,
             bucket_cap_mb=self.bucket_cap_mb,
             decay_steps=self.steps if self.decays else None,
@@ -68,7 +68,7 @@ CASES = {
 }
 
 
-def entry_of(name: str) -> Entry:
+def entry_of(name: str) -> BenchEntry:
     """A peer by the name of one of torch's, and else a recipe."""
     peer = name.startswith("ddp") or "_hook" in name
     return parse_entry("ddp" if name == AGAIN else name, "peer" if peer else "recipe")

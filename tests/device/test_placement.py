@@ -29,9 +29,9 @@ from gradwire.placement import (
     device_at,
     host,
 )
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
-from gradwire.sources.nodes.members import Table
+from gradwire.sources.nodes.members import NodeTable
 from gradwire.step.worker import Worker
 from tests.device.scenes_ordered import accelerators
 from tests.support.rig import parted
@@ -194,13 +194,13 @@ def test_bytes_decide_on_two_levels_whoever_carries_them(
 ) -> None:
     caplog.set_level(logging.INFO, "gradwire")
     on_a_device(monkeypatch, Near(), streams=True)
-    asked: list[Table] = []
+    asked: list[NodeTable] = []
 
-    def on_nodes(_nodes: object, table: Table, lines: Transports, _where: object) -> Transports:
+    def on_nodes(_nodes: object, table: NodeTable, lines: Transports, _where: object) -> Transports:
         asked.append(table)
         return lines
 
-    monkeypatch.setattr("gradwire._api.attach.agreed", lambda *_: Table(((0, 1), (2, 3))))
+    monkeypatch.setattr("gradwire._api.attach.agreed", lambda *_: NodeTable(((0, 1), (2, 3))))
     monkeypatch.setattr("gradwire._api.attach._on_nodes", on_nodes)
     wire = gradwire.attach(ddp, recipe=recipe, placement=placement)
     assert len(asked) == levels
@@ -323,7 +323,7 @@ def test_once_facts_are_there_codecs_run_where_a_step_is_predicted_to_be_shorter
     wire = gradwire.attach(ddp, recipe="int8", placement=asked)
     backward = wire.attached.backward
     numel = tuple(spec.numel for spec in backward.engine.specs)
-    known = Backward(0.0, (0.5, 1.0), numel, 1.0)
+    known = BackwardTiming(0.0, (0.5, 1.0), numel, 1.0)
     backward.engine.facts = Facts(1.0, 1.0, 2, known, Network(Link(alpha_s=1e-3, beta_s=1e-6)))
     for text in ("topk(ratio=0.1)", "int8", "topk(ratio=0.1)", "dense"):
         backward.call(lambda text=text: backward.engine.follow(gradwire.recipe(text).build()))

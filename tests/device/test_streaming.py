@@ -19,7 +19,7 @@ from gradwire.exchange.compose import Remember
 from gradwire.kernels import Folded
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.memory import Gradients
 from gradwire.placement import Inline, InPlaceTransfer, Placement, Post, StreamComm, stream
 from gradwire.recipes import recipe
@@ -68,7 +68,7 @@ def test_no_time_is_told_where_no_end_is_announced_but_by_a_clock_that_waits() -
     ticks = iter((3.0, 7.0))
     for exact, expected in ((None, 0.0), (lambda: next(ticks), 4.0)):
         trace = Trace(exact=exact)
-        pending = Observed(StreamComm(Endless()), trace).all_reduce(torch.ones(2))
+        pending = MeteredComm(StreamComm(Endless()), trace).all_reduce(torch.ones(2))
         pending.then(lambda: None)
         pending.wait()
         assert trace.rounds[0].seconds == expected

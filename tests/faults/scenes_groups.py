@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.exchange.gcomp import Frames
 from gradwire.integrations import lossless_group
-from gradwire.lab.emulate import Link, delayed_group
+from gradwire.lab.emulate import EmulatedLink, delayed_group
 from gradwire.lab.emulate.link import WireFile
 from gradwire.lab.emulate.ranks import WIRE_VARIABLE
 
@@ -72,7 +72,7 @@ def failed_encode() -> dict[str, Any]:
 
 def left_alone() -> dict[str, dict[str, list[str]]]:
     """What is seen on every backend by the rank whose only peer has been killed."""
-    os.environ[WIRE_VARIABLE] = WireFile.create(Link(1e9)).path
+    os.environ[WIRE_VARIABLE] = WireFile.create(EmulatedLink(1e9)).path
     backends = {"lossless": lossless_group.register(), "delaying": delayed_group.register()}
     groups = {name: dist.new_group(backend=backend) for name, backend in backends.items()}
     plain = {name: _model(group) for name, group in groups.items()}

@@ -37,7 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
+from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.errors import WireError
 from gradwire.kernels import checksum
 
@@ -50,7 +50,7 @@ class Case(NamedTuple):
     data: Tensor
     out: Tensor
     dropped: Tensor | int | None
-    table: Table
+    table: CodeTable
 
 
 def cases(numel: int = 100) -> Iterator[Case]:
@@ -73,7 +73,7 @@ def cases(numel: int = 100) -> Iterator[Case]:
         (x.bfloat16(), levels.clamp(max=6), True, True, True), (x.half(), 3, False, False, True),
     ):  # fmt: skip
         counts = histogram(values, dropped, explicit=explicit, flush=flush)
-        table = Table.from_histogram(counts) if own else Table.prior(values.dtype)
+        table = CodeTable.from_histogram(counts) if own else CodeTable.prior(values.dtype)
         data = frame(values, dropped, table, KEY, explicit=explicit, flush=flush)
         yield Case(data, torch.empty_like(values), None if explicit else dropped, table)
 
@@ -84,7 +84,7 @@ def sealed(data: Tensor) -> Tensor:
     return data
 
 
-def outcome(data: Tensor, case: Case, tables: dict[int, Table] | None = None) -> str:
+def outcome(data: Tensor, case: Case, tables: dict[int, CodeTable] | None = None) -> str:
     """ "decoded", or why not; anything but a `WireError` goes through."""
     try:
         unframe(data, case.out, case.dropped, tables or {case.table.id: case.table}, KEY, add=False)
@@ -110,12 +110,12 @@ def mutate(bytes_: NDArray[np.uint8], random: Random) -> None:
         bytes_[at : at + 8] = bytes_[there : there + 8].copy()
 
 
-def damaged_tables(table: Table, random: Random) -> str:
+def damaged_tables(table: CodeTable, random: Random) -> str:
     """What comes of a table's bytes after damage."""
     packed = table.to_tensor()
     mutate(packed.numpy(), random)
     try:
-        Table.from_tensor(packed)
+        CodeTable.from_tensor(packed)
     except WireError as error:
         return str(error)[:30]
     return "another table"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.step.step import Step, Task
+from gradwire.step.step import ExchangeTask, Step
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Outcome, Rig, gradients
 
@@ -39,7 +39,7 @@ class Announcing(Rig):
         self.announced: list[str] = []
         launch = self.engine.runner.launch
 
-        def noted(step: Step, task: Task) -> None:
+        def noted(step: Step, task: ExchangeTask) -> None:
             self.announced.append(f"{task.label}: {spelled(task.agreed)}")
             launch(step, task)
 

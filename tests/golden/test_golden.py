@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.codec.gcomp import Key, Table, unframe
+from gradwire.codec.gcomp import CodeTable, Key, unframe
 from gradwire.errors import WireError
 from tests.golden import slow
 
@@ -24,7 +24,7 @@ FRAMES = {
 def received(entry: dict[str, Any]) -> torch.Tensor:
     """What the fast decoder makes of it."""
     out = torch.empty(entry["numel"], dtype=getattr(torch, entry["dtype"].removeprefix("torch.")))
-    table = Table(bytes.fromhex(entry["table"]))
+    table = CodeTable(bytes.fromhex(entry["table"]))
     dropped = entry["dropped"]
     if isinstance(dropped, list):
         dropped = torch.tensor(dropped, dtype=torch.uint8)
@@ -34,7 +34,7 @@ def received(entry: dict[str, Any]) -> torch.Tensor:
 
 
 def slowly_received(entry: dict[str, Any]) -> bytes:
-    table = Table(bytes.fromhex(entry["table"]))
+    table = CodeTable(bytes.fromhex(entry["table"]))
     lengths = {table.id: table.lengths.tolist()}
     data, numel, dtype = bytes.fromhex(entry["data"]), entry["numel"], entry["dtype"]
     numbers = slow.unframe(data, numel, dtype, entry["dropped"], lengths, Key(**entry["key"]))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.pairwise import FULL, all_pairs
@@ -106,7 +106,7 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
         x, mean = memory[:, MARGIN : MARGIN + source.numel()]
         x.copy_(source)
         mean.fill_(torch.nan)  # an exchange that forgets to clear it shows
-        metered = Observed(comm)
+        metered = MeteredComm(comm)
         run(row.case.exchange, x, x if in_place else mean, metered, row.context(comm.rank))
         margins = torch.cat([memory[:, :MARGIN], memory[:, MARGIN + source.numel() :]])
         return Held(x if in_place else mean, x, metered.rounds, bool((margins == MARK).all()))

@@ -12,7 +12,7 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.exchange.base import run
 from gradwire.kernels import LARGEST_SUM
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Outcome, Row, groups, perform
 from tests.support.bits import bits
@@ -205,7 +205,7 @@ def test_finish_issues_nothing(case: ExchangeCase) -> None:
     row = Row(case, 3, 50, F32, coded, sending(case))
 
     def body(comm: ThreadComm) -> tuple[int, int]:
-        x, metered = row.inputs()[comm.rank], Observed(comm)
+        x, metered = row.inputs()[comm.rank], MeteredComm(comm)
         finish = case.exchange.start(x, torch.empty_like(x), metered, row.context(comm.rank))
         issued = len(metered.rounds)
         finish()
@@ -250,7 +250,7 @@ class Accident(Exception):
 class Failing(Comm):
     """A comm whose rank fails when it is about to issue its n-th round."""
 
-    def __init__(self, comm: Observed, at: int) -> None:
+    def __init__(self, comm: MeteredComm, at: int) -> None:
         self._comm, self._at = comm, at
         self.rank, self.world = comm.rank, comm.world
 
@@ -267,7 +267,7 @@ def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: Exchan
     agreed = case.exchange.rounds(row.size, row.dtype, row.context(0))
 
     def body(comm: ThreadComm, at: int) -> list[Round]:
-        x, metered, context = row.inputs()[comm.rank], Observed(comm), row.context(comm.rank)
+        x, metered, context = row.inputs()[comm.rank], MeteredComm(comm), row.context(comm.rank)
         if comm.rank == failing:
             with pytest.raises(Accident):
                 case.exchange.start(x, torch.empty_like(x), Failing(metered, at), context)

@@ -18,7 +18,7 @@ from gradwire.kernels import Folded
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
-from gradwire.step.arrival import Entry
+from gradwire.step.arrival import BucketEntry
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
@@ -225,7 +225,7 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
         rig = Rig(comm, "topk(ratio=0.1)")
         honest, seen = Layout.intake, []
 
-        def broken(layout: Layout, entries: tuple[Entry, ...]) -> Any:
+        def broken(layout: Layout, entries: tuple[BucketEntry, ...]) -> Any:
             seen.append(entries)
             if len(seen) == bucket + 1:
                 raise KeyError("a mistake in the engine")

@@ -12,12 +12,12 @@ from pymoo.algorithms.moo.nsga2 import NSGA2
 from pymoo.optimize import minimize
 from pymoo.problems.functional import FunctionalProblem
 
-from gradwire.planning.ratio import HIGHEST, LOWEST, Candidate, Evaluate, knee, pareto_front
+from gradwire.planning.ratio import HIGHEST, LOWEST, Evaluate, RatioCandidate, knee, pareto_front
 
 POPULATION, GENERATIONS = 40, 40
 
 
-def genetic_ratio(evaluate: Evaluate, seed: int = 1) -> Candidate:
+def genetic_ratio(evaluate: Evaluate, seed: int = 1) -> RatioCandidate:
     """The knee of the front that NSGA-II finds between the smallest and the largest candidate."""
     objectives = [lambda x, i=i: evaluate(math.exp(x[0])).objectives[i] for i in range(3)]
     bounds = np.array([math.log(LOWEST)]), np.array([math.log(HIGHEST)])

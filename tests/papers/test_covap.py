@@ -10,7 +10,7 @@ import pytest
 from gradwire.lab.workloads.profile import backward_of, timing
 from gradwire.planning import shapes
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, interval_for, paper_cuts, shards
 from gradwire.planning.predict import UnitWork, predict
@@ -105,7 +105,7 @@ def test_traffic_of_vgg19s_steps_at_interval_4() -> None:
     assert round(imbalance(sharded, 4), 2) == 1.08
 
 
-def cycle_s(of: Backward, cuts: tuple[int, ...], interval: int, link: Link) -> list[float]:
+def cycle_s(of: BackwardTiming, cuts: tuple[int, ...], interval: int, link: Link) -> list[float]:
     """Seconds of every step of an interval on eight ranks."""
 
     def step(number: int) -> float:

@@ -13,8 +13,8 @@ import pytest
 from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.process_set import ProcessSet, SettingFailed
 from gradwire.lab.bench.runner import run
-from gradwire.lab.bench.settings import Network as LinkSettings
-from gradwire.lab.bench.settings import Schedule, Settings, Task, parse_entry
+from gradwire.lab.bench.settings import NetworkSetting as LinkSettings
+from gradwire.lab.bench.settings import Schedule, Settings, TrainingTask, parse_entry
 from gradwire.lab.emulate import Counters
 
 pytestmark = pytest.mark.process
@@ -127,11 +127,11 @@ def test_the_others_go_on_when_a_peer_hangs_and_one_dies():
 
     def make(entry):
         misled = OpenNetwork(behaviour[entry.stem], network.processes)
-        return Setting(entry, Task("none"), misled, 2, 1.0)
+        return Setting(entry, TrainingTask("none"), misled, 2, 1.0)
 
     entries = tuple(parse_entry(name, "peer") for name in ("ddp", "fp16_hook"))
     settings = Settings(
-        Task("none"),
+        TrainingTask("none"),
         Schedule(2, 2, 0, 1.0),
         LinkSettings(2, "1gbit", "0", "root"),
         (*entries, parse_entry("covap", "recipe")),

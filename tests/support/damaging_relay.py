@@ -37,7 +37,7 @@ class FailingLine(relay.Line):
         self._way = [node + 1 for node in DAMAGE.get("way", ())]  # the last bytes of their addresses
 
     def push(self, packet: bytes, now_s: float) -> None:
-        """As `Line.push`."""
+        """As `DelayLine.push`."""
         ip = VIRTIO_BYTES
         tcp = ip + 4 * (packet[ip] & 15)
         payload = tcp + 4 * (packet[tcp + 12] >> 4)

@@ -10,16 +10,24 @@ from random import Random
 import numpy as np
 
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward, Line
+from gradwire.planning.costs import BackwardTiming, Line
 from gradwire.planning.cuts import Cuts, phased_cuts
 from gradwire.planning.interval import balanced_edges
 from gradwire.planning.merge import GroupCost
 from gradwire.planning.predict import UnitWork, ready_of_element
-from gradwire.planning.ratio import HIGHEST, LOWEST, Candidate, Evaluate, candidate_ratios, knee, pareto_front
+from gradwire.planning.ratio import (
+    HIGHEST,
+    LOWEST,
+    Evaluate,
+    RatioCandidate,
+    candidate_ratios,
+    knee,
+    pareto_front,
+)
 
 
 def units_between(
-    of: Backward, cuts: Sequence[int], rounds: Callable[[int, int], tuple[Transfer, ...]]
+    of: BackwardTiming, cuts: Sequence[int], rounds: Callable[[int, int], tuple[Transfer, ...]]
 ) -> list[UnitWork]:
     """The units between element cuts, for `predict`: `rounds(index, numel)` names a unit's collectives."""
     ready_s, bounds = ready_of_element(of), pairwise((0, *cuts, sum(of.numel)))
@@ -29,19 +37,19 @@ def units_between(
     ]
 
 
-def backward(draw: Random, tensors: int) -> Backward:
+def backward(draw: Random, tensors: int) -> BackwardTiming:
     """Tensors of 10 to 10^5 elements, ready one after another within a second or so."""
     numel = tuple(int(10 ** draw.uniform(1, 5)) for _ in range(tensors))
     times = [draw.choice((0.0, draw.random(), draw.random())) for _ in range(tensors)]
     ready = tuple(at / max(tensors / 2, 1) for at in accumulate(times))
-    return Backward(0.0, ready, numel, (ready[-1] if ready else 0.0) + draw.choice((0.0, 0.1)))
+    return BackwardTiming(0.0, ready, numel, (ready[-1] if ready else 0.0) + draw.choice((0.0, 0.1)))
 
 
 def _line(draw: Random, base: float, slope: float) -> Line:
     return Line(draw.choice((0.0, draw.uniform(0, base))), draw.choice((0.0, draw.uniform(0, slope))))
 
 
-def cost(draw: Random, of: Backward, decode: bool = True) -> GroupCost:
+def cost(draw: Random, of: BackwardTiming, decode: bool = True) -> GroupCost:
     """Costs at which all three, the backward pass and latencies compete."""
     total = max(sum(of.numel), 1)
     decoding = _line(draw, 0.1, 1 / total) if decode else Line(0.0, 0.0)
@@ -57,9 +65,9 @@ def all_groupings(tensors: int, most: int | None = None) -> Iterator[Cuts]:
 def typical(beta_s: float, lost: float = 0.01) -> Evaluate:
     """Objectives of ratios on a link that needs `beta_s` for everything."""
 
-    def evaluate(ratio: float) -> Candidate:
+    def evaluate(ratio: float) -> RatioCandidate:
         gain = 1 - 0.9 * math.exp(-math.sqrt(ratio / lost))
-        return Candidate(ratio, 0.010 + 0.02 * ratio, 0.002 + beta_s * ratio, gain)
+        return RatioCandidate(ratio, 0.010 + 0.02 * ratio, 0.002 + beta_s * ratio, gain)
 
     return evaluate
 
@@ -74,12 +82,12 @@ def fine_ratios(low: float = LOWEST, high: float = HIGHEST, number: int = 101) -
     return tuple(float(ratio) for ratio in np.geomspace(high, low, number))
 
 
-def best_ratio(evaluate: Evaluate, ratios: Sequence[float] | None = None) -> Candidate:
+def best_ratio(evaluate: Evaluate, ratios: Sequence[float] | None = None) -> RatioCandidate:
     """The exact sweep: evaluate every ratio, by default the paper's five; the knee of their front."""
     return knee(pareto_front([evaluate(ratio) for ratio in ratios or candidate_ratios()]))
 
 
-def balanced_cuts(of: Backward, interval: int, wire: Line) -> Cuts:
+def balanced_cuts(of: BackwardTiming, interval: int, wire: Line) -> Cuts:
     """The cuts of `covap(sharding='balanced')` where ready times and links have been measured."""
     return phased_cuts(of.numel, interval, balanced_edges(of, interval, wire))
 

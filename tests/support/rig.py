@@ -20,9 +20,9 @@ from gradwire.memory import UNSENT
 from gradwire.placement import Placement, Post, Resolve, device_at
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
-from gradwire.sources.nodes.level import NodeLevel
+from gradwire.sources.nodes.level import NodeReducer
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
@@ -152,9 +152,9 @@ class Rig:
         else:
             placement = place(post)
         self._placement = placement
-        self.level: NodeLevel | None = None
+        self.level: NodeReducer | None = None
         if placement.inside is not None:
-            self.level = NodeLevel(known, placement.inside.world)
+            self.level = NodeReducer(known, placement.inside.world)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
         env = EngineEnvironment(placement, concluded=concluded, **options)
         self.engine = Engine(known, recipe(text), env)
@@ -235,10 +235,12 @@ class Rig:
 
 
 @cache
-def _entries(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Entry, ...]:
+def _entries(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[BucketEntry, ...]:
     """The same tuple in every step, by which the engine knows a bucket again, as of a source."""
     starts = accumulate(sizes, initial=0)
-    return tuple(Entry(name, start, size) for name, start, size in zip(names, starts, sizes, strict=False))
+    return tuple(
+        BucketEntry(name, start, size) for name, start, size in zip(names, starts, sizes, strict=False)
+    )
 
 
 def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> Arrival:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import Exchange, run
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 
 
@@ -28,7 +28,7 @@ def step(
     """Run `exchange` on the tensors `inputs(rank)`."""
 
     def body(comm: ThreadComm) -> Stepped:
-        x, metered = inputs(comm.rank).clone(), Observed(comm)
+        x, metered = inputs(comm.rank).clone(), MeteredComm(comm)
         mean = torch.full_like(x, torch.nan)
         run(exchange, x, mean, metered, ExchangeContext(number, unit, comm.rank, comm.world))
         return Stepped(mean, x, metered.rounds)

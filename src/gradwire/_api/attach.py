@@ -32,8 +32,8 @@ from gradwire.planning.costs import Link
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
-from gradwire.sources.nodes.level import NodeLevel
-from gradwire.sources.nodes.members import Nodes, Table, agreed, kind_of, neighbours
+from gradwire.sources.nodes.level import NodeReducer
+from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Skipped, Steps
@@ -42,7 +42,7 @@ from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.worker import Worker
-from gradwire.tools.diagnose import Watch
+from gradwire.tools.diagnose import GradientWatch
 
 _LOG = logging.getLogger("gradwire")
 
@@ -170,7 +170,7 @@ def carried(
     return _assemble(asked, chosen, source, using, transports)
 
 
-def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
+def _gains(table: NodeTable, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
     """Whether two levels spare more than they cost. All ranks compute the same answer, from agreed numbers.
 
     It counts bytes through a node's link, whoever carries them.
@@ -190,7 +190,7 @@ def _gains(table: Table, chosen: Recipe, source: Source, policy: Policy | None) 
     return False
 
 
-def _on_nodes(nodes: Nodes, table: Table, transports: Transports, where: torch.device) -> Transports:
+def _on_nodes(nodes: Nodes, table: NodeTable, transports: Transports, where: torch.device) -> Transports:
     """`transports` with groups inside this rank's node and between nodes, if torch can make them."""
     try:
         rank = transports.everyone.rank
@@ -241,7 +241,7 @@ def _assemble(
     placement, alternative = placements(asked.placement, transports, carry, worker)
     if placement.inside is not None and source.members is None:
         shard = Shard(placement.inside)
-        level = NodeLevel(source.specs, shard.parts)
+        level = NodeReducer(source.specs, shard.parts)
         replicas = shard.replicas(replicas, source.specs)
     scale = None if asked.scaler is None else LossScale(asked.scaler, transports.device, source.device)
     env = EngineEnvironment(
@@ -263,7 +263,7 @@ def _assemble(
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
         link_seen=partial(_expect, transports.parts[1] if transports.parts else transports.cpu),
         guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),
-        inspect=(watch := Watch()),
+        inspect=(watch := GradientWatch()),
     )
 
     def engine(concluded: Hear, resolved: Hear) -> Engine:

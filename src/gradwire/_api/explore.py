@@ -21,7 +21,7 @@ from gradwire.agreement.agree import require_agreement
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import table_of
 from gradwire.memory import UNSENT
-from gradwire.planning.facts import Observed
+from gradwire.planning.facts import StepObservation
 from gradwire.recipes import Composition
 from gradwire.recipes.base import Watch
 from gradwire.recipes.parse import steady
@@ -143,7 +143,7 @@ def _try(
     took_s: list[float] = []
     unsent = _Unsent()
 
-    def judge(shown: Observed) -> None:
+    def judge(shown: StepObservation) -> None:
         assert shown.looked is not None
         energies.append((unsent.energy(engine.layout), sum(shown.looked)))
 

@@ -21,7 +21,7 @@ from gradwire.control.choice import LATE, LEAD, Option
 from gradwire.control.forecast import forecast, forecast_as_cut, specs_of_profile
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward, CodecCost, Link
+from gradwire.planning.costs import BackwardTiming, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
@@ -272,7 +272,7 @@ def plan(
 
 def _compared(
     profile: Profile,
-    backward: Backward,
+    backward: BackwardTiming,
     cluster: Cluster,
     target: float,
     every: int,
@@ -343,7 +343,7 @@ def profile_of(model: str | Profile | nn.Module) -> Profile:
     return Profile(type(model).__name__, "a module", found)
 
 
-def backward_of(profile: Profile, step_s: float, backward_s: float | None, overlap: bool) -> Backward:
+def backward_of(profile: Profile, step_s: float, backward_s: float | None, overlap: bool) -> BackwardTiming:
     """The ready time of each parameter. Raises `ValueError` if backward does not fit into the step."""
     backward_s = BACKWARD_SHARE * step_s if backward_s is None else backward_s
     if not 0.0 < backward_s <= step_s < float("inf"):
@@ -351,7 +351,7 @@ def backward_of(profile: Profile, step_s: float, backward_s: float | None, overl
     return ready_of(profile, step_s - backward_s, backward_s, overlap)
 
 
-def at_its_end(backward: Backward) -> Backward:
+def at_its_end(backward: BackwardTiming) -> BackwardTiming:
     """The same pass with everything ready at its end, as what local steps have changed."""
     return replace(backward, ready_s=(backward.total_s,) * len(backward.numel))
 
@@ -365,7 +365,7 @@ def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
 
 def _candidate(
     specs: Sequence[ParameterSpec],
-    backward: Backward,
+    backward: BackwardTiming,
     cluster: Cluster,
     codecs: Mapping[str, CodecCost],
     text: str,
@@ -409,7 +409,7 @@ def _fastest(rows: Sequence[Candidate]) -> Candidate:
 
 def _facts(
     profile: Profile,
-    backward: Backward,
+    backward: BackwardTiming,
     cluster: Cluster,
     codecs: Mapping[str, CodecCost],
     told: Told | None,

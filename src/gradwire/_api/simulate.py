@@ -21,7 +21,7 @@ from torch import nn
 from gradwire._api.plan import BETWEEN_ROUNDS, DAY_S, Told, at_its_end, backward_of, link_of, profile_of
 from gradwire.control.forecast import forecast, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, slowest
-from gradwire.planning.costs import Backward, CodecCost
+from gradwire.planning.costs import BackwardTiming, CodecCost
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.shapes import Profile
 from gradwire.quantities import columns, table_text, wrapped
@@ -220,7 +220,7 @@ class _Foresee(Protocol):
 
 def _forecast(
     specs: Sequence[ParameterSpec],
-    backward: Backward,
+    backward: BackwardTiming,
     codecs: Mapping[str, CodecCost],
     text: str,
     cluster: Cluster,

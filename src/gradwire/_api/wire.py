@@ -28,7 +28,7 @@ from gradwire.step.arena import ParameterSpec
 from gradwire.step.engine import Engine
 from gradwire.step.layout import Layout
 from gradwire.step.worker import Worker
-from gradwire.tools.diagnose import Diagnosis, Watch, diagnose
+from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Attached:
     backward: Backward
     optimizers: Optimizers
     scaler: torch.amp.GradScaler | None
-    watch: Watch
+    watch: GradientWatch
     """`Wire.watching` turns it on."""
     # The worker ends with the model, and a wire without its worker could only hang.
     worker: Worker

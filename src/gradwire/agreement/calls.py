@@ -28,7 +28,7 @@ _PATIENCE = 3
 """A step looks for calls of others at every third wake-up, of two a second."""
 
 
-class Entry(NamedTuple):
+class CallEntry(NamedTuple):
     """The last call of a rank, or the step that it is in."""
 
     what: str
@@ -74,7 +74,7 @@ class Calls:
         if (board := self._board) is None:
             return
         page, self._made = str(self._made), self._made + 1
-        mine = Entry(f"{what} at step {step}", self.steps)
+        mine = CallEntry(f"{what} at step {step}", self.steps)
         mark, pause_s, start_s = f"{page}/{mine.what}", _PAUSE_S[0], now_s()
         # Before its entry, so that a rank on its way does not look like one in another call.
         here, look_s = board.count(mark, 1), _LOOK_S
@@ -102,7 +102,7 @@ class Calls:
         if self._board is not None:
             page, self._made = str(self._made), self._made + 1
             with suppress(TransportError):  # the caller raises what matters more
-                _put(self._board, page, Entry(what, self.steps))
+                _put(self._board, page, CallEntry(what, self.steps))
 
     def look(self) -> None:
         """While a step is waited for, twice a second: raise `RanksDisagree` if a rank is in a call instead.
@@ -113,7 +113,7 @@ class Calls:
         self._looks += 1
         if self._board is None or self._looks % _PATIENCE:
             return
-        page, mine = str(self._made), Entry("", self.steps)
+        page, mine = str(self._made), CallEntry("", self.steps)
         try:
             if self._board.count(page, 0) == 0:
                 return
@@ -136,7 +136,7 @@ class Calls:
         if self._lost:
             raise RanksDisagree(self._lost)
 
-    def _compare(self, mine: Entry, others: Mapping[int, Entry], rank: int) -> None:
+    def _compare(self, mine: CallEntry, others: Mapping[int, CallEntry], rank: int) -> None:
         entries = {**others, rank: mine}
         calls = [each for each in entries.values() if each.what]
         in_steps = [each for each in entries.values() if not each.what]
@@ -151,10 +151,12 @@ class Calls:
             self._lost = f"{error}. Start all ranks again: the step has lost collectives"
         raise error
 
-    def _nobody_came(self, mine: Entry, entries: Mapping[int, Entry], waited_s: float) -> TransportError:
+    def _nobody_came(
+        self, mine: CallEntry, entries: Mapping[int, CallEntry], waited_s: float
+    ) -> TransportError:
         board = self._board
         assert board is not None, "or nothing would be waited for"
-        silent = [rank for rank in range(board.world) if not entries.get(rank, Entry("", 0)).what]
+        silent = [rank for rank in range(board.world) if not entries.get(rank, CallEntry("", 0)).what]
         ranks = ", ".join(map(str, silent))
         self._lost = f"{mine} was given up, because rank {ranks} did not make it"
         return TransportError(
@@ -162,10 +164,10 @@ class Calls:
         )
 
 
-def _put(board: Board, page: str, mine: Entry) -> None:
+def _put(board: Board, page: str, mine: CallEntry) -> None:
     board.write(page, json.dumps(mine))
     board.count(page, 1)
 
 
-def _entries(board: Board, page: str) -> dict[int, Entry]:
-    return {rank: Entry(*json.loads(text)) for rank, text in board.read(page).items()}
+def _entries(board: Board, page: str) -> dict[int, CallEntry]:
+    return {rank: CallEntry(*json.loads(text)) for rank, text in board.read(page).items()}

@@ -14,7 +14,7 @@ from rich.table import Table
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_folder, write_json
 from gradwire.exchange.base import CYCLE, STEADY, Exchange
 from gradwire.memory import UNSENT
-from gradwire.recipes import Entry, entries, recipe
+from gradwire.recipes import RecipeEntry, entries, recipe
 from gradwire.recipes.catalogue import GROUPS
 from gradwire.step.context import ExchangeContext
 
@@ -58,7 +58,7 @@ def recipes(
     write_json({"format": FORMAT, "recipes": rows}, json_path)
 
 
-def _chosen(name: str | None, group: Group | None) -> list[Entry]:
+def _chosen(name: str | None, group: Group | None) -> list[RecipeEntry]:
     if name is None:
         return [entry for entry in entries() if group is None or entry.name in GROUPS[group]]
     if group is not None:
@@ -97,7 +97,7 @@ def _tell(row: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def describe(entry: Entry, world: int = 4) -> dict[str, Any]:
+def describe(entry: RecipeEntry, world: int = 4) -> dict[str, Any]:
     """One recipe with its default options; bytes are sent per rank and element, over a cycle of steps.
 
     Adaptive recipes have no bytes of their own before they have measured.

@@ -26,7 +26,7 @@ from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockCodec:
     """Per block of at most `block` elements of a part a scale s = max / largest code, and x/s to nearest.
 
     The payload is the scales (float32; float64 for float64), then the codes, filled up to whole scales.
@@ -80,7 +80,7 @@ def _layout(
     return blocks, ScaledPayload(blocks.count, blocks.code_bytes, dtype)
 
 
-def blocks(kind: BlockKind, block: int = 256) -> Blocks:
+def blocks(kind: BlockKind, block: int = 256) -> BlockCodec:
     """Send every element in 8 bits (int8, fp8) or 4 (int4), and a scale per `block` elements.
 
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
@@ -95,4 +95,4 @@ def blocks(kind: BlockKind, block: int = 256) -> Blocks:
         raise ValueError(f"kind={kind!r} is none of {', '.join(get_args(BlockKind))}")
     if block < 1:
         raise ValueError(f"block={block} must be at least 1 element; 64 to 1024 are usual")
-    return Blocks(kind, block)
+    return BlockCodec(kind, block)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from gradwire.control.controller import Measuring
+from gradwire.control.controller import WarmupController
 from gradwire.control.forecast import best_cut, forecast_by
 from gradwire.control.main_lane import main_lane
 from gradwire.measure.clock import BackwardWatch
@@ -32,7 +32,7 @@ _BUDGET_S = 0.1
 _UNKNOWN = 4 * (math.inf,)
 
 
-class Choosing(Measuring):
+class AutoController(WarmupController):
     """Decides among `decision.candidates`, whose kernels are compiled and whose codecs are timed beforehand.
 
     `layout_of` says how parameters would travel under a composition.

@@ -1,4 +1,4 @@
-"""Deciders of the next composition: a recipe's decision once dense steps are measured, then its watch.
+"""Controllers of the next composition: a recipe's decision once dense steps are measured, then its watch.
 
 Both see only numbers that all ranks have agreed on, so that all decide the same in the same step.
 """
@@ -31,7 +31,7 @@ from gradwire.placement import Device
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
-from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.forecast import dearness
 from gradwire.recipes import Composition, Decision
 from gradwire.step.arena import Lane, ParameterSpec, Unit
@@ -46,7 +46,7 @@ Rows = Sequence[Sequence[float]]
 """The facts in a verdict, by rank."""
 
 
-class Decider(Protocol):
+class Controller(Protocol):
     """One rank's side of a decision. All calls are on the engine's thread.
 
     The facts of a rank ride in its row of the verdict; how many there are depends on agreed numbers alone.
@@ -84,7 +84,7 @@ class Decider(Protocol):
         """Take all ranks' facts of a step that had a verdict; what is to run from now on, if that changes."""
 
 
-class Measuring:
+class WarmupController:
     """Dense steps are measured until `decision` has what it needs; then it decides, once.
 
     `watch` times the backward pass of the current step.
@@ -149,21 +149,21 @@ def measuring(
     env: EngineEnvironment,
     watch: BackwardWatch,
     layout_of: Callable[[Composition, torch.device], Layout],
-) -> Measuring:
-    """The decider that measures for `decision`; `layout_of` lays parameters out for a composition."""
+) -> WarmupController:
+    """The controller that measures for `decision`; `layout_of` lays parameters out for a composition."""
     if not decision.candidates:
-        return Measuring(decision, specs, env, watch)
+        return WarmupController(decision, specs, env, watch)
     # Loaded by what chooses among recipes.
-    from gradwire.control.auto import Choosing
+    from gradwire.control.auto import AutoController
 
-    return Choosing(decision, specs, env, watch, layout_of)
+    return AutoController(decision, specs, env, watch, layout_of)
 
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
 """The assumed link, and its change, before and after, if it has just changed."""
 
 
-class Watching:
+class RunningController:
     """Watches the running composition: by its judge, if it has one, and for how late the gradient is.
 
     The judge's numbers are how long the last step took and its codec, and, where units were looked at, the
@@ -204,7 +204,7 @@ class Watching:
 
     @property
     def late(self) -> float | None:
-        """As the `Decider` says. Until it has been measured here, it is that of the trial before."""
+        """As the `Controller` says. Until it has been measured here, it is that of the trial before."""
         measured = self._late
         return self._late_on_trial if measured is None else measured
 
@@ -272,7 +272,7 @@ class Watching:
         link_change, self._link_change = self._link_change, None
         unhealthy, self._unhealthy = self._unhealthy, ""
         step_change_s = self._steps.change_s(max(took), link_has_changed=link_change is not None)
-        shown = Observed(
+        shown = StepObservation(
             step.number,
             max(took),
             max(compressed),
@@ -353,18 +353,18 @@ def _energy(lanes: Sequence[Lane]) -> float:
     return sum(float(torch.linalg.vector_norm(lane.x, dtype=torch.float64)) ** 2 for lane in lanes)
 
 
-def decider(
+def controller_for(
     layout: Layout,
     env: EngineEnvironment,
     watch: BackwardWatch,
     hear: Callable[[int, Rows], Heard],
     layout_of: Callable[[Composition, torch.device], Layout],
     health: Health,
-) -> Decider:
-    """The decider while `layout` runs; a rank alone has nothing to decide."""
+) -> Controller:
+    """The controller while `layout` runs; a rank alone has nothing to decide."""
     decision = layout.main.next
     if decision is None or layout.alone:
-        return Watching(layout, env, hear, health)
+        return RunningController(layout, env, hear, health)
     return measuring(decision, layout.specs, env, watch, layout_of)
 
 

@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from gradwire.planning.change_detection import WINDOW, Level
+from gradwire.planning.change_detection import WINDOW, ChangeDetector
 from gradwire.planning.collectives import Sends, fastest, total_time
 from gradwire.planning.costs import Link, Network
-from gradwire.planning.facts import Observed, Watched
-from gradwire.planning.ratio import ALL_GATHER, RING, TREE, Candidate, knee, pareto_front
+from gradwire.planning.facts import StepObservation, Watched
+from gradwire.planning.ratio import ALL_GATHER, RING, TREE, RatioCandidate, knee, pareto_front
 
 Rule = Literal["progress", "knee"]
 """The most gain per second of the step; or the knee of compression time, communication time and 1/gain."""
@@ -73,7 +73,7 @@ Rounds = Callable[[Choice], Sequence[Sends]]
 
 
 @dataclass(frozen=True)
-class Seen:
+class LinkEstimate:
     """The link as the collectives of a choice find it; `resolved` tells whether its bandwidth is known.
 
     Where it is not, `link.beta_s` is the slowest at which that could be.
@@ -88,7 +88,7 @@ class Seen:
         return f"{self.link.alpha_s * 1e3:.2f} ms and {told}"
 
 
-def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> Seen:
+def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> LinkEstimate:
     """The link as seen by a step's collectives.
 
     >>> from gradwire.planning.collectives import Transfer
@@ -101,7 +101,7 @@ def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> Seen:
     waits_s = total_time(rounds, world, Network(Link(link.alpha_s, 0.0)))
     volume = total_time(rounds, world, Network(Link(0.0, 1.0)))
     hidden_s = RESOLVED / (1.0 - RESOLVED) * waits_s / volume
-    return Seen(Link(link.alpha_s, max(link.beta_s, hidden_s)), link.beta_s > hidden_s)
+    return LinkEstimate(Link(link.alpha_s, max(link.beta_s, hidden_s)), link.beta_s > hidden_s)
 
 
 class Flexible:
@@ -140,7 +140,7 @@ class Flexible:
         self._is_due = True
         self._try_all()
 
-    def observe(self, shown: Observed) -> Choice | None:
+    def observe(self, shown: StepObservation) -> Choice | None:
         """Take a step; what is to run from now on, if that or the reason for it is new."""
         if shown.compressed_s > 0.0:
             self._compress_s.setdefault(self.now.ratio, deque(maxlen=WINDOW)).append(shown.compressed_s)
@@ -163,7 +163,7 @@ class Flexible:
             return None
         return self._decide(shown.link, is_new=shown.link_change is not None)
 
-    def _look(self, shown: Observed) -> bool:
+    def _look(self, shown: StepObservation) -> bool:
         """Take what a look has found; whether what is sent is another share than it was."""
         if shown.looked is None or not 0.0 < shown.looked[0] < math.inf:
             return False
@@ -177,8 +177,8 @@ class Flexible:
             sent = really
         return sent > 0.0 and self._sent.add(sent)
 
-    def _level_of_gain(self) -> Level:
-        return Level(self._gain_change, window=LOOKS, soonest=LOOKS)
+    def _level_of_gain(self) -> ChangeDetector:
+        return ChangeDetector(self._gain_change, window=LOOKS, soonest=LOOKS)
 
     def _try_all(self) -> None:
         """Forget the times of all ways, and try each again."""
@@ -242,7 +242,7 @@ class Flexible:
         """The share of that gain in a way: a leader's choice is not the best one for the other ranks."""
         return median(self._led) if self._led and way != ALL_GATHER else 1.0
 
-    def _plan(self, seen: Seen) -> Choice:
+    def _plan(self, seen: LinkEstimate) -> Choice:
         network = Network(seen.link)
         best = self._knee(network) if self._rule == "knee" else self._progress(network)
         if not seen.resolved and best.ratio < self.now.ratio:
@@ -254,7 +254,7 @@ class Flexible:
         for ratio in self._ratios:
             way_of[ratio], seconds = self._fastest(ratio, network, self._more_s)
             gain = self._own_gain(ratio) * self._share(way_of[ratio])
-            candidates.append(Candidate(ratio, self._compressing(ratio), seconds, gain))
+            candidates.append(RatioCandidate(ratio, self._compressing(ratio), seconds, gain))
         best = knee(pareto_front(candidates)).ratio
         return Choice(best, way_of[best])
 

@@ -27,7 +27,7 @@ from gradwire.exchange.gcomp import Gcomp
 from gradwire.measure.codec import payloads
 from gradwire.planning.cluster import Cluster, once
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import NOMINAL_CODEC, Backward, CodecCost, Link
+from gradwire.planning.costs import NOMINAL_CODEC, BackwardTiming, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
@@ -78,7 +78,7 @@ def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
 def forecast(
     composition: Composition,
     specs: Sequence[ParameterSpec],
-    backward: Backward,
+    backward: BackwardTiming,
     cluster: Cluster,
     codec: CodecCost | None = None,
     *,
@@ -97,7 +97,7 @@ def forecast(
 def _main_of(
     composition: Composition,
     specs: Sequence[ParameterSpec],
-    backward: Backward,
+    backward: BackwardTiming,
     cluster: Cluster,
     *,
     two_levels: bool,
@@ -149,7 +149,7 @@ def _spared_bytes(
 ) -> float:
     """Bytes over a node's link that two levels spare."""
     numel = tuple(spec.numel for spec in specs)
-    at_once, unknown = Backward(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
+    at_once, unknown = BackwardTiming(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
     cluster = Cluster(workers, unknown, per_node, unknown)
     flat, levels = (
         forecast(composition, specs, at_once, cluster, two_levels=each).node_bytes for each in (False, True)
@@ -177,7 +177,7 @@ def predicted_step_s(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec
     return None if found is None else found.coded(facts.codec or FREE).step_s()
 
 
-def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> Forecast:
+def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
     tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
     cycle_steps = _cycle(exchange)
@@ -211,7 +211,7 @@ def _priced(way: _Flat, backward: Backward, codec: CodecCost | None = None) -> F
 def forecast_as_cut(
     text: str,
     specs: Sequence[ParameterSpec],
-    backward: Backward,
+    backward: BackwardTiming,
     cluster: Cluster,
     codec: CodecCost | None = None,
     *,
@@ -257,7 +257,7 @@ def bucket_cuts(numel: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(bucketed(numel)))[:-1]
 
 
-def _at(backward: Backward, places: Sequence[int]) -> Backward:
+def _at(backward: BackwardTiming, places: Sequence[int]) -> BackwardTiming:
     ready_s = tuple(backward.ready_s[place] for place in places)
     return replace(backward, ready_s=ready_s, numel=tuple(backward.numel[place] for place in places))
 

@@ -16,7 +16,7 @@ from math import comb
 from statistics import median
 
 from gradwire.planning.cuts import Cuts
-from gradwire.planning.facts import Observed
+from gradwire.planning.facts import StepObservation
 from gradwire.planning.merge import Seconds, search_cuts
 
 MOST_STEPS = 49
@@ -54,7 +54,7 @@ def _bisection(cuts: int) -> int:
 
 
 @dataclass(frozen=True)
-class Trial:
+class GroupingTrial:
     """The grouping to run next; `is_last` when nothing is left to try."""
 
     cuts: Cuts
@@ -82,7 +82,7 @@ class TimedMerge:
         self._took_s: list[float] = []
         self._seconds: dict[Cuts, float] = {}
 
-    def observe(self, shown: Observed) -> Trial | None:
+    def observe(self, shown: StepObservation) -> GroupingTrial | None:
         """Take in a step; returns what to run from now on, if that changes."""
         if shown.previous_s == 0.0:  # the step before ran another grouping
             return None
@@ -95,11 +95,11 @@ class TimedMerge:
         self._now = trial.cuts
         return trial
 
-    def _next(self) -> Trial:
+    def _next(self) -> GroupingTrial:
         try:
-            return Trial(self._search(self._known), is_last=True)
+            return GroupingTrial(self._search(self._known), is_last=True)
         except _UntriedError as untried:
-            return Trial(untried.cuts, is_last=False)
+            return GroupingTrial(untried.cuts, is_last=False)
 
     def _known(self, cuts: Cuts) -> float:
         if cuts not in self._seconds:

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from gradwire.codec.gcomp import (
     SYMBOLS,
+    CodeTable,
     Key,
-    Table,
     begin_table,
     fingerprint,
     frame,
@@ -218,12 +218,12 @@ class Frames:
         return numerators(self._numel, self._at)
 
     @cached_property
-    def _table(self) -> Table:
+    def _table(self) -> CodeTable:
         kept = self._at.kept.get(self._kind, self._name) if self._dynamic else None
         return prior(self._dtype) if kept is None else table_of(kept)
 
     @cached_property
-    def _tables(self) -> Mapping[int, Table]:
+    def _tables(self) -> Mapping[int, CodeTable]:
         return {self._table.id: self._table}
 
 
@@ -238,9 +238,9 @@ def place_of(ctx: ExchangeContext) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=4)
-def prior(dtype: torch.dtype) -> Table:
+def prior(dtype: torch.dtype) -> CodeTable:
     """The table for gradients that have not been counted yet; built once per type."""
-    return Table.prior(dtype)
+    return CodeTable.prior(dtype)
 
 
 def gcomp(mode: Mode = "near", bits: int = 18, tables: Tables = "dynamic", refresh: int = REFRESH) -> Gcomp:

@@ -216,7 +216,7 @@ def _bounds(numel: int, segment: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Shard:
+class UnitShard:
     """Elements [start, stop) of a unit, and the moments of its codes: of all ranks, and the owner's."""
 
     start: int
@@ -225,7 +225,7 @@ class Shard:
     second: ExchangeContext
 
 
-def shards_of(numel: int, ctx: ExchangeContext) -> tuple[Shard, ...]:
+def shards_of(numel: int, ctx: ExchangeContext) -> tuple[UnitShard, ...]:
     """One shard per rank, as equal as can be; parts are cut where shards end.
 
     Codes draw from generators of their own, so that no two have the same random numbers.
@@ -243,7 +243,7 @@ def shards_of(numel: int, ctx: ExchangeContext) -> tuple[Shard, ...]:
         number = 2 * (ctx.unit * ctx.world + rank)
         first = replace(ctx, unit=number, parts=parts, unsent=unsent)
         second = replace(ctx, unit=number + 1, parts=parts, unsent=None)
-        shards.append(Shard(start, stop, first, second))
+        shards.append(UnitShard(start, stop, first, second))
     return tuple(shards)
 
 

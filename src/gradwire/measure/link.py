@@ -29,7 +29,7 @@ from typing import NamedTuple
 from gradwire.comm.base import Verb
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.probe import Point, straight_line
-from gradwire.planning.change_detection import THRESHOLD, WINDOW, Level
+from gradwire.planning.change_detection import THRESHOLD, WINDOW, ChangeDetector
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Line, Link
 
@@ -62,7 +62,7 @@ class _Tracker:
         self.line: Line | None = None
         self._threshold = threshold
         self._classes: dict[int, deque[Point]] = {}
-        self._levels: dict[int, Level] = {}
+        self._levels: dict[int, ChangeDetector] = {}
 
     def observe(self, points: list[Point]) -> tuple[Line, Line] | None:
         """Take one step's collectives; the line until now and from now on, if it has changed."""
@@ -95,8 +95,8 @@ class _Tracker:
             for point in each:
                 self._level_of(name).add(self._off(point))
 
-    def _level_of(self, name: int) -> Level:
-        return self._levels.setdefault(name, Level(self._threshold))
+    def _level_of(self, name: int) -> ChangeDetector:
+        return self._levels.setdefault(name, ChangeDetector(self._threshold))
 
     def _off(self, point: Point) -> float:
         assert self.line is not None, "there is one before there are levels"
@@ -118,7 +118,7 @@ class LinkMonitor:
     """
 
     def __init__(self, world: int, threshold: float = THRESHOLD) -> None:
-        Level(threshold)  # refuses what is no share
+        ChangeDetector(threshold)  # refuses what is no share
         self._world, self._threshold = world, threshold
         self._trackers: dict[Verb, _Tracker] = {}
 

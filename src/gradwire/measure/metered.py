@@ -14,7 +14,7 @@ UNANNOUNCED = ("shift",)
 """Messages, whose end gloo cannot announce: `then` calls back at once; `wait` knows."""
 
 
-class Observed(Comm):
+class MeteredComm(Comm):
     """Wraps the comm of one unit: `rounds` issued so far, and the `last` one's pending.
 
     `trace` gets the rounds' times, the seconds spent waiting, and spans of rounds announced by `then`, which

@@ -27,14 +27,14 @@ _LONG = 64
 """Values from which it is told how much they vary."""
 
 
-class Level:
+class ChangeDetector:
     """The level of positive numbers, and whether it has moved by more than the share `threshold`.
 
     The first `window` values tell the level. A change takes at least `soonest` values; after it, the level is
     told anew, beginning with those values. A deviation smaller than the values' variation is no change
     either.
 
-    >>> level = Level()
+    >>> level = ChangeDetector()
     >>> [step for step, value in enumerate([1.0] * 20 + [2.0] * 30 + [1.0] * 30) if level.add(value)]
     [25, 55]
     """
@@ -97,8 +97,8 @@ class StepWatch:
         self._threshold = threshold
         self._level = self._anew()
 
-    def _anew(self) -> Level:
-        return Level(self._threshold, soonest=2 * SOONEST)
+    def _anew(self) -> ChangeDetector:
+        return ChangeDetector(self._threshold, soonest=2 * SOONEST)
 
     def change_s(self, step_s: float, *, link_has_changed: bool) -> tuple[float, float] | None:
         """Take what a step took, 0 if that is not known; what they took and take now, if that has changed."""

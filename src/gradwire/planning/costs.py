@@ -107,7 +107,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Backward:
+class BackwardTiming:
     """A backward pass: tensors in the order in which they become ready.
 
     `before_s` is what precedes it in a step (data, forward; T_before of COVAP); `ready_s` (tensors,) counts

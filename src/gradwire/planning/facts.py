@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from gradwire.planning.costs import ENOUGH, Backward, CodecCost, Cores, Link, Network
+from gradwire.planning.costs import ENOUGH, BackwardTiming, CodecCost, Cores, Link, Network
 
 if TYPE_CHECKING:  # which is made of facts
     from gradwire.planning.forecast import Forecast
@@ -38,7 +38,7 @@ class Facts:
     backward_s: float
     allreduce_s: float
     world: int
-    backward: Backward | None = None
+    backward: BackwardTiming | None = None
     network: Network | None = None
     codec: CodecCost | None = None
     payloads: float = 1.0
@@ -119,7 +119,7 @@ def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
     slowest = max(ranks, key=lambda times: times.before_s + times.backward_s)
     backward = None
     if numel:
-        backward = Backward(slowest.before_s, slowest.ready_s, tuple(numel), slowest.backward_s)
+        backward = BackwardTiming(slowest.before_s, slowest.ready_s, tuple(numel), slowest.backward_s)
     return Facts(
         slowest.backward_s,
         sum(collectives_s),
@@ -155,7 +155,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Observed:
+class StepObservation:
     """The numbers of one committed step on which all ranks agree, with the step's own number.
 
     `previous_s` is how long the step before took from the start of backward to its verdict, `compressed_s`

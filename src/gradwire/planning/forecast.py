@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import ENOUGH, Backward, CodecCost, Cores, Link, Network
+from gradwire.planning.costs import ENOUGH, BackwardTiming, CodecCost, Cores, Link, Network
 from gradwire.planning.predict import Tail, UnitWork, predict
 
 CALL_S = 1e-3
@@ -55,7 +55,7 @@ class Forecast:
     those that encoding, decoding and collectives share with the computation.
     """
 
-    backward: Backward
+    backward: BackwardTiming
     cycle: tuple[tuple[UnitWork, ...], ...]
     tail: Tail
     wire_bytes: float

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 
-from gradwire.planning.costs import Backward, Line
+from gradwire.planning.costs import BackwardTiming, Line
 from gradwire.planning.cuts import even_cuts
 from gradwire.planning.merge import GroupCost, optimal_cuts
 from gradwire.planning.predict import ready_of_element
@@ -81,20 +81,20 @@ def paper_cuts(
     return tuple(bounds[:-1])
 
 
-def balanced_edges(backward: Backward, interval: int, communicate: Line) -> tuple[float, ...]:
+def balanced_edges(backward: BackwardTiming, interval: int, communicate: Line) -> tuple[float, ...]:
     """The ends of the best segments, as shares of all elements: the `edges` of `phased_cuts`.
 
     All steps of the interval then carry as much, and each ends as early as possible. `communicate` is the
     time of a unit of x elements on the wire.
 
-    >>> balanced_edges(Backward(0.0, (1.0, 10.0), (60, 40), 10.0), 4, Line(0.1, 0.01))
+    >>> balanced_edges(BackwardTiming(0.0, (1.0, 10.0), (60, 40), 10.0), 4, Line(0.1, 0.01))
     (0.6,)
     """
     edges = _segments(backward, interval, communicate)
     return tuple(round(edge / edges[-1], 4) for edge in edges[1:-1])
 
 
-def _segments(backward: Backward, interval: int, communicate: Line) -> list[int]:
+def _segments(backward: BackwardTiming, interval: int, communicate: Line) -> list[int]:
     """The elements at which segments begin and end.
 
     A step sends one unit of every segment, 1/I of it, ready at the latest when the segment is; so the best
@@ -107,13 +107,13 @@ def _segments(backward: Backward, interval: int, communicate: Line) -> list[int]
     return [0, *(ends[cut] for cut in segments), ends[-1]]
 
 
-def _divisible(backward: Backward, interval: int, most: int = 256) -> Backward:
+def _divisible(backward: BackwardTiming, interval: int, most: int = 256) -> BackwardTiming:
     """The same elements in equal pieces, because segments need not end where tensors do."""
     total = sum(backward.numel)
     unit = max(interval, -(-total // most))
     ready_s = ready_of_element(backward)
     bounds = [0, *even_cuts((total,), unit), total]
-    return Backward(
+    return BackwardTiming(
         backward.before_s,
         tuple(ready_s(stop) for stop in bounds[1:]),
         tuple(stop - start for start, stop in pairwise(bounds)),

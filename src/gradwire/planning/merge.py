@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.planning.costs import Backward, Line
+from gradwire.planning.costs import BackwardTiming, Line
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 
 Floats = NDArray[np.float64]
@@ -53,12 +53,12 @@ class GroupCost:
             raise ValueError(f"a cost in {self} falls with the size of a group; it must be 0 or rise")
 
 
-def step_seconds(backward: Backward, cuts: Cuts, cost: GroupCost) -> float:
+def step_seconds(backward: BackwardTiming, cuts: Cuts, cost: GroupCost) -> float:
     """F of a grouping: when the last group has been decoded, from the beginning of the backward pass.
 
     The recurrence itself, group by group.
 
-    >>> backward = Backward(0.0, (1.0, 2.0), (1, 1), 2.0)
+    >>> backward = BackwardTiming(0.0, (1.0, 2.0), (1, 1), 2.0)
     >>> step_seconds(backward, (1,), GroupCost(Line(0.0, 0.0), Line(0.5, 1.0)))
     4.0
     """
@@ -75,12 +75,12 @@ def step_seconds(backward: Backward, cuts: Cuts, cost: GroupCost) -> float:
     return max(wire_free_s, backward.total_s + compressed) + cost.decode(last)
 
 
-def optimal_cuts(backward: Backward, cost: GroupCost, most: int | None = None) -> Cuts:
+def optimal_cuts(backward: BackwardTiming, cost: GroupCost, most: int | None = None) -> Cuts:
     """The grouping with the least `step_seconds`, of at most `most` groups; no other one is better.
 
     Ready times must ascend. O(N²) per number of groups, and numbers that cannot win any more are not tried.
 
-    >>> backward = Backward(0.0, (1.0, 2.0, 3.0), (4, 4, 1), 3.0)
+    >>> backward = BackwardTiming(0.0, (1.0, 2.0, 3.0), (4, 4, 1), 3.0)
     >>> optimal_cuts(backward, GroupCost(Line(0.0, 0.0), Line(0.1, 0.25)))
     (1, 2)
     """
@@ -100,7 +100,7 @@ def optimal_cuts(backward: Backward, cost: GroupCost, most: int | None = None) -
     return best
 
 
-def _first_guess(backward: Backward, cost: GroupCost, most: int) -> tuple[float, Cuts]:
+def _first_guess(backward: BackwardTiming, cost: GroupCost, most: int) -> tuple[float, Cuts]:
     """The best of the simple groupings: a bound from the start."""
     tensors = len(backward.numel)
     guesses = [even_groups(tensors, parts) for parts in (1, 2, 4, 8) if parts <= most]
@@ -109,7 +109,7 @@ def _first_guess(backward: Backward, cost: GroupCost, most: int) -> tuple[float,
     return min((step_seconds(backward, cuts, cost), cuts) for cuts in guesses)
 
 
-def _require_ascending(backward: Backward) -> None:
+def _require_ascending(backward: BackwardTiming) -> None:
     if np.any(np.diff(backward.ready_s) < 0.0):
         raise ValueError(
             "ready_s must ascend: groups are made of tensors in the order in which they are ready"
@@ -124,7 +124,7 @@ class _Table:
     delayed by that.
     """
 
-    def __init__(self, backward: Backward, cost: GroupCost) -> None:
+    def __init__(self, backward: BackwardTiming, cost: GroupCost) -> None:
         self._cost, self._total_s = cost, backward.total_s
         self._sizes: Floats = np.cumsum(np.array((0, *backward.numel), np.float64))
         ready: Floats = np.array((0.0, *backward.ready_s))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-from gradwire.planning.costs import Backward, Line
+from gradwire.planning.costs import BackwardTiming, Line
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import NOTHING, GroupCost, optimal_cuts
 
@@ -24,12 +24,12 @@ _FEW = 32
 class WorkerSeconds:
     """Seconds of a grouping from the beginning of the backward pass: `predict`, for one round a group.
 
-    >>> backward = Backward(0.0, (1.0, 2.0), (1, 1), 2.0)
+    >>> backward = BackwardTiming(0.0, (1.0, 2.0), (1, 1), 2.0)
     >>> WorkerSeconds(backward, GroupCost(Line(0.5, 0.0), Line(1.0, 0.0), Line(0.25, 0.0)))((1,))
     3.75
     """
 
-    def __init__(self, backward: Backward, cost: GroupCost) -> None:
+    def __init__(self, backward: BackwardTiming, cost: GroupCost) -> None:
         self._cost, self._total_s, self._ready_s = cost, backward.total_s, backward.ready_s
         self._sizes = list(accumulate(backward.numel, initial=0))
 
@@ -52,7 +52,7 @@ class WorkerSeconds:
         return max(worker_s, wire_s, self._total_s)
 
 
-def worker_cuts(backward: Backward, cost: GroupCost, effort: int = 4000) -> Cuts:
+def worker_cuts(backward: BackwardTiming, cost: GroupCost, effort: int = 4000) -> Cuts:
     """A good grouping, never worse than a simple one; `effort` is how many groups may be looked at.
 
     Simple ones are all groups together, every tensor alone, even splits by the number of tensors, and the
@@ -66,7 +66,7 @@ def worker_cuts(backward: Backward, cost: GroupCost, effort: int = 4000) -> Cuts
     return _from(starts, backward, cost, effort)
 
 
-def moved_cuts(backward: Backward, cost: GroupCost, cuts: Cuts, effort: int = 2000) -> Cuts:
+def moved_cuts(backward: BackwardTiming, cost: GroupCost, cuts: Cuts, effort: int = 2000) -> Cuts:
     """`cuts`, which were made for other costs, moved to where they suit these; never worse than they.
 
     Within 1.1 % of `worker_cuts` in a seventh of its time, where a call costs ten times as much.
@@ -80,7 +80,7 @@ def _even(tensors: int) -> list[Cuts]:
     return [even_groups(tensors, parts) for parts in (1, 2, 3, 4, 6, 8)]
 
 
-def _from(starts: list[Cuts], backward: Backward, cost: GroupCost, effort: int) -> Cuts:
+def _from(starts: list[Cuts], backward: BackwardTiming, cost: GroupCost, effort: int) -> Cuts:
     seconds = WorkerSeconds(backward, cost)
     # Of many groups every look at a neighbour costs as much as of few, and gains less.
     few = [cuts for cuts in starts if len(cuts) < _FEW]

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from gradwire.planning.collectives import Sends, time_of
-from gradwire.planning.costs import Backward, CodecCost, Line, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Network
 
 FREE = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
 """A codec that takes no time."""
@@ -65,7 +65,7 @@ class Tail:
     beside: Sends | None = None
 
 
-class Span(NamedTuple):
+class PredictedSpan(NamedTuple):
     """A span of work, in seconds from the beginning of the step; `unit` is -1 for work without a unit."""
 
     what: What
@@ -80,7 +80,7 @@ class Prediction:
 
     step_s: float
     compute_s: float
-    spans: tuple[Span, ...]
+    spans: tuple[PredictedSpan, ...]
 
     @property
     def exposed_s(self) -> float:
@@ -130,8 +130,11 @@ def predict(
         issued_s = ended_s if tail.waits else max(backward_s + stage.held_s, stage.issued_s)
         stage.wire(-1, tail.round, issued_s)
         ended_s = max(ended_s, stage.wire_free_s)
-    backward = Span("backward", -1, before_s, compute_s + stage.held_s)
-    spans = (Span(what, unit, before_s + start, before_s + stop) for what, unit, start, stop in stage.spans)
+    backward = PredictedSpan("backward", -1, before_s, compute_s + stage.held_s)
+    spans = (
+        PredictedSpan(what, unit, before_s + start, before_s + stop)
+        for what, unit, start, stop in stage.spans
+    )
     return Prediction(before_s + ended_s, compute_s, (backward, *spans))
 
 
@@ -144,19 +147,19 @@ class _Stage:
     wire_free_s: float = 0.0
     issued_s: float = 0.0
     held_s: float = 0.0
-    spans: list[Span] = field(default_factory=list)
+    spans: list[PredictedSpan] = field(default_factory=list)
 
     def wire(self, unit: int, sent: Sends, issued_s: float) -> float:
         """The end of a collective that is issued now."""
         start_s = max(issued_s, self.wire_free_s)
         self.wire_free_s = start_s + self.seconds_of(sent)
-        self.spans.append(Span("wire", unit, start_s, self.wire_free_s))
+        self.spans.append(PredictedSpan("wire", unit, start_s, self.wire_free_s))
         return self.wire_free_s
 
     def work(self, what: What, unit: int, start_s: float, seconds: float) -> float:
         """The end of local work that starts now."""
         if seconds > 0.0:
-            self.spans.append(Span(what, unit, start_s, start_s + seconds))
+            self.spans.append(PredictedSpan(what, unit, start_s, start_s + seconds))
         return start_s + seconds
 
     def start(self, number: int, unit: UnitWork, start_s: float) -> float:
@@ -192,7 +195,7 @@ def _run(units: Sequence[UnitWork], backward_s: float, stage: _Stage) -> float:
     return free_s
 
 
-def ready_of_element(backward: Backward) -> Callable[[int], float]:
+def ready_of_element(backward: BackwardTiming) -> Callable[[int], float]:
     """A function from a number of leading elements to the time when all of them are ready; 0 for none."""
     ends = list(accumulate(backward.numel))
     latest = list(accumulate(backward.ready_s, max))

@@ -27,7 +27,7 @@ from gradwire.planning.collectives import Sends, Transfer
 LOWEST, HIGHEST, FACTOR = 0.001, 0.1, 3.0
 
 
-class Candidate(NamedTuple):
+class RatioCandidate(NamedTuple):
     """A ratio and its three objectives: two times in seconds, and the compression gain (0, 1]."""
 
     ratio: float
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
         return self.compress_s, self.communicate_s, 1.0 / self.gain if self.gain > 0 else math.inf
 
 
-Evaluate = Callable[[float], Candidate]
+Evaluate = Callable[[float], RatioCandidate]
 """Objectives of any ratio, by measured lines, calibrated links and a histogram."""
 
 
@@ -59,11 +59,11 @@ def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float =
     return (*(high / factor**step for step in range(steps)), low)
 
 
-def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
+def pareto_front(candidates: Sequence[RatioCandidate]) -> list[RatioCandidate]:
     """The candidates that no other one beats: nowhere worse and somewhere better.
 
-    >>> cheap, good = Candidate(0.01, 1.0, 1.0, 0.5), Candidate(0.1, 1.0, 2.0, 0.9)
-    >>> pareto_front([cheap, good, Candidate(0.05, 1.5, 2.0, 0.6)]) == [cheap, good]
+    >>> cheap, good = RatioCandidate(0.01, 1.0, 1.0, 0.5), RatioCandidate(0.1, 1.0, 2.0, 0.9)
+    >>> pareto_front([cheap, good, RatioCandidate(0.05, 1.5, 2.0, 0.6)]) == [cheap, good]
     True
     """
     table = _table(candidates)
@@ -73,7 +73,7 @@ def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [candidates[int(place)] for place in np.flatnonzero(~beaten)]
 
 
-def knee(front: Sequence[Candidate]) -> Candidate:
+def knee(front: Sequence[RatioCandidate]) -> RatioCandidate:
     """The point of a front that is nearest to the ideal one; of several the one that sends most.
 
     Each objective is scaled to 0 … 1 over the front, so no unit matters; the ideal has the best of each.
@@ -88,7 +88,7 @@ def knee(front: Sequence[Candidate]) -> Candidate:
     return max(nearest, key=lambda candidate: candidate.ratio)
 
 
-def _table(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+def _table(candidates: Sequence[RatioCandidate]) -> NDArray[np.float64]:
     return np.array([candidate.objectives for candidate in candidates], np.float64).reshape(-1, 3)
 
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gradwire.planning.costs import Backward
+from gradwire.planning.costs import BackwardTiming
 
 PROFILES = Path(__file__).parent / "profiles"
 """One file per published network; `benchmarks/shape_profiles` writes them from the papers' figures."""
@@ -104,7 +104,7 @@ def _shape(sizes: list[int]) -> Shape:
     return shape
 
 
-def ready_of(profile: Profile, before_s: float, backward_s: float, overlap: bool = True) -> Backward:
+def ready_of(profile: Profile, before_s: float, backward_s: float, overlap: bool = True) -> BackwardTiming:
     """The ready time of each parameter: in reverse order, when its layer's share of multiply-adds is done.
 
     A layer's parameters are ready together. Where no layer says its multiply-adds, all take equally long.
@@ -123,4 +123,4 @@ def ready_of(profile: Profile, before_s: float, backward_s: float, overlap: bool
         for shape in layer.shapes[::-1]
     ]
     ready_s, numel = zip(*tensors, strict=True)
-    return Backward(before_s, ready_s, numel, backward_s)
+    return BackwardTiming(before_s, ready_s, numel, backward_s)

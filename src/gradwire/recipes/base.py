@@ -16,7 +16,7 @@ from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
 from gradwire.memory import Forgetful
 from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.cuts import fitted_cuts, ramped_cuts
-from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.recipes.catalogue import MODULES
 from gradwire.step.arena import ParameterSpec, slots_of, units_of
 from gradwire.step.context import ExchangeContext
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # loaded by what chooses
 Cutter = Callable[[Sequence[int]], Sequence[int]]
 """A function from the sizes of a lane's parameters, in order, to its inner cut points, ascending."""
 
-Judge = Callable[[Observed], "Composition | None"]
+Judge = Callable[[StepObservation], "Composition | None"]
 """A function of each step's observations. It returns the composition to run next, or `None` to go on."""
 
 
@@ -135,7 +135,7 @@ Builder = Callable[..., Composition]
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecipeEntry:
     """A registered recipe: its builder's signature is its list of options."""
 
     name: str
@@ -164,7 +164,7 @@ class Entry:
         return " ".join(found[1].split()) if found else ""
 
 
-REGISTRY: dict[str, Entry] = {}
+REGISTRY: dict[str, RecipeEntry] = {}
 """Recipes whose module has been imported, and those of users."""
 
 
@@ -204,5 +204,5 @@ def register(build: B) -> B:
 
     # A user's recipe replaces one of ours, even if ours is imported after it.
     if name not in REGISTRY or build.__module__ != MODULES.get(name):
-        REGISTRY[name] = Entry(name, named)
+        REGISTRY[name] = RecipeEntry(name, named)
     return cast(B, named)

@@ -33,7 +33,7 @@ from gradwire.exchange.base import Exchange, parts
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels import magnitude_edges, magnitude_histogram
-from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.facts import StepObservation, Watched
 from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 from gradwire.recipes.parse import Recipe, recipe
@@ -184,7 +184,7 @@ def _judge(
 ) -> Judge:
     controller = controller_of(watched)
 
-    def judge(shown: Observed) -> Composition | None:
+    def judge(shown: StepObservation) -> Composition | None:
         choice = controller.observe(shown)
         if choice is None:
             return None

@@ -22,7 +22,7 @@ from gradwire.control.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, co
 from gradwire.exchange.base import Exchange, parts, steady_rounds
 from gradwire.exchange.compose import Every, forget
 from gradwire.planning.collectives import total_time
-from gradwire.planning.costs import Backward, Line, Network
+from gradwire.planning.costs import BackwardTiming, Line, Network
 from gradwire.planning.cuts import (
     Cuts,
     coarse_cuts,
@@ -32,7 +32,7 @@ from gradwire.planning.cuts import (
     layer_cuts,
     one_unit,
 )
-from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.quantities import counted
@@ -157,7 +157,7 @@ def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watc
         takes += f", in which {search.stride} neighbouring tensors stay together"
     _LOG.info("mergecomp times groupings of %d tensors: %s", len(watched.sizes), takes)
 
-    def judge(shown: Observed) -> Composition | None:
+    def judge(shown: StepObservation) -> Composition | None:
         trial = search.observe(shown)
         if trial is None:
             return None
@@ -200,7 +200,9 @@ def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, 
     return replace(single, watch=Watch(judge_of, every=1, ends=True), why="timing one group")
 
 
-def _best(split: Split, groups: int, alpha: float, backward: Backward, cost: GroupCost) -> tuple[Cuts, float]:
+def _best(
+    split: Split, groups: int, alpha: float, backward: BackwardTiming, cost: GroupCost
+) -> tuple[Cuts, float]:
     """Cuts, and the seconds of a backward pass under the model that they are the best of."""
     if split == "planned":
         cuts = worker_cuts(backward, cost)
@@ -213,7 +215,7 @@ def _best(split: Split, groups: int, alpha: float, backward: Backward, cost: Gro
     return cuts, inside(cuts)
 
 
-def ready_times(facts: Facts, sizes: Sequence[int]) -> Backward:
+def ready_times(facts: Facts, sizes: Sequence[int]) -> BackwardTiming:
     """Of the parameters of `sizes` elements, which are some of all, in the same order."""
     every, ready_s, reached = facts.backward, [], 0.0
     if every is None:
@@ -225,7 +227,7 @@ def ready_times(facts: Facts, sizes: Sequence[int]) -> Backward:
         # A group is sent in order, so a tensor counts when all before it are there, too.
         reached = max(reached, every.ready_s[at - 1])
         ready_s.append(reached)
-    return Backward(every.before_s, tuple(ready_s), tuple(sizes), every.total_s)
+    return BackwardTiming(every.before_s, tuple(ready_s), tuple(sizes), every.total_s)
 
 
 def cost_of(exchange: Exchange, facts: Facts, watched: Watched) -> GroupCost:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from gradwire.recipes.base import REGISTRY, Composition, Entry
+from gradwire.recipes.base import REGISTRY, Composition, RecipeEntry
 from gradwire.recipes.catalogue import MODULES
 
 
@@ -26,12 +26,12 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*MODULES, *REGISTRY}))
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[RecipeEntry, ...]:
     """All recipes with their options and one-line summaries. Imports the modules of all."""
     return tuple(_entry(name) for name in names())
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> RecipeEntry:
     """The recipe of that name, which is one of `names()`."""
     if name not in REGISTRY:
         import_module(MODULES[name])

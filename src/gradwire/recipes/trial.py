@@ -18,7 +18,7 @@ from itertools import count
 
 from gradwire.control.choice import Standing
 from gradwire.planning.change_detection import middle_of
-from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.facts import StepObservation, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
@@ -82,7 +82,7 @@ def _judge_of(
 ) -> Judge:
     took_s: list[float] = []
 
-    def judge(shown: Observed) -> Composition | None:
+    def judge(shown: StepObservation) -> Composition | None:
         if shown.previous_s > 0.0:  # the step before ran this composition
             took_s.append(shown.previous_s)
         counted, after = took_s[SKIPPED:], left - len(took_s) - 1
@@ -156,7 +156,7 @@ def _watching(
     kept = KEPT_DENSE if text == dense().text else KEPT
     steps, changed = count(1), False
 
-    def judge(shown: Observed) -> Composition | None:
+    def judge(shown: StepObservation) -> Composition | None:
         nonlocal changed
         if shown.unhealthy:
             return replace(dense(), why=f"step {shown.step}: {shown.unhealthy} under {text}")

@@ -14,7 +14,7 @@ from gradwire.agreement.calls import Calls
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
 from gradwire.placement import HostDevice, Placement, TransferredBuffer
-from gradwire.sources.nodes.level import NodeLevel
+from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
 from gradwire.step.arrival import Arrival
@@ -58,7 +58,7 @@ class Backward:
         worker: Worker,
         engine: Callable[[Hear, Hear], Engine],
         calls: Calls | None = None,
-        level: NodeLevel | None = None,
+        level: NodeReducer | None = None,
         steps: Steps | None = None,
     ) -> None:
         """`engine` makes one that calls two functions: when a step has ended, and when it is resolved.

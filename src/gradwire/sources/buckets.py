@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.arrival import Arrival, BucketEntry
 
 CAP_BYTES = 25 * 2**20
 """DDP's own default."""
@@ -69,7 +69,7 @@ class Bucket:
         self.buffer = torch.zeros(starts[-1], dtype=specs[0].dtype, device=device)
         # The same tuple in every step, by which the engine knows it again.
         self.entries = tuple(
-            Entry(spec.name, start, spec.numel) for spec, start in zip(specs, starts, strict=False)
+            BucketEntry(spec.name, start, spec.numel) for spec, start in zip(specs, starts, strict=False)
         )
         self._beyond: dict[str, Tensor] = {}
         placed = zip(self.entries, specs, strict=True)
@@ -81,7 +81,7 @@ class Bucket:
         """Whose gradient has not come in this step."""
         self.failure: BaseException | None = None
 
-    def _view(self, entry: Entry, spec: ParameterSpec, rows: int | None) -> Tensor:
+    def _view(self, entry: BucketEntry, spec: ParameterSpec, rows: int | None) -> Tensor:
         whole = spec.shaped(self.buffer[entry.offset : entry.offset + entry.numel])
         if rows is None or rows == spec.shape[0]:
             return whole

@@ -20,7 +20,7 @@ from gradwire.step.arena import Lane, Slot, Unit
 
 
 @dataclass(frozen=True)
-class Entry:
+class BucketEntry:
     """A parameter's place in a bucket's buffer: elements [offset, offset + numel)."""
 
     name: str
@@ -37,7 +37,7 @@ class Arrival:
     """
 
     buffer: Tensor
-    entries: tuple[Entry, ...]
+    entries: tuple[BucketEntry, ...]
     index: int
     at_s: float = field(default_factory=now_s)
     failure: BaseException | None = None
@@ -49,7 +49,7 @@ class Run:
     """Neighbours in a bucket that bypass the arena with the same exchange."""
 
     exchange: Exchange
-    entries: tuple[Entry, ...]
+    entries: tuple[BucketEntry, ...]
 
     @cached_property
     def label(self) -> str:
@@ -91,17 +91,17 @@ class Share:
 class Intake:
     """The destination of everything in a bucket. `units` come with how many of their parameters are in it."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[BucketEntry, ...]
     runs: tuple[Run, ...]
     shares: tuple[Share, ...]
     units: tuple[tuple[Unit, int], ...]
 
 
 def intake(
-    entries: tuple[Entry, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
+    entries: tuple[BucketEntry, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
 ) -> Intake:
     """Sort the entries of one bucket: by lane, in the order of the bucket, or into runs."""
-    lanes: defaultdict[Lane, list[tuple[Entry, Slot]]] = defaultdict(list)
+    lanes: defaultdict[Lane, list[tuple[BucketEntry, Slot]]] = defaultdict(list)
     # By lane and number: a unit's own hash goes through all of its pieces.
     units: Counter[tuple[Lane, int]] = Counter()
     for entry in entries:
@@ -115,12 +115,12 @@ def intake(
     return Intake(entries, tuple(_runs(entries, direct)), tuple(shares), tuple(counted))
 
 
-def _share(lane: Lane, members: Sequence[tuple[Entry, Slot]]) -> Share:
+def _share(lane: Lane, members: Sequence[tuple[BucketEntry, Slot]]) -> Share:
     pieces = Pieces((slot.start, entry.offset, entry.numel) for entry, slot in members)
     return Share(lane, tuple(slot for _entry, slot in members), pieces)
 
 
-def _runs(entries: Sequence[Entry], direct: Mapping[str, Exchange]) -> list[Run]:
+def _runs(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> list[Run]:
     together = groupby(entries, key=lambda entry: id(direct.get(entry.name)))
     groups = [tuple(group) for _exchange, group in together]
     return [Run(direct[group[0].name], group) for group in groups if group[0].name in direct]

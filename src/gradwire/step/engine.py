@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.control.controller import Decider, Heard, Rows, decider, handed_over, traffic_for
+from gradwire.control.controller import Controller, Heard, Rows, controller_for, handed_over, traffic_for
 from gradwire.control.health import Health
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
@@ -29,7 +29,17 @@ from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.runner import Runner
-from gradwire.step.step import Committed, Failed, Landed, Outcome, Pending, Poisoned, Running, Step, Task
+from gradwire.step.step import (
+    Committed,
+    ExchangeTask,
+    Failed,
+    Landed,
+    Poisoned,
+    Running,
+    Step,
+    StepOutcome,
+    VerdictPending,
+)
 from gradwire.step.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number, rides
 
 META = torch.device("meta")
@@ -47,7 +57,7 @@ class Snapshot:
     layout: Layout
     step: int
     plan: str | None
-    decider: Decider
+    controller_for: Controller
     env: EngineEnvironment
     facts: Facts | None
 
@@ -55,8 +65,8 @@ class Snapshot:
 class Engine:
     """The state of one attached model on one rank; `env` is all that it needs from outside.
 
-    A `Decider` changes what runs, in the same step on all ranks, because it sees only numbers from verdicts.
-    `plan` is the text of what runs, `None` while dense steps are measured.
+    A `Controller` changes what runs, in the same step on all ranks, because it sees only numbers from
+    verdicts. `plan` is the text of what runs, `None` while dense steps are measured.
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
@@ -87,10 +97,10 @@ class Engine:
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
             env.compile_for(self.layout_of(decision.about, META))
-        decides = decider(layout, env, self.watch, self._hear, self.layout_of, self.health)
+        controller = controller_for(layout, env, self.watch, self._hear, self.layout_of, self.health)
         plan = layout.main.text if decision is None else None
         step, facts = (self.step, self.facts) if step is None else (step, None)
-        return Snapshot(layout, step, plan, decides, env, facts)
+        return Snapshot(layout, step, plan, controller, env, facts)
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
         """The layout of parameters under another composition, by default where that would run."""
@@ -143,13 +153,13 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """The present state, for `restore`. A layout that is installed in between has planes of its own."""
-        return Snapshot(self.layout, self.step, self.plan, self._decider, self.env, self.facts)
+        return Snapshot(self.layout, self.step, self.plan, self._controller, self.env, self.facts)
 
     def restore(self, saved: Snapshot) -> None:
         """Run what was `prepared`, or go on as if nothing had run since `snapshot`."""
         self._following = None
         self.layout, self.step, self.plan, self.facts = saved.layout, saved.step, saved.plan, saved.facts
-        self._decider, self.env, self.comm = saved.decider, saved.env, saved.env.comm
+        self._controller, self.env, self.comm = saved.controller, saved.env, saved.env.comm
         self.traffic = traffic_for(self.layout, self.env)
 
     # -- what becomes of a step, once optimizers have stepped or not
@@ -183,17 +193,17 @@ class Engine:
     @property
     def late(self) -> float | None:
         """Steps' worth of gradient that wait in memory under what runs; `None` before that is known."""
-        return self._decider.late
+        return self._controller.late
 
     @property
     def measuring(self) -> bool:
         """Whether dense steps still find out what to do."""
-        return self._decider.measuring
+        return self._controller.measuring
 
     @property
     def is_serial(self) -> bool:
         """Whether communication of this step waits for its computation, so that each is timed alone."""
-        return self._decider.is_serial
+        return self._controller.is_serial
 
     @property
     def plan_number(self) -> int:
@@ -221,7 +231,7 @@ class Engine:
         step.buffers = carried = self.env.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
-            apart = Observed(self.env.everyone) if self.env.sharded else None
+            apart = MeteredComm(self.env.everyone) if self.env.sharded else None
             to = apart or step.observed(self.comm, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
@@ -251,7 +261,7 @@ class Engine:
         self._progress(step)
 
     def _take(self, step: Step, arrival: Arrival) -> None:
-        self._decider.take(step, arrival)
+        self._controller.take(step, arrival)
         intake = self.layout.intake(arrival.entries)
         for run in intake.runs:
             self._launch_direct(step, arrival, run)
@@ -280,7 +290,7 @@ class Engine:
             return
         self.runner.launch(step, self.direct(step, arrival, run))
 
-    def direct(self, step: Step, arrival: Arrival, run: Run) -> Task:
+    def direct(self, step: Step, arrival: Arrival, run: Run) -> ExchangeTask:
         """The exchange of neighbours in a bucket, in place."""
         region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
         ctx = ExchangeContext(
@@ -288,7 +298,7 @@ class Engine:
         )
         step.direct.append(region.numel())
         comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, ctx)
-        return Task(label, exchange, region, region, ctx, comm, agreed)
+        return ExchangeTask(label, exchange, region, region, ctx, comm, agreed)
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         lane = self.layout.lanes[unit.lane]
@@ -305,21 +315,23 @@ class Engine:
             see=step.hear,
         )
         self.env.inspect(lane, unit, x, ctx)
-        if self._decider.looks(step.number) and lane.exchange is self.layout.main.exchange:
+        if self._controller.looks(step.number) and lane.exchange is self.layout.main.exchange:
             self._look(step, unit, x, ctx.unsent)
         if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, ctx)):
             step.rest(unit)
             return
         factor = step.scale / ctx.scale
         mean = step.landing(unit, x, factor)
-        task = Task(str(unit), lane.exchange, x, mean, ctx, step.observed(self.comm, str(unit)), agreed)
+        task = ExchangeTask(
+            str(unit), lane.exchange, x, mean, ctx, step.observed(self.comm, str(unit)), agreed
+        )
         task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 
     def _look(self, step: Step, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
-                self._decider.look(step.number, unit, x, unsent)
+                self._controller.look(step.number, unit, x, unsent)
         except BaseException as error:
             step.fail(error, f"look at {unit}", self.rank)
 
@@ -337,7 +349,7 @@ class Engine:
             if isinstance(step.outcome, Running) and left == 0:
                 self._send_tail(step)
             match step.outcome:
-                case Pending(tail, has_come=True) if step.outstanding == 0:
+                case VerdictPending(tail, has_come=True) if step.outstanding == 0:
                     self._judge(step, tail.verdict())
         except TransportError as error:
             self.runner.broken = error
@@ -364,7 +376,7 @@ class Engine:
             self.runner.issue(small.send)
 
     def _send_tail(self, step: Step) -> None:
-        facts = (*step.guard, *self._decider.row(step, self.traffic.row))
+        facts = (*step.guard, *self._controller.row(step, self.traffic.row))
         step.require_all_units(self.layout.lanes, self.rank)
         stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
         sound = step.is_late or step.is_finite()
@@ -375,14 +387,14 @@ class Engine:
         comm = step.observed(self.comm, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self.env.control
-        apart = None if control is self.comm else Observed(control, step.trace, "tail")
+        apart = None if control is self.comm else MeteredComm(control, step.trace, "tail")
         tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
         step.small.append(tail)
-        step.outcome = Pending(tail, failure=step.failure)
+        step.outcome = VerdictPending(tail, failure=step.failure)
 
         def came() -> None:
             if not step.is_over:
-                step.outcome = Pending(tail, has_come=True, failure=step.failure)
+                step.outcome = VerdictPending(tail, has_come=True, failure=step.failure)
             self._progress(step)
 
         tail.send(lambda: self.env.placement.post(came))
@@ -467,10 +479,10 @@ class Engine:
         return is_dropped
 
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
-        """Let the decider see the facts of a step, and run what it wants to follow."""
+        """Let the controller see the facts of a step, and run what it wants to follow."""
         rows = [row.facts[len(step.guard) :] for row in verdict.rows]
-        following = self._following = self._decider.observe(step, rows, committed=committed)
-        self.facts = self._decider.facts or self.facts
+        following = self._following = self._controller.observe(step, rows, committed=committed)
+        self.facts = self._controller.facts or self.facts
         # A late step may be asked for by one rank, for its report; and a memory has to be settled first.
         if following is not None and self.layout.is_plain and not step.is_late:
             self.follow(following)
@@ -494,12 +506,12 @@ class Engine:
         if self._now is not None:
             self._progress(self._now)
 
-    def _close(self, step: Step, outcome: Outcome) -> None:
+    def _close(self, step: Step, outcome: StepOutcome) -> None:
         self._now = None
         self._settle(step, outcome)
         self.env.concluded(step)
 
-    def _settle(self, step: Step, outcome: Outcome) -> None:
+    def _settle(self, step: Step, outcome: StepOutcome) -> None:
         """Give the step its final outcome."""
         failed = isinstance(outcome, Failed)
         step.end(outcome, self.rank)

@@ -24,7 +24,7 @@ from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import steady
 from gradwire.step.arena import Lane, ParameterSpec, Slot
-from gradwire.step.arrival import Entry, Intake, intake
+from gradwire.step.arrival import BucketEntry, Intake, intake
 from gradwire.step.verdict import EARLY_BYTES, SMALL_BYTES
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
@@ -129,7 +129,7 @@ class Layout:
         lane, slot = self.slots[name]
         return lane.committed[plane][slot.start : slot.stop]
 
-    def intake(self, entries: tuple[Entry, ...]) -> Intake:
+    def intake(self, entries: tuple[BucketEntry, ...]) -> Intake:
         """The lanes and units of a bucket's gradients; computed anew only if the bucket has changed."""
         first = entries[0].name if entries else ""
         known = self._intakes.get(first)

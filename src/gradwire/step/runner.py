@@ -14,7 +14,7 @@ from functools import partial
 from gradwire.comm import owe_zeros
 from gradwire.errors import TransportError
 from gradwire.placement import Post
-from gradwire.step.step import Step, Task
+from gradwire.step.step import ExchangeTask, Step
 
 
 class Runner:
@@ -40,11 +40,11 @@ class Runner:
             except TransportError as error:
                 self.broken = error
 
-    def launch(self, step: Step, task: Task) -> None:
+    def launch(self, step: Step, task: ExchangeTask) -> None:
         """Encode and issue `task`; its last round stays in flight."""
         self.issue(partial(self._start, step, task))
 
-    def _start(self, step: Step, task: Task) -> None:
+    def _start(self, step: Step, task: ExchangeTask) -> None:
         step.outstanding += 1
         step.decoding += task.decodes
         try:
@@ -60,11 +60,11 @@ class Runner:
         else:
             task.comm.last.then(lambda: self._post(lambda: self._ended(step, task)))
 
-    def _ended(self, step: Step, task: Task) -> None:
+    def _ended(self, step: Step, task: ExchangeTask) -> None:
         self.issue(partial(self._finish, step, task))
         self._landed(step)
 
-    def _finish(self, step: Step, task: Task) -> None:
+    def _finish(self, step: Step, task: ExchangeTask) -> None:
         try:
             with step.trace.compressing("decode", task.label):
                 if task.finish is not None:

@@ -20,10 +20,10 @@ from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.kernels import Folded, compiled_s, is_finite, poison, zero_idle
 from gradwire.measure.clock import BackwardWatch, Trace, now_s
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
-from gradwire.step.arrival import Arrival, Entry, Share
+from gradwire.step.arrival import Arrival, BucketEntry, Share
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 
@@ -48,7 +48,7 @@ class Passenger(Protocol):
 
 
 @dataclass
-class Task:
+class ExchangeTask:
     """One running exchange: `x` in, `mean` out; `land` carries the mean to the buckets.
 
     `agreed` are the rounds that every rank issues for it.
@@ -59,7 +59,7 @@ class Task:
     x: Tensor
     mean: Tensor
     ctx: ExchangeContext
-    comm: Observed
+    comm: MeteredComm
     agreed: tuple[Round, ...]
     land: Callable[[], None] = lambda: None
     finish: Finish | None = None
@@ -83,7 +83,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Pending:
+class VerdictPending:
     """This rank's row is on its way in `tail`, and the verdict pending; with `has_come` it can be read.
 
     Under a plain all-reduce some gradients may still travel.
@@ -122,8 +122,8 @@ class Failed:
     error: BaseException
 
 
-Outcome: TypeAlias = Running | Pending | Landed | Committed | Poisoned | Failed
-_OPEN = (Running, Pending)  # a union would be built anew in every call
+StepOutcome: TypeAlias = Running | VerdictPending | Landed | Committed | Poisoned | Failed
+_OPEN = (Running, VerdictPending)  # a union would be built anew in every call
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Step:
     guard: tuple[float, ...] = ()
     """This rank's checksum of its parameters, in front of the facts in its row."""
     arrivals: list[Arrival] = field(default_factory=list)
-    destinations: dict[str, tuple[Tensor, Entry]] = field(default_factory=dict)
+    destinations: dict[str, tuple[Tensor, BucketEntry]] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
     """Slots without a gradient; to call one of these may wait for a device."""
@@ -154,7 +154,7 @@ class Step:
     outstanding: int = 0
     decoding: int = 0
     """Of the outstanding tasks, those that still have to decode."""
-    outcome: Outcome = Running()
+    outcome: StepOutcome = Running()
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     inside_bytes: float = 0.0
@@ -360,7 +360,7 @@ class Step:
             )
             self.fail(error, "end of the step", rank)
 
-    def record(self, task: Task) -> None:
+    def record(self, task: ExchangeTask) -> None:
         """A task has finished. Add its bytes: as metered, and as its exchange predicts them.
 
         Of rounds whose size is agreed on the way, what is known is what they came to.
@@ -385,9 +385,9 @@ class Step:
         here = [spec.name for spec in order if spec.name in names and spec.name in self.tail_regions]
         return [self.tail_regions.pop(name) for name in here]
 
-    def observed(self, comm: Comm, label: str) -> Observed:
+    def observed(self, comm: Comm, label: str) -> MeteredComm:
         """`comm`, of which the trace notes what passes."""
-        return Observed(comm, self.trace, label)
+        return MeteredComm(comm, self.trace, label)
 
     @property
     def left_bytes(self) -> int:
@@ -419,7 +419,7 @@ class Step:
         """The device of the gradients."""
         return self.arrivals[0].buffer.device
 
-    def end(self, outcome: Outcome, rank: int) -> None:
+    def end(self, outcome: StepOutcome, rank: int) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
         self.outcome = outcome
         if isinstance(outcome, Failed):

@@ -18,7 +18,7 @@ from gradwire.comm import Pending
 from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels import is_finite
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 
 HEADER = 5
 SMALL_BYTES = 64 * 1024
@@ -129,7 +129,7 @@ class SmallReduce:
 
     algorithm: Algorithm = "library"
 
-    def __init__(self, regions: list[Tensor], comm: Observed, device: torch.device, room: int = 0) -> None:
+    def __init__(self, regions: list[Tensor], comm: MeteredComm, device: torch.device, room: int = 0) -> None:
         self._regions = regions
         self._sizes = [region.numel() for region in regions]
         self._pending: Pending | None = None
@@ -182,9 +182,9 @@ class VerdictReduce(SmallReduce):
         self,
         regions: list[Tensor],
         row: Row,
-        comm: Observed,
+        comm: MeteredComm,
         device: torch.device,
-        control: Observed | None = None,
+        control: MeteredComm | None = None,
         finite: Tensor | None = None,
     ) -> None:
         said = comm if control is None else control

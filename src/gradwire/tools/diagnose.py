@@ -63,7 +63,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenUnit:
     """A unit as its exchange found it."""
 
     exchange: Exchange
@@ -71,7 +71,7 @@ class Seen:
     ctx: ExchangeContext
 
 
-class Watch:
+class GradientWatch:
     """While it `is_on`, keeps a copy of the error-fed gradient of one step, unit by unit.
 
     The engine calls it before every exchange (`EngineEnvironment.inspect`).
@@ -79,7 +79,7 @@ class Watch:
 
     def __init__(self, *, is_on: bool = False) -> None:
         self.is_on = is_on
-        self.seen: list[Seen] = []
+        self.seen: list[SeenUnit] = []
 
     def turn(self, on: bool) -> None:
         """Watch from now on, or no longer; drops what was kept."""
@@ -94,10 +94,10 @@ class Watch:
             if first.step != ctx.step or (first.lane, first.unit) == (ctx.lane, ctx.unit):
                 self.seen.clear()
         unsent = None if ctx.unsent is None else ctx.unsent.clone()
-        self.seen.append(Seen(lane.exchange, x.clone(), replace(ctx, unsent=unsent)))
+        self.seen.append(SeenUnit(lane.exchange, x.clone(), replace(ctx, unsent=unsent)))
 
 
-def diagnose(seen: Sequence[Seen], lanes: Sequence[Lane], comm: Comm, control: Comm) -> Diagnosis:
+def diagnose(seen: Sequence[SeenUnit], lanes: Sequence[Lane], comm: Comm, control: Comm) -> Diagnosis:
     """A collective: two all-reduces of a gradient's size over `comm`, and small ones over `control`.
 
     `ValueError` where nothing was watched, `RanksDisagree` where that was so on some ranks.
@@ -161,7 +161,7 @@ def memory_distance(unit: Tensor, comm: Comm, damages: list[Exception | None]) -
     return 1.0 - float(unit @ unit - own) / pairs
 
 
-def _choices(seen: Sequence[Seen], mean: Tensor) -> list[float]:
+def _choices(seen: Sequence[SeenUnit], mean: Tensor) -> list[float]:
     """Chosen, of these in the true top-k, common area of histograms, energy left by each, and in all."""
     sums, start = torch.zeros(6, dtype=torch.float64, device="cpu"), 0
     for each in seen:
@@ -173,7 +173,7 @@ def _choices(seen: Sequence[Seen], mean: Tensor) -> list[float]:
     return [float(each) for each in sums]
 
 
-def _choice(selector: Selector, each: Seen, mean: Tensor) -> Tensor:
+def _choice(selector: Selector, each: SeenUnit, mean: Tensor) -> Tensor:
     chosen = selector.select(each.x, each.ctx)
     true = topk_indices(mean, chosen.numel())
     found = torch.isin(chosen, true).sum()

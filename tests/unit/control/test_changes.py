@@ -16,8 +16,8 @@ from gradwire.control.health import EVERY
 from gradwire.measure.clock import Trace
 from gradwire.measure.link import Traffic
 from gradwire.planning.collectives import hops, serial_bytes
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
-from gradwire.planning.facts import Facts, Observed
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
+from gradwire.planning.facts import Facts, StepObservation
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
 from gradwire.step.step import Step
@@ -94,7 +94,7 @@ def training(link: dict[str, Link], monkeypatch: pytest.MonkeyPatch) -> dict[str
         numel = tuple(spec.numel for spec in specs())
         backward_s = takes["backward"]
         ready_s = tuple(backward_s * (number + 1) / len(numel) for number in range(len(numel)))
-        backward = Backward(0.0, ready_s, numel, backward_s)
+        backward = BackwardTiming(0.0, ready_s, numel, backward_s)
         return replace(facts, backward_s=backward_s, backward=backward, network=Network(link["link"]))
 
     codec = CodecCost(Line(1e-5, 0.0), Line(1e-5, 0.0))
@@ -168,7 +168,7 @@ def test_judges_are_told_of_the_change_in_the_same_step(link: dict[str, Link]) -
     def rank(comm: Comm) -> list[tuple[int, tuple[Link, Link]]]:
         told: list[tuple[int, tuple[Link, Link]]] = []
 
-        def judge(shown: Observed) -> Composition | None:
+        def judge(shown: StepObservation) -> Composition | None:
             assert shown.step_change_s is None
             if shown.link_change is not None:
                 told.append((shown.step, shown.link_change))

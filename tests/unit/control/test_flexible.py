@@ -17,8 +17,8 @@ from gradwire.planning.change_detection import StepWatch
 from gradwire.planning.collectives import time_of, total_time
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.cuts import one_unit
-from gradwire.planning.facts import Observed, Watched
-from gradwire.planning.ratio import ALL_GATHER, RING, TREE, Candidate, candidate_ratios
+from gradwire.planning.facts import StepObservation, Watched
+from gradwire.planning.ratio import ALL_GATHER, RING, TREE, RatioCandidate, candidate_ratios
 from gradwire.recipes.flexible import rounds_of
 from tests.support.planning_problems import best_ratio
 
@@ -57,7 +57,7 @@ class World:
     step: int = 0
     ran: Choice | None = None
 
-    def shown(self, now: Choice) -> Observed:
+    def shown(self, now: Choice) -> StepObservation:
         """One step in five looks; the first under a choice knows of none before it."""
         self.step += 1
         looked = (100.0, *(100.0 * self.gain(ratio) for ratio in RATIOS)) if self.step % 5 == 0 else None
@@ -65,14 +65,14 @@ class World:
         if now is not self.ran:
             self.ran, self._traffic = now, Traffic(self.ranks, threshold=self.threshold)
             self._steps = StepWatch(self.threshold)
-            return Observed(self.step, 0.0, 0.0, looked, left=left)
+            return StepObservation(self.step, 0.0, 0.0, looked, left=left)
         times = list(self._times(now))
         self._traffic.note(times)
         changes = self._traffic.hear([self._traffic.row])
         beyond_s = self.beyond.get(now.way, 0.0)
         sent_s = total_time(ROUNDS[self.ranks](now), self.ranks, Network(self.link))
         previous_s = (self.compute_s + sent_s + beyond_s) * self.noise()
-        return Observed(
+        return StepObservation(
             self.step,
             previous_s,
             compressed_s=(0.01 + beyond_s * self.in_codec) * self.noise(),
@@ -336,9 +336,9 @@ def test_the_knee_is_that_of_the_sweep() -> None:
     flexible = begun(World(SLOW), "knee")
     assert "and 100 Mbit/s call for" in flexible.why
 
-    def evaluate(ratio: float) -> Candidate:
+    def evaluate(ratio: float) -> RatioCandidate:
         _, seconds = flexible._fastest(ratio, Network(SLOW), {})
-        return Candidate(ratio, 0.01, seconds, gain(ratio))
+        return RatioCandidate(ratio, 0.01, seconds, gain(ratio))
 
     assert flexible.now.ratio == best_ratio(evaluate, RATIOS).ratio
 
@@ -346,5 +346,7 @@ def test_the_knee_is_that_of_the_sweep() -> None:
 def test_alone_there_is_nothing_to_choose() -> None:
     watched = Watched(1, (NUMEL,))
     flexible = Flexible(Choice(0.1, RING), watched, RATIOS, rounds_of(watched, one_unit))
-    shown = Observed(1, previous_s=0.3, compressed_s=0.01, looked=(1.0, *(0.5 for _ in RATIOS)), link=SLOW)
+    shown = StepObservation(
+        1, previous_s=0.3, compressed_s=0.01, looked=(1.0, *(0.5 for _ in RATIOS)), link=SLOW
+    )
     assert [flexible.observe(shown) for _ in range(60)] == 60 * [None]

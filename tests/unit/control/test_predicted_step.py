@@ -12,7 +12,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.control.forecast import predicted_step_s
 from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.collectives import Transfer, time_of
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.planning.predict import UnitWork, predict
 from gradwire.recipes import recipe
@@ -31,7 +31,7 @@ FACTS = Facts(
     READY_S[-1],
     0.1,
     WORLD,
-    Backward(0.5, READY_S, NUMEL, READY_S[-1]),
+    BackwardTiming(0.5, READY_S, NUMEL, READY_S[-1]),
     NETWORK,
     buckets=(FIRST, sum(NUMEL) - FIRST),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY, WarmupProfiler
 from gradwire.planning.change_detection import noise_of
-from gradwire.planning.costs import Backward
+from gradwire.planning.costs import BackwardTiming
 from gradwire.planning.facts import Facts, Times
 
 
@@ -42,7 +42,7 @@ def test_ready_times_are_those_of_the_typical_step_and_what_precedes_it_the_medi
     steps = [
         Times(1.0, (allreduce_s,), before_s, (0.25, ready_s)) for before_s, allreduce_s, ready_s in measured
     ]
-    backward = Backward(0.75, (0.25, 0.2), (10, 20), 1.0)
+    backward = BackwardTiming(0.75, (0.25, 0.2), (10, 20), 1.0)
     found = _facts(steps, WarmupProfiler(numel=(10, 20)), world=2)
     assert found == [None] * 4 + [Facts(1.0, 2.0, 2, backward, collectives_s=(2.0,), steps=5)]
 

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from gradwire.control.timed_merge import TimedMerge, Trial, contest, groupings, timed_search
+from gradwire.control.timed_merge import GroupingTrial, TimedMerge, contest, groupings, timed_search
 from gradwire.planning.cuts import Cuts
-from gradwire.planning.facts import Observed
+from gradwire.planning.facts import StepObservation
 from gradwire.planning.merge import search_cuts
 
 TENSORS = 60
@@ -21,12 +21,14 @@ def seconds(cuts: Cuts) -> float:
     return 1.0 if not cuts else 0.5 + abs(cuts[0] - 41) / TENSORS + 0.3 * (len(cuts) > 1)
 
 
-def _run(merge: TimedMerge, took_s: Callable[[Cuts, int], float], steps: int = 100) -> tuple[Trial, int]:
+def _run(
+    merge: TimedMerge, took_s: Callable[[Cuts, int], float], steps: int = 100
+) -> tuple[GroupingTrial, int]:
     """Train; the first step of a grouping has no predecessor under it. Returns the last trial, and when."""
     now, age = Cuts(), 0
     for step in range(steps):
         previous_s = took_s(now, age - 1) if age else 0.0
-        trial = merge.observe(Observed(step, previous_s, compressed_s=0.0))
+        trial = merge.observe(StepObservation(step, previous_s, compressed_s=0.0))
         age += 1
         if trial is not None:
             now, age = trial.cuts, 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.planning.change_detection import WINDOW
-from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.facts import StepObservation, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Judge, Watch
 from tests.support.rig import Rig, gradients
@@ -33,9 +33,9 @@ def _watched(judge: Judge, **options: object) -> Composition:
     return _composition("topk(ratio=0.1)", replace(watch, **options))  # type: ignore[arg-type]
 
 
-def _observe(world: int, **options: object) -> list[list[Observed]]:
-    def rank(comm: Comm) -> list[Observed]:
-        seen: list[Observed] = []
+def _observe(world: int, **options: object) -> list[list[StepObservation]]:
+    def rank(comm: Comm) -> list[StepObservation]:
+        seen: list[StepObservation] = []
         rig = Rig(comm, "dense")
         rig.engine.install(_watched(lambda shown: seen.append(shown), **options))
         for step in range(STEPS):
@@ -65,7 +65,7 @@ def test_looks_are_summed_over_units_and_ranks_when_they_are_due() -> None:
 
 def test_a_step_that_is_tried_again_is_looked_at_once() -> None:
     def rank(comm: Comm) -> list[tuple[float, ...] | None]:
-        seen: list[Observed] = []
+        seen: list[StepObservation] = []
         fails = [comm.rank == 1]
 
         def look(x: Tensor) -> Sequence[float]:
@@ -84,8 +84,8 @@ def test_a_step_that_is_tried_again_is_looked_at_once() -> None:
 
 
 def test_a_judge_is_told_what_steps_took_and_their_link_once_that_is_known() -> None:
-    def rank(comm: Comm) -> list[Observed]:
-        seen: list[Observed] = []
+    def rank(comm: Comm) -> list[StepObservation]:
+        seen: list[StepObservation] = []
         rig = Rig(comm, "dense")
         rig.engine.install(_watched(lambda shown: seen.append(shown)))
         for step in range(WINDOW + 2):
@@ -123,8 +123,8 @@ def test_nothing_asked_nothing_seen() -> None:
 
 
 def test_a_step_with_nan_is_not_judged() -> None:
-    def rank(comm: Comm) -> list[Observed]:
-        seen: list[Observed] = []
+    def rank(comm: Comm) -> list[StepObservation]:
+        seen: list[StepObservation] = []
         rig = Rig(comm, "dense")
         rig.engine.install(_watched(lambda shown: seen.append(shown)))
         for step in range(STEPS):
@@ -144,7 +144,7 @@ def test_another_composition_takes_over_everything_unsent() -> None:
     """What came in over all steps is what went out and what is left, across the change."""
 
     def rank(comm: Comm) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-        def judge(shown: Observed) -> Composition | None:
+        def judge(shown: StepObservation) -> Composition | None:
             return _composition("leader_topk(ratio=0.3)") if shown.step == 4 else None
 
         rig = Rig(comm, "dense")

@@ -16,7 +16,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.leader import leader_in_turn, leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
 from tests.support.steps import step
 
@@ -97,7 +97,7 @@ def trained(world: int, gradient, steps: int) -> list[tuple[list[bool], list[int
     def body(comm: ThreadComm) -> tuple[list[bool], list[int]]:
         kept, memory, ways = ExchangeState(), torch.zeros(400), []
         for number in range(steps):
-            metered, ctx = Observed(comm), ExchangeContext(number, 0, comm.rank, comm.world, kept=kept)
+            metered, ctx = MeteredComm(comm), ExchangeContext(number, 0, comm.rank, comm.world, kept=kept)
             memory += gradient(comm.rank, number)
             run(exchange, memory, torch.empty(400), metered, ctx)
             ways.append(metered.rounds[0].verb == "broadcast")
@@ -126,7 +126,7 @@ def bytes_per_rank(exchange, world: int, numel: int = 100_000) -> float:
 
     def body(comm: ThreadComm) -> float:
         draw = torch.Generator().manual_seed(comm.rank)
-        x, metered = torch.randn(numel, generator=draw), Observed(comm)
+        x, metered = torch.randn(numel, generator=draw), MeteredComm(comm)
         run(exchange, x, torch.empty_like(x), metered, ExchangeContext(0, 0, comm.rank, comm.world))
         return metered.wire_bytes
 

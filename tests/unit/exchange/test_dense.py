@@ -8,7 +8,7 @@ import torch
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
 
@@ -35,7 +35,7 @@ def test_where_parameters_are_shorter_values_travel_as_those_and_the_rest_stays(
     inputs[0][7] = inputs[1][7] = 3e5  # too large for float16
 
     def body(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor, list[Round]]:
-        x, metered = inputs[comm.rank].clone(), Observed(comm)
+        x, metered = inputs[comm.rank].clone(), MeteredComm(comm)
         mean, ctx = torch.empty_like(x), ExchangeContext(0, 0, comm.rank, comm.world, narrow=dtype)
         run(dense(), x, mean, metered, ctx)
         assert tuple(metered.rounds) == dense().rounds(500, torch.float32, ctx)

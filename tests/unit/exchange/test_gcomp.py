@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp import SYMBOLS, Table, table_of
+from gradwire.codec.gcomp import SYMBOLS, CodeTable, table_of
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import Gcomp, gcomp
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.metric import SHARE, numerators, thresholds
 from gradwire.step.context import ExchangeContext, ExchangeState, Part, Replicated
 from tests.support.optimizers import CASES, Case, N, context_of, rest, stepped, trained
@@ -200,7 +200,7 @@ def test_a_rank_that_fails_keeps_the_order_and_raises_in_the_end(step: int) -> N
     exchange = replace(gcomp("near"), **SHORT)
 
     def body(comm: ThreadComm) -> tuple[list[Round], Tensor]:
-        x, metered = torch.ones(200), Observed(comm)
+        x, metered = torch.ones(200), MeteredComm(comm)
         mean = torch.empty_like(x)
         ctx = ExchangeContext(step, 0, comm.rank, 3)
         ctx = replace(ctx, replicas=raising) if comm.rank == 1 else ctx
@@ -223,7 +223,7 @@ def steps_of(exchange: Gcomp, number: int, kept: list[ExchangeState]) -> list[li
     """One step on two ranks; what rank 0 issued, and then the step is committed."""
 
     def body(comm: ThreadComm) -> list[Round]:
-        x, metered = torch.randn(4000) * 1e-3, Observed(comm)
+        x, metered = torch.randn(4000) * 1e-3, MeteredComm(comm)
         ctx = ExchangeContext(
             number, 0, comm.rank, 2, parts=(Part("w", (4000,), 0, 4000),), kept=kept[comm.rank]
         )
@@ -244,7 +244,7 @@ def test_tables_are_made_of_what_all_ranks_have_sent_and_used_from_the_next_step
     assert made[1] is not None
     assert torch.equal(made[0], made[1])
     assert int(made[0].sum()) == 2 * 4000  # every rank encodes every partition once
-    assert table_of(made[0]) == Table.from_histogram(made[0]) != Table.prior()
+    assert table_of(made[0]) == CodeTable.from_histogram(made[0]) != CodeTable.prior()
     sent = [sum(r.payload_bytes for r in step if r.dtype == torch.uint8) for step in rounds]
     assert sent[1] < 0.99 * sent[0]
 

@@ -13,7 +13,7 @@ from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import Pending
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.ring import Framing, RingAllReduce, RingSchedule
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from tests.unit.exchange.framings import Coarse, Plain
 
 WORLDS = range(2, 9)
@@ -31,7 +31,7 @@ def around(
     """What every rank holds after a ring."""
 
     def body(comm: ThreadComm) -> tuple[Tensor, RingAllReduce, list[Round]]:
-        data, metered = addend(comm.rank, numel), Observed(comm)
+        data, metered = addend(comm.rank, numel), MeteredComm(comm)
         ring = RingAllReduce(data, framing(comm.rank), metered, RingSchedule(numel, world, segment))
         ring.start()
         issued = len(metered.rounds)
@@ -167,7 +167,7 @@ def test_zeros_of_a_rank_that_fails_before_its_first_message_are_read(failing: i
     announced = schedule.rounds(Plain().bound(schedule.longest_segment))
 
     def body(comm: ThreadComm) -> tuple[Tensor, list[Round]]:
-        data, metered = addend(comm.rank, 100), Observed(comm)
+        data, metered = addend(comm.rank, 100), MeteredComm(comm)
         if comm.rank == failing:
             owe_zeros(metered, announced[len(metered.rounds) :], data.device)
         else:

@@ -15,7 +15,7 @@ from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, Part
 from tests.support.gradients import generator
 from tests.support.steps import step
@@ -188,7 +188,7 @@ def test_whoever_fails_in_a_later_segment_still_pays_what_the_others_expect() ->
     exchange = scatter_reduce(Failing(), segment=4)
 
     def body(comm: ThreadComm) -> str:
-        metered, ctx = Observed(comm), ExchangeContext(0, 0, comm.rank, 2)
+        metered, ctx = MeteredComm(comm), ExchangeContext(0, 0, comm.rank, 2)
         x = torch.ones(12)
         try:
             run(exchange, x, torch.zeros(12), metered, ctx)

@@ -15,7 +15,7 @@ from gradwire.contrib.threshold import fixed_threshold
 from gradwire.errors import WireError
 from gradwire.exchange.base import run
 from gradwire.exchange.uneven_gather import agreed
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 
 VALUES = [
@@ -29,7 +29,7 @@ def step(exchange: Any, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor, lis
     """Per rank: the mean, what is left, and the rounds."""
 
     def body(comm: ThreadComm) -> tuple[Tensor, Tensor, list[Round]]:
-        x, metered = tensors[comm.rank].clone(), Observed(comm)
+        x, metered = tensors[comm.rank].clone(), MeteredComm(comm)
         mean = torch.full_like(x, torch.nan)
         run(exchange, x, mean, metered, ExchangeContext(0, 0, comm.rank, comm.world))
         return mean, x, metered.rounds
@@ -90,7 +90,7 @@ def test_nothing_else_travels_when_a_rank_has_failed_to_choose(failing: int) -> 
     exchange = agreed(Broken(failing))
 
     def body(comm: ThreadComm) -> list[Round]:
-        x, mean, metered = VALUES[comm.rank].clone(), torch.full((6,), torch.nan), Observed(comm)
+        x, mean, metered = VALUES[comm.rank].clone(), torch.full((6,), torch.nan), MeteredComm(comm)
         ctx = ExchangeContext(0, 0, comm.rank, 3)
         if comm.rank == failing:
             with pytest.raises(ArithmeticError):

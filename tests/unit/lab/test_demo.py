@@ -10,7 +10,7 @@ from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.demo import findings
 from gradwire.lab.demo.director import Director
 from gradwire.lab.demo.findings import Both
-from gradwire.lab.demo.plans import Plan, rate_for_ccr, text_plan
+from gradwire.lab.demo.plans import DemoPlan, rate_for_ccr, text_plan
 from gradwire.lab.demo.race import Course
 from gradwire.lab.demo.terminal import exit_code, show
 from gradwire.lab.emulate import Counters
@@ -177,8 +177,8 @@ def test_packet_headers_are_told_and_stay_among_the_bytes():
 def test_impossible_plans_are_refused():
     for wrong in ({"workers": 1}, {"steps": 10}, {"seeds": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            Plan(**wrong)
-    assert text_plan(Plan()).workload == "chargpt"
+            DemoPlan(**wrong)
+    assert text_plan(DemoPlan()).workload == "chargpt"
 
 
 STEP_S = {"bound": 1.0, "ddp": 4.0, "auto": 1.1}
@@ -277,9 +277,9 @@ def direct(fail_at=math.inf, ratio=1.0, **plan):
             sets.append(FakeSet(entry.stem, network, fail_at if entry.stem == "ddp" else math.inf, ratio))
             return sets[-1]
 
-        return Setting(entry, Plan().task, network, 2, 1.0, start=start)
+        return Setting(entry, DemoPlan().task, network, 2, 1.0, start=start)
 
-    document = Director(Plan(**plan), network, Quiet()).run(make)
+    document = Director(DemoPlan(**plan), network, Quiet()).run(make)
     assert all(item.ended for item in sets if item.total <= item.fail_at)
     return document, network
 

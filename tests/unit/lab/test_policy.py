@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.lab.bench.runner import check
-from gradwire.lab.bench.settings import Network, Schedule, Settings, Task
+from gradwire.lab.bench.settings import NetworkSetting, Schedule, Settings, TrainingTask
 from gradwire.lab.bench.table import title
 from gradwire.lab.bench.trainer import policy_of
 from gradwire.recipes import recipe
@@ -67,7 +67,7 @@ def test_by_size_leaves_tiny_tensors_to_the_recipe_as_the_default_policy_does():
     ],
 )
 def test_what_is_no_policy_is_refused_before_anything_starts(text, words):
-    task, link = Task("convnet", policy=text), Network(2, "1gbit", "0", "root")
+    task, link = TrainingTask("convnet", policy=text), NetworkSetting(2, "1gbit", "0", "root")
     with pytest.raises(ValueError, match=words):
         check(Settings(task, Schedule(), link, ()))
 

@@ -14,7 +14,7 @@ from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.demo.curves import on_slow_link, smooth
 from gradwire.lab.demo.race import Course
 from gradwire.lab.report import svg
-from gradwire.lab.report.charts import WIDTH, Mark, Part, Series, line_chart, stacked, thin
+from gradwire.lab.report.charts import WIDTH, BarPart, Mark, Series, line_chart, stacked, thin
 from gradwire.lab.report.page import render
 from gradwire.recipes.base import Composition
 
@@ -195,7 +195,7 @@ def test_names_have_the_room_that_they_need():
 
 def test_the_longest_bar_fits_into_its_picture():
     # A phone shows the whole picture: nothing in it may lie outside, and nothing scrolls.
-    picture = stacked([("a", [Part("wait", 3.0, "wait")]), ("b", [Part("wait", 1.0, "wait")])], "parts")
+    picture = stacked([("a", [BarPart("wait", 3.0, "wait")]), ("b", [BarPart("wait", 1.0, "wait")])], "parts")
     bars = [
         tuple(map(float, bar))
         for bar in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', picture)

@@ -4,8 +4,8 @@ import pytest
 
 from gradwire.lab.bench.peers import check_peer, wire_bytes
 from gradwire.lab.bench.runner import check
-from gradwire.lab.bench.settings import Network as LinkSettings
-from gradwire.lab.bench.settings import Schedule, Settings, Task, parse_entries, parse_entry
+from gradwire.lab.bench.settings import NetworkSetting as LinkSettings
+from gradwire.lab.bench.settings import Schedule, Settings, TrainingTask, parse_entries, parse_entry
 
 
 def test_names_are_kept_as_typed():
@@ -74,8 +74,8 @@ def test_bytes_of_a_ring_all_reduce():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Task("convnet", shards="odd"),
-        lambda: Task("convnet", batch_size=0),
+        lambda: TrainingTask("convnet", shards="odd"),
+        lambda: TrainingTask("convnet", batch_size=0),
         lambda: Schedule(steps=0),
         lambda: Schedule(timeout_s=0.0),
         lambda: LinkSettings(1, "1gbit", "0", "root"),
@@ -90,4 +90,4 @@ def test_impossible_settings_are_refused(make):
 def test_a_run_with_an_unknown_name_is_refused(kind):
     link = LinkSettings(2, "1gbit", "0", "root")
     with pytest.raises(ValueError, match="nosuch"):
-        check(Settings(Task("convnet"), Schedule(), link, parse_entries("nosuch", kind)))
+        check(Settings(TrainingTask("convnet"), Schedule(), link, parse_entries("nosuch", kind)))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.lab.bench.settings import Task
+from gradwire.lab.bench.settings import TrainingTask
 from gradwire.lab.bench.trainer import policy_for
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload
@@ -133,8 +133,8 @@ def sent(profile, policy):
 def test_recipes_send_the_share_that_they_send_of_the_full_network(model, factor):
     work = emulated(f"emulated({model}, shrink={factor})")
     full = sent(load(model), None)
-    assert sent(work.profile, policy_for(Task(work.name), work)) == pytest.approx(full, abs=0.001)
-    assert policy_for(Task(work.name, policy="none"), work) == {}
+    assert sent(work.profile, policy_for(TrainingTask(work.name), work)) == pytest.approx(full, abs=0.001)
+    assert policy_for(TrainingTask(work.name, policy="none"), work) == {}
 
 
 def test_a_full_network_has_the_default_policy():

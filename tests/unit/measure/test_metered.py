@@ -11,20 +11,20 @@ from torch import Tensor
 from gradwire.comm import Comm, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure.clock import RoundTime, Trace
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from tests.support.verbs import CALLS, SIZE, Call
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
 def test_verbs_pass_through_unchanged(call: Call, world: int) -> None:
-    for rank, result in enumerate(run_ranks(world, lambda comm: call.issue(Observed(comm)))):
+    for rank, result in enumerate(run_ranks(world, lambda comm: call.issue(MeteredComm(comm)))):
         assert torch.equal(result, call.expected(rank, world))
 
 
 def test_rounds_are_noted_in_order_with_the_payload_each_rank_hands_in() -> None:
-    def body(comm: ThreadComm) -> Observed:
-        metered = Observed(comm)
+    def body(comm: ThreadComm) -> MeteredComm:
+        metered = MeteredComm(comm)
         for call in CALLS[:5]:
             call.issue(metered)
         metered.shift(torch.empty(SIZE), torch.empty(SIZE), -2)
@@ -49,7 +49,7 @@ def test_rounds_are_noted_in_order_with_the_payload_each_rank_hands_in() -> None
 
 def test_round_that_could_not_be_issued_is_not_counted() -> None:
     def body(comm: ThreadComm) -> list[Round]:
-        metered = Observed(comm)
+        metered = MeteredComm(comm)
         with pytest.raises(RanksDisagree):
             metered.all_reduce(torch.zeros(1 + comm.rank))
         return metered.rounds
@@ -69,7 +69,7 @@ AGREED = (
 )
 
 
-def issue(comm: Observed, round_: Round) -> None:
+def issue(comm: MeteredComm, round_: Round) -> None:
     ones = torch.ones(round_.numel, dtype=round_.dtype)
     if round_.verb == "all_reduce":
         comm.all_reduce(ones, round_.algorithm)
@@ -86,7 +86,7 @@ def issue(comm: Observed, round_: Round) -> None:
 @pytest.mark.parametrize("sent", range(len(AGREED) + 1))
 def test_failed_rank_keeps_the_order_with_zeros(sent: int) -> None:
     def body(comm: ThreadComm) -> list[Round]:
-        metered = Observed(comm)
+        metered = MeteredComm(comm)
         for round_ in AGREED[: sent if comm.rank == 1 else len(AGREED)]:
             issue(metered, round_)
         if comm.rank == 1:
@@ -98,7 +98,7 @@ def test_failed_rank_keeps_the_order_with_zeros(sent: int) -> None:
 
 def test_owed_payload_is_zero() -> None:
     def body(comm: ThreadComm) -> float:
-        metered, tensor = Observed(comm), torch.ones(1)
+        metered, tensor = MeteredComm(comm), torch.ones(1)
         if comm.rank == 0:
             owe_zeros(metered, [Round("all_reduce", 1, torch.float32)], torch.device("cpu"))
         else:
@@ -110,7 +110,7 @@ def test_owed_payload_is_zero() -> None:
 
 def test_owed_broadcast_comes_from_its_root() -> None:
     def body(comm: ThreadComm) -> list[float]:
-        metered, tensor = Observed(comm), torch.ones(2)
+        metered, tensor = MeteredComm(comm), torch.ones(2)
         if comm.rank == 1:
             owe_zeros(metered, [Round("broadcast", 2, torch.float32, src=1)], torch.device("cpu"))
         else:
@@ -130,7 +130,7 @@ TOLD = (
 """Two lengths ahead, and a third in the tail of the first message; and what all leave out."""
 
 
-def frames(comm: Observed, sent: list[int], heard: list[int]) -> None:
+def frames(comm: MeteredComm, sent: list[int], heard: list[int]) -> None:
     """Send and receive frames of so many bytes, with tails, as a rank that does not fail."""
     comm.shift(torch.empty(2, dtype=torch.int64), torch.tensor(sent[:2])).wait()
     for own, other, tail in zip(sent, heard, [sent[2], 0, 0], strict=True):
@@ -140,7 +140,7 @@ def frames(comm: Observed, sent: list[int], heard: list[int]) -> None:
 
 def test_lengths_of_what_is_owed_are_read_where_they_are_told() -> None:
     def body(comm: ThreadComm) -> list[int]:
-        metered = Observed(comm)
+        metered = MeteredComm(comm)
         match comm.rank:
             case 0:
                 frames(metered, [16, 32, 24], [8, 0, 8])
@@ -156,7 +156,7 @@ def test_lengths_of_what_is_owed_are_read_where_they_are_told() -> None:
 
 def test_what_only_the_failed_exchange_has_been_told_cannot_be_paid() -> None:
     def body(comm: ThreadComm) -> None:
-        metered = Observed(comm)
+        metered = MeteredComm(comm)
         metered.shift(torch.empty(2, dtype=torch.int64), torch.tensor([8, 8])).wait()
         with pytest.raises(TransportError, match="failed between messages"):
             owe_zeros(metered, TOLD[len(metered.rounds) :], torch.device("cpu"))
@@ -171,7 +171,7 @@ def test_a_length_beyond_what_was_announced_is_not_received(length: int) -> None
             comm.shift(torch.empty(2, dtype=torch.int64), torch.tensor([length, 8])).wait()
             return
         with pytest.raises(TransportError, match=f"a peer announces {length + 8} elements"):
-            owe_zeros(Observed(comm), TOLD, torch.device("cpu"))
+            owe_zeros(MeteredComm(comm), TOLD, torch.device("cpu"))
 
     run_ranks(2, body)
 
@@ -212,7 +212,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def test_the_end_is_announced_before_anybody_waits(clock: Callable[[float], None]) -> None:
     trace, later = Trace(), Later()
-    pending = Observed(OnePending(later), trace, "unit").all_reduce(torch.zeros(5))
+    pending = MeteredComm(OnePending(later), trace, "unit").all_reduce(torch.zeros(5))
     pending.then(lambda: None)
     clock(2.0)
     later.callbacks[0]()
@@ -223,7 +223,7 @@ def test_the_end_is_announced_before_anybody_waits(clock: Callable[[float], None
 
 
 def test_an_algorithm_of_our_own_is_named() -> None:
-    comm = Observed(OnePending(Later()), trace := Trace(), "unit")
+    comm = MeteredComm(OnePending(Later()), trace := Trace(), "unit")
     comm.all_reduce(torch.zeros(1), "tree")
     comm.broadcast(torch.zeros(1), 0, "scatter")
     comm.broadcast(torch.zeros(1), 0)
@@ -232,7 +232,7 @@ def test_an_algorithm_of_our_own_is_named() -> None:
 
 def test_messages_that_announce_nothing_end_when_somebody_has_waited(clock: Callable[[float], None]) -> None:
     trace, later = Trace(), Later()
-    pending = Observed(OnePending(later), trace, "unit").shift(torch.zeros(3), torch.zeros(3))
+    pending = MeteredComm(OnePending(later), trace, "unit").shift(torch.zeros(3), torch.zeros(3))
     pending.then(lambda: None)
     later.callbacks[0]()
     assert trace.rounds[0].seconds == 0.0

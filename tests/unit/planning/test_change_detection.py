@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gradwire.planning.change_detection import SOONEST, WINDOW, Level
+from gradwire.planning.change_detection import SOONEST, WINDOW, ChangeDetector
 
 SEEDS = range(20)
 
@@ -20,7 +20,7 @@ def varying(seed: int, share: float, disturbed: float = 0.05) -> Callable[[], fl
     )
 
 
-def moves(level: Level, values: Iterable[float]) -> list[int]:
+def moves(level: ChangeDetector, values: Iterable[float]) -> list[int]:
     return [number for number, value in enumerate(values) if level.add(value)]
 
 
@@ -30,7 +30,7 @@ def test_what_only_varies_has_not_moved(share: float, disturbed: float) -> None:
     wrong = 0
     for seed in SEEDS:
         noise = varying(seed, share, disturbed)
-        wrong += bool(moves(Level(), (0.3 * noise() for _ in range(200))))
+        wrong += bool(moves(ChangeDetector(), (0.3 * noise() for _ in range(200))))
     assert wrong <= 1
 
 
@@ -39,7 +39,7 @@ def test_what_only_varies_has_not_moved(share: float, disturbed: float) -> None:
 def test_good_bad_good_are_two_changes_each_within_twelve_steps(factor: float, share: float) -> None:
     """Six values must show it. One that is disturbed costs three more, and more than two are rare."""
     for seed in SEEDS:
-        noise, level = varying(seed, share, 0.02), Level()
+        noise, level = varying(seed, share, 0.02), ChangeDetector()
         values = [1.0] * 60 + [factor] * 60 + [1.0] * 60
         found = moves(level, (value * noise() for value in values))
         assert len(found) == 2
@@ -48,34 +48,36 @@ def test_good_bad_good_are_two_changes_each_within_twelve_steps(factor: float, s
 
 
 def test_a_change_is_told_with_both_levels_and_how_many_values_show_it() -> None:
-    level = Level()
+    level = ChangeDetector()
     assert moves(level, [2.0] * 30 + [6.0] * SOONEST) == [30 + SOONEST - 1]
     assert (level.before, level.now, level.since) == (pytest.approx(2.0), pytest.approx(6.0), SOONEST)
 
 
 def test_a_few_disturbed_values_in_a_row_are_no_change() -> None:
     values = [1.0] * 30 + ([50.0] * (SOONEST - 1) + [1.0] * 4) * 10
-    assert moves(Level(), values) == []
-    assert moves(Level(), [1.0] * 30 + [50.0] * SOONEST) == [30 + SOONEST - 1]
+    assert moves(ChangeDetector(), values) == []
+    assert moves(ChangeDetector(), [1.0] * 30 + [50.0] * SOONEST) == [30 + SOONEST - 1]
 
 
 def test_less_than_the_threshold_is_no_change_however_long_it_lasts() -> None:
-    assert moves(Level(0.2), [1.0] * 30 + [1.19] * 500) == []
-    assert moves(Level(0.1), [1.0] * 30 + [1.19] * 500) != []
+    assert moves(ChangeDetector(0.2), [1.0] * 30 + [1.19] * 500) == []
+    assert moves(ChangeDetector(0.1), [1.0] * 30 + [1.19] * 500) != []
 
 
 def test_nothing_is_said_before_the_level_is_known_and_after_a_change_it_is_told_anew() -> None:
-    assert moves(Level(), [1.0, 5.0] * (WINDOW // 2)) == []
+    assert moves(ChangeDetector(), [1.0, 5.0] * (WINDOW // 2)) == []
     back_at_once = [1.0] * 30 + [5.0] * SOONEST + [1.0] * 40
-    assert moves(Level(), back_at_once) == [30 + SOONEST - 1], "most of the new level is the old one again"
+    assert moves(ChangeDetector(), back_at_once) == [30 + SOONEST - 1], (
+        "most of the new level is the old one again"
+    )
 
 
 def test_a_slow_drift_is_found_once_it_is_more_than_the_threshold() -> None:
-    [first, *_] = moves(Level(), (1.0 + 0.005 * number for number in range(200)))
+    [first, *_] = moves(ChangeDetector(), (1.0 + 0.005 * number for number in range(200)))
     assert 1.2 < 1.0 + 0.005 * first < 1.5
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.1])
 def test_a_threshold_must_be_positive(threshold: float) -> None:
     with pytest.raises(ValueError, match=rf"threshold={threshold} must be above 0"):
-        Level(threshold)
+        ChangeDetector(threshold)

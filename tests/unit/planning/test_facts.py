@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.planning.costs import Backward
+from gradwire.planning.costs import BackwardTiming
 from gradwire.planning.facts import Facts, Times, facts_of_step, typical
 from gradwire.planning.interval import interval_for
 
@@ -31,7 +31,7 @@ def test_a_backward_pass_of_no_time_does_not_divide_by_zero() -> None:
 def test_all_wait_for_the_rank_that_computes_longest_so_its_times_stand_for_all() -> None:
     """Not each time's maximum: the rank that begins late need not compute for long."""
     slow, quick = Times(2.0, (0.5,), 4.0, (0.75, 2.0)), Times(2.5, (0.5,), 2.0, (0.8, 2.5))
-    assert facts_of_step([quick, slow], (7, 8)).backward == Backward(4.0, (0.75, 2.0), (7, 8), 2.0)
+    assert facts_of_step([quick, slow], (7, 8)).backward == BackwardTiming(4.0, (0.75, 2.0), (7, 8), 2.0)
 
 
 def test_ranks_share_cores_so_the_processor_time_of_collectives_is_that_of_all_in_the_mean() -> None:

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, paper_cuts, shards
 from gradwire.planning.predict import predict
@@ -18,9 +18,11 @@ from tests.support.planning_problems import backward, balanced_cuts, imbalance, 
 
 WIRE = Line(0.02, 3e-6)
 MODELS = {
-    "even": Backward(0.0, tuple(i / 20 for i in range(1, 21)), (50_000,) * 20, 1.0),
-    "one large": Backward(0.0, (0.1, 0.2, 0.3, 0.9, 1.0), (20_000, 20_000, 900_000, 30_000, 30_000), 1.0),
-    "large last": Backward(0.0, (0.4, 0.8, 1.0), (100_000, 100_000, 800_000), 1.0),
+    "even": BackwardTiming(0.0, tuple(i / 20 for i in range(1, 21)), (50_000,) * 20, 1.0),
+    "one large": BackwardTiming(
+        0.0, (0.1, 0.2, 0.3, 0.9, 1.0), (20_000, 20_000, 900_000, 30_000, 30_000), 1.0
+    ),
+    "large last": BackwardTiming(0.0, (0.4, 0.8, 1.0), (100_000, 100_000, 800_000), 1.0),
     "random": backward(Random(5), 30),
 }
 every_model = pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
@@ -31,7 +33,7 @@ def sizes(cuts: tuple[int, ...], numel: int) -> list[int]:
     return [stop - start for start, stop in pairwise((0, *cuts, numel))]
 
 
-def cycle(of: Backward, cuts: tuple[int, ...], interval: int) -> list[float]:
+def cycle(of: BackwardTiming, cuts: tuple[int, ...], interval: int) -> list[float]:
     """Seconds of the steps of one interval."""
     network = Network(Link(WIRE.base_s, WIRE.slope_s / 4))
 
@@ -46,7 +48,7 @@ def cycle(of: Backward, cuts: tuple[int, ...], interval: int) -> list[float]:
 
 @every_model
 @every_interval
-def test_balanced_steps_carry_the_same(of: Backward, interval: int) -> None:
+def test_balanced_steps_carry_the_same(of: BackwardTiming, interval: int) -> None:
     cuts = balanced_cuts(of, interval, WIRE)
     units = sizes(cuts, sum(of.numel))
     traffic = step_traffic(units, interval)
@@ -58,7 +60,7 @@ def test_balanced_steps_carry_the_same(of: Backward, interval: int) -> None:
 
 @every_model
 @every_interval
-def test_balanced_cuts_end_no_later_than_others(of: Backward, interval: int) -> None:
+def test_balanced_cuts_end_no_later_than_others(of: BackwardTiming, interval: int) -> None:
     found = max(cycle(of, balanced_cuts(of, interval, WIRE), interval))
     fixed = max(cycle(of, phased_cuts(of.numel, interval), interval))
     sharded = max(cycle(of, paper_cuts(of.numel, interval, unit=100_000), interval))
@@ -68,7 +70,7 @@ def test_balanced_cuts_end_no_later_than_others(of: Backward, interval: int) -> 
 
 
 @every_model
-def test_without_an_interval_it_is_the_best_grouping_of_pieces(of: Backward) -> None:
+def test_without_an_interval_it_is_the_best_grouping_of_pieces(of: BackwardTiming) -> None:
     cuts = balanced_cuts(of, 1, WIRE)
     (found,) = cycle(of, cuts, 1)
     (whole,) = cycle(of, (), 1)

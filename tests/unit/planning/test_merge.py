@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.merge import GroupCost, bisected, optimal_cuts, search_cuts, step_seconds
 from gradwire.planning.predict import UnitWork, predict
@@ -74,7 +74,7 @@ def test_the_seconds_are_those_of_a_step_whose_backward_pass_encodes(seed: int) 
 
 def test_by_hand() -> None:
     # Ready at 1 and 2; encoding takes 1 a group and holds up the second tensor; the wire takes 3 a tensor.
-    of = Backward(0.0, (1.0, 2.0), (1, 1), 2.0)
+    of = BackwardTiming(0.0, (1.0, 2.0), (1, 1), 2.0)
     at = GroupCost(Line(1.0, 0.0), Line(0.0, 3.0), Line(0.0, 0.5))
     assert step_seconds(of, (), at) == 2 + 1 + 6 + 1
     assert step_seconds(of, (1,), at) == max(1 + 1 + 3, 2 + 2) + 3 + 0.5
@@ -82,14 +82,14 @@ def test_by_hand() -> None:
 
 
 def test_a_dear_call_merges_everything_and_a_free_one_nothing() -> None:
-    of = Backward(0.0, (1.0, 2.0, 3.0), (5, 5, 5), 3.0)
+    of = BackwardTiming(0.0, (1.0, 2.0, 3.0), (5, 5, 5), 3.0)
     assert optimal_cuts(of, GroupCost(Line(10.0, 0.0), Line(0.0, 0.1))) == ()
     assert optimal_cuts(of, GroupCost(Line(0.0, 0.0), Line(0.0, 0.3))) == (1, 2)
 
 
 @pytest.mark.parametrize("tensors", [0, 1])
 def test_nothing_to_cut(tensors: int) -> None:
-    of = Backward(0.0, (1.0,) * tensors, (5,) * tensors, 1.0)
+    of = BackwardTiming(0.0, (1.0,) * tensors, (5,) * tensors, 1.0)
     assert optimal_cuts(of, GroupCost(Line(1.0, 0.0), Line(1.0, 0.0))) == ()
 
 
@@ -97,7 +97,7 @@ def test_costs_that_fall_and_times_that_do_not_ascend_are_refused() -> None:
     with pytest.raises(ValueError, match="falls"):
         GroupCost(Line(-0.1, 1.0), Line(0.0, 1.0))
     with pytest.raises(ValueError, match="ascend"):
-        optimal_cuts(Backward(0.0, (2.0, 1.0), (1, 1), 2.0), GroupCost(Line(0.0, 0.0), Line(0.0, 1.0)))
+        optimal_cuts(BackwardTiming(0.0, (2.0, 1.0), (1, 1), 2.0), GroupCost(Line(0.0, 0.0), Line(0.0, 1.0)))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import element_cuts
 from gradwire.planning.predict import Tail, UnitWork, predict
 from tests.support.planning_problems import units_between
@@ -155,7 +155,7 @@ def test_nothing_runs_twice_at_a_time() -> None:
 
 
 def test_units_between_element_cuts_are_ready_with_their_last_tensor() -> None:
-    of = Backward(0.0, (1.0, 2.0, 4.0), (10, 20, 5), 4.0)
+    of = BackwardTiming(0.0, (1.0, 2.0, 4.0), (10, 20, 5), 4.0)
     numbers = []
 
     def rounds(index: int, numel: int) -> tuple[Transfer, ...]:

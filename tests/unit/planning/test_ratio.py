@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradwire.kernels import magnitude_edges, magnitude_histogram
 from gradwire.planning.ratio import (
-    Candidate,
     Magnitudes,
+    RatioCandidate,
     candidate_ratios,
     gains,
     knee,
@@ -43,12 +43,12 @@ def test_the_front_is_what_nobody_beats(seed: int) -> None:
     draw = Random(seed)
     number = draw.randint(1, 25)
     found = [
-        Candidate(i / 100, draw.randint(1, 5), draw.randint(1, 5), draw.choice((0.1, 0.2, 0.5, 1.0)))
+        RatioCandidate(i / 100, draw.randint(1, 5), draw.randint(1, 5), draw.choice((0.1, 0.2, 0.5, 1.0)))
         for i in range(1, number + 1)
     ]
     front = pareto_front(found)
 
-    def beats(one: Candidate, other: Candidate) -> bool:
+    def beats(one: RatioCandidate, other: RatioCandidate) -> bool:
         pairs = list(zip(one.objectives, other.objectives, strict=True))
         return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
@@ -57,8 +57,8 @@ def test_the_front_is_what_nobody_beats(seed: int) -> None:
 
 
 def test_a_candidate_that_is_best_at_everything_is_the_knee() -> None:
-    best = Candidate(0.05, 1.0, 1.0, 0.9)
-    found = pareto_front([Candidate(0.1, 2.0, 2.0, 0.8), best, Candidate(0.01, 1.0, 3.0, 0.9)])
+    best = RatioCandidate(0.05, 1.0, 1.0, 0.9)
+    found = pareto_front([RatioCandidate(0.1, 2.0, 2.0, 0.8), best, RatioCandidate(0.01, 1.0, 3.0, 0.9)])
     assert found == [best]
     assert knee(found) == best
 
@@ -73,7 +73,7 @@ def test_units_do_not_move_the_knee() -> None:
 
 
 def test_of_equally_near_points_the_one_that_sends_most() -> None:
-    one, other = Candidate(0.01, 1.0, 1.0, 0.5), Candidate(0.1, 1.0, 2.0, 1.0)
+    one, other = RatioCandidate(0.01, 1.0, 1.0, 0.5), RatioCandidate(0.1, 1.0, 2.0, 1.0)
     assert knee([one, other]) == knee([other, one]) == other
 
 

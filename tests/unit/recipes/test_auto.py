@@ -11,8 +11,8 @@ import torch
 from gradwire.control.choice import ASSUMED_OFF, LATE, LEAD
 from gradwire.control.forecast import forecast_by
 from gradwire.lab.workloads import catalogue
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
-from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
+from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
 from gradwire.recipes import Composition, Decision, recipe
@@ -51,7 +51,7 @@ class Setting:
             self.backward_s,
             8.0 * (self.world - 1) / self.world * sum(numel) * link.beta_s,
             self.world,
-            Backward(self.before_s, ready_s, numel, self.backward_s),
+            BackwardTiming(self.before_s, ready_s, numel, self.backward_s),
             Network(link),
             gradient_bytes=4.0 * sum(numel),
             buckets=bucketed(numel),
@@ -249,7 +249,7 @@ def test_what_is_left_of_80_steps_is_for_trials(measured: int) -> None:
         judge = chosen.watch.judge(Watched(RESNET18.world, ()))
         following = None
         while following is None:
-            shown = Observed(steps, 1.0, 0.0, late=0.01, late_is_known=True)
+            shown = StepObservation(steps, 1.0, 0.0, late=0.01, late_is_known=True)
             following, steps = judge(shown), steps + 1
         chosen = following
     assert 0 < steps <= max(DECIDED - measured, SKIPPED + FEWEST + 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.memory import Forgetful, Residual
-from gradwire.planning.costs import Backward, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.facts import Facts
 from gradwire.planning.predict import ready_of_element
@@ -62,10 +62,10 @@ def test_segments_end_where_they_are_told_to() -> None:
     assert units("covap(interval=2, edges=(0.5, 0.75))", (100, 100)) == [50, 50, 25, 25, 25, 25]
 
 
-def vgg_like() -> Backward:
+def vgg_like() -> BackwardTiming:
     """Most elements are ready at once, and the rest take most of the time."""
     ready_s = tuple(0.05 * (number + 1) for number in range(20))
-    return Backward(0.5, ready_s, (8_000_000, *[100_000] * 19), 1.0)
+    return BackwardTiming(0.5, ready_s, (8_000_000, *[100_000] * 19), 1.0)
 
 
 def decided(facts: Facts, text: str = "covap") -> Composition:
@@ -88,7 +88,7 @@ def test_measured_ready_times_place_the_segments() -> None:
     assert measured_s <= spread_s
 
 
-def worst_end(backward: Backward, cuts: Sequence[int], line: Line) -> float:
+def worst_end(backward: BackwardTiming, cuts: Sequence[int], line: Line) -> float:
     """When the last unit of the slowest of four steps has been sent, one unit after the other."""
     ready_s, total = ready_of_element(backward), sum(backward.numel)
     bounds, ends = [0, *cuts, total], [0.0] * 4

@@ -15,7 +15,7 @@ from gradwire.exchange.ar_topk import Election
 from gradwire.exchange.base import run
 from gradwire.planning.costs import Link
 from gradwire.planning.cuts import one_unit
-from gradwire.planning.facts import Observed, Watched
+from gradwire.planning.facts import StepObservation, Watched
 from gradwire.planning.ratio import candidate_ratios
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.flexible import energies, rounds_of
@@ -47,9 +47,9 @@ def test_a_step_that_will_not_be_committed_is_not_looked_at() -> None:
     assert energies(torch.zeros(7), [0.5]) == [0.0, 0.0]
 
 
-def _shown(step: int, link: Link, ratios: Sequence[float] = RATIOS) -> Observed:
+def _shown(step: int, link: Link, ratios: Sequence[float] = RATIOS) -> StepObservation:
     looked = (1.0, *(min(1.0, 0.8 * (ratio / 0.1) ** 0.3) for ratio in ratios))
-    return Observed(step, 0.2, 0.01, looked, link)
+    return StepObservation(step, 0.2, 0.01, looked, link)
 
 
 def test_a_slow_link_leads_to_a_recipe_that_can_be_written_down_and_goes_on_watching() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import Cuts, element_cuts, even_groups, layer_wise
-from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.merge import step_seconds
 from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
 from gradwire.recipes import Composition, recipe
@@ -62,7 +62,7 @@ def _facts(per_call_s: float) -> Facts:
     """Ready one after the other; two parameters that travel densely lie between."""
     numel = (7, *SIZES[:3], 7, *SIZES[3:])
     ready_s = tuple(0.01 * (number + 1) for number in range(len(numel)))
-    backward = Backward(0.1, ready_s, numel, ready_s[-1])
+    backward = BackwardTiming(0.1, ready_s, numel, ready_s[-1])
     codec = CodecCost(Line(per_call_s, 1e-7), Line(per_call_s, 1e-7))
     network = Network(Link(alpha_s=1e-4, beta_s=8 / 1e6))
     return Facts(ready_s[-1], 0.2, 4, backward, network, codec, payloads=4.0)
@@ -76,7 +76,7 @@ def _planned(options: str, facts: Facts) -> Composition:
     assert tuple(first.cutter(SIZES)) == ()
     judge = first.watch.judge(Watched(4, SIZES))
     # Steps that all take as long: who is tried last is what the measured costs say, and one group stays.
-    seen = [found for step in range(30) if (found := judge(Observed(step, 1.0, 0.0))) is not None]
+    seen = [found for step in range(30) if (found := judge(StepObservation(step, 1.0, 0.0))) is not None]
     found = next((each for each in reversed(seen) if each.watch is not None), seen[0])
     for each in seen:
         again = recipe(each.text).build()
@@ -148,7 +148,7 @@ def test_the_papers_search_makes_two_groups() -> None:
 
 
 def test_a_group_is_ready_when_all_before_it_are() -> None:
-    facts = Facts(1.0, 1.0, 2, Backward(0.0, (0.3, 0.1, 0.5), (10, 20, 30), 0.5))
+    facts = Facts(1.0, 1.0, 2, BackwardTiming(0.0, (0.3, 0.1, 0.5), (10, 20, 30), 0.5))
     assert ready_times(facts, (10, 20)).ready_s == (0.3, 0.3)
     assert ready_times(facts, (20, 30)).ready_s == (0.1, 0.5)
 
@@ -252,7 +252,7 @@ def test_how_long_a_search_takes_is_said_before_it_begins(caplog: pytest.LogCapt
     judge = built.watch.judge(Watched(4, 40 * (10,)))
     told = "195 steps at most, in which 3 neighbouring tensors stay together"
     assert caplog.messages == [f"mergecomp times groupings of 40 tensors: {told}"]
-    found = [found for step in range(8) if (found := judge(Observed(step, 1.0, 0.0)))]
+    found = [found for step in range(8) if (found := judge(StepObservation(step, 1.0, 0.0)))]
     assert found[0].why == f"timing 2 groups; the search takes {told}"
     assert found[0].text == built.text
 
@@ -267,7 +267,7 @@ def test_a_group_more_must_gain_alpha_to_go_on(split: str, alpha: float, groups:
         assert watch is not None
         judge, cuts = watch.judge(Watched(4, SIZES)), Cuts()
         for step in range(50):
-            judged = judge(Observed(step, 1.0 - 0.1 * len(cuts), 0.0))
+            judged = judge(StepObservation(step, 1.0 - 0.1 * len(cuts), 0.0))
             if judged is not None:
                 found, cuts = judged, tuple(judged.cutter(SIZES))
             if judged is not None and judged.watch is None:
@@ -281,7 +281,7 @@ def test_timing_real_steps_is_over_before_the_fiftieth_and_then_the_cuts_stay(te
     assert watch is not None
     judge, previous_s = watch.judge(Watched(4, sizes)), 0.0
     for step in range(50):
-        found = judge(Observed(step, previous_s, 0.0))
+        found = judge(StepObservation(step, previous_s, 0.0))
         if found is not None and found.watch is None:
             break
         if found is not None:
@@ -312,7 +312,7 @@ def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, 
     judge, began = running.watch.judge(Watched(4, SIZES)), 0
     for step in range(40):
         previous_s = 0.0 if step == began else planned_s if running.cutter(SIZES) else 1.0
-        found = judge(Observed(step, previous_s, 0.0))
+        found = judge(StepObservation(step, previous_s, 0.0))
         if found is not None:
             running, began = found, step + 1
         if running.watch is None:

@@ -13,7 +13,7 @@ from gradwire.codec.cast import cast
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import reduce
-from gradwire.recipes import Composition, Entry, Recipe, entries, names, recipe, register
+from gradwire.recipes import Composition, Recipe, RecipeEntry, entries, names, recipe, register
 from gradwire.recipes.base import REGISTRY
 
 
@@ -41,7 +41,7 @@ def test_every_recipe_builds_without_options_and_has_a_summary(name: str) -> Non
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
-def test_every_recipe_documents_itself(entry: Entry) -> None:
+def test_every_recipe_documents_itself(entry: RecipeEntry) -> None:
     assert entry.summary.endswith(".")
     for heading in ("Travels", "Paper", "Use when"):
         assert entry.says(heading).endswith("."), heading
@@ -171,7 +171,7 @@ def test_a_users_recipe_replaces_ours_of_the_same_name_even_where_ours_is_import
         """Not ours."""
         return Composition(dense())
 
-    monkeypatch.setitem(REGISTRY, "mine", Entry("mine", bf16))
+    monkeypatch.setitem(REGISTRY, "mine", RecipeEntry("mine", bf16))
     register(inspect.unwrap(ours.build))
     built = recipe("bf16(scale=3.0)").build()
     assert isinstance(built, Composition)

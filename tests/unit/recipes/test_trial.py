@@ -21,8 +21,8 @@ from gradwire.control.choice import Option, Standing
 from gradwire.control.lateness import LEAST
 from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.change_detection import noise_of
-from gradwire.planning.costs import Backward, CodecCost, Line, Link, Network
-from gradwire.planning.facts import Facts, Observed, Watched
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
+from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import auto
 from gradwire.recipes.base import Judge
@@ -64,8 +64,8 @@ def _judge(composition: Composition) -> Judge:
     return composition.watch.judge(Watched(2, (10,)))
 
 
-def _shown(step: int, previous_s: float, late: float | None = 0.1, *, known: bool = True) -> Observed:
-    return Observed(step, previous_s, 0.0, late=late, late_is_known=known)
+def _shown(step: int, previous_s: float, late: float | None = 0.1, *, known: bool = True) -> StepObservation:
+    return StepObservation(step, previous_s, 0.0, late=late, late_is_known=known)
 
 
 def _follows(running: Composition, took_s: float, late: float = 0.1, *, known: bool = True) -> Composition:
@@ -254,7 +254,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         numel = tuple(spec.numel for spec in specs())
         ready_s = tuple(0.01 * (number + 1) / len(numel) for number in range(len(numel)))
         measured = replace(facts, backward_s=0.01, allreduce_s=0.08, gradient_bytes=4.0 * sum(numel))
-        return replace(measured, backward=Backward(0.0, ready_s, numel, 0.01), network=LINK)
+        return replace(measured, backward=BackwardTiming(0.0, ready_s, numel, 0.01), network=LINK)
 
     def coded(_exchange: object, _text: str, *_: object, **_named: object) -> CodecCost:
         return CodecCost(Line(1e-5, 0.0), Line(0.0, 0.0))
@@ -525,8 +525,8 @@ def test_a_checkpoint_goes_on_with_what_ran_watched_and_without_a_trial(running:
 
 def test_what_was_chosen_gives_way_to_dense_where_training_suffers() -> None:
     judge = _watching("int4", lambda: _fixed("auto"), 0.3, None, Watched(2, (10,)))
-    assert judge(Observed(7, 0.1, 0.0)) is None
-    back = judge(Observed(8, 0.1, 0.0, unhealthy="the loss has risen from 1 to 2"))
+    assert judge(StepObservation(7, 0.1, 0.0)) is None
+    back = judge(StepObservation(8, 0.1, 0.0, unhealthy="the loss has risen from 1 to 2"))
     assert back is not None
     assert (back.text, back.watch) == ("dense", None)
     assert back.why == "step 8: the loss has risen from 1 to 2 under int4"

@@ -24,7 +24,7 @@ from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
 from gradwire.step import worker as waiting
-from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
@@ -62,7 +62,7 @@ class ByName(Source):
         """In any order of arrival; returns the means."""
         backward.open()
         arrivals = [
-            Arrival(grads[spec.name].clone(), (Entry(spec.name, 0, spec.numel),), index)
+            Arrival(grads[spec.name].clone(), (BucketEntry(spec.name, 0, spec.numel),), index)
             for index, spec in enumerate(self.specs)
         ]
         for index in order:

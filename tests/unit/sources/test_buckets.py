@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.sources.ddp.source import BucketMap
 from gradwire.step.arena import specs_of
-from gradwire.step.arrival import Entry
+from gradwire.step.arrival import BucketEntry
 
 
 @dataclass
@@ -44,7 +44,7 @@ def _model() -> tuple[nn.Module, BucketMap]:
 def test_entries_lie_one_after_the_other() -> None:
     model, buckets = _model()
     arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True))
-    assert arrival.entries == (Entry("1.weight", 0, 3), Entry("0.bias", 3, 3))
+    assert arrival.entries == (BucketEntry("1.weight", 0, 3), BucketEntry("0.bias", 3, 3))
     assert arrival.index == 0
 
 
@@ -78,4 +78,4 @@ def test_a_tied_parameter_goes_by_its_first_name() -> None:
     model[1].weight = model[0].weight
     buckets = BucketMap(model, specs_of(model))
     arrival = buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(4)))
-    assert arrival.entries == (Entry("0.weight", 0, 4),)
+    assert arrival.entries == (BucketEntry("0.weight", 0, 4),)

@@ -10,12 +10,12 @@ import torch
 from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.sources.nodes.level import Packing
-from gradwire.sources.nodes.members import Members, Table, agreed, neighbours
-from gradwire.step.arrival import Entry
+from gradwire.sources.nodes.members import Members, NodeTable, agreed, neighbours
+from gradwire.step.arrival import BucketEntry
 from tests.support.rig import specs
 
 
-def _agreed(kind: str, said: list[Members]) -> Table | None:
+def _agreed(kind: str, said: list[Members]) -> NodeTable | None:
     first, *others = run_ranks(len(said), lambda comm: agreed(kind, said[comm.rank], comm))
     assert all(other == first for other in others)
     return first
@@ -88,7 +88,7 @@ def test_auto_reads_what_the_launcher_says(
 def test_a_buffer_is_packed_in_rows_of_shards_and_back(parts: int) -> None:
     shards, entries, offset = shards_of(specs(), parts), [], 0
     for shard in shards:
-        entries.append(Entry(shard.name, offset, shard.whole.numel))
+        entries.append(BucketEntry(shard.name, offset, shard.whole.numel))
         offset += shard.whole.numel
     packing, buffer = Packing(tuple(entries), shards, parts), torch.arange(1.0, 1.0 + offset)
     rows = packing.pack(buffer)

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from tests.support.rig import Rig, gradients
 
 STEPS = 3
@@ -16,7 +16,7 @@ STEPS = 3
 @pytest.mark.parametrize("text", ["dense", "fp16", "topk(ratio=0.1)", "covap(interval=2)", "auto"])
 def test_the_verdict_travels_over_the_control_comm_and_gradients_do_not(text: str) -> None:
     def rank(comm: Comm) -> None:
-        data, control = Observed(comm), Observed(comm)
+        data, control = MeteredComm(comm), MeteredComm(comm)
         together, apart = Rig(comm, text), Rig(data, text, control=control)
         for step in range(STEPS):
             expected = together.step(gradients(comm.rank, step))
@@ -37,7 +37,7 @@ def test_a_step_without_small_gradients_has_a_verdict_over_the_control_comm() ->
     shapes = {"weight": (200, 300)}
 
     def rank(comm: Comm) -> int:
-        control = Observed(comm)
+        control = MeteredComm(comm)
         rig = Rig(comm, "dense", shapes=shapes, control=control)
         grads = {"weight": torch.full((60_000,), float(comm.rank))}
         assert rig.step(grads, (("weight",),)).step.committed
@@ -53,7 +53,7 @@ def test_a_failure_is_told_over_the_control_comm() -> None:
         raise full
 
     def rank(comm: Comm) -> BaseException | None:
-        rig = Rig(comm, "topk(ratio=0.1)", control=Observed(comm))
+        rig = Rig(comm, "topk(ratio=0.1)", control=MeteredComm(comm))
         if comm.rank == 0:
             rig.engine.layout.lanes[0].fold = fold  # type: ignore[assignment,method-assign]
         return rig.step(gradients(comm.rank, 0)).error

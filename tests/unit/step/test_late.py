@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed, TransportError
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.recipes import recipe
 from gradwire.recipes.base import Watch
 from gradwire.recipes.dense import dense
@@ -90,7 +90,7 @@ def same_memory(now: Rig, late: Rig) -> None:
 
 def test_the_table_may_travel_over_a_comm_of_its_own() -> None:
     def rank(comm: Comm) -> list[int]:
-        control = Observed(comm)
+        control = MeteredComm(comm)
         rig = Rig(comm, "int8", control=control, resolve="late")
         good = rig.step(brought(comm.rank, 0, {})).step
         bad = rig.step(brought(comm.rank, 1, {1: 1})).step

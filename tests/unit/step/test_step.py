@@ -13,7 +13,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.step.arena import Lane, ParameterSpec
-from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.step import Failed, Running, Step
 from tests.support.rig import Rig, gradients
 
@@ -28,7 +28,7 @@ def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
     for bucket in buckets:
         entries, offset = [], 0
         for name, size in bucket.items():
-            entries.append(Entry(name, offset, size))
+            entries.append(BucketEntry(name, offset, size))
             offset += size
         buffers.append(torch.zeros(offset))
         step.arrive(Arrival(buffers[-1], tuple(entries), len(buffers) - 1))

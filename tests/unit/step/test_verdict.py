@@ -9,7 +9,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import DIRECT_WORLD
 from gradwire.control.controller import TOLD
 from gradwire.errors import PeerFailed, RanksDisagree
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.step import verdict as verdict_of
 from gradwire.step.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from tests.support.rig import Outcome, Rig, gradients
@@ -18,7 +18,7 @@ FINE = Row(finite=True, failed=False, plan=7)
 
 
 def _sent(regions: list[torch.Tensor], row: Row, comm: Comm) -> VerdictReduce:
-    tail = VerdictReduce(regions, row, Observed(comm), torch.device("cpu"))
+    tail = VerdictReduce(regions, row, MeteredComm(comm), torch.device("cpu"))
     tail.send()
     return tail
 
@@ -76,7 +76,7 @@ def test_gradients_stay_as_they_are_until_the_means_land() -> None:
 def test_small_gradients_travel_without_a_verdict_too() -> None:
     def rank(comm: Comm) -> tuple[list[float], bool]:
         regions = [torch.full((2,), comm.rank + 1.0), torch.full((1,), comm.rank + 3.0)]
-        small = SmallReduce(regions, Observed(comm), torch.device("cpu"))
+        small = SmallReduce(regions, MeteredComm(comm), torch.device("cpu"))
         small.send()
         small.wait()
         small.land()

@@ -17,17 +17,24 @@ import gradwire
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.errors import RanksDisagree
 from gradwire.memory import UNSENT
-from gradwire.tools.diagnose import Diagnosis, Seen, Watch, diagnose, histogram_overlap, rank_correlation
+from gradwire.tools.diagnose import (
+    Diagnosis,
+    GradientWatch,
+    SeenUnit,
+    diagnose,
+    histogram_overlap,
+    rank_correlation,
+)
 from tests.support.rig import Rig, gradients
 
 WORLD, STEPS = 3, 4
 
 
-def watched(text: str, world: int = WORLD) -> list[tuple[Diagnosis, list[Seen], list[Tensor]]]:
+def watched(text: str, world: int = WORLD) -> list[tuple[Diagnosis, list[SeenUnit], list[Tensor]]]:
     """By rank: the diagnosis of the last of some steps, what its exchanges found, and the memories after."""
 
-    def body(comm: ThreadComm) -> tuple[Diagnosis, list[Seen], list[Tensor]]:
-        watch = Watch(is_on=True)
+    def body(comm: ThreadComm) -> tuple[Diagnosis, list[SeenUnit], list[Tensor]]:
+        watch = GradientWatch(is_on=True)
         rig = Rig(comm, text, unit_elements=1500, inspect=watch)
         for step in range(STEPS):
             assert rig.step(gradients(comm.rank, step)).error is None
@@ -165,7 +172,7 @@ def test_the_handle_watches_when_asked_to_and_the_report_shows_it(monkeypatch: p
 
 def test_where_only_some_ranks_watched_all_of_them_are_told() -> None:
     def body(comm: ThreadComm) -> str:
-        watch = Watch(is_on=comm.rank > 0)
+        watch = GradientWatch(is_on=comm.rank > 0)
         rig = Rig(comm, "topk(ratio=0.1)", inspect=watch)
         rig.step(gradients(comm.rank, 0))
         with pytest.raises(RanksDisagree) as caught:

@@ -23,7 +23,7 @@ from gradwire.codec.gcomp.frame import CHUNK, Key, frame, largest_frame, unframe
 from gradwire.codec.gcomp.rounding import histogram, rounded, symbols_of
 from gradwire.codec.gcomp.table import (
     N_THETA,
-    Table,
+    CodeTable,
     begin_table,
     code_lengths,
     fingerprint,
@@ -36,8 +36,8 @@ __all__ = [
     "CHUNK",
     "N_THETA",
     "SYMBOLS",
+    "CodeTable",
     "Key",
-    "Table",
     "begin_table",
     "canonical_codes",
     "code_lengths",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.codec.gcomp.rounding import Dropped, drops_of, tensor_of, words_of
-from gradwire.codec.gcomp.table import Table
+from gradwire.codec.gcomp.table import CodeTable
 from gradwire.errors import WireError
 from gradwire.kernels.frames import Drops, checksum, decode_chunks, encode_chunks
 from gradwire.kernels.huffman import SYMBOLS
@@ -125,7 +125,7 @@ _HEAD, _ROW = HEADER_BYTES // 8, ROW_BYTES // 8
 def frame(
     x: Tensor,
     dropped: Dropped,
-    table: Table,
+    table: CodeTable,
     key: Key,
     *,
     explicit: bool,
@@ -141,7 +141,7 @@ def frame(
     multiple of 8 bytes. To int64 `counts` (SYMBOLS,) is added what `histogram` would count, at half its
     cost. `ValueError` for arguments that are not of this kind.
 
-    >>> x, table, key = torch.tensor([1.0, -2.5, 0.0]), Table.prior(), Key(step=0, unit=0, hop=0)
+    >>> x, table, key = torch.tensor([1.0, -2.5, 0.0]), CodeTable.prior(), Key(step=0, unit=0, hop=0)
     >>> data, out = frame(x, 0, table, key, explicit=False, flush=False), torch.empty(3)
     >>> unframe(data, out, 0, {table.id: table}, key)
     >>> out
@@ -172,7 +172,7 @@ def frame(
 def _encode(
     words: NDArray[np.uint32],
     drops: Drops,
-    table: Table,
+    table: CodeTable,
     itemsize: int,
     out: NDArray[np.uint64],
     directory: NDArray[np.uint16],
@@ -218,7 +218,7 @@ def unframe(
     data: Tensor,
     out: Tensor,
     dropped: Dropped | None,
-    tables: Mapping[int, Table],
+    tables: Mapping[int, CodeTable],
     key: Key,
     *,
     add: bool = False,
@@ -299,7 +299,7 @@ def _decode(
     words: NDArray[np.uint64],
     directory: NDArray[np.uint16],
     drops: Drops,
-    table: Table,
+    table: CodeTable,
     out: Tensor,
     add: bool,
 ) -> None:

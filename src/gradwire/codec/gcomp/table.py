@@ -100,7 +100,7 @@ def fingerprint(data: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Table:
+class CodeTable:
     """The lengths of a complete code of at most 12 bits, one for each symbol; 0 is a symbol that is escaped.
 
     Symbols are exponents, but for 254, a number next to zero that is kept exactly, and 255, which escapes
@@ -109,8 +109,8 @@ class Table:
 
     >>> counts = torch.zeros(SYMBOLS, dtype=torch.int64)
     >>> counts[118:122] = torch.tensor([10, 20, 40, 30])
-    >>> table = Table.from_histogram(counts)
-    >>> table.lengths[118:122].tolist(), Table.from_tensor(table.to_tensor()) == table
+    >>> table = CodeTable.from_histogram(counts)
+    >>> table.lengths[118:122].tolist(), CodeTable.from_tensor(table.to_tensor()) == table
     ([4, 3, 1, 2], True)
     """
 
@@ -133,7 +133,7 @@ class Table:
             raise WireError("a table of exponents lacks the code of zero or of the escape")
 
     @staticmethod
-    def from_histogram(histogram: Tensor, longest: int = N_THETA) -> Table:
+    def from_histogram(histogram: Tensor, longest: int = N_THETA) -> CodeTable:
         """The best table for symbols that occur as often as int64 `histogram` (256,) says."""
         counts = histogram.cpu().numpy()
         if counts.shape != (SYMBOLS,) or counts.min() < 0:
@@ -141,7 +141,7 @@ class Table:
         return _of_lengths(code_lengths(counts.astype(np.int64), longest))
 
     @staticmethod
-    def prior(dtype: torch.dtype = torch.float32) -> Table:
+    def prior(dtype: torch.dtype = torch.float32) -> CodeTable:
         """A table for gradients of which nothing is known: any scale, 2^-10 the likeliest.
 
         A normal distribution's exponents fall by half for each step down and by much more for each step up;
@@ -155,11 +155,11 @@ class Table:
         return _of_lengths(code_lengths(counts.astype(np.int64)))
 
     @staticmethod
-    def from_tensor(packed: Tensor) -> Table:
+    def from_tensor(packed: Tensor) -> CodeTable:
         """The table that `to_tensor` gave; `WireError` if there is none."""
         if packed.dtype != torch.uint8:
             raise WireError(f"a table of exponents travels as uint8, not {packed.dtype}")
-        return Table(packed.cpu().contiguous().numpy().tobytes())
+        return CodeTable(packed.cpu().contiguous().numpy().tobytes())
 
     def to_tensor(self) -> Tensor:
         """uint8 (128,)."""
@@ -184,7 +184,7 @@ class Table:
     def bits(self, histogram: Tensor) -> int:
         """Bits that symbols of such a histogram take, escapes' bytes included.
 
-        >>> Table.prior().bits(torch.zeros(SYMBOLS, dtype=torch.int64))
+        >>> CodeTable.prior().bits(torch.zeros(SYMBOLS, dtype=torch.int64))
         0
         """
         escaped = (self.lengths == 0) | (np.arange(SYMBOLS) == ESCAPE)
@@ -192,15 +192,15 @@ class Table:
         return int((histogram.cpu().numpy() * each).sum())
 
 
-def _of_lengths(lengths: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Table:
-    return Table((lengths[::2] | lengths[1::2] << 4).astype(np.uint8).tobytes())
+def _of_lengths(lengths: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> CodeTable:
+    return CodeTable((lengths[::2] | lengths[1::2] << 4).astype(np.uint8).tobytes())
 
 
 _LOCK = Lock()
-_CACHE: MutableMapping[Tensor, Future[Table]] = WeakTensorKeyDictionary()
+_CACHE: MutableMapping[Tensor, Future[CodeTable]] = WeakTensorKeyDictionary()
 
 
-def begin_table(counts: Tensor) -> Future[Table]:
+def begin_table(counts: Tensor) -> Future[CodeTable]:
     """Start to build the table for `counts` (SYMBOLS,) int64, which must not be changed any more."""
     with _LOCK:
         future = _CACHE.get(counts)
@@ -209,13 +209,13 @@ def begin_table(counts: Tensor) -> Future[Table]:
         return future
 
 
-def table_of(counts: Tensor) -> Table:
+def table_of(counts: Tensor) -> CodeTable:
     """The best table for `counts` (SYMBOLS,) int64, with what coding looks up; waits if need be.
 
     >>> counts = torch.zeros(256, dtype=torch.int64)
     >>> counts[100:103] = 5
     >>> _ = begin_table(counts)
-    >>> table_of(counts) == Table.from_histogram(counts)
+    >>> table_of(counts) == CodeTable.from_histogram(counts)
     True
     """
     return begin_table(counts).result()
@@ -226,8 +226,8 @@ def _builder() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="gradwire-tables")
 
 
-def _built(counts: bytes) -> Table:
-    table = Table.from_histogram(torch.frombuffer(bytearray(counts), dtype=torch.int64))
+def _built(counts: bytes) -> CodeTable:
+    table = CodeTable.from_histogram(torch.frombuffer(bytearray(counts), dtype=torch.int64))
     _ = table.lookups.encoding, table.lookups.decoding
     return table
 

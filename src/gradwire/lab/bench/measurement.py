@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradwire.lab.bench.process_set import Answers, Message, Network, OnStep, ProcessSet, SettingFailed
-from gradwire.lab.bench.settings import Entry, Task
+from gradwire.lab.bench.process_set import Answers, BenchNetwork, Message, OnStep, ProcessSet, SettingFailed
+from gradwire.lab.bench.settings import BenchEntry, TrainingTask
 from gradwire.lab.bench.statistics import StepSample
 
 # Joining the group and the first broadcast over a slow link take a while; so do imports without a fork.
@@ -19,7 +19,7 @@ _EVALUATE_TIMEOUT_S = 900.0
 class Measured:
     """All that was learnt about one setting; the lists by rank hold counted steps only."""
 
-    entry: Entry
+    entry: BenchEntry
     rounds: list[list[list[StepSample]]] = field(default_factory=list)  # round, rank, step
     # Per round, at the interface: per step, mean over ranks.
     sent_bytes: list[float] = field(default_factory=list)
@@ -50,9 +50,9 @@ class Setting:
 
     def __init__(
         self,
-        entry: Entry,
-        task: Task,
-        network: Network,
+        entry: BenchEntry,
+        task: TrainingTask,
+        network: BenchNetwork,
         workers: int,
         timeout_s: float,
         start: Callable[..., ProcessSet] = ProcessSet,
@@ -80,7 +80,7 @@ class Setting:
         """Wait until all ranks have started."""
         self._ask({"op": "hello"}, timeout_s=_SETUP_TIMEOUT_S)
 
-    def setup(self, seed: int, entry: Entry | None = None) -> None:
+    def setup(self, seed: int, entry: BenchEntry | None = None) -> None:
         """Build (or rebuild) everything from `seed`, by default for the setting's own entry."""
         entry = entry or self.measured.entry
         # Both belong to what was built before: a setting that fails from here on must not show them.

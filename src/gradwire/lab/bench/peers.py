@@ -14,7 +14,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.lab.bench.settings import Entry
+from gradwire.lab.bench.settings import BenchEntry
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -94,7 +94,7 @@ PEERS: dict[str, Callable[..., HookClock | None]] = {
 BUCKET_OPTION = "bucket_cap_mb"
 
 
-def check_peer(entry: Entry) -> None:
+def check_peer(entry: BenchEntry) -> None:
     """Raise `ValueError` for a peer that does not exist, naming the nearest one that does."""
     if entry.stem not in PEERS:
         near = difflib.get_close_matches(entry.stem, PEERS, n=1)
@@ -106,16 +106,16 @@ def check_peer(entry: Entry) -> None:
         raise ValueError(f"peer {entry.name!r}: {error}") from None
 
 
-def install(entry: Entry, ddp: DistributedDataParallel) -> HookClock | None:
+def install(entry: BenchEntry, ddp: DistributedDataParallel) -> HookClock | None:
     """Register the peer's hook on `ddp`, with the options that the entry carries."""
     return PEERS[entry.stem](ddp, **_options(entry))
 
 
-def _options(entry: Entry) -> dict[str, Any]:
+def _options(entry: BenchEntry) -> dict[str, Any]:
     return {key: value for key, value in entry.options.items() if key != BUCKET_OPTION}
 
 
-def wire_bytes(entry: Entry, numel: int, world: int) -> float | None:
+def wire_bytes(entry: BenchEntry, numel: int, world: int) -> float | None:
     """Bytes per rank and step of a ring all-reduce of its payload; None where that depends on shapes."""
     per_value = {"ddp": 4, "fp16_hook": 2, "bf16_hook": 2}.get(entry.stem)
     return None if per_value is None else 2 * (world - 1) / world * numel * per_value

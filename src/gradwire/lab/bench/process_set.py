@@ -38,7 +38,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class Lines:
+class LineReader:
     """Reassembles lines from a non-blocking descriptor; owns the descriptor."""
 
     def __init__(self, fd: int) -> None:
@@ -98,7 +98,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-class Network(Protocol):
+class BenchNetwork(Protocol):
     """The part of an emulated network that the bench uses."""
 
     def fork(
@@ -123,7 +123,7 @@ class Rank:
 
     process: Process
     commands: IO[bytes]
-    answers: Lines
+    answers: LineReader
     log: IO[bytes]
 
     def tail(self) -> str:
@@ -144,7 +144,7 @@ class Answers:
 class ProcessSet:
     """All ranks of one setting. Use as a context manager, or `end()` it."""
 
-    def __init__(self, name: str, network: Network, workers: int, timeout_s: float) -> None:
+    def __init__(self, name: str, network: BenchNetwork, workers: int, timeout_s: float) -> None:
         self.name = name
         self.timeout_s = timeout_s
         self._ranks: list[Rank] = []
@@ -255,7 +255,7 @@ def prepare_workers() -> None:
     import_module("numpy")
 
 
-def _start(network: Network, rank: int, port: int) -> Rank:
+def _start(network: BenchNetwork, rank: int, port: int) -> Rank:
     log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the rank)
     commands, tell = os.pipe()
     hear, answers = os.pipe()
@@ -274,7 +274,7 @@ def _start(network: Network, rank: int, port: int) -> Rank:
     finally:
         os.close(commands)
         os.close(answers)
-    return Rank(process, os.fdopen(tell, "wb"), Lines(hear), log)
+    return Rank(process, os.fdopen(tell, "wb"), LineReader(hear), log)
 
 
 def _tell(rank: Rank, command: Message) -> None:

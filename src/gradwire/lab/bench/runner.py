@@ -12,9 +12,9 @@ import torch
 
 from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.peers import check_peer
-from gradwire.lab.bench.process_set import Network
+from gradwire.lab.bench.process_set import BenchNetwork
 from gradwire.lab.bench.rows import rows
-from gradwire.lab.bench.settings import Entry, Settings
+from gradwire.lab.bench.settings import BenchEntry, Settings
 from gradwire.lab.bench.statistics import mixed
 from gradwire.lab.bench.trainer import policy_of
 from gradwire.lab.workloads.catalogue import workload
@@ -84,7 +84,7 @@ def machine() -> dict[str, Any]:
 
 
 Say = Callable[[str], None]
-MakeSetting = Callable[[Entry], Setting]
+MakeSetting = Callable[[BenchEntry], Setting]
 
 
 def check(settings: Settings) -> None:
@@ -99,7 +99,9 @@ def check(settings: Settings) -> None:
     found.batches(0, settings.network.workers, task.seed)
 
 
-def run(settings: Settings, network: Network, say: Say, make: MakeSetting | None = None) -> dict[str, Any]:
+def run(
+    settings: Settings, network: BenchNetwork, say: Say, make: MakeSetting | None = None
+) -> dict[str, Any]:
     """Measure every entry and both bounds; the JSON document (settings, machine, rows).
 
     All process sets are alive at once and take turns: idle ones block in a read. Turning the order
@@ -122,7 +124,7 @@ def run(settings: Settings, network: Network, say: Say, make: MakeSetting | None
 
 @contextmanager
 def started(
-    settings: Settings, network: Network, say: Say, make: MakeSetting | None = None
+    settings: Settings, network: BenchNetwork, say: Say, make: MakeSetting | None = None
 ) -> Iterator[list[Setting]]:
     """Start and set up every setting; end them all on the way out, whatever happened.
 
@@ -168,8 +170,8 @@ def _warm_up(running: list[Setting], steps: int, say: Say) -> None:
             setting.train(steps, counted=False)
 
 
-def _starter(settings: Settings, network: Network) -> MakeSetting:
-    def start(entry: Entry) -> Setting:
+def _starter(settings: Settings, network: BenchNetwork) -> MakeSetting:
+    def start(entry: BenchEntry) -> Setting:
         return Setting(entry, settings.task, network, settings.network.workers, settings.schedule.timeout_s)
 
     return start

@@ -18,7 +18,7 @@ _ENTRY = re.compile(r"^(?P<stem>[A-Za-z_]\w*)(?:\((?P<options>.*)\))?$", re.DOTA
 
 
 @dataclass(frozen=True)
-class Entry:
+class BenchEntry:
     """One setting to measure; `name` is the text as typed, and identifies the row."""
 
     name: str
@@ -27,7 +27,7 @@ class Entry:
     options: Mapping[str, Option] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def parse_entry(text: str, kind: Kind) -> Entry:
+def parse_entry(text: str, kind: Kind) -> BenchEntry:
     """Read `name` or `name(key=value, …)`.
 
     >>> parse_entry("powersgd_hook(rank=2)", "peer").options["rank"]
@@ -37,10 +37,10 @@ def parse_entry(text: str, kind: Kind) -> Entry:
     match = _ENTRY.match(name)
     if match is None:
         raise ValueError(f"{kind} {name!r}: expected `name` or `name(key=value, …)`")
-    return Entry(name, kind, match["stem"], MappingProxyType(_options(name, match["options"])))
+    return BenchEntry(name, kind, match["stem"], MappingProxyType(_options(name, match["options"])))
 
 
-def parse_entries(text: str, kind: Kind) -> tuple[Entry, ...]:
+def parse_entries(text: str, kind: Kind) -> tuple[BenchEntry, ...]:
     """Split at semicolons; empty pieces are dropped, a name that occurs twice is refused.
 
     >>> [entry.stem for entry in parse_entries("dense; covap(interval=4)", "recipe")]
@@ -91,12 +91,12 @@ def _value(name: str, node: ast.expr) -> Option:
     raise ValueError(f"{name!r}: {ast.unparse(node)} is not a number, a word or a string")
 
 
-BOUND = Entry("bound", "bound", "bound")
-BOUND_AGAIN = Entry("bound again", "bound", "bound")
+BOUND = BenchEntry("bound", "bound", "bound")
+BOUND_AGAIN = BenchEntry("bound again", "bound", "bound")
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """The training that all settings share.
 
     `bucket_cap_mb` goes to `DistributedDataParallel` in all settings. With `decay_steps` the learning rate
@@ -145,7 +145,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSetting:
     """The link as typed, and how it is emulated (`root`, `user` or `backend`).
 
     With `nodes` it is a node's, which its ranks share; else every rank has its own.
@@ -166,13 +166,13 @@ class Network:
 class Settings:
     """Everything that decides the result of a bench run."""
 
-    task: Task
+    task: TrainingTask
     schedule: Schedule
-    network: Network
-    entries: tuple[Entry, ...]
+    network: NetworkSetting
+    entries: tuple[BenchEntry, ...]
 
     @property
-    def every_entry(self) -> tuple[Entry, ...]:
+    def every_entry(self) -> tuple[BenchEntry, ...]:
         """The entries between the two identical bound rows that show the A/A spread."""
         return (BOUND, *self.entries, BOUND_AGAIN)
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import kernels
 from gradwire.lab.bench import peers
-from gradwire.lab.bench.settings import Entry, Task, parse_entry
+from gradwire.lab.bench.settings import BenchEntry, TrainingTask, parse_entry
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.workloads.base import Shards, Workload
 from gradwire.lab.workloads.catalogue import workload
@@ -86,7 +86,7 @@ def policy_of(text: str) -> Policy:
     return patterns
 
 
-def _by_size(entry: Entry) -> Policy:
+def _by_size(entry: BenchEntry) -> Policy:
     options = {"smallest": TINY_ELEMENTS, "recipe": TINY, **entry.options}
     smallest, recipe = options.pop("smallest"), options.pop("recipe")
     if entry.stem != "by_size" or options:
@@ -160,7 +160,7 @@ class Trainer:
         return account
 
 
-def build(entry: Entry, task: Task, seed: int) -> Trainer:
+def build(entry: BenchEntry, task: TrainingTask, seed: int) -> Trainer:
     """Model, data and optimizer from `seed` on this rank; a collective unless the entry is a bound."""
     rank, world = dist.get_rank(), dist.get_world_size()
     work = workload(
@@ -202,7 +202,7 @@ def learning_rate_factor(decay_steps: int | None, step: int) -> float:
 
 
 def _data_parallel(
-    model: torch.nn.Module, entry: Entry, task: Task, work: Workload
+    model: torch.nn.Module, entry: BenchEntry, task: TrainingTask, work: Workload
 ) -> DistributedDataParallel:
     """The same arguments in all settings, except a peer's own `bucket_cap_mb`, which shows in its name."""
     wanted = entry.options.get(peers.BUCKET_OPTION) if entry.kind == "peer" else None
@@ -213,8 +213,8 @@ def _data_parallel(
 
 
 def _synchronise(
-    entry: Entry,
-    task: Task,
+    entry: BenchEntry,
+    task: TrainingTask,
     work: Workload,
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -230,13 +230,13 @@ def _synchronise(
     return wire, None
 
 
-def policy_for(task: Task, work: Workload) -> Policy | None:
+def policy_for(task: TrainingTask, work: Workload) -> Policy | None:
     """The policy of all recipes: the task's, else the workload's; None is the default of `attach`."""
     text = work.policy if task.policy is None else task.policy
     return None if text is None else policy_of(text)
 
 
-def _leave_momentum(entry: Entry, optimizer: torch.optim.Optimizer) -> None:
+def _leave_momentum(entry: BenchEntry, optimizer: torch.optim.Optimizer) -> None:
     """A recipe that applies momentum before gradients are sent takes over SGD's, so that all train alike."""
     memory = gradwire.recipe(entry.name).build().exchange.memory
     if memory is not None and memory.covers_momentum and isinstance(optimizer, torch.optim.SGD):

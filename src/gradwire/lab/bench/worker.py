@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire import kernels
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import Message, WorkerEnd
-from gradwire.lab.bench.settings import Task, parse_entry
+from gradwire.lab.bench.settings import TrainingTask, parse_entry
 from gradwire.lab.bench.trainer import Trainer, build, peak_bytes
 
 Span = dict[str, Any]
@@ -102,7 +102,7 @@ class _BucketProbe:
         ]
 
 
-class Worker:
+class BenchWorker:
     """Answers commands; every method named `do_…` is one."""
 
     def __init__(self, end: WorkerEnd) -> None:
@@ -116,7 +116,7 @@ class Worker:
             dist.init_process_group(emulate.backend())
         entry = parse_entry(command["entry"], command["kind"])
         self._trainer = None  # free the old model first
-        self._trainer = build(entry, Task(**command["task"]), command["seed"])
+        self._trainer = build(entry, TrainingTask(**command["task"]), command["seed"])
         model = self._trainer.model
         numel = sum(item.numel() for item in model.parameters() if item.requires_grad)
         buffer_bytes = sum(item.numel() * item.element_size() for item in model.buffers())
@@ -176,7 +176,7 @@ def serve(commands: int, answers: int) -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     torch.set_num_threads(int(threads) if threads.isdigit() else 1)
     end = WorkerEnd(commands, answers)
-    worker = Worker(end)
+    worker = BenchWorker(end)
     for command in end:
         worker.answer(command)
     sys.stdout.flush()

@@ -9,7 +9,7 @@ from rich.console import Console
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_extra, check_folder, check_recipe, write_json
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
-from gradwire.lab.bench.settings import Network, Schedule, Settings, Task, parse_entries
+from gradwire.lab.bench.settings import NetworkSetting, Schedule, Settings, TrainingTask, parse_entries
 from gradwire.lab.bench.table import exit_code, failures, tables
 from gradwire.lab.cli.choices import Mode, Shards
 from gradwire.lab.cli.report import write_page
@@ -65,7 +65,7 @@ def bench(
     try:
         _check_outputs(json_path, report)
         job = _checked(workload, model), _text(data), shards.value, batch_size, seed, overlap, bucket_cap_mb
-        task = Task(*job, policy=policy)
+        task = TrainingTask(*job, policy=policy)
         schedule = Schedule(steps, rounds, warmup, timeout)
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         for entry in entries:
@@ -73,7 +73,7 @@ def bench(
                 check_recipe(entry.stem)
         link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode.value)
-        settings = Settings(task, schedule, Network(workers, rate, delay, entered, nodes), entries)
+        settings = Settings(task, schedule, NetworkSetting(workers, rate, delay, entered, nodes), entries)
         prepare_workers()
         from gradwire.lab.bench import runner  # not before: what runs outside of the sandbox needs no torch
 

@@ -11,26 +11,26 @@ from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import prepare_workers
 from gradwire.lab.cli.choices import Mode
 from gradwire.lab.cli.report import write_page
-from gradwire.lab.demo.plans import AUTO_RATE, Plan, text_plan
+from gradwire.lab.demo.plans import AUTO_RATE, DemoPlan, text_plan
 from gradwire.lab.demo.terminal import exit_code, live_progress, show, show_failures
 
 
 def demo(
     text: Annotated[bool, typer.Option("--text", help="Train a small transformer on Shakespeare.")] = False,
-    steps: Annotated[int, typer.Option(help="Steps of each contestant.")] = Plan.steps,
-    workers: Annotated[int, typer.Option(help="Number of ranks.")] = Plan.workers,
+    steps: Annotated[int, typer.Option(help="Steps of each contestant.")] = DemoPlan.steps,
+    workers: Annotated[int, typer.Option(help="Number of ranks.")] = DemoPlan.workers,
     rate: Annotated[
         str, typer.Option(help="Link per rank: 100mbit; auto makes it 4.25 times too slow for this machine.")
-    ] = Plan.rate,
-    delay: Annotated[str, typer.Option(help="One-way delay between ranks: 5ms.")] = Plan.delay,
+    ] = DemoPlan.rate,
+    delay: Annotated[str, typer.Option(help="One-way delay between ranks: 5ms.")] = DemoPlan.delay,
     seeds: Annotated[
         int, typer.Option(help="Runs of each, for the spread of the final figure.")
-    ] = Plan.seeds,
-    recipe_text: Annotated[str, typer.Option("--recipe", help="gradwire's recipe.")] = Plan.recipe,
+    ] = DemoPlan.seeds,
+    recipe_text: Annotated[str, typer.Option("--recipe", help="gradwire's recipe.")] = DemoPlan.recipe,
     data: Annotated[Path | None, typer.Option(help="Your own images or text.")] = None,
     budget: Annotated[
         float, typer.Option(help="Seconds. Runs that no longer fit after the main race are shortened.")
-    ] = Plan.budget_s,
+    ] = DemoPlan.budget_s,
     quick: Annotated[
         bool, typer.Option("--quick", help="60 steps and one seed, for a quick look. Not a benchmark.")
     ] = False,
@@ -43,7 +43,7 @@ def demo(
     check_extra("jinja2", "the report")
     try:
         check_folder(report, json_path)
-        plan = Plan(
+        plan = DemoPlan(
             workers=workers,
             steps=steps,
             seeds=seeds,

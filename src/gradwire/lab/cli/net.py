@@ -9,7 +9,7 @@ import typer
 from gradwire.cli.prerequisites import FORMAT, check_folder, write_json
 from gradwire.lab import emulate
 from gradwire.lab.cli.choices import Mode
-from gradwire.lab.emulate.network import Outcome, run_on_all
+from gradwire.lab.emulate.network import RunOutcome, run_on_all
 
 net = typer.Typer(
     help="A slow network on this machine.",
@@ -87,7 +87,7 @@ def run(
 
 def _account(
     network: emulate.Network,
-    outcome: Outcome,
+    outcome: RunOutcome,
     before: list[emulate.Counters] | None,
     after: list[emulate.Counters] | None,
 ) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _account(
     }
 
 
-def _tell(account: dict[str, Any], outcome: Outcome) -> None:
+def _tell(account: dict[str, Any], outcome: RunOutcome) -> None:
     """Print the account to stderr, so that the command's own output stays clean."""
     seconds = account["seconds_s"]
     print(

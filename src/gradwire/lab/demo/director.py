@@ -13,23 +13,23 @@ from statistics import median
 from typing import Any, Protocol
 
 from gradwire.lab.bench.measurement import Measured, Setting
-from gradwire.lab.bench.process_set import Network
+from gradwire.lab.bench.process_set import BenchNetwork
 from gradwire.lab.bench.rows import rows
 from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.settings import BOUND, Entry
+from gradwire.lab.bench.settings import BOUND, BenchEntry
 from gradwire.lab.demo.findings import checks
-from gradwire.lab.demo.plans import AUTO_RATE, Plan, rate_for_ccr
+from gradwire.lab.demo.plans import AUTO_RATE, DemoPlan, rate_for_ccr
 from gradwire.lab.demo.race import Budget, Contestants, Course, Live, Result, finish, race
-from gradwire.lab.emulate import Link, parse_delay, parse_rate
+from gradwire.lab.emulate import EmulatedLink, parse_delay, parse_rate
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.measure.cache import cores
 from gradwire.recipes import recipe
 
 
 def document(
-    plan: Plan,
+    plan: DemoPlan,
     mode: str,
-    link: Link,
+    link: EmulatedLink,
     result: Result,
     measured_rows: list[dict[str, Any]],
     setup: dict[str, Any],
@@ -62,33 +62,33 @@ def _failure(item: Measured) -> dict[str, str]:
     return {"name": item.entry.name, "reason": item.failure.reason, "detail": item.failure.detail}
 
 
-_FREE = Link(None, 0.0)
+_FREE = EmulatedLink(None, 0.0)
 BUSY = 0.5
 """Processes that run or wait for a core, in the mean of a minute, from which on it is worth a note."""
 
 
-def check(plan: Plan) -> None:
+def check(plan: DemoPlan) -> None:
     """Raise `ValueError`, or `OSError` for data that cannot be read, where something could not be trained."""
     recipe(plan.recipe)
     data = None if plan.data is None else Path(plan.data)
     workload(plan.workload, data=data).batches(0, plan.workers, 0)
 
 
-class ShapeableNetwork(Network, Protocol):
+class ShapeableNetwork(BenchNetwork, Protocol):
     """A network whose link can change while processes run."""
 
     mode: str
 
-    def reshape(self, link: Link) -> None: ...
+    def reshape(self, link: EmulatedLink) -> None: ...
 
 
-MakeSetting = Callable[[Entry], Setting]
+MakeSetting = Callable[[BenchEntry], Setting]
 
 
 class Director:
-    """Runs a `Plan` on a network that starts unshaped."""
+    """Runs a `DemoPlan` on a network that starts unshaped."""
 
-    def __init__(self, plan: Plan, network: ShapeableNetwork, live: Live) -> None:
+    def __init__(self, plan: DemoPlan, network: ShapeableNetwork, live: Live) -> None:
         self._plan = plan
         self._network = network
         self._live = live
@@ -124,7 +124,7 @@ class Director:
                 "cores. Times are those of a busy machine."
             )
 
-    def _make(self, entry: Entry) -> Setting:
+    def _make(self, entry: BenchEntry) -> Setting:
         return Setting(entry, self._plan.task, self._network, self._plan.workers, self._plan.timeout_s)
 
     @contextmanager
@@ -133,7 +133,7 @@ class Director:
         self._live.say("Starting three sets of workers: no communication, plain DDP, gradwire")
         with ExitStack() as stack:
 
-            def start(entry: Entry) -> Setting:
+            def start(entry: BenchEntry) -> Setting:
                 setting = make(entry)
                 stack.callback(setting.end)
                 return setting
@@ -163,7 +163,7 @@ class Director:
                     f"Backward takes {backward_s * 1e3:.0f} ms for {4 * numel / 1e6:.1f} MB of gradients: "
                     f"the link becomes {rate / 1e6:g} Mbit/s"
                 )
-        self._slow = Link(rate, parse_delay(plan.delay))
+        self._slow = EmulatedLink(rate, parse_delay(plan.delay))
         self._network.reshape(self._slow)
 
     def _after_race(self, contestants: Contestants, ddp: Course, wire: Course) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ class Director:
             chosen = "; ".join(f"{course.chosen} with seed {course.seed}" for course in wires)
             self._result.notes.append(f"Not all seeds ended with the same recipe: {chosen}.")
 
-    def _one_more(self, name: str, setting: Setting, seed: int, link: Link) -> None:
+    def _one_more(self, name: str, setting: Setting, seed: int, link: EmulatedLink) -> None:
         shaped = link is self._slow
         self._live.say(f"Seed {seed} of {name}, on " + ("the slow link" if shaped else "an unshaped link"))
         self._network.reshape(link)

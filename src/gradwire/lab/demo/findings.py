@@ -12,7 +12,7 @@ from typing import Any
 
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.demo.curves import ahead, behind, ends_s, reached, smooth
-from gradwire.lab.demo.plans import Plan
+from gradwire.lab.demo.plans import DemoPlan
 from gradwire.lab.demo.race import Course, Result
 
 LEAST_AHEAD = 0.9
@@ -313,7 +313,7 @@ def counted_bytes(row: dict[str, Any]) -> Check:
     return Check(claim, found, wanted, good, worse)
 
 
-def checks(plan: Plan, result: Result, measured_rows: list[dict[str, Any]]) -> list[Check]:
+def checks(plan: DemoPlan, result: Result, measured_rows: list[dict[str, Any]]) -> list[Check]:
     """All claims of a run on which the demonstration insists; those that do not hold first."""
     by_kind = {row["kind"]: row for row in measured_rows}
     both = Both.of(result.courses, plan.steps, plan.warmup)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from gradwire.lab.bench.settings import Entry, Task, parse_entry
+from gradwire.lab.bench.settings import BenchEntry, TrainingTask, parse_entry
 
 AUTO_RATE = "auto"
 
@@ -11,7 +11,7 @@ TARGET_CCR = 4.25
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """Sizes of the demonstration.
 
     `rate` is a text such as `200mbit`, or `auto`: as slow as makes communication take `TARGET_CCR` times the
@@ -46,9 +46,9 @@ class Plan:
             raise ValueError(f"seeds is {self.seeds}: expected at least 1")
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TrainingTask:
         """The training that all contestants share."""
-        return Task(
+        return TrainingTask(
             self.workload,
             self.data,
             batch_size=self.batch_size,
@@ -57,21 +57,21 @@ class Plan:
         )
 
     @property
-    def ddp(self) -> Entry:
+    def ddp(self) -> BenchEntry:
         """Plain DDP."""
         return parse_entry("ddp", "peer")
 
     @property
-    def gradwire(self) -> Entry:
+    def gradwire(self) -> BenchEntry:
         """The recipe under demonstration."""
         return parse_entry(self.recipe, "recipe")
 
-    def quick(self) -> "Plan":
+    def quick(self) -> "DemoPlan":
         """A minute for the impatient, and for tests: no spread over seeds, nothing to conclude from."""
         return replace(self, steps=60, seeds=1, chunk=10, budget_s=60.0)
 
 
-def text_plan(plan: Plan) -> Plan:
+def text_plan(plan: DemoPlan) -> DemoPlan:
     """The same demonstration with the small transformer on Shakespeare."""
     return replace(plan, workload="chargpt")
 

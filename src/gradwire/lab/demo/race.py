@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.process_set import OnStep
 from gradwire.lab.bench.statistics import StepSample, slowest
-from gradwire.lab.demo.plans import Plan
+from gradwire.lab.demo.plans import DemoPlan
 
 LEAST_COMPILE_S = 0.1
 """Compiling for longer than that shows in a curve."""
@@ -102,7 +102,7 @@ class Result:
     seconds: float = 0.0
 
 
-def race(contestants: Contestants, plan: Plan, live: Live) -> tuple[Course, Course]:
+def race(contestants: Contestants, plan: DemoPlan, live: Live) -> tuple[Course, Course]:
     """Train on the slow link until gradwire has done all its steps; DDP gets the same time, not steps.
 
     Returns the courses of DDP and gradwire. Steps count for the medians after the warm-up, and once the
@@ -121,7 +121,7 @@ def race(contestants: Contestants, plan: Plan, live: Live) -> tuple[Course, Cour
     return ddp, wire
 
 
-def finish(setting: Setting, course: Course, plan: Plan, live: Live, *, shaped: bool) -> None:
+def finish(setting: Setting, course: Course, plan: DemoPlan, live: Live, *, shaped: bool) -> None:
     """Train the steps that a course still lacks, then evaluate and compare its replicas."""
     left = plan.steps - len(course)
     if left > 0:
@@ -134,7 +134,7 @@ def finish(setting: Setting, course: Course, plan: Plan, live: Live, *, shaped: 
     course.recipe = (setting.measured.report or {}).get("recipe")
 
 
-def _train(setting: Setting, course: Course, count: int, plan: Plan, live: Live, counted: bool) -> float:
+def _train(setting: Setting, course: Course, count: int, plan: DemoPlan, live: Live, counted: bool) -> float:
     """One slice; its length in seconds of training."""
     if count < 1:
         return 0.0
@@ -175,12 +175,12 @@ class Budget:
         """Seconds; negative when overdrawn."""
         return self._end_s - time.monotonic() - _CODA_S
 
-    def fits_on_slow_link(self, plan: Plan, contestants: Contestants, ddp: Course, wire: Course) -> bool:
+    def fits_on_slow_link(self, plan: DemoPlan, contestants: Contestants, ddp: Course, wire: Course) -> bool:
         """Whether DDP can do its other steps at the slow link's pace, with all seeds still to come."""
         slow_s = (plan.steps - len(ddp)) * median(ddp.step_s[plan.warmup :] or ddp.step_s)
         return slow_s + (plan.seeds - 1) * self._expected_seed_s(plan, contestants, wire) < self.left_s
 
-    def fits_another_seed(self, plan: Plan, contestants: Contestants, wire: Course) -> bool:
+    def fits_another_seed(self, plan: DemoPlan, contestants: Contestants, wire: Course) -> bool:
         """Whether both can run once more: DDP unshaped, gradwire on the slow link."""
         known_s = self._seed_s
         expected_s = known_s if known_s is not None else self._expected_seed_s(plan, contestants, wire)
@@ -193,7 +193,7 @@ class Budget:
         yield
         self._seed_s = time.monotonic() - start_s
 
-    def _expected_seed_s(self, plan: Plan, contestants: Contestants, wire: Course) -> float:
+    def _expected_seed_s(self, plan: DemoPlan, contestants: Contestants, wire: Course) -> float:
         bound_s = _step_s(contestants.bound)
         return plan.steps * bound_s * _UNSHAPED_FACTOR + sum(wire.step_s) + 2 * self.evaluation_s
 

@@ -8,16 +8,16 @@ Nothing here imports torch, except `backend`, and ranks, where the delaying proc
 """
 
 from gradwire.lab.emulate.fork import prepare_ranks
-from gradwire.lab.emulate.link import Counters, Link, parse_delay, parse_rate
-from gradwire.lab.emulate.network import Network, free_port
+from gradwire.lab.emulate.link import Counters, EmulatedLink, parse_delay, parse_rate
+from gradwire.lab.emulate.network import EmulatedNetwork, free_port
 from gradwire.lab.emulate.ranks import backend, counters
 from gradwire.lab.emulate.sandbox import MODES, enter, why_not
 
 __all__ = [
     "MODES",
     "Counters",
-    "Link",
-    "Network",
+    "EmulatedLink",
+    "EmulatedNetwork",
     "backend",
     "counters",
     "enter",

@@ -26,7 +26,7 @@ from gradwire.lab.emulate.ranks import WIRE_VARIABLE
 BOTH = ("out", "in")
 
 
-class Wire:
+class Cable:
     """One rank's cable: full duplex, and in each direction transfers go one after the other."""
 
     def __init__(self, file: WireFile) -> None:
@@ -91,7 +91,7 @@ NAME = "gradwire_delayed"
 # in one method, and the native class has no stub for the verbs at all.
 _ProcessGroup: Any = dist.ProcessGroup
 _c10d: Any = dist.distributed_c10d
-_wire: Wire | None = None
+_wire: Cable | None = None
 
 
 def _bytes(tensors: Sequence[Any]) -> int:
@@ -116,7 +116,7 @@ class _Together:
 class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
     """Every verb that DDP and torch's comm hooks use; `hops` and bytes are those of gloo's algorithm."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, wire: Wire) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, wire: Cable) -> None:
         super().__init__(rank, size)
         self._inner = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
         self._wire = wire
@@ -244,6 +244,6 @@ def register() -> str:
     """Register the backend under its name, once, and return the name."""
     global _wire
     if _wire is None:
-        _wire = Wire(WireFile(os.environ[WIRE_VARIABLE]))
+        _wire = Cable(WireFile(os.environ[WIRE_VARIABLE]))
         dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     return NAME

@@ -14,13 +14,13 @@ UNLIMITED = frozenset({"unlimited", "none"})
 
 
 @dataclass(frozen=True)
-class Link:
+class EmulatedLink:
     """One rank's connection to the switch.
 
     `rate_bit_per_s` holds in each direction (None: unshaped); `delay_s` is added once to every packet on its
     way from one rank to another, so a round trip takes twice as long.
 
-    >>> Link(200e6, 0.005).delay_s
+    >>> EmulatedLink(200e6, 0.005).delay_s
     0.005
     """
 
@@ -67,7 +67,7 @@ def parse_rate(text: str | None) -> float | None:
         rate = rate_bit_per_s(text)
     except ValueError as error:
         raise ValueError(f"rate={error}, or unlimited") from None
-    return Link(rate).rate_bit_per_s
+    return EmulatedLink(rate).rate_bit_per_s
 
 
 def parse_delay(text: str | None) -> float:
@@ -82,7 +82,7 @@ def parse_delay(text: str | None) -> float:
         delay_s = time_s(text)
     except ValueError as error:
         raise ValueError(f"delay={error}") from None
-    return Link(None, delay_s).delay_s
+    return EmulatedLink(None, delay_s).delay_s
 
 
 _FORMAT = struct.Struct("dd")  # bits per second (infinite: unshaped), seconds
@@ -101,7 +101,7 @@ class WireFile:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
 
     @classmethod
-    def create(cls, link: Link) -> Self:
+    def create(cls, link: EmulatedLink) -> Self:
         """A new file that workers open by its `path` while the owner lives."""
         if hasattr(os, "memfd_create"):  # has no name on disk, so that a killed owner leaves nothing
             descriptor = os.memfd_create("gradwire-wire")
@@ -113,7 +113,7 @@ class WireFile:
         wire.write(link)
         return wire
 
-    def write(self, link: Link) -> None:
+    def write(self, link: EmulatedLink) -> None:
         """Make `link` what every worker sees from its next transfer on."""
         rate = math.inf if link.rate_bit_per_s is None else link.rate_bit_per_s
         _FORMAT.pack_into(self._memory, 0, rate, link.delay_s)

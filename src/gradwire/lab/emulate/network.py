@@ -15,7 +15,7 @@ from typing import Any, Self
 from gradwire.environment import RANKS_HERE
 from gradwire.lab.emulate.fork import Forked, fork
 from gradwire.lab.emulate.kernel import in_netns
-from gradwire.lab.emulate.link import Counters, Link, WireFile
+from gradwire.lab.emulate.link import Counters, EmulatedLink, WireFile
 from gradwire.lab.emulate.ranks import (
     backend_variables,
     cores_of,
@@ -32,7 +32,7 @@ DEFAULT_PORT = 29500
 _GRACE_S = 2.0
 
 
-class Network:
+class EmulatedNetwork:
     """`workers` ranks, each behind a `link` of its own, for as long as the `with` block lasts.
 
     With `nodes` ranks are numbered node by node, and those of a node share its link: they live in one network
@@ -48,7 +48,7 @@ class Network:
             ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
     """
 
-    def __init__(self, workers: int, link: Link, mode: str, nodes: int | None = None) -> None:
+    def __init__(self, workers: int, link: EmulatedLink, mode: str, nodes: int | None = None) -> None:
         if not 1 <= workers <= LARGEST_WORLD:
             raise ValueError(f"workers={workers}: must lie between 1 and {LARGEST_WORLD}")
         if mode not in ("root", "user", "backend"):
@@ -146,7 +146,7 @@ class Network:
         """
         return None if self._topology is None else self._topology.counters()
 
-    def reshape(self, link: Link) -> None:
+    def reshape(self, link: EmulatedLink) -> None:
         """Change rate and delay for all ranks while processes run."""
         if self._topology is not None:
             self._topology.reshape(link)
@@ -223,7 +223,7 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The end of a run: exit codes as a shell reports them, and the first rank that failed, if any did."""
 
     exit_codes: tuple[int, ...]
@@ -241,7 +241,7 @@ def shell_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def run_on_all(network: Network, argv: Sequence[str], grace_s: float = 5.0) -> Outcome:
+def run_on_all(network: EmulatedNetwork, argv: Sequence[str], grace_s: float = 5.0) -> RunOutcome:
     """Start `argv` on every rank and wait; when a rank fails, the others are ended after `grace_s`.
 
     The grace is for them to notice the failure, and to say so themselves.
@@ -253,7 +253,7 @@ def run_on_all(network: Network, argv: Sequence[str], grace_s: float = 5.0) -> O
         _wait(ranks, time.monotonic() + grace_s)
         end_all(ranks)
     codes = tuple(shell_code(process.wait()) for process in ranks)
-    return Outcome(codes, failed, time.monotonic() - start_s)
+    return RunOutcome(codes, failed, time.monotonic() - start_s)
 
 
 def _wait(ranks: "list[subprocess.Popen[Any]]", deadline_s: float | None) -> int | None:

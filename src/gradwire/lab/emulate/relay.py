@@ -22,7 +22,7 @@ _BATCH = 64
 _HELD_BYTES_LIMIT = 512 * 1024**2
 
 
-class Line:
+class DelayLine:
     """Packets in the order of their arrival, each with the time at which it is due."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Line:
         return max(self._packets[0][0] - now_s, 0.0) if self._packets else None
 
 
-def _read_some(tun: int, line: Line) -> None:
+def _read_some(tun: int, line: DelayLine) -> None:
     for _ in range(_BATCH):
         try:
             packet = os.read(tun, LARGEST_BYTES)
@@ -60,7 +60,7 @@ def _read_some(tun: int, line: Line) -> None:
         line.push(packet, time.monotonic())
 
 
-def _write_due(tun: int, line: Line) -> None:
+def _write_due(tun: int, line: DelayLine) -> None:
     while (packet := line.pop(time.monotonic())) is not None:
         try:
             os.write(tun, packet)
@@ -72,7 +72,7 @@ def _write_due(tun: int, line: Line) -> None:
 
 def run(tun: int, control: int) -> None:
     """Forward until the control pipe is closed; every 8 bytes on it are a new delay in seconds."""
-    line = Line()
+    line = DelayLine()
     os.set_blocking(tun, False)
     while True:
         sources = [control] if line.held_bytes > _HELD_BYTES_LIMIT else [control, tun]

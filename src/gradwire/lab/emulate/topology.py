@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gradwire.lab.emulate import relay
 from gradwire.lab.emulate.kernel import ToolFailed, batch, bind_mount, in_netns, new_netns
-from gradwire.lab.emulate.link import Counters, Link
+from gradwire.lab.emulate.link import Counters, EmulatedLink
 
 LARGEST_WORLD = 250
 
@@ -134,14 +134,14 @@ def pieces_bytes(rate_bit_per_s: float | None) -> int:
 class Topology:
     """Owns the namespaces (as descriptors) and the relay; `close` makes all of it vanish."""
 
-    def __init__(self, nodes: int, link: Link) -> None:
+    def __init__(self, nodes: int, link: EmulatedLink) -> None:
         self.switch = new_netns()
         self.nodes = [new_netns() for _ in range(nodes)]
         self._relay: Relay | None = None
         self._netem: bool | None = None  # None: not tried yet
         try:
             self._wire()
-            self._link = Link()
+            self._link = EmulatedLink()
             self.reshape(link)
         except BaseException:
             self.close()
@@ -179,7 +179,7 @@ class Topology:
             (ipv4 / "conf" / scope / "rp_filter").write_text("0")
         batch("ip", lines)
 
-    def reshape(self, link: Link) -> None:
+    def reshape(self, link: EmulatedLink) -> None:
         """Give every cable a new rate and delay while traffic flows; lifting a rate drops what is queued."""
         window = _window_bytes(link)
         queue_bytes = window * max(len(self.nodes) - 1, 1)
@@ -191,7 +191,7 @@ class Topology:
         self._set_delay(link)
         self._link = link
 
-    def _shape(self, interfaces: list[str], link: Link, queue_bytes: int) -> None:
+    def _shape(self, interfaces: list[str], link: EmulatedLink, queue_bytes: int) -> None:
         rate, old = link.rate_bit_per_s, self._link.rate_bit_per_s
         at_once = pieces_bytes(rate)
         batch("ip", [f"link set {interface} gso_max_size {at_once}" for interface in interfaces])
@@ -207,7 +207,7 @@ class Topology:
         if lines:
             batch("tc", lines)
 
-    def _set_delay(self, link: Link) -> None:
+    def _set_delay(self, link: EmulatedLink) -> None:
         delay_s = link.delay_s
         if self._netem is None and delay_s > 0:
             self._netem = self._try_netem(link)
@@ -216,14 +216,14 @@ class Topology:
         if self._netem is False:
             self._through_relay(delay_s)
 
-    def _try_netem(self, link: Link) -> bool:
+    def _try_netem(self, link: EmulatedLink) -> bool:
         try:
             self._apply_netem(link)
         except ToolFailed:  # the kernel was built without it
             return False
         return True
 
-    def _apply_netem(self, link: Link) -> None:
+    def _apply_netem(self, link: EmulatedLink) -> None:
         parent = "root" if link.rate_bit_per_s is None else "parent 1:1"
         delay_us = round(link.delay_s * 1e6)
         line = f"qdisc replace dev {INTERFACE} {parent} handle 10: netem delay {delay_us}us limit 100000"
@@ -252,7 +252,7 @@ class Topology:
         self.nodes = []
 
 
-def _window_bytes(link: Link) -> int:
+def _window_bytes(link: EmulatedLink) -> int:
     """TCP's largest window: four bandwidth-delay products, so that the rate can be reached."""
     product = (link.rate_bit_per_s or 1e9) / 8 * 2 * link.delay_s
     return int(min(max(4 * 1024**2, 4 * product), _MOST_WINDOW))

@@ -122,7 +122,7 @@ def _mark(mark: Mark, across: svg.Scale, number: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     """A piece of a stacked bar: seconds and the class of its colour."""
 
     name: str
@@ -130,7 +130,7 @@ class Part:
     class_: str
 
 
-def stacked(rows: Sequence[tuple[str, Sequence[Part]]], label: str) -> str:
+def stacked(rows: Sequence[tuple[str, Sequence[BarPart]]], label: str) -> str:
     """One bar per row, made of parts; its name and its total in seconds stand above it."""
     longest = max((sum(part.value for part in parts) for _, parts in rows), default=0.0)
     scale = svg.Scale(0.0, longest, 0.0, WIDTH)
@@ -169,7 +169,7 @@ def _above(y: float, name: str, words: str) -> list[str]:
     return [*left, svg.text(WIDTH, y + 13, words, "end", "name")]
 
 
-def _piece(x: float, y: float, width: float, part: Part) -> list[str]:
+def _piece(x: float, y: float, width: float, part: BarPart) -> list[str]:
     words = seconds_text(part.value)
     pieces = (
         [svg.box(x, y, width, _BAR_HEIGHT, f"fill-{part.class_}", f"{part.name}: {words}")]

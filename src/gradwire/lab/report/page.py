@@ -30,7 +30,7 @@ from gradwire.lab.demo.findings import (
     tiles,
 )
 from gradwire.lab.demo.plans import TARGET_CCR
-from gradwire.lab.report.charts import Band, Mark, Part, Series, byte_pairs, line_chart, stacked, timeline
+from gradwire.lab.report.charts import Band, BarPart, Mark, Series, byte_pairs, line_chart, stacked, timeline
 
 Document = dict[str, Any]
 
@@ -117,7 +117,7 @@ def step_parts(document: Document) -> str:
     rows = []
     for row in document["rows"]:
         if row["step_s"] is not None and not row.get("failed"):
-            parts = [Part(name, row[key] or 0.0, name) for name, key in _PARTS]
+            parts = [BarPart(name, row[key] or 0.0, name) for name, key in _PARTS]
             rows.append((_name(document, row), parts))
     return stacked(rows, "where the time of a step went")
 

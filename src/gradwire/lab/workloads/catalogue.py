@@ -6,7 +6,7 @@ from typing import Any
 from gradwire.lab.data import load_images, load_text
 from gradwire.lab.workloads.base import Shards, Workload, check_shards
 from gradwire.lab.workloads.emulated import EmulatedWorkload
-from gradwire.lab.workloads.images import ImageWorkload, Recipe
+from gradwire.lab.workloads.images import ImageWorkload, TrainingRecipe
 from gradwire.lab.workloads.models import ConvNet, resnet18, resnet_demo
 from gradwire.lab.workloads.own import OwnWorkload
 from gradwire.lab.workloads.profile import timing
@@ -15,9 +15,9 @@ from gradwire.lab.workloads.text import Size, TextWorkload
 from gradwire.planning.shapes import load
 
 _IMAGES = {
-    "resnet18": Recipe(resnet18, batch_size=16, learning_rate=0.02),
-    "resnet_demo": Recipe(resnet_demo, batch_size=32, learning_rate=0.05),
-    "convnet": Recipe(ConvNet, batch_size=16, learning_rate=0.02),
+    "resnet18": TrainingRecipe(resnet18, batch_size=16, learning_rate=0.02),
+    "resnet_demo": TrainingRecipe(resnet_demo, batch_size=32, learning_rate=0.05),
+    "convnet": TrainingRecipe(ConvNet, batch_size=16, learning_rate=0.02),
 }
 _TEXTS = {"chargpt": (Size(), 6)}
 

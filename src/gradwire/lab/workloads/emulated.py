@@ -114,7 +114,7 @@ class EmulatedWorkload:
         return share * 4 * self.profile.parameters * 8 / self.allreduce_s
 
     def model(self, seed: int) -> nn.Module:
-        return EmulatedNetwork(self.profile, self.before_s, self.backward_s, seed)
+        return SleepingModel(self.profile, self.before_s, self.backward_s, seed)
 
     def optimizer(self, params: Parameters) -> torch.optim.Optimizer:
         # the published optimizer would cost real CPU time for its state, which the published times include
@@ -207,7 +207,7 @@ class _EmulatedLayer(nn.Module):
         return out
 
 
-class EmulatedNetwork(nn.Module):
+class SleepingModel(nn.Module):
     """Sleeps `before_s` in forward and `backward_s` in backward, shared out by the layers' multiply-adds."""
 
     def __init__(self, profile: Profile, before_s: float, backward_s: float, seed: int) -> None:

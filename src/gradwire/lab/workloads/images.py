@@ -16,7 +16,7 @@ _TEST_BATCH = 250
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """A network and the settings that train it: `build(channels, classes)`, learning rate, and so on."""
 
     build: Callable[[int, int], nn.Module]
@@ -32,7 +32,9 @@ class ImageWorkload:
     bucket_cap_mb = None
     policy = None
 
-    def __init__(self, name: str, recipe: Recipe, data: ImageSet, shards: Shards, batch_size: int) -> None:
+    def __init__(
+        self, name: str, recipe: TrainingRecipe, data: ImageSet, shards: Shards, batch_size: int
+    ) -> None:
         self.name = name
         self.batch_size = batch_size
         self._recipe = recipe

@@ -102,7 +102,7 @@ def resnet_demo(channels: int, classes: int) -> ResNet:
     return ResNet(channels, classes, (16, 32, 64), (2, 2, 2))
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Causal self-attention and a two-layer perceptron, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -133,7 +133,7 @@ class CharGPT(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
+        self.layers = nn.Sequential(*(TransformerLayer(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:

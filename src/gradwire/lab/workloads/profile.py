@@ -8,7 +8,7 @@ iteration on one GPU and the all-reduce of two over PCIe.
 import math
 from dataclasses import dataclass, replace
 
-from gradwire.planning.costs import Backward
+from gradwire.planning.costs import BackwardTiming
 from gradwire.planning.shapes import Profile, Shape, ready_of
 
 _THIN = 16
@@ -118,7 +118,7 @@ def timing(profile: Profile) -> Timing:
     return Timing(backward_s / 2, backward_s, allreduce_s, compute, link)
 
 
-def backward_of(profile: Profile) -> Backward:
+def backward_of(profile: Profile) -> BackwardTiming:
     """The published backward pass.
 
     >>> from gradwire.planning.shapes import load

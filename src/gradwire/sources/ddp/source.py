@@ -21,7 +21,7 @@ from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import leave_out_of_copies, observe, untraced
 from gradwire.sources.source import Source
 from gradwire.step.arena import ParameterSpec, specs_of
-from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.step import Passenger, Step
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
@@ -38,7 +38,7 @@ class BucketMap:
     def __init__(self, module: nn.Module, specs: Sequence[ParameterSpec]) -> None:
         known = {spec.name for spec in specs}
         self._names = {id(p): name for name, p in module.named_parameters() if name in known}
-        self._seen: dict[int, tuple[Entry, ...]] = {}
+        self._seen: dict[int, tuple[BucketEntry, ...]] = {}
         self._keys: dict[int, list[int]] = {}
 
     def arrival(self, bucket: GradBucket) -> Arrival:
@@ -55,7 +55,7 @@ class BucketMap:
             )
         return Arrival(buffer, entries, index)
 
-    def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[Entry, ...]:
+    def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[BucketEntry, ...]:
         key = [id(p) for p in parameters]
         if key and key != self._keys.get(index):
             self._keys[index] = key
@@ -67,7 +67,7 @@ class BucketMap:
                 )
             offsets = accumulate((p.numel() for p in parameters), initial=0)
             self._seen[index] = tuple(
-                Entry(self._names[id(p)], offset, p.numel())
+                BucketEntry(self._names[id(p)], offset, p.numel())
                 for p, offset in zip(parameters, offsets, strict=False)
             )
         return self._seen[index]

@@ -23,10 +23,10 @@ from gradwire.agreement.agree import damage, require_undamaged
 from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Pending
 from gradwire.errors import DAMAGED, TransportError
-from gradwire.measure.metered import Observed
+from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.arrival import Arrival, Entry
+from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.engine import Engine
 from gradwire.step.step import Failed, Step
 
@@ -38,7 +38,7 @@ _ATTEMPTS = 3
 class Packing:
     """How the parameters of one buffer lie in `parts` rows: row s has shard s of each, in the same order."""
 
-    def __init__(self, entries: tuple[Entry, ...], shards: Sequence[ParameterSpec], parts: int) -> None:
+    def __init__(self, entries: tuple[BucketEntry, ...], shards: Sequence[ParameterSpec], parts: int) -> None:
         """`shards` are those of the entries' parameters."""
         self.source, self.parts = entries, parts
         sizes = [shard.numel for shard in shards]
@@ -46,7 +46,7 @@ class Packing:
         self.numel = starts[-1]
         """Elements of a row."""
         named = zip(entries, starts, sizes, strict=False)
-        self.entries = tuple(Entry(entry.name, start, size) for entry, start, size in named)
+        self.entries = tuple(BucketEntry(entry.name, start, size) for entry, start, size in named)
         """The entries of this rank's row."""
         self._runs = [
             (
@@ -103,7 +103,7 @@ class _Pass:
     """A step: where it runs, what travels inside the node, and the shards that it has brought so far."""
 
     placement: Placement
-    inside: Observed
+    inside: MeteredComm
     arrivals: list[Arrival] = field(default_factory=list)
     waiting: dict[int, Arrival] = field(default_factory=dict)
     turn: int = 0
@@ -112,7 +112,7 @@ class _Pass:
     closed: bool = False
 
 
-class NodeLevel:
+class NodeReducer:
     """Between a source and the engine: `open`, `arrive` and `close` are the engine's own, one level up.
 
     All of it runs on the engine's thread, by the placement of the step: where that works on a device, sums
@@ -143,7 +143,7 @@ class NodeLevel:
         self.engine.catch_up()  # which may change the placement
         placement = self.engine.env.placement
         assert placement.inside is not None, "there are nodes"
-        self._running = _Pass(placement, Observed(placement.inside))
+        self._running = _Pass(placement, MeteredComm(placement.inside))
         self.engine.open(at_s)
 
     @property

@@ -27,7 +27,7 @@ Members: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class NodeTable:
     """All nodes, by their members' numbers within the model's process group, ascending."""
 
     nodes: tuple[Members, ...]
@@ -40,7 +40,7 @@ class Table:
     def inside(self, rank: int) -> Members:
         """The ranks of `rank`'s node.
 
-        >>> table = Table(((0, 1), (2, 3)))
+        >>> table = NodeTable(((0, 1), (2, 3)))
         >>> table.inside(2), table.between(2)
         ((2, 3), (0, 2))
         """
@@ -109,7 +109,7 @@ def _per_node() -> int:
     return int(text) if text.isdecimal() and int(text) > 0 else 1
 
 
-def agreed(kind: str, mine: Members, comm: Comm) -> Table | None:
+def agreed(kind: str, mine: Members, comm: Comm) -> NodeTable | None:
     """The nodes, or `None` where the world is flat. A collective: one all-gather of a byte per pair of ranks.
 
     Raises `ValueError` on all ranks where given nodes contradict each other or differ in size. Where they
@@ -125,7 +125,7 @@ def agreed(kind: str, mine: Members, comm: Comm) -> Table | None:
         _LOG.info("%s: gradients are not added up inside nodes first", wrong)
         return None
     nodes = tuple(sorted(set(said)))
-    return Table(nodes) if 1 < len(nodes) < comm.world else None
+    return NodeTable(nodes) if 1 < len(nodes) < comm.world else None
 
 
 def _complaint(said: Sequence[Members]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
+from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.codec.gcomp.rounding import Dropped
 
 KEY = Key(step=7, unit=3, hop=2, state=9)
@@ -49,9 +49,9 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def there_and_back(
-    x: Tensor, dropped: Dropped, *, explicit: bool, flush: bool, table: Table | None = None
+    x: Tensor, dropped: Dropped, *, explicit: bool, flush: bool, table: CodeTable | None = None
 ) -> Tensor:
-    table = table or Table.from_histogram(histogram(x, dropped, explicit=explicit, flush=flush))
+    table = table or CodeTable.from_histogram(histogram(x, dropped, explicit=explicit, flush=flush))
     data = frame(x, dropped, table, KEY, explicit=explicit, flush=flush)
     out = torch.full_like(x, 5.0)
     unframe(data, out, None if explicit else dropped, {table.id: table}, KEY)

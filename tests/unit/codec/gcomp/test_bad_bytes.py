@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp import Key, Table, frame, histogram, unframe
+from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.errors import WireError
 from tests.golden import slow
 from tests.golden.fuzz import KEY, Case, cases, outcome, run, sealed
 
-RIGHT = Table.prior()
+RIGHT = CodeTable.prior()
 
 
 def block(bytes_: int) -> Case:
@@ -186,13 +186,13 @@ def lengths_of(**changed: int) -> Tensor:
 )
 def test_tables_that_are_no_codes_are_refused(packed: Tensor, why: str) -> None:
     with pytest.raises(WireError, match=why):
-        Table.from_tensor(packed)
+        CodeTable.from_tensor(packed)
 
 
 def test_a_value_below_its_step_is_refused() -> None:
     # The thresholds of sender and receiver differ, and the state in the key does not say so.
     x = torch.full((50,), 1e-3)
-    table, limits = Table.from_histogram(histogram(x)), torch.full((50,), 120, dtype=torch.uint8)
+    table, limits = CodeTable.from_histogram(histogram(x)), torch.full((50,), 120, dtype=torch.uint8)
     data = frame(x, limits, table, KEY, explicit=False, flush=True)
     with pytest.raises(WireError, match="does not decode"):
         unframe(data, torch.empty(50), limits + 60, {table.id: table}, KEY)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.gcomp import Key, Table, frame, histogram, largest_frame, rounded, unframe
+from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, largest_frame, rounded, unframe
 from gradwire.codec.gcomp.rounding import Dropped
 from gradwire.kernels import slices
 from tests.golden import slow
@@ -32,7 +32,7 @@ by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_lossless_keeps_every_bit(kind: Callable[[int], Tensor], dtype: torch.dtype) -> None:
     for n in SIZES:
         x = kind(n).to(dtype)
-        for table in (None, Table.prior(dtype)):
+        for table in (None, CodeTable.prior(dtype)):
             assert same_bits(there_and_back(x, 0, explicit=False, flush=False, table=table), x)
 
 
@@ -76,8 +76,8 @@ def test_the_slow_decoder_reads_the_same(kind: Callable[[int], Tensor]) -> None:
             (0, False, False), (9, False, True), (thresholds(n), False, True), (levels(n), True, False)
         ):  # fmt: skip
             for table in (
-                Table.prior(),
-                Table.from_histogram(histogram(x, dropped, explicit=explicit, flush=flush)),
+                CodeTable.prior(),
+                CodeTable.from_histogram(histogram(x, dropped, explicit=explicit, flush=flush)),
             ):
                 data = frame(x, dropped, table, KEY, explicit=explicit, flush=flush)
                 lengths = {table.id: table.lengths.tolist()}
@@ -89,7 +89,7 @@ def test_the_slow_decoder_reads_the_same(kind: Callable[[int], Tensor]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_slow_decoder_reads_short_types(dtype: torch.dtype) -> None:
-    x, table = special(500).to(dtype), Table.prior(dtype)
+    x, table = special(500).to(dtype), CodeTable.prior(dtype)
     for dropped, explicit in ((0, False), *cuts(500, dtype)):
         data = frame(x, dropped, table, KEY, explicit=explicit, flush=False).numpy().tobytes()
         known = None if explicit else dropped.tolist() if isinstance(dropped, Tensor) else dropped
@@ -99,7 +99,7 @@ def test_the_slow_decoder_reads_short_types(dtype: torch.dtype) -> None:
 
 
 def test_the_slow_decoder_reads_several_chunks() -> None:
-    x, table = normal(65_536 + 9), Table.prior()
+    x, table = normal(65_536 + 9), CodeTable.prior()
     data = frame(x, 17, table, KEY, explicit=False, flush=True).numpy().tobytes()
     found = slow.unframe(data, x.numel(), "torch.float32", 17, {table.id: table.lengths.tolist()}, KEY)
     assert found == [word % 2**32 for word in rounded(x, 17, True).view(torch.int32).tolist()]
@@ -107,7 +107,7 @@ def test_the_slow_decoder_reads_several_chunks() -> None:
 
 def test_adding_adds() -> None:
     for x in (normal(5000), normal(5000).bfloat16(), normal(5000).half()):
-        table, out = Table.prior(x.dtype), torch.ones_like(x)
+        table, out = CodeTable.prior(x.dtype), torch.ones_like(x)
         data = frame(x, 0, table, KEY, explicit=False, flush=False)
         unframe(data, out, 0, {table.id: table}, KEY, add=True)
         assert same_bits(out, torch.ones_like(x) + x)
@@ -118,7 +118,7 @@ def test_no_frame_is_larger_than_the_bound(kind: Callable[[int], Tensor]) -> Non
     # A table that fits nothing: everything is escaped, and would take more than it had.
     counts = torch.zeros(256, dtype=torch.int64)
     counts[1] = 10**9
-    foreign = Table.from_histogram(counts)
+    foreign = CodeTable.from_histogram(counts)
     for n in SIZES:
         for dtype in (torch.float32, torch.bfloat16):
             x = kind(n).to(dtype)
@@ -128,7 +128,7 @@ def test_no_frame_is_larger_than_the_bound(kind: Callable[[int], Tensor]) -> Non
 
 
 def test_a_buffer_is_used_again() -> None:
-    buffer, table = torch.empty(largest_frame(3000, torch.float32), dtype=torch.uint8), Table.prior()
+    buffer, table = torch.empty(largest_frame(3000, torch.float32), dtype=torch.uint8), CodeTable.prior()
     for n in (3000, 10, 2999):
         data = frame(normal(n), 0, table, KEY, explicit=False, flush=False, buffer=buffer)
         assert data.data_ptr() == buffer.data_ptr()
@@ -146,15 +146,15 @@ def test_a_frame_counts_its_symbols_as_a_histogram_does(kind: Callable[[int], Te
             (thresholds(n), False, True),
             (levels(n), True, True),
         ):
-            data = frame(x, dropped, Table.prior(), KEY, explicit=explicit, flush=flush)
+            data = frame(x, dropped, CodeTable.prior(), KEY, explicit=explicit, flush=flush)
             counts = torch.ones(256, dtype=torch.int64)
-            counted = frame(x, dropped, Table.prior(), KEY, explicit=explicit, flush=flush, counts=counts)
+            counted = frame(x, dropped, CodeTable.prior(), KEY, explicit=explicit, flush=flush, counts=counts)
             assert torch.equal(counted, data)
             assert torch.equal(counts - 1, histogram(x, dropped, explicit=explicit, flush=flush))
 
 
 def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, table = normal(1_000_003), Table.prior()
+    x, table = normal(1_000_003), CodeTable.prior()
     x[:300_000] = special(300_000)
     alone = frame(x, thresholds(x.numel()), table, KEY, explicit=False, flush=True)
     monkeypatch.setattr(slices, "free_threads", lambda: 3)
@@ -169,7 +169,7 @@ def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_anywhere_in_memory() -> None:
     # A frame at an odd address, values and thresholds that are not contiguous.
-    x, table, limits = normal(6000)[::2], Table.prior(), thresholds(6000)[::2]
+    x, table, limits = normal(6000)[::2], CodeTable.prior(), thresholds(6000)[::2]
     data = frame(x, limits, table, KEY, explicit=False, flush=True)
     shifted = torch.empty(data.numel() + 1, dtype=torch.uint8)
     shifted[1:] = data
@@ -196,7 +196,7 @@ def test_anywhere_in_memory() -> None:
 )
 def test_what_cannot_be_dropped_is_refused(dropped, explicit: bool, flush: bool, dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=r"dropped|level|code|flush=False"):
-        frame(torch.ones(4, dtype=dtype), dropped, Table.prior(), KEY, explicit=explicit, flush=flush)
+        frame(torch.ones(4, dtype=dtype), dropped, CodeTable.prior(), KEY, explicit=explicit, flush=flush)
 
 
 @pytest.mark.parametrize("field", ["step", "unit", "hop", "state"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import (
-    Table,
+    CodeTable,
     frame,
     histogram,
     rounded,
@@ -57,7 +57,7 @@ def test_the_words_are_those_of_a_frame() -> None:
     for n in (100, 2049):  # long enough not to be stored raw
         for dropped, explicit, flush in ways(n):
             x = normal(n)
-            table = Table.from_histogram(histogram(x, dropped, explicit=explicit, flush=flush))
+            table = CodeTable.from_histogram(histogram(x, dropped, explicit=explicit, flush=flush))
             data = frame(x, dropped, table, KEY, explicit=explicit, flush=flush).numpy()
             *sizes, kind = data[-24:-8].view(np.uint16).tolist()
             assert kind == 0

@@ -11,7 +11,7 @@ import torch
 from gradwire.codec.gcomp import (
     N_THETA,
     SYMBOLS,
-    Table,
+    CodeTable,
     canonical_codes,
     code_lengths,
     decode_symbols,
@@ -70,7 +70,7 @@ def test_the_escape_weighs_as_much_as_all_that_it_stands_for() -> None:
     tail = 3 * len(rare) + 20
     best = huffman_bits([*counts[frequent].tolist(), 5_000, tail]) + 8 * tail
     histogram = torch.from_numpy(counts)
-    assert Table.from_histogram(histogram).bits(histogram) == best
+    assert CodeTable.from_histogram(histogram).bits(histogram) == best
 
 
 @pytest.mark.parametrize(("n", "longest"), [(1, 4), (17, 4)])
@@ -96,14 +96,17 @@ def test_lengths_are_complete_whatever_is_counted(longest: int) -> None:
 def test_what_is_escaped_is_rare_and_would_cost_more() -> None:
     counts = histogram(torch.cat([normal(200_000), any_bits(200)])).numpy()
     chosen = code_lengths(counts)
-    cost = Table.from_histogram(torch.from_numpy(counts)).bits(torch.from_numpy(counts))
+    cost = CodeTable.from_histogram(torch.from_numpy(counts)).bits(torch.from_numpy(counts))
     for symbol in np.flatnonzero((counts > 0) & (chosen > 0)):
         # Escaping one more symbol never helps by more than the bits of a byte per thousand.
         other = counts.copy()
         other[ESCAPE] += other[symbol]
         other[symbol] = 0
         if symbol not in (0, ESCAPE):
-            assert Table.from_histogram(torch.from_numpy(other)).bits(torch.from_numpy(counts)) > 0.999 * cost
+            assert (
+                CodeTable.from_histogram(torch.from_numpy(other)).bits(torch.from_numpy(counts))
+                > 0.999 * cost
+            )
 
 
 def test_size_is_near_the_entropy() -> None:
@@ -111,36 +114,40 @@ def test_size_is_near_the_entropy() -> None:
     counts = histogram(normal(1_000_000))
     shares = counts[counts > 0].double() / counts.sum()
     entropy = float(-(shares * shares.log2()).sum())
-    assert 1.0 < Table.from_histogram(counts).bits(counts) / 1_000_000 / entropy < 1.02
+    assert 1.0 < CodeTable.from_histogram(counts).bits(counts) / 1_000_000 / entropy < 1.02
 
 
 def test_tables_travel() -> None:
-    for table in (Table.prior(), Table.prior(torch.float16), Table.from_histogram(histogram(normal(1000)))):
+    for table in (
+        CodeTable.prior(),
+        CodeTable.prior(torch.float16),
+        CodeTable.from_histogram(histogram(normal(1000))),
+    ):
         packed = table.to_tensor()
         assert packed.shape == (128,)
         assert packed.dtype == torch.uint8
-        again = Table.from_tensor(packed)
+        again = CodeTable.from_tensor(packed)
         assert again == table
         assert again.id == table.id == fingerprint(packed) < 2**32
         assert torch.equal(torch.from_numpy(again.lengths), torch.from_numpy(table.lengths))
-    assert len({Table.prior().id, Table.prior(torch.float16).id}) == 2
+    assert len({CodeTable.prior().id, CodeTable.prior(torch.float16).id}) == 2
 
 
 def test_the_prior_knows_no_scale() -> None:
     # Gradients from 2^-16 to 2^-4: at most 6 bits of 8. A uniform code over those alone would take 4.6.
     for exponent in range(-16, -3):
         counts = histogram(normal(10_000) * 1e3 * 2.0**exponent)
-        assert Table.prior().bits(counts) < 6 * 10_000
+        assert CodeTable.prior().bits(counts) < 6 * 10_000
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(257, dtype=torch.int64), torch.full((256,), -1)])
 def test_histograms_have_a_length(wrong: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="256 counts"):
-        Table.from_histogram(wrong)
+        CodeTable.from_histogram(wrong)
 
 
 def test_codes_are_the_slow_decoder_s() -> None:
-    for table in (Table.prior(), Table.from_histogram(histogram(any_bits(5000)))):
+    for table in (CodeTable.prior(), CodeTable.from_histogram(histogram(any_bits(5000)))):
         codes = canonical_codes(table.lengths)
         for (length, code), symbol in slow.codes(table.lengths.tolist()).items():
             assert format(codes[symbol], f"0{length}b")[::-1] == format(code, f"0{length}b")

@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.lab.emulate import Link
-from gradwire.lab.emulate.delayed_group import DelayedGroup, Wire
+from gradwire.lab.emulate import EmulatedLink
+from gradwire.lab.emulate.delayed_group import Cable, DelayedGroup
 from gradwire.lab.emulate.link import WireFile
 
 
 @pytest.fixture
 def wire():
-    shared = WireFile.create(Link())
-    yield Wire(shared)
+    shared = WireFile.create(EmulatedLink())
+    yield Cable(shared)
     shared.close()
 
 

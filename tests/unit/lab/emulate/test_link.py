@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.lab.emulate import Counters, Link, parse_delay, parse_rate
+from gradwire.lab.emulate import Counters, EmulatedLink, parse_delay, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_delay_that_makes_no_sense_is_named(text):
 @pytest.mark.parametrize("link", [(0.0, 0.0), (float("inf"), 0.0), (1e6, -1.0), (None, float("nan"))])
 def test_a_link_is_checked_when_it_is_built(link):
     with pytest.raises(ValueError, match="must"):
-        Link(*link)
+        EmulatedLink(*link)
 
 
 def test_counters_are_subtracted_field_by_field():

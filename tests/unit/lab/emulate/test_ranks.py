@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from gradwire.lab.emulate import Link, Network, counters, ranks, sandbox, why_not
+from gradwire.lab.emulate import EmulatedLink, EmulatedNetwork, counters, ranks, sandbox, why_not
 from gradwire.lab.emulate.network import shell_code
 from gradwire.lab.emulate.ranks import backend
 from gradwire.lab.emulate.topology import MTU_BYTES, burst_bytes, pieces_bytes
@@ -33,11 +33,11 @@ def test_outside_of_a_network_there_is_gloo_and_nothing_to_count(monkeypatch):
 @pytest.mark.parametrize(("workers", "mode"), [(0, "root"), (251, "root"), (2, "auto"), (2, "magic")])
 def test_networks_that_cannot_be_are_refused(workers, mode):
     with pytest.raises(ValueError, match="must"):
-        Network(workers, Link(), mode)
+        EmulatedNetwork(workers, EmulatedLink(), mode)
 
 
 def test_a_rank_beyond_the_world_is_refused():
-    with Network(2, Link(), "backend") as network, pytest.raises(ValueError, match="rank=2"):
+    with EmulatedNetwork(2, EmulatedLink(), "backend") as network, pytest.raises(ValueError, match="rank=2"):
         network.popen(2, ["python", "x.py"])
 
 
