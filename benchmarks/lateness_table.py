@@ -15,7 +15,6 @@ from typing import Any
 from lateness import partly  # registers a recipe that runs may have  # noqa: F401
 
 from gradwire.control.lateness import Lateness, Weighed
-from gradwire.exchange.compose import cycle_of
 from gradwire.lab.report import svg
 from gradwire.recipes import recipe
 
@@ -57,7 +56,7 @@ def summary(line: dict[str, Any]) -> dict[str, Any]:
     norms = line["norms"]
     if not norms["fresh"]:
         return found
-    seen = told(norms, cycle_of(recipe(line["recipe"]).build().exchange))
+    seen = told(norms, recipe(line["recipe"]).build().exchange.laws.cycle)
     late = [each for each, _error, _known in seen if each is not None]
     errors = [error for _late, error, _known in seen if error is not None]
     usual, usual_mean = median(norms["fresh"]), median(norms["mean_fresh"])

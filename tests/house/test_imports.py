@@ -161,6 +161,24 @@ def test_numbers_only(part: str) -> None:
             assert not outside & {"torch", "numba"}, f"{module} must see numbers only"
 
 
+ENGINE_PARTS = {part for part in ALLOWED if part.partition(".")[0] in ("step", "control")}
+NAMED = {f"gradwire.recipes.{name}" for name in ("base", "dense", "drain", "parse", "regroup")} | {
+    f"gradwire.exchange.{name}" for name in ("base", "compose", "dense", "state")
+}
+
+
+def test_the_engine_names_no_recipe_and_no_exchange_but_dense() -> None:
+    named = {
+        (module.name, target)
+        for module in MODULES
+        if part_of(module.name) in ENGINE_PARTS
+        for _line, target in imports(module)
+        if target.startswith(("gradwire.recipes.", "gradwire.exchange.", "gradwire.contrib"))
+    }
+    assert len(named) > 5
+    assert [each for each in named if each[1] not in NAMED] == []
+
+
 def imported_outside(parts: set[str], unwanted: Callable[[str], bool]) -> list[str]:
     """Where other parts than these import what is unwanted there."""
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product
 
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.exchange.base import STEADY, steady_context
 from gradwire.exchange.compose import Every, every
 from gradwire.exchange.dense import dense
 from gradwire.exchange.leader import leader_in_turn
 from gradwire.exchange.turns import BLOCK
 from gradwire.step.context import ExchangeContext
+from tests.laws.cases import EXCHANGES, ExchangeCase
 from tests.support.rig import Rig, gradients
 
 INTERVALS = range(2, 9)
@@ -30,6 +33,15 @@ def sends(exchange: Every, step: int, unit: int = 0, seed: int = 0) -> bool:
 def turns(exchange: Every, steps: range, unit: int = 0, seed: int = 0) -> list[int]:
     """The steps in which the unit travels."""
     return [step for step in steps if sends(exchange, step, unit, seed)]
+
+
+@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+def test_a_unit_travels_once_in_each_declared_cycle(case: ExchangeCase) -> None:
+    cycle = case.exchange.laws.cycle
+    first = STEADY - STEADY % cycle
+    for unit, begin in product(range(3), (first, first + cycle)):
+        steps = [replace(steady_context(256, 4, begin + n), unit=unit) for n in range(cycle)]
+        assert sum(bool(case.exchange.rounds(256, torch.float32, ctx)) for ctx in steps) == 1
 
 
 @every_interval

@@ -10,7 +10,6 @@ import pytest
 
 import gradwire
 from gradwire._api.simulate import Outcome
-from gradwire.control import forecast
 from gradwire.planning.shapes import load
 from tests.papers.covap_tables import TABLE_I, TABLE_VII
 
@@ -115,7 +114,7 @@ HOP_S = 8e-6
 def test_gcomp_on_4_to_128(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One latency, 8 µs a hop, makes both networks' gains fall to the least that is reported, within 5 %."""
     left, at_4, least, compute_s = GCOMP[model]
-    monkeypatch.setattr(forecast, "NEAR_LOSSLESS_SHARE", left)
+    monkeypatch.setattr("gradwire.exchange.gcomp.NEAR_LOSSLESS_SHARE", left)
 
     def gains(delay_s: float) -> list[float]:
         found = gradwire.simulate(

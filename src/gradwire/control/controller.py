@@ -20,7 +20,6 @@ from gradwire.control.lateness import Lateness, Layers, Weighed, is_weighed
 from gradwire.control.profiler import ORDINARY, WarmupProfiler
 from gradwire.environment import cores_per_rank
 from gradwire.exchange.base import steady_rounds
-from gradwire.exchange.compose import cycle_of
 from gradwire.measure.clock import BackwardWatch, clock_of
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.link import Traffic
@@ -184,7 +183,7 @@ class RunningController:
         remembering = [lane for lane in self._lanes if UNSENT in lane.committed]
         self._remembers = bool(remembering)
         self._scales = Scales(remembering, env.placement.fetch)
-        cycle = max((cycle_of(lane.exchange) for lane in remembering), default=1)
+        cycle = max((lane.exchange.laws.cycle for lane in remembering), default=1)
         is_on_trial = self._watch is not None and self._watch.ends
         self._cycle, self._every = cycle, cycle if is_on_trial else max(EVERY, cycle)
         self.lateness, self._layers = Lateness(cycle), Layers(cycle)

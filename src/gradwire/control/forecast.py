@@ -21,9 +21,7 @@ from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
 from gradwire.control.choice import LEAD
 from gradwire.control.main_lane import MainLane, Sent, main_lane
-from gradwire.exchange.base import STEADY, Exchange, parts
-from gradwire.exchange.compose import Every
-from gradwire.exchange.gcomp import Gcomp
+from gradwire.exchange.base import STEADY
 from gradwire.measure.codec import payloads
 from gradwire.planning.cluster import Cluster, once
 from gradwire.planning.collectives import Transfer
@@ -34,19 +32,11 @@ from gradwire.planning.interval import bucketed
 from gradwire.planning.predict import FREE, Tail, UnitWork, ready_of_element
 from gradwire.planning.shapes import Profile
 from gradwire.recipes import Composition
-from gradwire.recipes.mergecomp import in_fewer_units
 from gradwire.recipes.parse import steady
+from gradwire.recipes.regroup import in_fewer_units
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
-
-NEAR_LOSSLESS_SHARE = 0.45
-"""The share that travels of what near-lossless frames announce at most. It depends on the values: 0.37 to
-0.45 was seen in a small transformer, 0.33 and 0.37 are the paper's."""
-
-LOSSLESS_SHARE = 0.88
-"""The share that travels of lossless frames, as seen in the same places."""
-
 
 _BYTES = 4
 """Bytes of an element while the ranks of a node add it up."""
@@ -90,7 +80,7 @@ def forecast(
     the layout is that of shards.
     """
     main, numel = _main_of(composition, specs, backward, cluster, two_levels=two_levels)
-    way = (_TwoLevels if two_levels else _Flat)(cluster, main, _frames(composition.exchange))
+    way = (_TwoLevels if two_levels else _Flat)(cluster, main)
     return _priced(way, replace(backward, numel=numel), codec)
 
 
@@ -166,7 +156,7 @@ def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) ->
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
     main = main_lane(layout, specs, facts.bucket_cuts)
-    found = _priced(_Flat(cluster, main, _frames(layout.main.exchange)), facts.backward)
+    found = _priced(_Flat(cluster, main), facts.backward)
     return replace(found, cores=facts.cores)
 
 
@@ -180,7 +170,7 @@ def predicted_step_s(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec
 def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
     tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
-    cycle_steps = _cycle(exchange)
+    cycle_steps = exchange.laws.cycle
     first = STEADY - STEADY % cycle_steps
     sent = [way.rounds(step) for step in range(first, first + cycle_steps)]
     decodes = payloads(exchange, max(way.sizes), way.world)
@@ -262,17 +252,6 @@ def _at(backward: BackwardTiming, places: Sequence[int]) -> BackwardTiming:
     return replace(backward, ready_s=ready_s, numel=tuple(backward.numel[place] for place in places))
 
 
-def _cycle(exchange: Exchange) -> int:
-    """In how many steps, from a multiple of them on, every unit sends once."""
-    return next((part.interval for part in parts(exchange) if isinstance(part, Every)), 1)
-
-
-def _frames(exchange: Exchange) -> float:
-    """The share of the announced bytes that near-lossless and lossless frames have."""
-    modes = [part.mode for part in parts(exchange) if isinstance(part, Gcomp)]
-    return LOSSLESS_SHARE if "lossless" in modes else NEAR_LOSSLESS_SHARE
-
-
 class _Price(NamedTuple):
     """Seconds and bytes per rank: sent, over the busiest node's link, and received in all-gathers."""
 
@@ -292,11 +271,10 @@ def _known(seconds: float) -> Transfer:
 
 @dataclass(frozen=True)
 class _Flat:
-    """All ranks take part in every collective; frames are `frames` as long as announced."""
+    """All ranks take part in every collective."""
 
     cluster: Cluster
     main: MainLane
-    frames: float
     prices: dict[Round, _Price] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -341,7 +319,7 @@ class _Flat:
         return replace(tail, round=_known(self.cluster.seconds(tail.round)), beside=apart)
 
     def _travelling(self, sent: Round) -> float:
-        return self.frames if sent.at_most and sent.verb == "shift" else 1.0
+        return self.main.layout.main.exchange.laws.travels if sent.at_most else 1.0
 
     def _carried(self, sent: Round) -> Transfer:
         algorithm = None if sent.algorithm == "library" else sent.algorithm

@@ -38,6 +38,9 @@ class ExchangeLaws:
     - `decodes`: what `start` returns has more to do than to wait and to move the mean. Where it has not, it
       cannot fail, and the verdict does not wait for it.
     - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
+    - `cycle`: in as many steps, from a multiple of them on, every unit travels once, and rests otherwise.
+    - `travels`: the share of bytes announced `at_most` that travels, as far as it was seen. No promise: it
+      depends on the values, and only predictions go by it.
     """
 
     conserves: bool = True
@@ -48,6 +51,8 @@ class ExchangeLaws:
     stays_on_device: bool = False
     decodes: bool = True
     grain: int = 1
+    cycle: int = 1
+    travels: float = 1.0
 
 
 class Exchange(Protocol):

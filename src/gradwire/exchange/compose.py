@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Exchange, ExchangeLaws, Finish, parts
+from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.memory import UNSENT, Forgetful, Memory, Residual
@@ -127,7 +127,8 @@ class Every:
     @property
     def laws(self) -> ExchangeLaws:
         """The laws of the inner exchange, since a cycle of I steps sends everything; but never in place."""
-        return replace(self.inner.laws, in_place=False)
+        inner = self.inner.laws
+        return replace(inner, in_place=False, cycle=lcm(self.interval, inner.cycle))
 
     @property
     def memory(self) -> Memory | None:
@@ -161,13 +162,3 @@ def every(interval: int, inner: Exchange, *, together: bool = False, order: Orde
             f"interval={interval!r} must be at least 1 step, in whole steps; 1 sends everything always"
         )
     return Every(interval, inner, together, check_order(order))
-
-
-def cycle_of(exchange: Exchange) -> int:
-    """Steps after which every unit has rested as often as any other; 1 where none rests.
-
-    >>> from gradwire.exchange.dense import dense
-    >>> cycle_of(remember(every(4, dense()))), cycle_of(dense())
-    (4, 1)
-    """
-    return lcm(*(part.interval for part in parts(exchange) if isinstance(part, Every)))

@@ -60,6 +60,13 @@ SEGMENT = 1 << 18
 REFRESH = 50
 """Steps for which the paper uses a table."""
 
+NEAR_LOSSLESS_SHARE = 0.45
+"""The share that travels of what near-lossless frames announce at most. It depends on the values: 0.37 to
+0.45 was seen in a small transformer, 0.33 and 0.37 are the paper's."""
+
+LOSSLESS_SHARE = 0.88
+"""The share that travels of lossless frames, as seen in the same places."""
+
 
 @dataclass(frozen=True)
 class Gcomp:
@@ -80,8 +87,13 @@ class Gcomp:
     def laws(self) -> ExchangeLaws:
         """Conserves if it is lossless. Otherwise the error is dropped: nothing is left to remember."""
         exact = self.mode == "lossless"
-        asks_optimizer = self.mode in ("near", "levels")
-        return ExchangeLaws(conserves=exact, contractive=exact, in_place=exact, asks_optimizer=asks_optimizer)
+        return ExchangeLaws(
+            conserves=exact,
+            contractive=exact,
+            in_place=exact,
+            asks_optimizer=self.mode in ("near", "levels"),
+            travels=LOSSLESS_SHARE if exact else NEAR_LOSSLESS_SHARE,
+        )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Shifts of lengths and frames, sometimes an all-reduce of counts."""

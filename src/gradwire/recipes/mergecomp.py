@@ -19,13 +19,12 @@ from functools import partial
 from typing import Literal, get_args
 
 from gradwire.control.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
-from gradwire.exchange.base import Exchange, parts, steady_rounds
-from gradwire.exchange.compose import Every, forget
+from gradwire.exchange.base import Exchange, steady_rounds
+from gradwire.exchange.compose import forget
 from gradwire.planning.collectives import total_time
 from gradwire.planning.costs import BackwardTiming, Line, Network
 from gradwire.planning.cuts import (
     Cuts,
-    coarse_cuts,
     element_cuts,
     even_groups,
     fixed_cuts,
@@ -96,23 +95,6 @@ def mergecomp(
             why=f"timing groupings for at most {steps} steps",
         )
     return measured_for(Decision(partial(_planned, asked, inner, split, groups, alpha), about=base))
-
-
-def in_fewer_units(text: str, numel: int, units: int) -> tuple[Composition, ...]:
-    """The recipe `text` with its lane of `numel` elements in fewer than `units` units, in up to five ways.
-
-    None where units take turns, because their number is then part of the recipe.
-
-    >>> [each.cutter([100, 60]) for each in in_fewer_units("int8", 160, units=3)]
-    [(80,), ()]
-    >>> in_fewer_units("covap(interval=4)", 160, units=24)
-    ()
-    """
-    if any(isinstance(part, Every) for part in parts(steady(text, "inner").exchange)):
-        return ()
-    return tuple(
-        mergecomp(text, cuts=cuts, elements=numel) for cuts in coarse_cuts(numel) if len(cuts) + 1 < units
-    )
 
 
 def _inner(text: str) -> Composition:
