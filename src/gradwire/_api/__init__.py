@@ -1,1 +1,1 @@
-"""The public surface, one file for each function and class of `import gradwire`. Import them from there."""
+"""The public surface: a file for each function of `import gradwire`, which is where to import them from."""

@@ -1,1 +1,1 @@
-"""Metrics and traces of a running model, for dashboards, logs and trace viewers, by methods of `Wire`."""
+"""A running model tells of itself: history, log, metrics and traces, for reports, dashboards and viewers."""
